@@ -1,0 +1,525 @@
+#!/bin/bash
+#
+# What a VM does at every boot, as root, started by the guest agent as its `startup-script`:
+# writes the boot record, fetches the bundle, makes the interpreter ready, starts the supervisor.
+# Each step may be cut at any line and is repeated at the next boot.
+#
+# Usage: boot.sh                           the boot
+#        boot.sh supervise PYTHON BUNDLE   run the supervisor to its end; the systemd unit's command
+#
+# Metadata (instance/attributes): outlast-sh-lib, outlast-sh-leave (the other two scripts),
+#   outlast-bucket, outlast-prefix, outlast-run, outlast-resume, outlast-place, outlast-bundle,
+#   outlast-bundle-sha256, outlast-waits (`iam`, `backoff`).
+# Environment: lib.sh lists it; PIP_* reaches pip where the image has no interpreter baked in.
+#
+# A failure powers the VM off, so that its group tries anew; MAX_BARREN boots in a row of the same
+# resume and place without an attempt leave the group first. The supervisor ends only when it wants
+# the machine to end, or by its own crash, so whatever its exit code is, a power-off follows.
+#
+# Exit codes: 0 the supervisor runs (systemd) or is done; 75 stopped by a signal before it ran; 1 or
+# 22 a step failed; else the supervisor's own (outlast/exits.py has the list).
+
+set -euo pipefail
+
+readonly STARTUP_DIR="${OUTLAST_ROOT:-}/var/lib/outlast/startup"
+readonly BOOTSTRAP_TRIES="${OUTLAST_BOOTSTRAP_TRIES:-60}"
+
+# Python that the bundle's requirements are locked for.
+readonly PYTHON_RULE='(3, 11) <= sys.version_info[:2] <= (3, 13)'
+readonly PIP_TRIES=3
+readonly METADATA_TRIES=8
+readonly LAST_LINES=20
+
+# At the end of a boot the calls that say so are given this long, or the `iam` wait where shorter.
+readonly LAST_WORDS_TENTHS=300
+
+# Set by boot::read_metadata.
+BUCKET=""
+RESUME=""
+PLACE=""
+BUNDLE_NAME=""
+BUNDLE_SHA256=""
+INSTANCE_ID=""
+INSTANCE=""
+ZONE=""
+BOOT_ID=""
+RUN_PREFIX=""
+BOOT_RECORD=""
+
+# Set by the steps after it.
+BASE_PYTHON=""
+PYTHON=""
+BUNDLE_DIR=""
+STEP_LOG=""
+
+# Whether the exit that follows is meant; anything else is a failed boot.
+SETTLED=""
+
+# ---- the first seconds, before lib.sh is there --------------------------------------------------
+
+bootstrap::die() {
+  local serial="${OUTLAST_ROOT:-}/dev/ttyS0"
+  printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >&2
+  if [[ -w $serial && ! $serial -ef /dev/stderr ]]; then
+    printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >>"$serial" || true
+  fi
+  poweroff || true
+  exit 1
+}
+
+# bootstrap::fetch: lib.sh and leave.sh as the metadata has them, whole or not at all. The network
+# may come up only after this script has begun.
+bootstrap::fetch() {
+  local base="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}"
+  local n=1 name
+  command -v curl >/dev/null || bootstrap::die "curl is missing; choose an image that has it"
+  mkdir -p "$STARTUP_DIR"
+  until curl -q --silent --show-error --fail --fail-early --noproxy '*' \
+    --connect-timeout 2 --max-time 10 --header 'Metadata-Flavor: Google' \
+    --output "$STARTUP_DIR/lib.sh.tmp" "$base/instance/attributes/outlast-sh-lib" \
+    --output "$STARTUP_DIR/leave.sh.tmp" "$base/instance/attributes/outlast-sh-leave"; do
+    if ((n >= BOOTSTRAP_TRIES)); then
+      bootstrap::die "metadata keys outlast-sh-lib and outlast-sh-leave: no answer in $n tries;" \
+        "the instance template must carry both"
+    fi
+    n=$((n + 1))
+    sleep 1
+  done
+  # The unit needs this file after the guest agent has removed its own copy.
+  cp -- "${BASH_SOURCE[0]}" "$STARTUP_DIR/boot.sh.tmp"
+  for name in lib.sh leave.sh boot.sh; do
+    mv -f "$STARTUP_DIR/$name.tmp" "$STARTUP_DIR/$name"
+  done
+}
+
+# ---- steps --------------------------------------------------------------------------------------
+
+boot::check_tools() {
+  local tool missing=()
+  for tool in awk flock grep mktemp sha256sum tail; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
+  done
+  if ((${#missing[@]} > 0)); then
+    log::error "$CURRENT_STEP" "${missing[*]}: missing; choose an image that has them"
+    return 1
+  fi
+}
+
+# boot::read_metadata: who this VM is, which run it works on, and the names that follow from it.
+boot::read_metadata() {
+  local keys=(bucket prefix run resume place bundle bundle-sha256)
+  retry::run "$METADATA_TRIES" metadata::load id name zone \
+    "${keys[@]/#/attributes/outlast-}" attributes/outlast-waits || return
+  metadata::require id name zone "${keys[@]/#/attributes/outlast-}" || return
+  INSTANCE_ID="${METADATA["id"]}"
+  INSTANCE="${METADATA["name"]}"
+  ZONE="${METADATA["zone"]##*/}"
+  BUCKET="${METADATA["attributes/outlast-bucket"]}"
+  RESUME="${METADATA["attributes/outlast-resume"]}"
+  PLACE="${METADATA["attributes/outlast-place"]}"
+  BUNDLE_NAME="${METADATA["attributes/outlast-bundle"]}"
+  BUNDLE_SHA256="${METADATA["attributes/outlast-bundle-sha256"]}"
+  boot::check_count outlast-resume "$RESUME" || return
+  boot::check_count outlast-place "$PLACE" || return
+  waits::read "${METADATA["attributes/outlast-waits"]:-}"
+  BOOT_ID="$(<"$ROOT/proc/sys/kernel/random/boot_id")" || return
+  RUN_PREFIX="${METADATA["attributes/outlast-prefix"]}/${METADATA["attributes/outlast-run"]}"
+  BOOT_RECORD="$RUN_PREFIX/boots/$INSTANCE_ID-$BOOT_ID.json"
+}
+
+# boot::check_count KEY VALUE
+boot::check_count() {
+  if [[ ! $2 =~ ^(0|[1-9][0-9]{0,8})$ ]]; then
+    log::error "$CURRENT_STEP" "metadata key $1 is '$2': must be a whole number, 0 or more"
+    return 1
+  fi
+}
+
+# boot::record: the record that this boot began. outlast/layout.py has its schema.
+boot::record() {
+  json::object format:=1 boot_id="$BOOT_ID" instance="$INSTANCE" instance_id="$INSTANCE_ID" \
+    place:="$PLACE" resume:="$RESUME" time="$(time::now)" zone="$ZONE" >"$RUN_DIR/record" || return
+  http::persist "boot record gs://$BUCKET/$BOOT_RECORD" \
+    gcs::create "$BUCKET" "$BOOT_RECORD" "$RUN_DIR/record"
+}
+
+# boot::find_python: BASE_PYTHON is the baked interpreter, else the system's.
+boot::find_python() {
+  local candidate found=""
+  if [[ -x $ROOT/opt/outlast/venv/bin/python ]]; then
+    BASE_PYTHON="$ROOT/opt/outlast/venv/bin/python"
+    return 0
+  fi
+  for candidate in python3 python3.13 python3.12 python3.11; do
+    command -v "$candidate" >/dev/null || continue
+    if "$candidate" -I -c "import sys; sys.exit(not $PYTHON_RULE)"; then
+      BASE_PYTHON="$candidate"
+      return 0
+    fi
+    found+="$("$candidate" --version 2>&1 || true), "
+  done
+  log::error "$CURRENT_STEP" "python3: ${found:-missing, }must be 3.11 to 3.13; choose another" \
+    "image or bake one"
+  return 1
+}
+
+# boot::fetch_bundle: BUNDLE_DIR has the bundle whose sha256 the metadata gives. A folder of that
+# name is complete: it was moved there in one piece.
+boot::fetch_bundle() {
+  local wanted="$BUNDLE_SHA256" where="bundle gs://$BUCKET/$BUNDLE_NAME" found work
+  if [[ ! $wanted =~ ^[0-9a-f]{64}$ ]]; then
+    log::error "$CURRENT_STEP" "metadata key outlast-bundle-sha256 is '$wanted': must be 64" \
+      "hexadecimal digits"
+    return 1
+  fi
+  BUNDLE_DIR="$STATE_DIR/bundle/$wanted"
+  if [[ -d $BUNDLE_DIR ]]; then
+    log::info "$CURRENT_STEP" "$wanted is there already"
+    return 0
+  fi
+  rm -rf "$STATE_DIR"/bundle/tmp-*
+  mkdir -p "$STATE_DIR/bundle"
+  work="$(mktemp -d "$STATE_DIR/bundle/tmp-XXXXXX")" || return
+  http::persist "$where" gcs::get "$BUCKET" "$BUNDLE_NAME" "$work/bundle.zip" || return
+  found="$(sha256sum <"$work/bundle.zip")" || return
+  found="${found%% *}"
+  if [[ $found != "$wanted" ]]; then
+    log::error "$CURRENT_STEP" "$where: sha256 is $found, must be $wanted as the template says;" \
+      "run pulumi up again"
+    return 1
+  fi
+  # -I: the current folder is nobody's business here.
+  if ! "$BASE_PYTHON" -I -m zipfile -e "$work/bundle.zip" "$work/bundle" >&2; then
+    log::error "$CURRENT_STEP" "$where: is no zip file"
+    return 1
+  fi
+  mv -T "$work/bundle" "$BUNDLE_DIR" && rm -rf "$work"
+}
+
+# boot::make_interpreter: PYTHON is the baked interpreter, else a virtual environment from the
+# bundle's hashed requirements. Its marker holds their sha256: without it, or with another one, the
+# environment is incomplete or of another bundle, and is built anew.
+boot::make_interpreter() {
+  local venv="$STATE_DIR/venv" requirements="$BUNDLE_DIR/requirements/vm.txt" wanted
+  if [[ $BASE_PYTHON == */* ]]; then
+    PYTHON="$BASE_PYTHON"
+    return 0
+  fi
+  PYTHON="$venv/bin/python"
+  wanted="$(sha256sum <"$requirements")" || {
+    log::error "$CURRENT_STEP" "requirements/vm.txt: not in the bundle; run pulumi up again"
+    return 1
+  }
+  if [[ -x $PYTHON && -e $venv/.complete && "$(<"$venv/.complete")" == "${wanted%% *}" ]]; then
+    log::info "$CURRENT_STEP" "$venv is complete"
+    return 0
+  fi
+  boot::ensure_venv_module || return
+  STEP_LOG="$LOG_DIR/pip.log"
+  : >"$STEP_LOG"
+  rm -rf "$venv"
+  if ! "$BASE_PYTHON" -m venv "$venv" >>"$STEP_LOG" 2>&1; then
+    log::error "$CURRENT_STEP" "$BASE_PYTHON -m venv failed"
+    return 1
+  fi
+  if ! retry::run "$PIP_TRIES" "$PYTHON" -m pip install --require-hashes --no-input \
+    --disable-pip-version-check --progress-bar off --requirement "$requirements" \
+    >>"$STEP_LOG" 2>&1; then
+    log::error "$CURRENT_STEP" "pip could not install requirements/vm.txt; a VM without a way to" \
+      "the package index needs a baked image"
+    return 1
+  fi
+  printf '%s\n' "${wanted%% *}" >"$venv/.complete.tmp" &&
+    mv -f "$venv/.complete.tmp" "$venv/.complete"
+  STEP_LOG=""
+}
+
+# boot::ensure_venv_module: Debian and Ubuntu leave it out of their images. Only on a real machine:
+# under a root of its own the system belongs to somebody else.
+boot::ensure_venv_module() {
+  if "$BASE_PYTHON" -I -c 'import ensurepip' 2>/dev/null; then
+    return 0
+  fi
+  if [[ -z $ROOT ]] && command -v apt-get >/dev/null; then
+    log::info "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip: installing python3-venv"
+    STEP_LOG="$LOG_DIR/apt.log"
+    if retry::run "$PIP_TRIES" boot::install_venv_module >"$STEP_LOG" 2>&1; then
+      return 0
+    fi
+  fi
+  log::error "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip: needs the package python3-venv, or a" \
+    "baked image"
+  return 1
+}
+
+boot::install_venv_module() {
+  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv
+}
+
+# boot::hand_over: what the shell knows, for the supervisor.
+boot::hand_over() {
+  json::object boot_end="${BOOT_RECORD%.json}.end.json" boot_id="$BOOT_ID" \
+    boot_record="$BOOT_RECORD" bundle_dir="$BUNDLE_DIR" bundle_sha256="$BUNDLE_SHA256" \
+    instance="$INSTANCE" instance_id="$INSTANCE_ID" python="$PYTHON" zone="$ZONE" \
+    >"$RUN_DIR/boot.json.tmp" &&
+    mv -f "$RUN_DIR/boot.json.tmp" "$RUN_DIR/boot.json"
+}
+
+# ---- the supervisor -----------------------------------------------------------------------------
+
+# boot::start_unit: the supervisor as a unit of its own, because the guest agent's unit is killed
+# without its children at shutdown. KillMode=mixed: SIGTERM to this script alone, which passes it
+# on; SIGKILL to all at the end. It is ordered after the network, so it stops before it, and not
+# against google-shutdown-scripts.service: either order would take seconds from the notice.
+# OOMPolicy: a trainer that the kernel kills is an attempt's end, not the unit's. ExecStopPost is
+# for the day this script itself is killed.
+boot::start_unit() {
+  local unit="$ROOT/run/systemd/system/outlast-supervisor.service"
+  cat >"$unit.tmp" <<UNIT
+[Unit]
+Description=Outlast supervisor
+After=network-online.target nss-lookup.target
+
+[Service]
+Type=exec
+Environment=HOME=/root
+ExecStart=/bin/bash $STARTUP_DIR/boot.sh supervise $PYTHON $BUNDLE_DIR
+ExecStopPost=-systemctl --no-block poweroff
+KillMode=mixed
+KillSignal=SIGTERM
+TimeoutStopSec=110
+Restart=no
+OOMPolicy=continue
+LimitMEMLOCK=infinity
+LimitNOFILE=1048576
+TasksMax=infinity
+UNIT
+  mv -f "$unit.tmp" "$unit" && systemctl daemon-reload &&
+    systemctl start --no-block outlast-supervisor.service
+}
+
+# boot::supervise PYTHON BUNDLE: runs the supervisor to its end, passing signals on, then powers
+# off. Returns its exit code.
+boot::supervise() {
+  local python="$1" bundle="$2" child="" signals=0 seen rc
+  STEP_LOG="$LOG_DIR/supervisor.log"
+  # SIGINT too goes on as SIGTERM: bash starts background children with SIGINT ignored.
+  trap 'signals=$((signals + 1)); [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' \
+    TERM INT
+  (
+    cd "$bundle"
+    unset PYTHONDONTWRITEBYTECODE PYTHONHOME
+    export PYTHONPATH="$bundle" OUTLAST_BUNDLE_DIR="$bundle"
+    exec "$python" -P -m outlast.run vm
+  ) >>"$STEP_LOG" 2>&1 9>&- &
+  child=$!
+  if ((signals > 0)); then
+    kill -TERM "$child" 2>/dev/null || true
+  fi
+  printf '%s\n' "$child" >"$RUN_DIR/ready.tmp" && mv -f "$RUN_DIR/ready.tmp" "$RUN_DIR/ready"
+  log::info supervisor "runs as process $child"
+  # A trapped signal ends wait early; bash keeps the child's status for the next one.
+  while :; do
+    seen="$signals"
+    rc=0
+    wait "$child" || rc=$?
+    if ((signals == seen)); then
+      break
+    fi
+  done
+  rm -f "$RUN_DIR/ready"
+  trap 'SETTLED=1; exit "$EXIT_INTERRUPTED"' TERM INT
+  log::info supervisor "ended rc=$rc"
+  case "$rc" in
+  "$EXIT_DONE" | "$EXIT_INTERRUPTED" | "$EXIT_FENCED") ;;
+  *)
+    if ((signals == 0)); then
+      boot::judge_crash "$rc"
+    fi
+    ;;
+  esac
+  SETTLED=1
+  boot::power_off
+  return "$rc"
+}
+
+# boot::judge_crash RC: an unexpected end of the supervisor. Where this boot has an attempt, its
+# records tell the rest and the next VM goes on. Where not, this is a boot that failed.
+boot::judge_crash() {
+  local message="the supervisor ended unexpectedly with status $1"
+  CURRENT_STEP=supervisor
+  log::error supervisor "$message: $(tail -n 1 "$STEP_LOG")"
+  if [[ -z $BOOT_RECORD ]] && ! boot::read_metadata; then
+    return 0
+  fi
+  boot::give_last_words
+  boots::find_unattempted || return 0
+  if grep -qxF "$BOOT_RECORD" "$RUN_DIR/unattempted"; then
+    boot::record_end "$REASON_SETUP_FAILED" "$1" "$message"
+    boot::leave_if_hopeless
+  fi
+}
+
+# ---- a boot that failed -------------------------------------------------------------------------
+
+# boots::find_unattempted: RUN_DIR/unattempted names the boot records of this resume and place that
+# are younger, by the server's clock, than the start record of the newest attempt: the boots in a
+# row without an attempt, this one among them. Other resumes and places do not count: somebody has
+# changed something in between.
+boots::find_unattempted() {
+  local newest="" folder start names=() argv=() name n=0
+  local same="\"place\":$PLACE,\"resume\":$RESUME,"
+  http::persist "attempts" gcs::list "$BUCKET" "$RUN_PREFIX/attempts/" "$RUN_DIR/list" || return
+  while IFS= read -r folder; do
+    start="$RUN_DIR/start"
+    if gcs::stat "$BUCKET" "${folder}start.json" "$start"; then
+      newest="$(json::flatten <"$start" | awk -F '\t' '$1 == "timeCreated" { print $2 }')"
+      break
+    elif [[ $HTTP_STATUS != 404 ]]; then
+      return 1
+    fi
+  done < <(grep '/$' "$RUN_DIR/list" | LC_ALL=C sort -r)
+  http::persist "boots" gcs::list "$BUCKET" "$RUN_PREFIX/boots/" "$RUN_DIR/list" || return
+  # The newest are enough to count to MAX_BARREN, whatever else lies there.
+  mapfile -t names < <(
+    awk -F '\t' -v newest="$newest" '
+      $1 ~ /\.json$/ && $1 !~ /\.end\.json$/ && $2 > newest { print $2 "\t" $1 }
+    ' "$RUN_DIR/list" | LC_ALL=C sort -r | head -n 100 | cut -f 2
+  )
+  : >"$RUN_DIR/unattempted"
+  if ((${#names[@]} == 0)); then
+    return 0
+  fi
+  rm -rf "$RUN_DIR/boots"
+  mkdir -p "$RUN_DIR/boots"
+  for name in "${names[@]}"; do
+    argv+=(--output "$RUN_DIR/boots/$n"
+      "$STORAGE_URL/storage/v1/b/$BUCKET/o/$(url::quote "$name")?alt=media")
+    n=$((n + 1))
+  done
+  "${CURL[@]}" --max-time 60 --fail --header "@$RUN_DIR/authorization" "${argv[@]}" || true
+  n=0
+  for name in "${names[@]}"; do
+    if grep -qsF "$same" "$RUN_DIR/boots/$n"; then
+      printf '%s\n' "$name" >>"$RUN_DIR/unattempted"
+    fi
+    n=$((n + 1))
+  done
+  rm -rf "$RUN_DIR/boots"
+}
+
+# boot::leave_if_hopeless: leaves the group where boots::find_unattempted found too many.
+boot::leave_if_hopeless() {
+  local count
+  count="$(wc -l <"$RUN_DIR/unattempted")"
+  log::warn "$CURRENT_STEP" "boot $count in a row without an attempt; $MAX_BARREN leave the group"
+  if ((count >= MAX_BARREN)); then
+    leave::group "$INSTANCE_ID"
+  fi
+}
+
+# boot::record_end REASON EXIT MESSAGE: how this boot ended, with the last lines of the step's own
+# log; outlast/layout.py has the schema.
+boot::record_end() {
+  local message="$3"
+  if [[ -n $STEP_LOG && -s $STEP_LOG ]]; then
+    message+=$'\n'"$(tail -n "$LAST_LINES" "$STEP_LOG")"
+  fi
+  json::object format:=1 boot_id="$BOOT_ID" exit:="$2" instance_id="$INSTANCE_ID" \
+    message="$message" reason="$1" step="$CURRENT_STEP" time="$(time::now)" \
+    >"$RUN_DIR/record" || return
+  http::persist "the boot's end" gcs::create "$BUCKET" "${BOOT_RECORD%.json}.end.json" \
+    "$RUN_DIR/record" || true
+}
+
+# boot::give_last_words: a short budget of its own and a fresh token for the calls that follow.
+boot::give_last_words() {
+  rm -f "$RUN_DIR/authorization"
+  IAM_UNTIL=$(($(time::tenths) + (WAIT_IAM < LAST_WORDS_TENTHS ? WAIT_IAM : LAST_WORDS_TENTHS)))
+}
+
+# boot::fail RC: the end of a boot whose step CURRENT_STEP failed.
+boot::fail() {
+  local rc="$1" reason="$REASON_SETUP_FAILED"
+  local message="${LAST_ERROR:-step $CURRENT_STEP failed with status $rc}"
+  if [[ $HTTP_STATUS =~ ^40[13]$ ]]; then
+    reason="$REASON_FORBIDDEN"
+  fi
+  log::error "$CURRENT_STEP" "this boot is over: $message"
+  if [[ -n $BOOT_RECORD ]]; then
+    boot::give_last_words
+    boot::record_end "$reason" "$rc" "$message"
+    if boots::find_unattempted; then
+      boot::leave_if_hopeless
+    fi
+  fi
+  boot::power_off
+}
+
+# boot::power_off: the machine may be going down already.
+boot::power_off() {
+  log::info power-off "powering off"
+  poweroff || log::warn power-off "poweroff returned $?"
+}
+
+# boot::on_exit: whatever ends this script without its consent is a failed boot, too.
+boot::on_exit() {
+  local rc=$?
+  if [[ -z $SETTLED ]]; then
+    SETTLED=1
+    set +e
+    boot::fail "$rc"
+  fi
+}
+
+# ---- entry --------------------------------------------------------------------------------------
+
+boot::run() {
+  mkdir -p "$STATE_DIR" "$RUN_DIR" "$LOG_DIR"
+  # A second startup script of the same boot, started by hand, finds the first at work.
+  exec 9>"$RUN_DIR/boot.lock"
+  if command -v flock >/dev/null && ! flock --nonblock 9; then
+    log::info start "another startup script is at work"
+    return 0
+  fi
+  trap boot::on_exit EXIT
+  # A machine that is going down has no failed boot.
+  trap 'SETTLED=1; exit "$EXIT_INTERRUPTED"' TERM INT
+  rm -f "$RUN_DIR/ready" "$RUN_DIR/authorization" "$RUN_DIR/boot.json"
+  step::run check-tools boot::check_tools
+  step::run read-metadata boot::read_metadata
+  step::run record-boot boot::record
+  step::run find-python boot::find_python
+  step::run fetch-bundle boot::fetch_bundle
+  step::run make-interpreter boot::make_interpreter
+  step::run hand-over boot::hand_over
+  if [[ -d $ROOT/run/systemd/system ]]; then
+    step::run start-unit boot::start_unit
+    SETTLED=1
+  else
+    CURRENT_STEP=supervisor
+    boot::supervise "$PYTHON" "$BUNDLE_DIR"
+  fi
+}
+
+main() {
+  if (($# == 0)); then
+    bootstrap::fetch
+  fi
+  # shellcheck source=startup/lib.sh
+  source "$STARTUP_DIR/lib.sh"
+  # shellcheck source=startup/leave.sh
+  source "$STARTUP_DIR/leave.sh"
+  if (($# == 0)); then
+    boot::run
+  elif (($# == 3)) && [[ $1 == supervise ]]; then
+    boot::supervise "$2" "$3"
+  else
+    printf 'usage: boot.sh [supervise PYTHON BUNDLE]\n' >&2
+    return "$EXIT_USAGE"
+  fi
+}
+
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+  main "$@"
+fi

@@ -1,0 +1,140 @@
+#!/bin/bash
+#
+# How a VM leaves its group for good when nothing but the shell is there to do it. Sourced by
+# boot.sh after lib.sh; sets no shell options and does nothing by itself.
+#
+# A group heals whatever powers off, so leaving comes first: deleteInstances takes the VM out and
+# lowers the target size. Names are reused by the group, so the VM finds itself by instance id and
+# never calls by a name it only assumes.
+#
+# Metadata: instance/id, instance/attributes/created-by (set by the group itself).
+
+# A membership that stays unknown, or a refusal that stays, is asked again at most so rarely.
+readonly LEAVE_DELAY_MAX_TENTHS=3000
+
+readonly GROUP_RULE='^projects/[^/]+/((zones|regions)/[^/]+/instanceGroupManagers/[^/]+)$'
+
+# leave::group INSTANCE_ID: returns once the VM may be powered off: it is no member, or its leaving
+# was accepted. Until then it waits, however long: the template's deadline ends the VM anyway.
+leave::group() {
+  local group
+  if ! group="$(leave::find_group)"; then
+    log::info leave "no managed group made this VM"
+    return 0
+  fi
+  local delay="$((WAIT_BACKOFF > 0 ? WAIT_BACKOFF : 1))" rc self
+  while :; do
+    rc=0
+    self="$(leave::find_self "$group" "$1")" || rc=$?
+    case "$rc" in
+    0)
+      if leave::ask_out "$group" "$self"; then
+        return 0
+      fi
+      ;;
+    "$STATUS_ABSENT")
+      log::info leave "not a member of $group: already left"
+      return 0
+      ;;
+    *)
+      log::warn leave "not known whether this VM is a member of $group; waiting"
+      ;;
+    esac
+    time::sleep_tenths "$delay"
+    delay=$((delay * 2 > LEAVE_DELAY_MAX_TENTHS ? LEAVE_DELAY_MAX_TENTHS : delay * 2))
+  done
+}
+
+# leave::find_group: prints projects/P/zones/Z/instanceGroupManagers/NAME (or regions/R), with the
+# project's id for its number; 22 when the VM is in no group. Any other trouble of the metadata
+# server is waited out.
+leave::find_group() {
+  local group project rc
+  while :; do
+    rc=0
+    group="$(metadata::get instance/attributes/created-by)" || rc=$?
+    if ((rc == 0)) && [[ ! $group =~ $GROUP_RULE ]]; then
+      return "$STATUS_ABSENT"
+    fi
+    if ((rc == 0)) && project="$(metadata::get project/project-id)"; then
+      printf 'projects/%s/%s' "$project" "${BASH_REMATCH[1]}"
+      return 0
+    fi
+    if ((rc == STATUS_ABSENT)); then
+      return "$STATUS_ABSENT"
+    fi
+    time::sleep_tenths "$((WAIT_BACKOFF > 0 ? WAIT_BACKOFF : 1))"
+  done
+}
+
+# leave::find_self GROUP ID: prints the URL of the member with this instance id. 22: not a member,
+# or no such group. 1: not known.
+leave::find_self() {
+  local group="$1" id="$2" page="" flat self
+  while :; do
+    if ! http::call \
+      "$COMPUTE_URL$group/listManagedInstances${page:+?pageToken=$(url::quote "$page")}" \
+      "$RUN_DIR/answer" --request POST --header 'Content-Type: application/json' --data ''; then
+      if [[ $HTTP_STATUS == 404 ]]; then
+        return "$STATUS_ABSENT"
+      fi
+      log::warn leave "listManagedInstances of $group: status $HTTP_STATUS"
+      return 1
+    fi
+    # An answer that was not this call's kind of JSON is no proof of absence.
+    if ! grep -q '{' "$RUN_DIR/answer"; then
+      log::warn leave "listManagedInstances of $group: the answer is not JSON"
+      return 1
+    fi
+    flat="$(json::flatten <"$RUN_DIR/answer")"
+    self="$(awk -F '\t' -v id="$id" '
+      split($1, part, ".") == 3 && part[1] == "managedInstances" {
+        if (part[3] == "id") is_self[part[2]] = ($2 "" == id "")
+        if (part[3] == "instance") url[part[2]] = $2
+      }
+      END { for (i in is_self) if (is_self[i]) print url[i] }
+    ' <<<"$flat")"
+    if [[ -n $self ]]; then
+      printf '%s' "$self"
+      return 0
+    fi
+    page="$(awk -F '\t' '$1 == "nextPageToken" { print $2 }' <<<"$flat")"
+    if [[ -z $page ]]; then
+      return "$STATUS_ABSENT"
+    fi
+  done
+}
+
+# leave::ask_out GROUP SELF: 0 once the group accepted that this VM goes: by deleteInstances, or
+# where that is refused by a target size of 0 (a run's group has one VM).
+leave::ask_out() {
+  local group="$1" self="$2"
+  if leave::post "$group/deleteInstances" "{\"instances\": [$(json::quote "$self")]}"; then
+    log::info leave "$group lets this VM go"
+    return 0
+  fi
+  if http::is_undecided || [[ $HTTP_STATUS == 401 || $HTTP_STATUS == 404 ]]; then
+    log::warn leave "deleteInstances of $group: status $HTTP_STATUS; looking again"
+    return 1
+  fi
+  log::error leave "stuck-leaving: deleteInstances of $group was refused with status" \
+    "$HTTP_STATUS; this VM needs compute.instanceGroupManagers.get and .update; trying resize"
+  if leave::post "$group/resize?size=0" ''; then
+    log::info leave "$group is resized to 0"
+    return 0
+  fi
+  log::error leave "stuck-leaving: resize of $group to 0: status $HTTP_STATUS; this VM stays idle" \
+    "and costs money: destroy the stack or delete the group"
+  return 1
+}
+
+# leave::post PATH BODY: one call of the Compute API that answers with an operation; an operation
+# that already carries an error was refused (status 409).
+leave::post() {
+  http::call "$COMPUTE_URL$1" "$RUN_DIR/answer" --request POST \
+    --header 'Content-Type: application/json' --data-raw "$2" || return
+  if json::flatten <"$RUN_DIR/answer" | grep -q '^error\.'; then
+    HTTP_STATUS=409
+    return 1
+  fi
+}

@@ -1,0 +1,96 @@
+#!/usr/bin/env bats
+# The interpreter where the image has none baked in: the system's Python, venv and pip stand in.
+
+bats_require_minimum_version 1.5.0
+load helper
+
+setup_file() {
+  cloud::start
+}
+
+teardown_file() {
+  cloud::stop
+}
+
+# A python3 whose `venv` makes an environment with a recording pip; everything else is the real one.
+setup() {
+  vm::make
+  rm -rf "$OUTLAST_ROOT/opt"
+  VENV="$OUTLAST_ROOT/var/lib/outlast/venv"
+  command_in "$OUTLAST_ROOT/venv-python" "
+if [[ \$1 == -m ]]; then
+  echo \"\$*\" >>'$OUTLAST_ROOT/pip'
+  echo 'a line of pip'
+  exit \"\$(<'$OUTLAST_ROOT/pip-rc')\"
+fi
+exec '$PYTHON' \"\$@\""
+  command_in "$OUTLAST_ROOT/bin/python3" "
+if [[ \$1 == -m && \$2 == venv ]]; then
+  mkdir -p \"\$3/bin\" && cp '$OUTLAST_ROOT/venv-python' \"\$3/bin/python\"
+else
+  exec '$PYTHON' \"\$@\"
+fi"
+  echo 0 >"$OUTLAST_ROOT/pip-rc"
+}
+
+@test "the bundle's requirements are installed with hashes, once" {
+  run -0 vm::boot
+  [[ "$(<"$OUTLAST_ROOT/pip")" == "-m pip install --require-hashes --no-input"*"/requirements/vm.txt" ]]
+  [[ -e "$OUTLAST_ROOT/seen.json" ]]
+  run -0 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 1 ]]
+  said "$VENV is complete"
+}
+
+@test "pip's own environment reaches it" {
+  echo "echo \"\$PIP_NO_INDEX \$PIP_FIND_LINKS\" >>'$OUTLAST_ROOT/pip'" |
+    sed -i '2r /dev/stdin' "$OUTLAST_ROOT/venv-python"
+  PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels run -0 vm::boot
+  grep -qx '1 /wheels' "$OUTLAST_ROOT/pip"
+}
+
+@test "an environment that was cut in the making is built anew" {
+  mkdir -p "$VENV/bin"
+  touch "$VENV/leftover"
+  cp "$OUTLAST_ROOT/venv-python" "$VENV/bin/python"
+  run -0 vm::boot
+  [[ ! -e "$VENV/leftover" ]]
+  [[ -e "$VENV/.complete" ]]
+}
+
+@test "an environment of other requirements is built anew" {
+  run -0 vm::boot
+  echo of-another-bundle >"$VENV/.complete"
+  run -0 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 2 ]]
+}
+
+@test "a pip that fails is tried again, then ends the boot with its last lines" {
+  echo 3 >"$OUTLAST_ROOT/pip-rc"
+  run -1 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 3 ]]
+  local end
+  end="$(object "$RECORD.end.json")"
+  is_record BootEnd "$end"
+  [[ "$(json "$end" step)" == make-interpreter ]]
+  [[ "$(json "$end" message)" == "pip could not install requirements/vm.txt"*"a line of pip" ]]
+  [[ ! -e "$VENV/.complete" ]]
+}
+
+@test "a Python that does not fit is refused with its version" {
+  local name
+  for name in python3 python3.13 python3.12 python3.11; do
+    command_in "$OUTLAST_ROOT/bin/$name" "
+if [[ \$1 == --version ]]; then echo 'Python 3.9.2'; else exit 1; fi"
+  done
+  run -1 vm::boot
+  [[ "$(json "$(object "$RECORD.end.json")" message)" == "python3: Python 3.9.2, "*"must be 3.11 to 3.13;"* ]]
+}
+
+@test "under a root of its own nothing is installed into the system" {
+  command_in "$OUTLAST_ROOT/bin/apt-get" "touch '$OUTLAST_ROOT/apt'"
+  sed -i "2i [[ \"\$*\" == *ensurepip* ]] \&\& exit 1" "$OUTLAST_ROOT/bin/python3"
+  run -1 vm::boot
+  [[ ! -e "$OUTLAST_ROOT/apt" ]]
+  [[ "$(json "$(object "$RECORD.end.json")" message)" == *"needs the package python3-venv"* ]]
+}

@@ -1,0 +1,135 @@
+#!/usr/bin/env bats
+# The tenth boot in a row without an attempt, and how it leaves the group.
+
+bats_require_minimum_version 1.5.0
+load helper
+
+setup_file() {
+  cloud::start
+}
+
+teardown_file() {
+  cloud::stop
+}
+
+# A boot that cannot succeed, of a VM in a group of two.
+setup() {
+  vm::make
+  echo damaged >"$(object experiments/digits/bundles/bundle.zip)"
+  members 99 4711
+}
+
+# order: what was asked of the group and the machine, one word a call, in order.
+order() {
+  sed -nE 's#.*instanceGroupManagers/group/([a-zA-Z]+).* ([0-9]+)$#\1:\2#p; s/^poweroff$/&/p' \
+    "$CLOUD/calls" | tr '\n' ' '
+}
+
+@test "nine boots in a row without an attempt only power off" {
+  earlier_boots 8 '1 hour ago'
+  run -1 vm::boot
+  said 'boot 9 in a row'
+  [[ "$(order)" == "poweroff " ]]
+}
+
+@test "the tenth leaves by its own URL, after its end is written, before it powers off" {
+  earlier_boots 9 '1 hour ago'
+  run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+  [[ "$(<"$CLOUD/deleted")" == */zones/zone-a/instances/vm-2 ]]
+  local written asked
+  written="$(grep -n 'POST /upload.*end.json' "$CLOUD/calls" | head -n 1)"
+  asked="$(grep -n deleteInstances "$CLOUD/calls")"
+  ((${written%%:*} < ${asked%%:*}))
+}
+
+@test "boots before the newest attempt do not count" {
+  earlier_boots 9 '2 hours ago'
+  object "$PREFIX/attempts/000009/start.json" '3 hours ago'
+  object "$PREFIX/attempts/000010/start.json" '1 hour ago'
+  object "$PREFIX/attempts/000011/beat.json" '1 minute ago'
+  run -1 vm::boot
+  said 'boot 1 in a row'
+  [[ "$(order)" == "poweroff " ]]
+}
+
+@test "boots after the newest attempt count, their ends do not count twice" {
+  earlier_boots 9 '1 hour ago'
+  object "$PREFIX/boots/1001-0.end.json" '1 hour ago'
+  object "$PREFIX/attempts/000002/start.json" '2 hours ago'
+  run -1 vm::boot
+  said 'boot 10 in a row'
+}
+
+@test "boots of an earlier resume do not count" {
+  earlier_boots 9 '1 hour ago'
+  metadata attributes/outlast-resume 1
+  run -1 vm::boot
+  said 'boot 1 in a row'
+}
+
+@test "a VM that is no member powers off and never calls by name" {
+  earlier_boots 9 '1 hour ago'
+  members 99 47110
+  run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:200 poweroff " ]]
+  said 'not a member'
+}
+
+@test "a group that is gone was left already" {
+  earlier_boots 9 '1 hour ago'
+  rm "$CLOUD/members.json"
+  run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:404 poweroff " ]]
+}
+
+@test "a VM of no group powers off" {
+  earlier_boots 9 '1 hour ago'
+  rm "$CLOUD/metadata/instance/attributes/created-by"
+  run -1 vm::boot
+  [[ "$(order)" == "poweroff " ]]
+}
+
+@test "while membership is not known the VM neither powers off nor leaves" {
+  earlier_boots 9 '1 hour ago'
+  fault POST listManagedInstances 403 1
+  fault POST listManagedInstances 503 1
+  fault POST listManagedInstances 0 1
+  fault POST listManagedInstances 429 1
+  fault POST listManagedInstances 401 1
+  run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:403 listManagedInstances:503 listManagedInstances:0 listManagedInstances:429 listManagedInstances:401 listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "an answer that never came to deleteInstances: look again" {
+  earlier_boots 9 '1 hour ago'
+  fault POST deleteInstances 0 1
+  run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:0 listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "refused, the VM stays up, asks for size 0 and says that it is stuck" {
+  earlier_boots 9 '1 hour ago'
+  fault POST deleteInstances 403 2
+  fault POST resize 403 1
+  run -1 vm::boot
+  said 'stuck-leaving: deleteInstances .* refused with status 403'
+  said 'stuck-leaving: resize .* status 403; this VM stays idle'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:403 resize:403 listManagedInstances:200 deleteInstances:403 resize:200 poweroff " ]]
+}
+
+@test "a supervisor that crashes ten times without an attempt leaves, too" {
+  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  earlier_boots 9 '1 hour ago'
+  echo 'raise SystemExit(1)' >"$OUTLAST_ROOT/act.py"
+  run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "attempts that cannot be listed prove nothing: power off" {
+  metadata attributes/outlast-waits '{"backoff":0,"iam":0}'
+  earlier_boots 9 '1 hour ago'
+  fault GET prefix= 403 -1
+  run -1 vm::boot
+  [[ "$(order)" == "poweroff " ]]
+}

@@ -1,0 +1,90 @@
+"""The startup scripts: lint, format, the bats files, and the lists they share with Python."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outlast import exits
+
+HERE = Path(__file__).parent
+REPO = HERE.parent.parent
+SCRIPTS = sorted((REPO / "startup").glob("*.sh"))
+BATS_FILES = sorted(HERE.glob("*.bats"))
+BATS_TIMEOUT_SEC = 100
+TOOLS = Path(sys.executable).parent
+
+
+def run(*argv: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        cwd=REPO,
+        env={
+            "PATH": f"{TOOLS}:/usr/local/bin:/usr/bin:/bin",
+            "PYTHON": sys.executable,
+            "HOME": os.environ.get("HOME", "/"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=BATS_TIMEOUT_SEC,
+    )
+
+
+def constants(pattern: str) -> dict[str, str]:
+    """The readonly constants of lib.sh whose names match."""
+    text = (REPO / "startup" / "lib.sh").read_text()
+    return dict(re.findall(rf"^readonly ({pattern})=(\S+)$", text, re.MULTILINE))
+
+
+def test_there_are_scripts_and_tests() -> None:
+    assert [script.name for script in SCRIPTS] == ["boot.sh", "leave.sh", "lib.sh"]
+    assert BATS_FILES
+
+
+def test_shellcheck() -> None:
+    files = [*SCRIPTS, HERE / "helper.bash"]
+    done = run(TOOLS / "shellcheck", "--external-sources", "--source-path=.", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_format() -> None:
+    done = run(TOOLS / "shfmt", "-d", "-i", "2", *SCRIPTS, *BATS_FILES, HERE / "helper.bash")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", BATS_FILES, ids=lambda file: file.stem)
+def test_bats(file: Path) -> None:
+    done = run(TOOLS / "bats", "--tap", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.findall(r"^ok \d+ (?!.*# skip)", done.stdout, re.MULTILINE)
+    assert passed, f"{file.name} ran no test"
+    assert len(passed) == len(re.findall(r"^@test ", file.read_text(), re.MULTILINE))
+
+
+def test_exit_codes_are_those_of_python() -> None:
+    shell = {
+        name.removeprefix("EXIT_"): int(value) for name, value in constants("EXIT_[A-Z]+").items()
+    }
+    assert set(shell.values()) == exits.SUPERVISOR_EXITS
+    assert all(getattr(exits, name) == value for name, value in shell.items())
+    assert int(constants("MAX_BARREN")["MAX_BARREN"]) == exits.MAX_BARREN
+
+
+def test_reasons_are_those_that_the_shell_may_write() -> None:
+    reasons = set(constants("REASON_[A-Z_]+").values())
+    assert reasons
+    assert reasons <= {reason.value for reason in exits.SHELL_BOOT_REASONS}
+
+
+def test_scripts_fit_into_metadata() -> None:
+    """One value may have 256 KiB, all of them together less than 512 KB."""
+    assert sum(script.stat().st_size for script in SCRIPTS) < 128 * 1024
+
+
+def test_libraries_set_no_shell_options() -> None:
+    for script in SCRIPTS:
+        sets_options = re.search(r"^set -", script.read_text(), re.MULTILINE) is not None
+        assert sets_options == (script.name == "boot.sh"), script.name
