@@ -1,0 +1,189 @@
+"""The command `outlast`: parses, calls, draws. What it does lives in the modules beside it."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outlast import exits
+
+if TYPE_CHECKING:
+    from outlast.operate.cloud import LocalCloud
+    from outlast.operate.rehearse import Report
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="outlast")
+def cli() -> None:
+    """Training on preemptible Compute Engine VMs, so that preemption does not matter."""
+
+
+@cli.command()
+@click.option("--limit-rows", type=click.IntRange(min=64), help="Train on the first rows only.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def rehearse(limit_rows: int | None, epochs: int | None, as_json: bool) -> None:
+    """Run the stack on this machine, preempt it three times, and judge the result.
+
+    Exit code 0 only if every guarantee was seen held.
+    """
+    from outlast.operate import rehearse as rehearsal
+    from outlast.operate.draw import Screen, show_report
+
+    with Screen(quiet=as_json) as screen:
+        args = {} if epochs is None else {"epochs": epochs}
+        report: Report = rehearsal.rehearse(watcher=screen, limit_rows=limit_rows, args=args)
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        show_report(report)
+    sys.exit(exits.DONE if report.held else 1)
+
+
+@cli.command()
+@click.argument("experiment")
+@click.option("--bucket", help="The experiment's bucket; asked of the stack where not given.")
+@click.option("--run", "run_id", help="The run; the stack's current one where not given.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(experiment: str, bucket: str | None, run_id: str | None, as_json: bool) -> None:
+    """Show a run's state, attempts and reasons, as the bucket has them."""
+    from outlast.operate import status as states
+    from outlast.operate.draw import show_status
+
+    found = states.find(experiment, bucket=bucket, run=run_id)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        show_status(found)
+
+
+@cli.group()
+def cloud() -> None:
+    """A small Compute Engine on this machine, for `pulumi up` without an account."""
+
+
+def _state_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder of the local cloud; default .outlast/cloud in the checkout.",
+    )(function)
+
+
+def _state_folder(state: Path | None) -> Path:
+    from outlast.operate.engine import ROOT
+
+    return (state or ROOT / ".outlast" / "cloud").absolute()
+
+
+def _running(state: Path | None) -> "LocalCloud":
+    from outlast.operate.cloud import find
+    from outlast.operate.errors import CloudError
+
+    found = find(_state_folder(state))
+    if found is None:
+        raise CloudError(
+            f"local cloud: none runs on {_state_folder(state)}; start one: outlast cloud start."
+        )
+    return found
+
+
+@cloud.command()
+@_state_option
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free one.")
+def start(state: Path | None, port: int) -> None:
+    """Serve the local cloud in the background and print what to export.
+
+    \b
+    eval "$(outlast cloud start)"
+    pulumi up
+    """
+    import shlex
+
+    from outlast.operate import cloud as clouds
+    from outlast.operate import engine, rehearse
+
+    parts = engine.find_parts()
+    folder = _state_folder(state)
+    config = rehearse.read_config(rehearse.STACK)
+    found = clouds.start(folder, parts, port=port, dies_with_us=False, **rehearse.pace(config))
+    home = folder / "pulumi"
+    try:
+        variables = found.variables(parts, home, os.environ["PATH"])
+        engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
+    except BaseException:
+        found.stop()
+        raise
+    for name in sorted(engine.foreign(os.environ, variables)):
+        click.echo(f"unset {name}")
+    for name, value in {**variables, "PULUMI_STACK": rehearse.STACK}.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+    click.echo(
+        f"# local cloud {found.pid} at {found.url}, state in {folder}\n"
+        '# to use it in this shell: eval "$(outlast cloud start)"; to end it: outlast cloud stop',
+    )
+
+
+@cloud.command()
+@_state_option
+def stop(state: Path | None) -> None:
+    """End the local cloud and every VM of it; its state stays."""
+    found = _running(state)
+    found.stop()
+    click.echo(f"local cloud {found.pid}: ended; its state stays in {found.state}")
+
+
+@cloud.command(name="status")
+@_state_option
+def cloud_status(state: Path | None) -> None:
+    """List the local cloud's VMs."""
+    found = _running(state)
+    click.echo(f"local cloud {found.pid} at {found.url}")
+    for vm in found.vms():
+        click.echo(f"{vm['name']}  {vm['status']}  {vm['zone']}  group {vm['group']}")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def kill(vm: str, state: Path | None) -> None:
+    """Cut a VM without a notice, as a host error does."""
+    _running(state).act(vm, "kill")
+    click.echo(f"{vm}: killed")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def preempt(vm: str, state: Path | None) -> None:
+    """Preempt a VM: the notice, then SIGTERM, then SIGKILL."""
+    _running(state).act(vm, "preempt")
+    click.echo(f"{vm}: preempted")
+
+
+def main() -> None:
+    """Entry point: errors for a person are one sentence on stderr."""
+    from outlast.operate.errors import OperateError
+
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        click.echo(f"outlast: {error.format_message()}", err=True)
+        sys.exit(exits.USAGE if isinstance(error, click.UsageError) else error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("outlast: interrupted; everything it started has ended", err=True)
+        sys.exit(INTERRUPTED)
+    except OperateError as error:
+        click.echo(f"outlast: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

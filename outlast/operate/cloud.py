@@ -1,0 +1,225 @@
+"""The local cloud as this machine's commands see it: start, stop, and its control calls.
+
+The local cloud is a program of its own (`python -m rehearsal`); nothing of it is imported here.
+Where it listens stands in `endpoint.json` of its state folder.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast.operate.engine import ROOT, Parts, backend_variables, path_variable, scrubbed
+from outlast.operate.errors import CloudError
+
+PROJECT = "outlast-rehearsal"
+"""The project of Pulumi.dev.yaml; it exists in local clouds only."""
+IMAGE_FAMILY = f"{PROJECT}/outlast"
+"""The family that Pulumi.dev.yaml names; its image is the folder that `make setup` made."""
+START_TIMEOUT_SEC = 60
+STOP_TIMEOUT_SEC = 20
+CALL_TIMEOUT_SEC = 30
+
+
+@dataclass(frozen=True)
+class LocalCloud:
+    """A running local cloud."""
+
+    state: Path
+    pid: int
+    port: int
+    provider_port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """One call of its API; the answer's JSON, None for an empty answer.
+
+        CloudError: it refused, with its own words, or does not answer.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=CALL_TIMEOUT_SEC) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise CloudError(_message(error.read()) or f"{method} {path}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise CloudError(
+                f"local cloud at {self.url}: does not answer ({error}); see `outlast cloud start`."
+            ) from None
+        return json.loads(text) if text else None
+
+    def vms(self) -> list[dict[str, Any]]:
+        """The VMs that exist: name, id, group, zone, status, pid, boots, started."""
+        return self.call("GET", "/_local/vms")
+
+    def act(self, vm: str, action: str) -> None:
+        """`kill`, `preempt`, `freeze` or `thaw` of one VM. CloudError: no such VM."""
+        self.call("POST", f"/_local/vms/{vm}/{action}")
+
+    def group_size(self, group: str, zone: str) -> int | None:
+        """The target size of a group; None where there is no such group."""
+        listed = self.call(
+            "GET", f"/compute/v1/projects/{PROJECT}/zones/{zone}/instanceGroupManagers"
+        )
+        sizes = {item["name"]: item["targetSize"] for item in listed.get("items", [])}
+        return sizes.get(group)
+
+    def audit(self) -> dict[str, Any]:
+        """All that exists in it, by kind, and the live processes of its VMs."""
+        return self.call("GET", "/_local/audit")
+
+    def variables(self, parts: Parts, home: Path, path: str) -> dict[str, str]:
+        """The environment that makes `pulumi`, the program and client libraries use this cloud."""
+        return {
+            **backend_variables(home),
+            "PATH": path_variable(parts, path),
+            "PULUMI_DEBUG_PROVIDERS": f"gcp:{self.provider_port}",
+            "GOOGLE_OAUTH_ACCESS_TOKEN": "local",
+            "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": f"{self.url}/compute/beta/",
+            "GOOGLE_STORAGE_CUSTOM_ENDPOINT": f"{self.url}/storage/v1/",
+            "GOOGLE_IAM_BETA_CUSTOM_ENDPOINT": f"{self.url}/iam/v1/",
+            "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/cloudresourcemanager/v1/",
+            "STORAGE_EMULATOR_HOST": self.url,
+        }
+
+    def stop(self) -> None:
+        """Ends it and every VM of it; returns when its process is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_SEC
+        while _alive(self.pid):
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                raise CloudError(f"local cloud {self.pid}: did not end in time and was killed.")
+            time.sleep(0.05)
+        (self.state / "endpoint.json").unlink(missing_ok=True)
+
+
+def find(state: Path) -> LocalCloud | None:
+    """The local cloud that runs on this state folder; None where none does."""
+    try:
+        kept = json.loads((state / "endpoint.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not _is_cloud(kept["pid"]):
+        return None
+    return LocalCloud(state, kept["pid"], kept["port"], kept["provider_port"])
+
+
+def start(
+    state: Path,
+    parts: Parts,
+    *,
+    port: int = 0,
+    notice_sec: float = 3,
+    grace_sec: float = 2,
+    guest_env: Mapping[str, str] | None = None,
+    dies_with_us: bool,
+) -> LocalCloud:
+    """Starts a local cloud and returns when it serves.
+
+    `dies_with_us`: it ends when this process does, however that ends; otherwise it is in a session
+    of its own and stays until it is stopped. CloudError: one runs there already, or it did not
+    start; says why.
+    """
+    if (running := find(state)) is not None:
+        raise CloudError(
+            f"local cloud {running.pid}: runs already at {running.url} on {state}; "
+            "stop it first (outlast cloud stop)."
+        )
+    state.mkdir(parents=True, exist_ok=True)
+    (state / "endpoint.json").unlink(missing_ok=True)
+    command = [parts.python, "-m", "rehearsal", "serve", "--state", str(state)]
+    command += ["--port", str(port), "--project", PROJECT]
+    command += ["--image", f"{IMAGE_FAMILY}={parts.image}"]
+    command += ["--notice-sec", str(notice_sec), "--grace-sec", str(grace_sec)]
+    for name, value in (guest_env or {}).items():
+        command += ["--guest-env", f"{name}={value}"]
+    if dies_with_us:
+        command += ["--parent-pid", str(os.getpid())]
+    log = state / "cloud.log"
+    with log.open("ab") as sink:
+        # A session of its own in both cases: Ctrl-C is ours to handle, then we stop it in order.
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**scrubbed(), **_token()},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_SEC
+    try:
+        while not (state / "endpoint.json").exists():
+            if process.poll() is not None:
+                raise CloudError(f"local cloud: did not start: {_last_line(log)}")
+            if time.monotonic() > deadline:
+                raise CloudError(f"local cloud: not ready in {START_TIMEOUT_SEC} s; see {log}.")
+            time.sleep(0.02)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    found = json.loads((state / "endpoint.json").read_bytes())
+    return LocalCloud(state, found["pid"], found["port"], found["provider_port"])
+
+
+TOKEN_VARIABLE = "OUTLAST_REHEARSAL"
+"""Set in every process that a rehearsal starts, so that none is overlooked at its end."""
+
+
+def _token() -> dict[str, str]:
+    value = os.environ.get(TOKEN_VARIABLE)
+    return {TOKEN_VARIABLE: value} if value else {}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        # A zombie of ours has ended; it is reaped here.
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_cloud(pid: int) -> bool:
+    """Whether this pid is a local cloud's and not a later process's that got the number."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"rehearsal" in command and b"serve" in command
+
+
+def _message(body: bytes) -> str:
+    try:
+        return json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it said nothing; {sys.executable} -m rehearsal serve"

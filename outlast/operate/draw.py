@@ -1,0 +1,118 @@
+"""What the terminal shows: live progress, tables, guarantees."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from outlast.operate.ledger import Attempt
+from outlast.operate.rehearse import Report, Watcher
+from outlast.operate.status import Status
+
+
+class Screen(Watcher):
+    """Live progress of a rehearsal: bars on a terminal, one line an event anywhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        # With --json, stdout is the report's alone.
+        self._console = Console(stderr=quiet, highlight=False)
+        self._started = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("step {task.completed:.0f} of {task.total:.0f}  {task.fields[last]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "Screen":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, message: str) -> None:
+        seconds = time.monotonic() - self._started
+        self._progress.console.print(f"{seconds:6.1f} s  {message}", markup=False, soft_wrap=True)
+
+    def progress(self, name: str, step: int, total: int, rows: tuple[dict[str, Any], ...]) -> None:
+        last = _numbers(rows[-1]) if rows else ""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, last=last)
+        self._progress.update(self._tasks[name], completed=step, total=total, last=last)
+
+
+def _numbers(row: dict[str, Any]) -> str:
+    """A row's floats, short; the step is shown beside it."""
+    return "  ".join(f"{key} {value:.4g}" for key, value in row.items() if type(value) is float)
+
+
+def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("attempt", "start", "end", "reason"):
+        table.add_column(name)
+    for name in ("from step", "to step", "steps", "steps lost"):
+        table.add_column(name, justify="right")
+    for attempt in attempts:
+        end = f"{attempt.end:%H:%M:%S}" if attempt.end else ""
+        table.add_row(
+            str(attempt.term),
+            f"{attempt.start:%H:%M:%S}",
+            end,
+            str(attempt.reason or "running"),
+            str(attempt.from_step),
+            str(attempt.step),
+            str(attempt.steps),
+            str(attempt.lost),
+        )
+    return table
+
+
+def show_report(report: Report) -> None:
+    """The end of a rehearsal: attempts, goodput, one line a guarantee."""
+    console = Console(highlight=False)
+    console.print()
+    console.print(f"Attempts of run {report.run} (UTC):")
+    console.print(_attempts_table(report.attempts))
+    console.print()
+    if report.accuracy is not None:
+        console.print(f"test accuracy  {report.accuracy:.4f}")
+    if report.goodput is not None and report.goodput_calm is not None:
+        console.print(
+            f"goodput        {report.goodput:.1%} of the time from first boot to end "
+            f"({report.goodput_calm:.1%} undisturbed)"
+        )
+    console.print()
+    for guarantee in report.guarantees:
+        word = "[green]held  [/]" if guarantee.held else "[red]BROKEN[/]"
+        console.print(f"{word}  {guarantee.name}", end="")
+        console.print(f": {guarantee.detail}", markup=False, soft_wrap=True)
+    console.print()
+    broken = sum(not guarantee.held for guarantee in report.guarantees)
+    verdict = f"{broken} guarantees broken" if broken else "all guarantees held"
+    console.print(f"{verdict}, {report.seconds:.0f} s")
+
+
+def show_status(status: Status) -> None:
+    """One run: state, attempts, the last metrics."""
+    console = Console(highlight=False)
+    book = status.ledger
+    if book is None:
+        console.print(f"{status.experiment}: run {status.run} waits for its first VM")
+        return
+    end = book.head.end
+    state = f"{book.head.state}" + (f" ({end.reason})" if end else "")
+    total = f" of {book.total}" if book.total else ""
+    console.print(f"{status.experiment}: run {status.run} is {state}, step {book.step}{total}")
+    console.print(f"{status.url}", soft_wrap=True)
+    console.print()
+    console.print(_attempts_table(book.attempts))
+    if status.metrics:
+        console.print()
+        for name, value in status.metrics.items():
+            console.print(f"{name:14} {value:.6g}")

@@ -1,0 +1,55 @@
+"""The command line: mistakes give one sentence and the right exit code, never a traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OUTLAST = [sys.executable, "-m", "outlast.operate.cli"]
+
+
+def outlast(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OUTLAST, *args], capture_output=True, text=True, timeout=60, check=False, **kwargs
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (["reherse"], 64, "No such command 'reherse'"),
+        (["rehearse", "--epochs", "0"], 64, "0 is not in the range x>=1"),
+        (["rehearse", "--epochs", "many"], 64, "'many' is not a valid integer range"),
+        (["rehearse", "--limit-rows", "-3"], 64, "-3 is not in the range"),
+        (["status", "Dev"], 64, "experiment 'Dev': must match"),
+        (["cloud", "start", "--port", "70000"], 64, "70000 is not in the range"),
+        (["cloud", "kill"], 64, "Missing argument 'VM'"),
+    ],
+)
+def test_a_mistyped_call_is_one_sentence_and_exit_64(args, code, sentence):
+    done = outlast(*args)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("call", [["stop"], ["status"], ["kill", "vm"], ["preempt", "vm"]])
+def test_without_a_local_cloud_every_call_names_the_one_that_starts_it(call, tmp_path: Path):
+    done = outlast("cloud", *call, "--state", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"outlast: local cloud: none runs on {tmp_path}; start one: outlast cloud start.\n"
+    )
+
+
+def test_help_loads_no_engine_and_no_client_library():
+    code = (
+        "import sys; from outlast.operate.cli import cli; cli(['--help'], standalone_mode=False);"
+        "print(sorted(m for m in ('pulumi', 'google.cloud.storage', 'rich', 'yaml', 'numpy')"
+        " if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

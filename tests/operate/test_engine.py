@@ -1,0 +1,51 @@
+"""The environment that an engine of ours runs in, and what is said where there is none."""
+
+import pytest
+
+from outlast.operate import engine
+from outlast.operate.errors import EngineError
+
+LEFTOVERS = {
+    "PULUMI_BACKEND_URL": "s3://somebody-elses",
+    "PULUMI_ACCESS_TOKEN": "pul-1",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
+    "GOOGLE_OAUTH_ACCESS_TOKEN": "ya29.real",
+    "GOOGLE_PROJECT": "production",
+    "CLOUDSDK_CORE_PROJECT": "production",
+    "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1",
+    "HTTPS_PROXY": "http://proxy.example:3128",
+    "http_proxy": "http://proxy.example:3128",
+    "no_proxy": "localhost",
+    "PYTHONPATH": "/somewhere",
+    "OUTLAST_ROOT": "/somewhere",
+}
+
+
+def test_no_leftover_backend_credential_project_or_proxy_comes_through():
+    environ = {**LEFTOVERS, "HOME": "/home/me", "PATH": "/usr/bin", "OUTLAST_CACHE": "/cache"}
+    assert engine.scrubbed(environ) == {
+        "HOME": "/home/me",
+        "PATH": "/usr/bin",
+        "OUTLAST_CACHE": "/cache",
+    }
+
+
+def test_a_shell_is_told_to_unset_what_nothing_replaces():
+    variables = {"PULUMI_BACKEND_URL": "file:///x", "STORAGE_EMULATOR_HOST": "http://127.0.0.1:2"}
+    unset = engine.foreign(LEFTOVERS, variables)
+    assert unset == set(LEFTOVERS) - set(variables)
+
+
+def test_enter_replaces_the_whole_environment(monkeypatch):
+    kept = {"HOME": "/home/me"}
+    environ = dict(LEFTOVERS) | kept
+    monkeypatch.setattr(engine.os, "environ", environ)
+    monkeypatch.setattr(engine, "scrubbed", lambda: {"HOME": "/home/me"})
+    engine.enter({"PULUMI_HOME": "/p"})
+    assert environ == {"HOME": "/home/me", "PULUMI_HOME": "/p"}
+
+
+def test_outside_a_checkout_says_where_to_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(engine, "ROOT", tmp_path)
+    with pytest.raises(EngineError, match="holds no Outlast checkout; run outlast from"):
+        engine.find_parts()

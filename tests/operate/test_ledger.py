@@ -1,0 +1,140 @@
+"""What a run's records say, read as the judge and `outlast status` read them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outlast.exits import Reason, State
+from outlast.layout import AttemptEnd, AttemptStart, Beat, Layout
+from outlast.operate import ledger
+from outlast.run.head import Checkpoint, End, Head, Lineage
+from outlast.run.store import MemoryStore
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+LAYOUT = Layout("experiments/dev", "0123456789")
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def head(term: int, state: State = State.OPEN) -> Head:
+    end = End(Reason.DONE, 0, 100, None) if state.ended else None
+    return Head(
+        owner="o/p/s",
+        resume=0,
+        place=0,
+        term=term,
+        state=state,
+        end=end,
+        started=START,
+        deadline=at(3600),
+        chain=(Checkpoint("t000001/s000000000010-a/", 1, "b3", 1, 10, ()),),
+        lineage=(Lineage(1, 0),),
+        failures=0,
+        barren=0,
+        data=None,
+        nonce="n",
+    )
+
+
+def put_start(store: MemoryStore, term: int, seconds: float, step: int) -> None:
+    record = AttemptStart(
+        term=term,
+        resume=0,
+        place=0,
+        instance="dev-vm",
+        instance_id=str(term),
+        boot_id=f"b{term}",
+        zone="europe-west4-a",
+        machine_type="n2-standard-2",
+        image="i",
+        trainer="digits",
+        spec={},
+        versions={},
+        step=step,
+        restored="x" if step else None,
+        time=at(seconds),
+    )
+    store.put(LAYOUT.attempt_start(term), record.to_json())
+
+
+def put_beat(store: MemoryStore, term: int, seconds: float, step: int) -> None:
+    record = Beat(
+        term=term,
+        step=step,
+        total=100,
+        phase="train",
+        rate=1.0,
+        committed=None,
+        seconds_to_commit=None,
+        rows=({"step": step, "loss": 0.5},),
+        time=at(seconds),
+    )
+    store.put(LAYOUT.beat(term), record.to_json())
+
+
+def put_end(store: MemoryStore, term: int, seconds: float, step: int, reason: Reason) -> None:
+    record = AttemptEnd(
+        term=term,
+        reason=reason,
+        state=State.OPEN,
+        exit=75,
+        step=step,
+        committed=step,
+        message="",
+        stderr=(),
+        time=at(seconds),
+    )
+    store.put(LAYOUT.attempt_end(term), record.to_json())
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_a_run_that_no_vm_has_taken_has_no_ledger(store):
+    assert ledger.read(store, LAYOUT) is None
+
+
+def test_an_attempt_without_an_end_reads_as_cut_at_its_last_beat_and_its_lost_steps_count(store):
+    put_start(store, 1, 10, 0)
+    put_beat(store, 1, 40, 30)
+    put_start(store, 2, 60, 25)
+    put_beat(store, 2, 61, 26)
+    store.put(LAYOUT.head, head(2).to_json())
+    book = ledger.read(store, LAYOUT)
+    assert book is not None
+    first, second = book.attempts
+    assert (first.reason, first.end, first.step, first.lost) == (Reason.CUT, at(40), 30, 5)
+    assert (second.reason, second.end, second.from_step, second.lost) == (None, None, 25, 0)
+    assert book.total == 100
+    assert book.rows == ({"step": 26, "loss": 0.5},)
+    assert book.goodput() is None  # open
+
+
+def test_an_attempt_that_ended_with_a_notice_lost_nothing(store):
+    put_start(store, 1, 10, 0)
+    put_beat(store, 1, 39, 28)
+    put_end(store, 1, 40, 30, Reason.PREEMPTED)
+    put_start(store, 2, 60, 30)
+    store.put(LAYOUT.head, head(2).to_json())
+    book = ledger.read(store, LAYOUT)
+    assert book is not None
+    assert (book.attempts[0].reason, book.attempts[0].lost) == (Reason.PREEMPTED, 0)
+
+
+def test_goodput_is_kept_step_seconds_over_the_time_from_first_boot_to_end():
+    moments = iter(at(seconds) for seconds in range(1000))
+    store = MemoryStore(clock=lambda: next(moments))
+    store.put(LAYOUT.boot("1", "b1"), b"{}")  # the first boot, at 0 s
+    put_start(store, 1, 10, 0)
+    put_end(store, 1, 50, 40, Reason.PREEMPTED)  # 40 s for 40 steps, of which 10 are lost
+    put_start(store, 2, 60, 30)
+    put_end(store, 2, 100, 100, Reason.DONE)
+    store.put(LAYOUT.head, head(2, State.DONE).to_json())
+    book = ledger.read(store, LAYOUT)
+    assert book is not None
+    assert book.steps_lost == 10
+    assert book.goodput() == pytest.approx((40 * 30 / 40 + 40) / 100)

@@ -1,0 +1,77 @@
+"""The walls of docs/design.md: which part may know of which."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+FORBIDDEN = {
+    "trainers": {"outlast.run", "outlast.operate", "components", "rehearsal"},
+    "outlast/loop": {"outlast.run", "outlast.operate", "components", "rehearsal", "trainers"},
+    "outlast/run": {"outlast.operate", "components", "rehearsal"},
+    "outlast/operate": {"components", "rehearsal", "settings"},
+    "components": {"outlast.operate", "outlast.loop", "rehearsal", "settings"},
+    "rehearsal": {"outlast", "components", "trainers", "settings"},
+}
+ENVIRONMENT_FREE = "components"
+STANDARD_LIBRARY_ONLY = ("outlast/layout.py", "outlast/exits.py", "outlast/protocol.py")
+
+
+def files_of(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, f"{folder} holds no Python file"
+    return found
+
+
+def imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_arrows_point_one_way(folder):
+    for file in files_of(folder):
+        for name in imported(file):
+            bad = [
+                wall for wall in FORBIDDEN[folder] if name == wall or name.startswith(wall + ".")
+            ]
+            assert not bad, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_components_read_no_environment_clock_or_configuration():
+    for file in files_of(ENVIRONMENT_FREE):
+        if file.name == "providers.py":  # dynamic providers may
+            continue
+        text = file.read_text()
+        assert not re.search(r"os\.environ|getenv|datetime\.now|time\.time|pulumi\.Config", text), (
+            file.name
+        )
+
+
+@pytest.mark.parametrize("file", STANDARD_LIBRARY_ONLY)
+def test_what_both_sides_share_needs_the_standard_library_only(file):
+    import sys
+
+    for name in imported(ROOT / file):
+        top = name.split(".")[0]
+        assert top in sys.stdlib_module_names or top == "outlast", f"{file} imports {name}"
+
+
+def test_no_production_file_knows_where_the_local_cloud_is():
+    """It is told by the environment alone; `operate`, which starts it, knows loopback."""
+    production = [*files_of("outlast/run"), *files_of("outlast/loop"), *files_of("trainers")]
+    production += [*files_of("components"), ROOT / "__main__.py"]
+    production += sorted((ROOT / "startup").glob("*.sh"))
+    for file in production:
+        assert not re.search(r"127\.0\.0\.1|localhost|_local/|\brehearsal\b/", file.read_text()), (
+            file.relative_to(ROOT)
+        )
