@@ -135,14 +135,15 @@ def nothing_runs(sizes: Mapping[str, int | None], vms: Sequence[str]) -> Guarant
 def bucket_alone_is_left(audit: Mapping[str, Any], bucket: str) -> Guarantee:
     """The bucket and what it holds are kept at destroy; nothing else is."""
     left = {kind: found for kind, found in audit.items() if found and kind not in _KEPT}
-    kept = bucket in audit.get("buckets", {})
+    kept = bucket in [found["name"] for found in audit["buckets"]]
     detail = f"gs://{bucket} is {'kept' if kept else 'gone'}"
     if left:
         detail += f", left: {left}"
     return Guarantee("destroy leaves the bucket and nothing else", kept and not left, detail)
 
 
-_KEPT = {"buckets", "objects"}
+_KEPT = {"buckets", "deleted_roles"}
+"""The platform itself keeps a deleted role's id for weeks."""
 
 
 def no_process(strays: Sequence[str]) -> Guarantee:

@@ -239,7 +239,7 @@ class Stage:
             future.result()
 
     def _bucket_exists(self) -> bool:
-        return self.bucket in self.cloud.audit().get("buckets", {})
+        return self.bucket in [found["name"] for found in self.cloud.audit()["buckets"]]
 
     def _check_time(self, what: str) -> None:
         if time.monotonic() > self._deadline:
@@ -308,14 +308,11 @@ class Stage:
             self.cloud.act(vm, "kill")
         else:
             if self._fault is None:
+                snapshots = f"{self.storm.layout.term(live.term)}s"
                 rule = {
-                    "match": {
-                        "method": "POST",
-                        "path": f"{self.storm.layout.term(live.term)}s",
-                        "count": 1,
-                    },
+                    "match": {"object": f"^{snapshots}"},
                     "when": "mid-body",
-                    "do": {"kill_vm": True},
+                    "do": {"kill_vm": vm},
                 }
                 self._fault = self.cloud.call("POST", "/_local/faults", rule)["id"]
             faults = self.cloud.call("GET", "/_local/faults")

@@ -16,6 +16,7 @@ from outlast.run.store import MemoryStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
+BUCKET = {"name": "b", "objects": 9, "versions": 9}
 
 
 def attempt(term: int, from_step: int, step: int, lost: int, reason: Reason) -> Attempt:
@@ -82,7 +83,8 @@ def test_what_went_well_is_held():
     assert judge.notice_lost_nothing(good, MISFORTUNES).held
     assert judge.one_line(good).held
     assert judge.nothing_runs({"dev": 0, "calm": 0}, []).held
-    assert judge.bucket_alone_is_left({"buckets": ["b"], "objects": {"b": 9}, "vms": []}, "b").held
+    kept = {"buckets": [BUCKET], "deleted_roles": ["leave"], "vms": []}
+    assert judge.bucket_alone_is_left(kept, "b").held
     rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.4}]
     assert judge.each_step_once(rows, list(rows)).held
 
@@ -139,8 +141,8 @@ def test_what_still_runs_or_is_left_breaks():
     assert not judge.nothing_runs({"dev": 1}, []).held
     assert not judge.nothing_runs({"dev": None}, []).held
     assert not judge.nothing_runs({"dev": 0}, ["vm"]).held
-    assert not judge.bucket_alone_is_left({"buckets": ["b"], "templates": ["t"]}, "b").held
-    assert not judge.bucket_alone_is_left({"buckets": ["b"], "pids": [7]}, "b").held
+    assert not judge.bucket_alone_is_left({"buckets": [BUCKET], "templates": ["t"]}, "b").held
+    assert not judge.bucket_alone_is_left({"buckets": [BUCKET], "pids": [7]}, "b").held
     assert not judge.bucket_alone_is_left({"buckets": []}, "b").held
     assert not judge.no_process(["python (7)"]).held
 

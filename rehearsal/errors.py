@@ -1,0 +1,109 @@
+"""What goes wrong in the local cloud, and how Google says it.
+
+RehearsalError          the local cloud itself cannot go on
+|- UsageError           bad flags or environment: one sentence, exit 64
+ApiError                an answer of one of the APIs, in Google's JSON form
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+USAGE_EXIT = 64
+
+# google.rpc.Code names by HTTP status, as the `status` member of an error has them.
+STATUS_NAMES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    412: "FAILED_PRECONDITION",
+    416: "OUT_OF_RANGE",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+# The `reason` that Google gives where nothing more precise is known.
+REASONS = {
+    400: "invalid",
+    401: "authError",
+    403: "forbidden",
+    404: "notFound",
+    409: "conflict",
+    412: "conditionNotMet",
+    416: "requestedRangeNotSatisfiable",
+    429: "rateLimitExceeded",
+    500: "internalError",
+    501: "notImplemented",
+    503: "backendError",
+    504: "gatewayTimeout",
+}
+
+
+class RehearsalError(Exception):
+    """The local cloud cannot go on; the message is one sentence for the person who started it."""
+
+
+class UsageError(RehearsalError):
+    """A flag or the environment is wrong; ends the command with exit code 64."""
+
+
+class ApiError(Exception):
+    """An error answer; raise it anywhere below a route.
+
+    `reason` is Google's short word (`conditionNotMet`, `rateLimitExceeded`), `status_name` the
+    google.rpc code where the HTTP status alone does not say it (409 ABORTED).
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        reason: str | None = None,
+        *,
+        status_name: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.reason = reason or REASONS.get(status, "backendError")
+        self.status_name = status_name or STATUS_NAMES.get(status, "UNKNOWN")
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Google's JSON form of the error."""
+        entry = {"message": self.message, "domain": "global", "reason": self.reason}
+        error = {
+            "code": self.status,
+            "message": self.message,
+            "errors": [entry],
+            "status": self.status_name,
+        }
+        return {"error": error}
+
+    def response(self) -> Response:
+        """The error as an HTTP answer."""
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def not_found(what: str) -> ApiError:
+    """404 for a named thing."""
+    return ApiError(404, f"{what} was not found")
+
+
+def not_implemented(method: str, path: str) -> ApiError:
+    """501 for a call that the local cloud does not have."""
+    return ApiError(501, f"{method} {path} is not implemented by the local cloud")
+
+
+async def answer_api_error(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for ApiError."""
+    assert isinstance(error, ApiError)
+    return error.response()

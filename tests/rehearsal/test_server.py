@@ -1,0 +1,365 @@
+"""The cloud as a process: start, stop, restart, what it refuses, and its control API."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsal.local_cloud import PROJECT, LocalCloud, make_bucket
+
+ROOT = Path(__file__).parents[2]
+MACHINES = Path(__file__).with_name("machines.py")
+WAIT_SEC = 20.0
+
+
+def wait_until(condition: object, message: str) -> None:
+    deadline = time.monotonic() + WAIT_SEC
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, message
+        time.sleep(0.02)
+
+
+def rehearsal(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rehearsal", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30)
+
+
+# Start and stop
+
+
+def test_endpoint_appears_when_ready_and_goes(own_cloud: LocalCloud) -> None:
+    endpoint = own_cloud.state / "endpoint.json"
+    document = json.loads(endpoint.read_text())
+    assert document["pid"] == own_cloud.process.pid
+    assert set(document) == {"pid", "port", "provider_port", "started"}
+    assert own_cloud.stop() == 0
+    assert not endpoint.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_it_cleanly_with_clients_connected(own_cloud: LocalCloud, number: int) -> None:
+    bucket = make_bucket(own_cloud)
+    own_cloud.add_fault("before", {"stall": True}, object="^a$")
+    address = ("127.0.0.1", int(own_cloud.url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=5) as waiting:
+        request = f"GET /storage/v1/b/{bucket}/o/a HTTP/1.1\r\nHost: x\r\n\r\n"
+        waiting.sendall(request.encode())
+        wait_until(lambda: own_cloud.events("fault"), "the request did not arrive")
+        assert own_cloud.stop(number) == 0
+
+
+def test_stop_by_the_control_api(own_cloud: LocalCloud) -> None:
+    assert own_cloud.call("POST", "/_local/stop").status_code == 200
+    assert own_cloud.process.wait(10) == 0
+
+
+def test_ends_with_its_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    command = [sys.executable, str(MACHINES), str(tmp_path / "state"), "0", str(parent.pid)]
+    cloud = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until((tmp_path / "state/endpoint.json").exists, "the cloud was not ready")
+        parent.kill()  # left as a zombie: that counts as ended
+        assert cloud.wait(10) == 0
+    finally:
+        cloud.kill()
+        cloud.wait()
+        parent.communicate()
+
+
+# Crash and restart
+
+
+@pytest.fixture
+def crashed(own_cloud: LocalCloud) -> Iterator[LocalCloud]:
+    """A cloud killed in mid-upload, after committed writes, and started again."""
+    bucket = make_bucket(own_cloud, name="kept-bucket")
+    account = {"accountId": "kept-account"}
+    own_cloud.call("POST", f"/iam/v1/projects/{PROJECT}/serviceAccounts", json=account)
+    for number in range(20):
+        own_cloud.put(bucket, f"object/{number}", str(number).encode())
+    own_cloud.add_fault("mid-body", {"stall": True}, object="^half$")
+    address = ("127.0.0.1", int(own_cloud.url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=5) as upload:
+        path = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name=half"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        upload.sendall(head.encode() + b"z" * 900)
+        wait_until(lambda: own_cloud.events("fault"), "the upload did not arrive")
+        own_cloud.stop(signal.SIGKILL)
+    own_cloud.start()
+    yield own_cloud
+
+
+def test_crash_loses_no_committed_object(crashed: LocalCloud) -> None:
+    for number in range(20):
+        media = crashed.object("GET", "kept-bucket", f"object/{number}", params={"alt": "media"})
+        assert media.content == str(number).encode()
+    assert crashed.object("GET", "kept-bucket", "half").status_code == 404
+    assert not list((crashed.state / "storage/uploads").glob("direct-*"))
+    audit = crashed.call("GET", "/_local/audit").json()
+    assert audit["buckets"] == [{"name": "kept-bucket", "objects": 20, "versions": 0}]
+    assert [email.partition("@")[0] for email in audit["service_accounts"]] == ["kept-account"]
+
+
+def test_generations_grow_over_a_crash(crashed: LocalCloud) -> None:
+    old = crashed.object("GET", "kept-bucket", "object/3").json()["generation"]
+    params = {"ifGenerationMatch": old}
+    new = crashed.put("kept-bucket", "object/3", b"new", params=params).json()["generation"]
+    assert int(new) > int(old)
+
+
+def test_resumable_upload_goes_on_after_a_crash(own_cloud: LocalCloud) -> None:
+    bucket = make_bucket(own_cloud)
+    data = bytes(range(256)) * 4096
+    half = len(data) // 2
+    path = f"/upload/storage/v1/b/{bucket}/o"
+    opened = own_cloud.call("POST", path, params={"uploadType": "resumable", "name": "big"})
+    query = opened.headers["location"].partition("?")[2]
+    first = {"Content-Range": f"bytes 0-{half - 1}/{len(data)}"}
+    sent = own_cloud.call("PUT", f"{path}?{query}", data=data[:half], headers=first)
+    assert sent.status_code == 308
+    own_cloud.stop(signal.SIGKILL)
+    own_cloud.start()
+    rest = {"Content-Range": f"bytes {half}-{len(data) - 1}/{len(data)}"}
+    sent = own_cloud.call("PUT", f"{path}?{query}", data=data[half:], headers=rest)
+    assert sent.status_code == 200
+    assert own_cloud.object("GET", bucket, "big", params={"alt": "media"}).content == data
+
+
+# What it refuses
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = rehearsal("serve", "--state", str(tmp_path), "--port", port, "--no-provider")
+    assert ended.returncode == 64
+    assert ended.stderr.count("\n") == 1
+    assert f"--port {port}: address already in use" in ended.stderr
+
+
+def test_state_folder_in_use(own_cloud: LocalCloud) -> None:
+    ended = rehearsal("serve", "--state", str(own_cloud.state), "--no-provider")
+    assert ended.returncode == 64
+    assert f"process {own_cloud.process.pid}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "--state"),
+        (["--state", "STATE", "--image", "debian-cloud=/"], "PROJECT/FAMILY=FOLDER"),
+        (["--state", "STATE", "--image", "a/b=/no/such/folder"], "must exist"),
+        (["--state", "STATE", "--guest-env", "NAME"], "KEY=VALUE"),
+        (["--state", "STATE", "--notice-sec", "-1"], "negative"),
+        (["--state", "STATE", "--port", "99999"], "--port 99999"),
+        (["--state", "STATE", "--parent-pid", "4194305"], "no such process"),
+        (["--state", "/dev/null/x"], "--state /dev/null/x"),
+    ],
+)
+def test_bad_flags(tmp_path: Path, args: list[str], says: str) -> None:
+    ended = rehearsal("serve", *(str(tmp_path) if a == "STATE" else a for a in args))
+    assert ended.returncode == 64
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/secretmanager/v1/projects/p/secrets"),
+        ("DELETE", "/_local/nothing"),
+        ("POST", "/storage/v1/b/x/o/y/moveTo/o/z"),
+        ("PATCH", "/"),
+    ],
+)
+def test_anything_else_is_501(cloud: LocalCloud, method: str, path: str) -> None:
+    answer = cloud.call(method, path)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["status"]) == (501, "UNIMPLEMENTED")
+    assert f"{method} {path}" in error["message"]
+
+
+def test_loopback_only(cloud: LocalCloud) -> None:
+    port = int(cloud.url.rpartition(":")[2])
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    bound = {line[1] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")}
+    assert bound == {f"0100007F:{port:04X}"}
+
+
+# The control API
+
+
+def test_vm_verbs(cloud: LocalCloud) -> None:
+    assert cloud.call("GET", "/_local/vms").json() == []
+    assert cloud.call("POST", "/_local/vms/vm-3/thaw").status_code == 200
+    assert cloud.events("machine")[-1]["verb"] == "thaw"
+    assert cloud.call("POST", "/_local/vms/no-such-vm/kill").status_code == 404
+    assert cloud.call("POST", "/_local/vms/vm-3/tickle").status_code == 400
+    assert cloud.call("POST", "/_local/switches", json={"nonsense": 1}).status_code == 400
+
+
+def test_reset_forgets_everything(own_cloud: LocalCloud) -> None:
+    bucket = make_bucket(own_cloud)
+    own_cloud.put(bucket, "a")
+    assert own_cloud.call("POST", "/_local/reset").status_code == 200
+    audit = own_cloud.call("GET", "/_local/audit").json()
+    assert not any(audit.values())
+    assert own_cloud.object("GET", bucket, "a").status_code == 404
+    assert not any((own_cloud.state / "storage/bytes").iterdir())
+    assert os.path.exists(own_cloud.state / "events.jsonl")
+
+
+# With VMs
+
+COMPUTE = f"/compute/v1/projects/{PROJECT}"
+ZONE = f"{COMPUTE}/zones/us-central1-a"
+STARTUP = """#!/bin/bash
+base="$METADATA_BASE/instance"
+token="$(curl -s -H 'Metadata-Flavor: Google' "$base/service-accounts/default/token" |
+  sed 's/.*"access_token": *"\\([^"]*\\)".*/\\1/')"
+for n in $(seq 1000); do
+  curl -s -X POST -H "Authorization: Bearer $token" --data-binary "$n" \\
+    "$STORAGE_EMULATOR_HOST/upload/storage/v1/b/vm-bucket/o?uploadType=media&name=beat/$$-$n"
+  sleep 0.05
+done
+"""
+
+
+@pytest.fixture
+def vm_cloud(tmp_path: Path) -> Iterator[LocalCloud]:
+    """A whole cloud with a group of one VM that writes objects for ever."""
+    state = tmp_path / "state"
+    image = tmp_path / "image"
+    image.mkdir()
+    cloud = LocalCloud(
+        state,
+        *("-m", "rehearsal", "serve", "--no-provider", "--state", str(state)),
+        *("--image", f"debian-cloud/debian-13={image}"),
+    )
+    try:
+        make_bucket(cloud, name="vm-bucket")
+        accounts = f"/iam/v1/projects/{PROJECT}/serviceAccounts"
+        account = cloud.call("POST", accounts, json={"accountId": "the-trainer"}).json()["email"]
+        path = "/storage/v1/b/vm-bucket/iam"
+        policy = cloud.call("GET", path).json()
+        role = {"role": "roles/storage.objectUser", "members": [f"serviceAccount:{account}"]}
+        policy["bindings"].append(role)
+        assert cloud.call("PUT", path, json=policy).status_code == 200
+        disk = {
+            "boot": True,
+            "autoDelete": True,
+            "initializeParams": {
+                "sourceImage": "projects/debian-cloud/global/images/family/debian-13",
+            },
+        }
+        template = {
+            "name": "template",
+            "properties": {
+                "machineType": "e2-small",
+                "disks": [disk],
+                "networkInterfaces": [{"network": "global/networks/default"}],
+                "metadata": {"items": [{"key": "startup-script", "value": STARTUP}]},
+                "serviceAccounts": [
+                    {"email": account, "scopes": ["https://www.googleapis.com/auth/cloud-platform"]}
+                ],
+            },
+        }
+        answer = cloud.call("POST", f"{COMPUTE}/global/instanceTemplates", json=template)
+        assert answer.status_code == 200, answer.text
+        group = {
+            "name": "group",
+            "baseInstanceName": "trainer",
+            "targetSize": 1,
+            "versions": [{"instanceTemplate": "global/instanceTemplates/template"}],
+        }
+        answer = cloud.call("POST", f"{ZONE}/instanceGroupManagers", json=group)
+        assert answer.status_code == 200, answer.text
+        yield cloud
+    finally:
+        cloud.stop()
+        cloud.http.close()
+
+
+def beats(cloud: LocalCloud) -> set[str]:
+    page = cloud.call("GET", "/storage/v1/b/vm-bucket/o", params={"prefix": "beat/"}).json()
+    return {item["name"].partition("/")[2].partition("-")[0] for item in page.get("items", [])}
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists()]
+
+
+@pytest.mark.rehearsal
+def test_fault_kills_the_vm_that_sent_the_request(vm_cloud: LocalCloud) -> None:
+    vm_cloud.add_fault("before", {"kill_vm": True}, object="^beat/", nth=3)
+    wait_until(lambda: vm_cloud.events("fault"), "no object of the VM arrived")
+    assert vm_cloud.events("fault")[0]["vm"].startswith("trainer-")
+    assert vm_cloud.events("fault-missed") == []
+    wait_until(lambda: len(beats(vm_cloud)) == 2, "the group did not recreate the VM")
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_vms_die_with_the_cloud(vm_cloud: LocalCloud, number: int) -> None:
+    wait_until(lambda: beats(vm_cloud), "no object of the VM arrived")
+    pids = vm_cloud.call("GET", "/_local/audit").json()["pids"]
+    assert len(alive(pids)) >= 2
+    vm_cloud.stop(number)
+    wait_until(lambda: not alive(pids), "processes of a VM outlived the cloud")
+
+
+@pytest.mark.rehearsal
+def test_reset_kills_vms_and_the_cloud_goes_on(vm_cloud: LocalCloud) -> None:
+    wait_until(lambda: beats(vm_cloud), "no object of the VM arrived")
+    pids = vm_cloud.call("GET", "/_local/audit").json()["pids"]
+    assert vm_cloud.call("POST", "/_local/reset").status_code == 200
+    assert not alive(pids)
+    assert not any(vm_cloud.call("GET", "/_local/audit").json().values())
+    make_bucket(vm_cloud)
+
+
+# With the engine's provider adapter
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in tasks for child in file.read_text().split()]
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_provider_lives_and_dies_with_the_cloud(tmp_path: Path, number: int) -> None:
+    state = tmp_path / "state"
+    cloud = LocalCloud(state, "-m", "rehearsal", "serve", "--state", str(state))
+    try:
+        port = json.loads((state / "endpoint.json").read_text())["provider_port"]
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        pids = children(cloud.process.pid)
+        assert pids
+        cloud.stop(number)
+        wait_until(lambda: not alive(pids), "the provider adapter outlived the cloud")
+    finally:
+        cloud.stop()
+        cloud.http.close()
+
+
+@pytest.mark.rehearsal
+def test_cloud_ends_when_the_provider_is_gone(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    cloud = LocalCloud(state, "-m", "rehearsal", "serve", "--state", str(state))
+    try:
+        for pid in children(cloud.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert cloud.process.wait(10) == 1
+        assert not (state / "endpoint.json").exists()
+    finally:
+        cloud.stop()
+        cloud.http.close()
