@@ -1,0 +1,1 @@
+"""The supervisor: everything on the VM but the training."""

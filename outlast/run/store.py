@@ -1,0 +1,916 @@
+"""Objects with generations: a bucket, a folder or memory behind one contract.
+
+Every write names the generation that it replaces, and a store refuses it where the object has
+another one. Reads by generation never mix two versions. A store retries reads by itself and writes
+never: whoever wrote knows how to tell its own write after a lost answer.
+
+    StoreError
+    ├── NotFound              no such object, or not in this generation
+    ├── Forbidden             401 or 403
+    ├── PreconditionFailed    the object has another generation
+    ├── Throttled             too many writes of one name; nothing was applied
+    ├── Unavailable           no answer; a write's fate is unknown
+    ├── Damaged               the bytes do not match their checksum or size
+    └── Unsupported           this file system cannot keep a run
+"""
+
+import base64
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import random
+import re
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import google_crc32c
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 8 * 1024 * 1024
+
+
+class StoreError(Exception):
+    """Base of everything that a store raises."""
+
+
+class NotFound(StoreError):
+    """No such object, or it has another generation than the one asked for."""
+
+
+class Forbidden(StoreError):
+    """The caller may not do this, or may not yet."""
+
+
+class PreconditionFailed(StoreError):
+    """The object's generation is not the one that the write named."""
+
+
+class Throttled(StoreError):
+    """Too many writes of one object; nothing was applied."""
+
+
+class Unavailable(StoreError):
+    """No answer came; whether a write was applied, or will be, is unknown."""
+
+
+class Damaged(StoreError):
+    """Bytes arrived that do not match their checksum or size."""
+
+
+class Unsupported(StoreError):
+    """This file system cannot keep a run safely."""
+
+
+@dataclass(frozen=True)
+class Object:
+    """What a store knows about one generation of an object."""
+
+    path: str
+    generation: int
+    size: int
+    crc32c: str
+    """Base64 of the big-endian CRC32C, as Cloud Storage gives it."""
+    updated: datetime
+    """Server time at which this generation was written."""
+
+
+class Store(Protocol):
+    """The contract; tests/run/test_store.py holds all implementations to it."""
+
+    url: str
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        """The whole content, verified, and what it is the content of."""
+        ...
+
+    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+        """Streams the content into the file `to`, verified; `to` appears whole or not at all."""
+        ...
+
+    def stat(self, path: str) -> Object: ...
+
+    def put(
+        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
+    ) -> Object:
+        """Writes once, without a retry; 0 means only where the object is absent."""
+        ...
+
+    def delete(self, path: str, *, generation: int) -> None:
+        """Deletes this generation; another one is PreconditionFailed, none is NotFound."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        """All objects whose path starts with `prefix`, sorted by path."""
+        ...
+
+    def now(self) -> datetime:
+        """Server time in UTC."""
+        ...
+
+
+class Clock(Protocol):
+    """The passing of time on this machine; tests give one that does not wait."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+def patiently(
+    action: Callable[[], T], *, clock: Clock = SYSTEM_CLOCK, limit_seconds: float = 60.0
+) -> T:
+    """`action()`, repeated with jitter while the store throttles or does not answer.
+
+    Only for what may be done twice: reads, and writes that recognise their own earlier try.
+    """
+    start = clock.monotonic()
+    for attempt in itertools.count():
+        try:
+            return action()
+        except (Throttled, Unavailable):
+            if clock.monotonic() - start >= limit_seconds:
+                raise
+            clock.sleep(jittered(min(1.0 * 2**attempt, 16.0)))
+    raise AssertionError("unreachable")
+
+
+def jittered(seconds: float) -> float:
+    """Between half of it and one and a half, so that two writers do not meet again."""
+    return seconds * (0.5 + random.random())
+
+
+def put_new(
+    store: Store,
+    path: str,
+    data: bytes | Path,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    limit_seconds: float = 60.0,
+) -> Object:
+    """Creates an object that only this writer can name; an earlier try of ours counts as success.
+
+    An object that is there already with other bytes is PreconditionFailed.
+    """
+    expected = checksum_of(data)
+
+    def once() -> Object:
+        try:
+            return store.put(path, data, if_generation_match=0)
+        except PreconditionFailed:
+            found = store.stat(path)
+            if (found.size, found.crc32c) != expected:
+                raise
+            return found
+
+    return patiently(once, clock=clock, limit_seconds=limit_seconds)
+
+
+def delete_quietly(store: Store, path: str, generation: int) -> bool:
+    """Deletes one generation; True where it is gone now, False where that is unknown or refused."""
+    try:
+        store.delete(path, generation=generation)
+    except (NotFound, PreconditionFailed):
+        return True
+    except StoreError:
+        return False
+    return True
+
+
+class Checksum:
+    """Size and CRC32C of bytes as they pass by."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._crc = google_crc32c.Checksum()
+
+    def update(self, data: bytes) -> None:
+        self.size += len(data)
+        self._crc.update(data)
+
+    @property
+    def crc32c(self) -> str:
+        return base64.b64encode(self._crc.digest()).decode()
+
+
+def checksum_of(data: bytes | Path) -> tuple[int, str]:
+    """(size, CRC32C) of bytes or of a file."""
+    checksum = Checksum()
+    if isinstance(data, Path):
+        with data.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                checksum.update(chunk)
+    else:
+        checksum.update(data)
+    return checksum.size, checksum.crc32c
+
+
+def check_path(path: str) -> str:
+    """The path itself, where it can name an object in every store."""
+    parts = path.split("/")
+    if not path or any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise StoreError(
+            f"object path {path!r}: must be a relative path without empty parts, '.' or '..'"
+        )
+    return path
+
+
+def open_store(url: str, *, credentials: Any = None) -> Store:
+    """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.
+
+    Credentials are those of google-auth and concern `gs://` alone; None takes the machine's own.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme == "gs":
+        bucket = rest.removeprefix("//").rstrip("/")
+        if not bucket or "/" in bucket:
+            raise StoreError(f"store {url!r}: must be gs:// and a bucket's name, without a path")
+        return GcsStore(bucket, credentials=credentials)
+    if scheme == "file":
+        return FolderStore(Path(urllib.parse.unquote(rest.removeprefix("//"))))
+    if url == "memory:":
+        return MemoryStore()
+    if re.match(r"[a-z][a-z0-9+]*://", url):
+        raise StoreError(f"store {url!r}: must be gs://bucket, a folder or memory:")
+    return FolderStore(Path(url))
+
+
+# ---------------------------------------------------------------------------------------------
+# Memory
+
+
+class Operation(NamedTuple):
+    """One call of a store: the verb, the path and whether it changes anything."""
+
+    verb: str
+    path: str
+    writes: bool
+
+
+Around = Callable[[Operation, Callable[[], Any]], Any]
+"""Called with each operation and the function that performs it; may fail before or after it."""
+
+
+class MemoryStore:
+    """Objects in this process. Views share the objects and see their own operations only."""
+
+    url = "memory:"
+
+    def __init__(
+        self, *, clock: Callable[[], datetime] | None = None, around: Around | None = None
+    ) -> None:
+        self._objects: dict[str, tuple[bytes, Object]] = {}
+        self._generations = itertools.count(1)
+        self._lock = threading.RLock()
+        self._clock = clock or (lambda: datetime.now(UTC))
+        self._around = around
+
+    def view(self, around: Around | None) -> "MemoryStore":
+        """A store over the same objects, whose operations pass through `around`."""
+        view = MemoryStore(clock=self._clock, around=around)
+        view._objects, view._generations = self._objects, self._generations
+        view._lock = self._lock
+        return view
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        return self._perform("get", path, lambda: self._found(path, generation))
+
+    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+        data, found = self._perform("fetch", path, lambda: self._found(path, generation))
+        _write_whole(to, data)
+        return found
+
+    def stat(self, path: str) -> Object:
+        return self._perform("stat", path, lambda: self._found(path, None)[1])
+
+    def put(
+        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
+    ) -> Object:
+        content = data.read_bytes() if isinstance(data, Path) else bytes(data)
+
+        def apply() -> Object:
+            check_path(path)
+            current = self._objects.get(path)
+            _check_generation(path, current[1].generation if current else 0, if_generation_match)
+            size, crc32c = checksum_of(content)
+            written = Object(path, next(self._generations), size, crc32c, self.now())
+            self._objects[path] = (content, written)
+            return written
+
+        return self._perform("put", path, apply, writes=True)
+
+    def delete(self, path: str, *, generation: int) -> None:
+        def apply() -> None:
+            _check_generation(path, self._found(path, None)[1].generation, generation)
+            del self._objects[path]
+
+        self._perform("delete", path, apply, writes=True)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        def apply() -> list[Object]:
+            return [
+                self._objects[path][1] for path in sorted(self._objects) if path.startswith(prefix)
+            ]
+
+        return iter(self._perform("list", prefix, apply))
+
+    def now(self) -> datetime:
+        return self._clock()
+
+    def _found(self, path: str, generation: int | None) -> tuple[bytes, Object]:
+        entry = self._objects.get(check_path(path))
+        if entry is None or generation not in (None, entry[1].generation):
+            raise _not_found(path, generation)
+        return entry
+
+    def _perform(self, verb: str, path: str, apply: Callable[[], T], *, writes: bool = False) -> T:
+        def locked() -> T:
+            with self._lock:
+                return apply()
+
+        if self._around is None:
+            return locked()
+        return self._around(Operation(verb, path, writes), locked)
+
+
+def _check_generation(path: str, found: int, expected: int | None) -> None:
+    if expected is not None and found != expected:
+        raise PreconditionFailed(f"{path}: has generation {found}, the write named {expected}")
+
+
+def _not_found(path: str, generation: int | None) -> NotFound:
+    which = "" if generation is None else f" in generation {generation}"
+    return NotFound(f"{path}: no such object{which}")
+
+
+def _write_whole(to: Path, data: bytes) -> None:
+    part = to.with_name(f"{to.name}.part")
+    part.write_bytes(data)
+    os.replace(part, to)
+
+
+# ---------------------------------------------------------------------------------------------
+# A folder
+
+
+class FolderStore:
+    """Objects as files of a folder on a local disk.
+
+    Each object is a symbolic link to `.objects/<generation>-<size>-<crc32c>`, so that one rename
+    changes content, generation and checksum together, a reader needs no lock, and a copy of the
+    folder is the same run. Writers exclude each other by `flock` on `.objects/lock`; a write
+    that is killed at any instant leaves the old object or the new one.
+    """
+
+    _BLOB = re.compile(r"(\d+)-(\d+)-([0-9a-f]{8})")
+    _LOCK_SECONDS = 20.0
+
+    # On these a lock holds on this machine only, or not at all, or a rename is not atomic.
+    _REFUSED_TYPES = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|afs|9p|ncpfs|fuse\.(?!fuse-overlayfs).*")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(os.path.abspath(folder))
+        self.url = self._folder.as_uri()
+        self._blobs = self._folder / ".objects"
+        if self._folder.exists() and not self._folder.is_dir():
+            raise Unsupported(f"run folder {self._folder}: is a file; give a folder")
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        self._threads = threading.RLock()
+        self._refuse_type()
+        self._refuse_without_locks()
+        self._drop_orphans()
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        with self._opened(path, generation) as (file, found):
+            data = file.read()
+        self._verify(found, checksum_of(data))
+        return data, found
+
+    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+        part = to.with_name(f"{to.name}.part")
+        checksum = Checksum()
+        with self._opened(path, generation) as (file, found), part.open("wb") as copy:
+            while chunk := file.read(CHUNK_BYTES):
+                checksum.update(chunk)
+                copy.write(chunk)
+        try:
+            self._verify(found, (checksum.size, checksum.crc32c))
+        except Damaged:
+            part.unlink()
+            raise
+        os.replace(part, to)
+        return found
+
+    def stat(self, path: str) -> Object:
+        found = self._linked(path)
+        if found is None:
+            raise _not_found(path, None)
+        return found[1]
+
+    def put(
+        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
+    ) -> Object:
+        link = self._folder / check_path(path)
+        with self._staged(data) as (staged, size, crc32c), self._locked() as counter:
+            current = self._linked(path)
+            _check_generation(path, current[1].generation if current else 0, if_generation_match)
+            generation = self._next_generation(counter, current)
+            crc_hex = base64.b64decode(crc32c).hex()
+            blob = self._blobs / f"{generation}-{size}-{crc_hex}"
+            os.rename(staged, blob)
+            self._link(link, blob)
+            if current:
+                current[0].unlink(missing_ok=True)
+        return Object(path, generation, size, crc32c, _moment(generation))
+
+    def delete(self, path: str, *, generation: int) -> None:
+        with self._locked():
+            current = self._linked(path)
+            if current is None:
+                raise _not_found(path, None)
+            _check_generation(path, current[1].generation, generation)
+            link = self._folder / path
+            link.unlink()
+            _sync_folder(link.parent)
+            current[0].unlink(missing_ok=True)
+            # Folders are nothing in a bucket: the empty ones go with their last object.
+            for parent in link.relative_to(self._folder).parents[:-1]:
+                try:
+                    (self._folder / parent).rmdir()
+                except OSError:
+                    break
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        folder = self._folder / prefix.rpartition("/")[0]
+        found = []
+        for root, folders, files in os.walk(folder):
+            if Path(root) == self._folder:
+                folders[:] = [name for name in folders if name != self._blobs.name]
+            for name in files:
+                path = (Path(root) / name).relative_to(self._folder).as_posix()
+                if not path.startswith(prefix):
+                    continue
+                # A file that somebody put there is no object; only its name is taken.
+                with contextlib.suppress(StoreError):
+                    if entry := self._linked(path):
+                        found.append(entry[1])
+        return iter(sorted(found, key=lambda entry: entry.path))
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def _linked(self, path: str) -> tuple[Path, Object] | None:
+        """The blob that a path's link names, and what its name says; None where absent."""
+        link = self._folder / check_path(path)
+        try:
+            target = os.readlink(link)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            raise StoreError(
+                f"{link}: is no object of this run; move it out of the folder"
+            ) from None
+        match = self._BLOB.fullmatch(os.path.basename(target))
+        if match is None:
+            raise StoreError(f"{link}: links to {target}, which is no object of this run")
+        crc32c = base64.b64encode(bytes.fromhex(match[3])).decode()
+        generation = int(match[1])
+        known = Object(path, generation, int(match[2]), crc32c, _moment(generation))
+        return self._blobs / match[0], known
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, generation: int | None) -> Iterator[tuple[Any, Object]]:
+        while True:
+            entry = self._linked(path)
+            if entry is None or generation not in (None, entry[1].generation):
+                raise _not_found(path, generation)
+            try:
+                file = entry[0].open("rb")
+            except FileNotFoundError:
+                # Replaced between the two looks, unless the link still names what is gone.
+                if self._linked(path) == entry:
+                    raise Damaged(f"{path}: its content {entry[0]} is gone") from None
+                continue
+            with file:
+                yield file, entry[1]
+            return
+
+    def _verify(self, found: Object, actual: tuple[int, str]) -> None:
+        if (found.size, found.crc32c) != actual:
+            raise Damaged(
+                f"{found.path}: has size and CRC32C {actual}, written were "
+                f"{(found.size, found.crc32c)}"
+            )
+
+    @contextlib.contextmanager
+    def _staged(self, data: bytes | Path) -> Iterator[tuple[Path, int, str]]:
+        """A synced copy of the data beside the blobs; locked, so that no other clears it away."""
+        staged = self._blobs / f"part-{uuid.uuid4().hex}"
+        checksum = Checksum()
+        try:
+            with contextlib.ExitStack() as stack:
+                with self._locked():
+                    copy = stack.enter_context(staged.open("wb"))
+                    fcntl.flock(copy, fcntl.LOCK_EX)
+                if isinstance(data, Path):
+                    with data.open("rb") as source:
+                        while chunk := source.read(CHUNK_BYTES):
+                            checksum.update(chunk)
+                            copy.write(chunk)
+                else:
+                    checksum.update(data)
+                    copy.write(data)
+                copy.flush()
+                os.fsync(copy.fileno())
+                yield staged, checksum.size, checksum.crc32c
+        finally:
+            staged.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Excludes every other writer; gives the lock file, which keeps the last generation."""
+        limit = time.monotonic() + self._LOCK_SECONDS
+        with self._threads:
+            descriptor = os.open(self._blobs / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                while True:
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        if time.monotonic() > limit:
+                            raise Unavailable(
+                                f"{self._folder}: another process has held its lock for "
+                                f"{self._LOCK_SECONDS:.0f} s"
+                            ) from None
+                        time.sleep(0.01)
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def _next_generation(self, counter: int, current: tuple[Path, Object] | None) -> int:
+        """Higher than every one before, also of deleted objects: microseconds, never repeated."""
+        last = int(os.pread(counter, 32, 0).strip() or b"0")
+        floor = max(last, current[1].generation if current else 0)
+        generation = max(time.time_ns() // 1000, floor + 1)
+        os.pwrite(counter, f"{generation:<32}".encode(), 0)
+        return generation
+
+    def _link(self, link: Path, blob: Path) -> None:
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            target = os.path.relpath(blob, link.parent)
+            fresh = self._blobs / f"link-{uuid.uuid4().hex}"
+            # The link is made beside the blobs and renamed: relative to where it will be.
+            os.symlink(target, fresh)
+            os.replace(fresh, link)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            blob.unlink(missing_ok=True)
+            raise StoreError(
+                f"{link}: a folder and an object cannot have one name in a run folder"
+            ) from None
+        except OSError as error:
+            blob.unlink(missing_ok=True)
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            raise Unsupported(
+                f"run folder {self._folder}: its file system has no symbolic links; "
+                "use a local disk or gs://"
+            ) from None
+        _sync_folder(self._blobs)
+        _sync_folder(link.parent)
+
+    def _drop_orphans(self) -> None:
+        """Clears away what killed writers left: staged files nobody holds, blobs nobody names."""
+        with self._locked():
+            named = {
+                os.path.basename(os.readlink(Path(root) / name))
+                for root, folders, files in os.walk(self._folder)
+                if self._blobs not in (Path(root), *Path(root).parents)
+                for name in files
+                if (Path(root) / name).is_symlink()
+            }
+            for entry in sorted(self._blobs.iterdir()):
+                if entry.name.startswith(("part-", "probe-")):
+                    with contextlib.suppress(OSError), entry.open("rb") as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        entry.unlink(missing_ok=True)
+                elif entry.name.startswith("link-") or (
+                    self._BLOB.fullmatch(entry.name) and entry.name not in named
+                ):
+                    entry.unlink(missing_ok=True)
+
+    def _refuse_type(self) -> None:
+        kind = _file_system_type(self._folder)
+        if kind and self._REFUSED_TYPES.fullmatch(kind):
+            raise Unsupported(
+                f"run folder {self._folder}: is on {kind}, where locks or renames "
+                "do not hold; use a local disk or gs://"
+            )
+
+    def _refuse_without_locks(self) -> None:
+        """Two open files must exclude each other, or two attempts could write at once."""
+        advice = "use a local disk or gs://"
+        probe = self._blobs / f"probe-{uuid.uuid4().hex}"
+        try:
+            with probe.open("wb") as first, probe.open("rb") as second:
+                try:
+                    fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise Unsupported(
+                        f"run folder {self._folder}: its file system has no locks "
+                        f"({error.strerror}); {advice}"
+                    ) from None
+                try:
+                    fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    pass
+                else:
+                    raise Unsupported(
+                        f"run folder {self._folder}: flock does not exclude on its "
+                        f"file system; {advice}"
+                    )
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def _moment(generation: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=generation)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _file_system_type(folder: Path) -> str | None:
+    """Type of the file system that holds the folder; None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    best, kind = "", None
+    real = os.path.realpath(folder)
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+# ---------------------------------------------------------------------------------------------
+# Cloud Storage
+
+
+class GcsStore:
+    """A bucket through google-cloud-storage; honours STORAGE_EMULATOR_HOST.
+
+    On a VM the metadata server's token is used, in the local cloud too: without it the client
+    would be anonymous there, and permissions would not be rehearsed.
+    """
+
+    # Connect and read; the client hands it to requests, which takes a pair.
+    _TIMEOUT: Any = (10.0, 60.0)
+    _NO_RETRY: Any = None
+    _READ_SECONDS = 60.0
+
+    def __init__(self, bucket: str, *, credentials: Any = None) -> None:
+        from google.api_core.client_options import ClientOptions
+        from google.auth.credentials import AnonymousCredentials
+        from google.auth.transport.requests import AuthorizedSession
+        from google.cloud import storage
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        # Else the client asks for the bucket itself, from a thread of its own, for traces that
+        # nobody collects: a request that the VM's service account may not make.
+        os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+        self.url = f"gs://{bucket}"
+        self._server: tuple[datetime, float] | None = None
+        self._read_retry = DEFAULT_RETRY.with_timeout(self._READ_SECONDS)
+        credentials = credentials or _machine_credentials()
+        if isinstance(credentials, AnonymousCredentials):
+            session = _anonymous_session()
+        else:
+            session = AuthorizedSession(credentials)
+        session.hooks["response"].append(self._note_time)
+        self._session = session
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        options = ClientOptions(api_endpoint=emulator) if emulator else None
+        self._client = storage.Client(
+            project="outlast", credentials=credentials, _http=session, client_options=options
+        )
+        self._bucket = self._client.bucket(bucket)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._session.close()
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        data: bytes = b""
+
+        def download(blob: Any) -> None:
+            nonlocal data
+            data = blob.download_as_bytes(
+                raw_download=True,
+                checksum="crc32c",
+                timeout=self._TIMEOUT,
+                retry=self._read_retry,
+            )
+
+        found = self._read(path, generation, download)
+        if checksum_of(data) != (found.size, found.crc32c):
+            raise Damaged(f"{path}: the bytes that arrived do not match its CRC32C or size")
+        return data, found
+
+    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+        part = to.with_name(f"{to.name}.part")
+
+        def download(blob: Any) -> None:
+            with part.open("wb") as file:
+                blob.download_to_file(
+                    file,
+                    raw_download=True,
+                    checksum="crc32c",
+                    timeout=self._TIMEOUT,
+                    retry=self._read_retry,
+                )
+
+        try:
+            found = self._read(path, generation, download)
+            if checksum_of(part) != (found.size, found.crc32c):
+                raise Damaged(f"{path}: the bytes that arrived do not match its CRC32C or size")
+            os.replace(part, to)
+        finally:
+            part.unlink(missing_ok=True)
+        return found
+
+    def stat(self, path: str) -> Object:
+        blob = self._bucket.blob(check_path(path))
+        with self._mapped(path):
+            blob.reload(timeout=self._TIMEOUT, retry=self._read_retry)
+        return _object(blob)
+
+    def put(
+        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
+    ) -> Object:
+        blob = self._bucket.blob(check_path(path))
+        size, crc32c = checksum_of(data)
+        # Large files go up in parts, which the client may retry by asking the upload's session.
+        retry = None if size <= CHUNK_BYTES else self._read_retry
+        arguments: dict[str, Any] = {
+            "content_type": "application/octet-stream",
+            "if_generation_match": if_generation_match,
+            "checksum": "crc32c",
+            "timeout": self._TIMEOUT,
+            "retry": retry,
+        }
+        with self._mapped(path):
+            if isinstance(data, Path):
+                blob.upload_from_filename(str(data), **arguments)
+            else:
+                blob.upload_from_string(data, **arguments)
+        written = _object(blob)
+        if (written.size, written.crc32c) != (size, crc32c):
+            raise Damaged(
+                f"{path}: arrived with size {written.size} and CRC32C {written.crc32c}, "
+                f"sent were {size} and {crc32c}"
+            )
+        return written
+
+    def delete(self, path: str, *, generation: int) -> None:
+        # Without a generation in the name, so that another one is refused and not just absent.
+        blob = self._bucket.blob(check_path(path))
+        with self._mapped(path):
+            blob.delete(if_generation_match=generation, timeout=self._TIMEOUT, retry=self._NO_RETRY)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        with self._mapped(prefix):
+            blobs = self._client.list_blobs(
+                self._bucket, prefix=prefix, timeout=self._TIMEOUT, retry=self._read_retry
+            )
+            return iter(sorted((_object(blob) for blob in blobs), key=lambda found: found.path))
+
+    def now(self) -> datetime:
+        if self._server is None:
+            with contextlib.suppress(NotFound, Forbidden):
+                self.stat("outlast-clock")
+        if self._server is None:
+            raise Unavailable(f"{self.url}: the server's answer had no Date")
+        moment, at = self._server
+        return moment + timedelta(seconds=time.monotonic() - at)
+
+    def _note_time(self, response: Any, *_: Any, **__: Any) -> None:
+        try:
+            moment = parsedate_to_datetime(response.headers["Date"])
+        except (KeyError, ValueError, TypeError):
+            return
+        self._server = (moment.astimezone(UTC), time.monotonic())
+
+    def _read(self, path: str, generation: int | None, download: Callable[[Any], None]) -> Object:
+        """Downloads exactly one generation and tells which."""
+        for _ in range(8):
+            found = self.stat(path)
+            if generation not in (None, found.generation):
+                raise _not_found(path, generation)
+            blob = self._bucket.blob(path, generation=found.generation)
+            try:
+                with self._mapped(path):
+                    download(blob)
+                return found
+            except NotFound:
+                # Rewritten between the two requests; the next look sees the new generation.
+                if generation is not None:
+                    raise
+        raise Unavailable(f"{path}: was rewritten during each of eight reads")
+
+    @contextlib.contextmanager
+    def _mapped(self, path: str) -> Iterator[None]:
+        """Turns the clients' exceptions into this module's tree."""
+        import requests
+        from google.api_core import exceptions as api
+        from google.auth import exceptions as auth
+        from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+
+        try:
+            yield
+        except api.RetryError as error:
+            raise _error_of_status(path, getattr(error.cause, "code", None), error) from error
+        except api.GoogleAPICallError as error:
+            raise _error_of_status(path, error.code, error) from error
+        except InvalidResponse as error:
+            raise _error_of_status(path, error.response.status_code, error) from error
+        except DataCorruption as error:
+            raise Damaged(f"{path}: {error}") from error
+        except (requests.exceptions.RequestException, auth.GoogleAuthError) as error:
+            raise Unavailable(f"{path}: {error}") from error
+        except (ConnectionError, TimeoutError) as error:
+            raise Unavailable(f"{path}: {error}") from error
+
+
+def _object(blob: Any) -> Object:
+    if blob.generation is None or blob.size is None or not blob.crc32c or blob.updated is None:
+        raise Unavailable(f"{blob.name}: the answer lacks generation, size, CRC32C or time")
+    return Object(
+        blob.name, int(blob.generation), int(blob.size), blob.crc32c, blob.updated.astimezone(UTC)
+    )
+
+
+def _error_of_status(path: str, status: int | None, error: Exception) -> StoreError:
+    kinds: dict[int | None, type[StoreError]] = {
+        401: Forbidden,
+        403: Forbidden,
+        404: NotFound,
+        412: PreconditionFailed,
+        429: Throttled,
+        408: Unavailable,
+        None: Unavailable,
+    }
+    kind = kinds.get(status, Unavailable if (status or 0) >= 500 else StoreError)
+    return kind(f"{path}: {error}")
+
+
+def _anonymous_session() -> Any:
+    import requests
+
+    return requests.Session()
+
+
+def _machine_credentials() -> Any:
+    """The metadata server's token where this is a VM; else whatever the client finds itself."""
+    import google.auth
+    from google.auth import compute_engine
+    from google.auth.credentials import AnonymousCredentials
+
+    if os.environ.get("GCE_METADATA_HOST"):
+        return compute_engine.Credentials()
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        return AnonymousCredentials()
+    return google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])[0]

@@ -1,0 +1,168 @@
+"""Fixtures of the supervisor's tests: clocks that do not wait, and the three kinds of store."""
+
+import asyncio
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from outlast.layout import Layout
+from outlast.run.head import Claim
+from outlast.run.store import FolderStore, GcsStore, MemoryStore, Store
+
+BUCKET = "runs"
+START = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
+
+
+class FakeClock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.elapsed = 0.0
+
+    def monotonic(self) -> float:
+        return self.elapsed
+
+    def sleep(self, seconds: float) -> None:
+        self.elapsed += seconds
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.elapsed)
+
+
+@dataclass
+class NoMachines:
+    """A local cloud without a compute part: the storage tests need none."""
+
+    cloud: Any
+
+    def routes(self) -> list[Any]:
+        return []
+
+    def caller(self, token: str) -> None:
+        return None
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def layout() -> Layout:
+    return Layout("experiments/demo", "0123456789")
+
+
+@pytest.fixture
+def memory(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock=clock.now)
+
+
+@pytest.fixture
+def claim() -> Claim:
+    return Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelta(days=1))
+
+
+@pytest.fixture(scope="session")
+def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the local cloud's storage API, served from a thread of this process."""
+    from rehearsal.server import Cloud, Options
+
+    state = tmp_path_factory.mktemp("cloud")
+    config = uvicorn.Config(
+        lambda scope, receive, send: app(scope, receive, send),
+        host="127.0.0.1",
+        port=0,
+        lifespan="off",
+        log_config=None,
+        http="h11",
+        interface="asgi3",
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    sockets = [config.bind_socket()]
+    address = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    ready = threading.Event()
+
+    def serve() -> None:
+        async def run() -> None:
+            nonlocal app
+            machines: Any = NoMachines
+            cloud = Cloud(Options(state=state), address, machines)
+            app = cloud.app()
+            ready.set()
+            await server.serve(sockets)
+            cloud.events.close()
+
+        asyncio.run(run())
+
+    app: Any = None
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    request = urllib.request.Request(
+        f"{address}/storage/v1/b?project=outlast-rehearsal",
+        data=f'{{"name": "{BUCKET}"}}'.encode(),
+        headers={"Content-Type": "application/json"},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+    yield address
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+    sockets[0].close()
+
+
+@pytest.fixture(params=["memory", "folder", "gs"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Each kind of store, empty."""
+    if request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "folder":
+        yield FolderStore(tmp_path / "run")
+    else:
+        address = request.getfixturevalue("storage_api")
+        patch = request.getfixturevalue("monkeypatch")
+        patch.setenv("STORAGE_EMULATOR_HOST", address)
+        patch.delenv("GCE_METADATA_HOST", raising=False)
+        gcs = GcsStore(BUCKET)
+        yield Prefixed(gcs, f"{time.time_ns()}/")
+        gcs.close()
+
+
+class Prefixed:
+    """A store below a prefix, so that each test has an empty one in the shared bucket."""
+
+    def __init__(self, store: GcsStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self.url = store.url
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._store, name)
+        if name == "now":
+            return operation
+
+        def prefixed(path: str, *arguments: Any, **named: Any) -> Any:
+            answer = operation(self._prefix + path, *arguments, **named)
+            if name == "get":
+                return answer[0], self._cut(answer[1])
+            if name == "list":
+                return iter([self._cut(found) for found in answer])
+            return answer if answer is None else self._cut(answer)
+
+        return prefixed
+
+    def _cut(self, found: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(found, path=found.path.removeprefix(self._prefix))

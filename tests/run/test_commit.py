@@ -1,0 +1,596 @@
+"""Commits, restores, retention, the sweep and the end, each with what goes wrong there."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outlast.exits import Reason, State
+from outlast.layout import EndCopy, Layout, Manifest, ResultManifest
+from outlast.run.commit import (
+    BadSnapshot,
+    Committer,
+    Fresh,
+    Restored,
+    RestoreError,
+    Retention,
+    fetch_result,
+    read_record,
+    read_rows,
+)
+from outlast.run.head import Checkpoint, Claim, Fenced, HeadFile, Lineage, read_head
+from outlast.run.store import (
+    Damaged,
+    FolderStore,
+    MemoryStore,
+    NotFound,
+    Operation,
+    PreconditionFailed,
+    Store,
+    Unavailable,
+)
+from tests.run.conftest import FakeClock
+
+
+class Bench:
+    """Attempts on one bucket, one after another or at once."""
+
+    def __init__(self, store: Store, layout: Layout, clock: FakeClock, claim: Claim, work: Path):
+        self.store, self.layout, self.clock = store, layout, clock
+        self.claim, self.work = claim, work
+        self.said: list[str] = []
+
+    def attempt(self, around: Any = None, retention: Retention | None = None) -> Committer:
+        """An attempt that has taken the next term."""
+        store = self.store
+        if around is not None:
+            assert isinstance(store, MemoryStore)
+            store = store.view(around)
+        head_file = HeadFile(store, self.layout, self.clock)
+        head_file.take_term(self.claim)
+        return Committer(head_file, retention=retention, say=self.said.append)
+
+    def folder(self, name: str, **files: bytes) -> Path:
+        folder = self.work / name
+        for path, data in files.items():
+            to = folder / path.replace("__", "/")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(data)
+        return folder
+
+    def commit(self, committer: Committer, step: int, **named: Any) -> Checkpoint:
+        folder = self.folder(
+            f"snap-{committer.term}-{step}", state=b"state %d" % step, a__b=b"deep"
+        )
+        return committer.commit(folder, step=step, **named)
+
+    def restore(self, committer: Committer) -> Any:
+        return committer.restore(self.work / f"restored-{committer.term}")
+
+    @property
+    def head(self) -> Any:
+        return read_head(self.store, self.layout).head
+
+    def paths(self, prefix: str = "t") -> list[str]:
+        root = self.layout.root
+        return [found.path.removeprefix(root) for found in self.store.list(root + prefix)]
+
+
+@pytest.fixture
+def bench(
+    memory: MemoryStore, layout: Layout, clock: FakeClock, claim: Claim, tmp_path: Path
+) -> Bench:
+    return Bench(memory, layout, clock, claim, tmp_path)
+
+
+def rows(*steps: int) -> bytes:
+    return b"".join(json.dumps({"step": step}).encode() + b"\n" for step in steps)
+
+
+def steps_of(bench: Bench) -> list[int]:
+    return [row["step"] for row in read_rows(bench.store, bench.layout, bench.head)]
+
+
+# -- commit and restore -----------------------------------------------------------------------
+
+
+def test_a_run_begins_fresh(bench: Bench) -> None:
+    assert bench.restore(bench.attempt()) == Fresh()
+
+
+def test_what_was_committed_is_restored_in_the_next_term(bench: Bench) -> None:
+    first = bench.attempt()
+    bench.restore(first)
+    checkpoint = bench.commit(first, 7, tags=("best",), rows=rows(1, 7), row_count=2)
+    assert checkpoint.path.startswith(f"{bench.layout.root}t000001/s000000000007-")
+    second = bench.attempt()
+    restored = bench.restore(second)
+    assert isinstance(restored, Restored)
+    assert (restored.step, restored.checkpoint, restored.skipped) == (7, checkpoint, ())
+    found = {
+        path.relative_to(restored.path).as_posix(): path.read_bytes()
+        for path in restored.path.rglob("*")
+        if path.is_file()
+    }
+    assert found == {"state": b"state 7", "a/b": b"deep"}
+
+
+def test_the_manifest_tells_what_is_there(bench: Bench) -> None:
+    committer = bench.attempt()
+    checkpoint = bench.commit(committer, 7, tags=("best",), rows=rows(1, 7))
+    manifest = read_record(bench.store, checkpoint.manifest, Manifest)
+    assert manifest is not None
+    assert (manifest.term, manifest.step, manifest.rows, manifest.tags) == (1, 7, 2, ("best",))
+    for entry in manifest.objects:
+        found = bench.store.stat(checkpoint.path + entry.name)
+        assert (found.size, found.crc32c, found.generation) == (
+            entry.size,
+            entry.crc32c,
+            entry.generation,
+        )
+
+
+def test_head_is_swapped_last(bench: Bench) -> None:
+    writes: list[str] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.writes:
+            writes.append(operation.path.removeprefix(bench.layout.root))
+        return apply()
+
+    bench.commit(bench.attempt(around), 7, rows=rows(1))
+    names = [path.rsplit("/")[-1] for path in writes]
+    assert names == ["HEAD", "000000.jsonl", "b", "state", "MANIFEST.json", "HEAD"]
+
+
+@pytest.mark.parametrize("kind", ["symlink", "empty", "absent", "taken", "backslash"])
+def test_what_is_no_snapshot_is_refused(bench: Bench, kind: str) -> None:
+    committer = bench.attempt()
+    folder = bench.work / kind
+    if kind != "absent":
+        folder.mkdir()
+    if kind == "symlink":
+        (folder / "x").symlink_to("/etc/passwd")
+    if kind == "taken":
+        (folder / "MANIFEST.json").write_bytes(b"")
+    if kind == "backslash":
+        (folder / "a\\b").write_bytes(b"")
+    with pytest.raises(BadSnapshot):
+        committer.commit(folder, step=1)
+    assert bench.head.chain == ()
+
+
+def test_a_step_before_the_restored_one_is_refused(bench: Bench) -> None:
+    bench.commit(bench.attempt(), 7)
+    second = bench.attempt()
+    bench.restore(second)
+    with pytest.raises(BadSnapshot, match="before the step 7"):
+        bench.commit(second, 6)
+
+
+def test_a_commit_survives_lost_answers(bench: Bench) -> None:
+    """Every write is applied and its answer lost, once each."""
+    seen: set[str] = set()
+    armed = False
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        answer = apply()
+        if armed and operation.writes and operation.path not in seen:
+            seen.add(operation.path)
+            raise Unavailable("gone")
+        return answer
+
+    committer = bench.attempt(around)
+    armed = True
+    bench.commit(committer, 2, rows=rows(1, 2))
+    bench.commit(committer, 4, rows=rows(3, 4))
+    assert [entry.step for entry in bench.head.chain] == [2, 4]
+    assert steps_of(bench) == [1, 2, 3, 4]
+    assert len(seen) == 9
+
+
+# -- damage -----------------------------------------------------------------------------------
+
+
+def damage(bench: Bench, path: str, how: str) -> None:
+    """Changes an object as bad luck would: its generation and checksums stay as they were."""
+    assert isinstance(bench.store, MemoryStore)
+    data, found = bench.store._objects[path]
+    if how == "flipped":
+        data = bytes([data[0] ^ 1]) + data[1:]
+    elif how == "truncated":
+        data = data[:-1]
+    bench.store._objects[path] = (data, found)
+    if how == "gone":
+        del bench.store._objects[path]
+    if how == "swapped":
+        bench.store.put(path, data)
+
+
+HOW = ["flipped", "truncated", "gone", "swapped"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["state", "a/b", "MANIFEST.json"])
+def test_damage_goes_to_the_one_before_and_says_so(bench: Bench, name: str, how: str) -> None:
+    first = bench.attempt()
+    good = bench.commit(first, 2, rows=rows(1, 2))
+    bad = bench.commit(first, 4, rows=rows(3, 4))
+    damage(bench, bad.path + name, how)
+    second = bench.attempt()
+    restored = bench.restore(second)
+    assert (restored.step, restored.skipped) == (2, (bad,))
+    assert (restored.path / "state").read_bytes() == b"state 2"
+    assert any(bad.path in line and "the one before" in line for line in bench.said)
+    assert bench.head.chain == (good, bad)
+    new = bench.commit(second, 3, rows=rows(3))
+    assert bench.head.chain == (good, new)
+    assert bench.head.lineage == (Lineage(1, 0), Lineage(2, 2))
+    assert steps_of(bench) == [1, 2, 3]
+    # The bad one's remains are swept away with it.
+    assert not any("s000000000004" in path for path in bench.paths())
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_all_damaged_is_an_error_and_no_restart(bench: Bench, how: str) -> None:
+    first = bench.attempt()
+    for step in (2, 4):
+        damage(bench, bench.commit(first, step).path + "state", how)
+    with pytest.raises(RestoreError, match="outlast repair"):
+        bench.restore(bench.attempt())
+    assert len(bench.head.chain) == 2
+
+
+def test_a_bad_download_is_tried_again(bench: Bench) -> None:
+    bench.commit(bench.attempt(), 2)
+    spoilt: list[str] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        answer = apply()
+        if operation.verb == "fetch" and operation.path.endswith("state") and not spoilt:
+            spoilt.append(operation.path)
+            return b"state 0", answer[1]
+        return answer
+
+    restored = bench.restore(bench.attempt(around))
+    assert (restored.step, restored.skipped) == (2, ())
+    assert spoilt and any("again" in line for line in bench.said)
+
+
+def test_no_answer_is_no_damage(bench: Bench) -> None:
+    bench.commit(bench.attempt(), 2)
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "fetch":
+            raise Unavailable("gone")
+        return apply()
+
+    with pytest.raises(Unavailable):
+        bench.restore(bench.attempt(around))
+
+
+def test_what_a_successor_removed_is_no_damage(bench: Bench) -> None:
+    bench.commit(bench.attempt(), 2)
+    old = bench.attempt()
+    new = bench.attempt(retention=Retention(keep_last=1))
+    bench.restore(new)
+    bench.commit(new, 4)
+    with pytest.raises(Fenced):
+        bench.restore(old)
+
+
+def test_a_half_restored_folder_is_never_seen(bench: Bench) -> None:
+    bench.commit(bench.attempt(), 2)
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "fetch" and operation.path.endswith("state"):
+            raise PreconditionFailed("odd")
+        return apply()
+
+    with pytest.raises(PreconditionFailed):
+        bench.restore(bench.attempt(around))
+    assert [path for path in bench.work.iterdir() if path.name.startswith("restored")] == []
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+
+def test_rows_of_each_term_end_where_the_next_begins(bench: Bench) -> None:
+    first = bench.attempt()
+    bench.restore(first)
+    bench.commit(first, 4, rows=rows(1, 2, 3, 4))
+    first.flush_rows(rows(5, 6))  # never committed
+    second = bench.attempt()
+    bench.restore(second)
+    bench.commit(second, 6, rows=rows(5, 6))
+    assert steps_of(bench) == [1, 2, 3, 4, 5, 6]
+    assert bench.head.lineage == (Lineage(1, 0), Lineage(2, 4))
+
+
+def test_rows_without_a_commit_are_not_final(bench: Bench) -> None:
+    committer = bench.attempt()
+    committer.flush_rows(rows(1, 2))
+    assert steps_of(bench) == []
+    bench.commit(committer, 2, rows=rows(3)[:0])
+    assert steps_of(bench) == [1, 2]
+
+
+def test_rows_of_unknown_fate_are_flushed_once(bench: Bench) -> None:
+    broken = [True]
+    applied: list[Any] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and operation.path.endswith(".jsonl") and broken[0]:
+            if not applied:
+                applied.append(apply())
+            raise Unavailable("gone")
+        return apply()
+
+    committer = bench.attempt(around)
+    with pytest.raises(Unavailable):
+        committer.flush_rows(rows(1, 2))
+    assert committer.rows_flushed == 0
+    broken[0] = False
+    bench.commit(committer, 3, rows=rows(1, 2, 3))
+    assert committer.rows_flushed == len(rows(1, 2, 3))
+    assert steps_of(bench) == [1, 2, 3]
+
+
+def test_a_trainer_begun_again_in_one_term_repeats_no_row(bench: Bench) -> None:
+    committer = bench.attempt()
+    bench.restore(committer)
+    bench.commit(committer, 2, rows=rows(1, 2))
+    committer.flush_rows(rows(3, 4))
+    assert bench.restore(committer).step == 2
+    assert committer.rows_flushed == 0
+    checkpoint = bench.commit(committer, 3, rows=rows(3))
+    assert steps_of(bench) == [1, 2, 3]
+    manifest = read_record(bench.store, checkpoint.manifest, Manifest)
+    assert manifest is not None and manifest.rows == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "said"),
+    [(b'{"step":1}', None, "mid-line"), (rows(1, 2), 3, "3 were announced")],
+)
+def test_rows_that_are_cut_are_refused(
+    bench: Bench, data: bytes, count: int | None, said: str
+) -> None:
+    with pytest.raises(BadSnapshot, match=said):
+        bench.attempt().flush_rows(data, row_count=count)
+
+
+def test_lines_that_are_no_rows_are_named(bench: Bench) -> None:
+    committer = bench.attempt()
+    bench.commit(committer, 2, rows=b"garbage\n")
+    with pytest.raises(Damaged, match="garbage"):
+        steps_of(bench)
+
+
+# -- retention --------------------------------------------------------------------------------
+
+
+def entry(step: int, *tags: str) -> Checkpoint:
+    return Checkpoint(f"p/t000001/s{step:012}-aa/", step, "ff", 1, step, tags)
+
+
+def test_retention_keeps_the_last_the_best_and_each_nth() -> None:
+    chain = [entry(1, "best"), entry(2, "best"), entry(3), entry(10), entry(12), entry(21)]
+    kept = Retention(keep_last=1, keep_every_steps=10).kept(chain)
+    assert [kept_entry.step for kept_entry in kept] == [2, 10, 21]
+    assert Retention().kept(chain) == tuple(chain[1:2] + chain[-3:])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=20),
+    st.integers(1, 4),
+    st.none() | st.integers(1, 9),
+)
+def test_retention_is_stable_and_keeps_the_newest(
+    steps: list[tuple[int, bool]], last: int, every: int | None
+) -> None:
+    chain = [entry(step, *(["best"] if best else [])) for step, best in steps]
+    retention = Retention(last, every)
+    kept = retention.kept(chain)
+    assert retention.kept(kept) == kept
+    assert set(chain[-last:]) <= set(kept)
+    # One at a time, as commits come, gives the same as all at once.
+    grown: tuple[Checkpoint, ...] = ()
+    for number in range(len(chain)):
+        grown = retention.kept((*grown, chain[number]))
+    if len(set(chain)) == len(chain) and every is None:
+        assert grown == kept
+
+
+def test_dropped_checkpoints_are_deleted_after_the_swap(bench: Bench) -> None:
+    events: list[str] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "delete" or operation.path == bench.layout.head:
+            events.append(operation.verb)
+        return apply()
+
+    committer = bench.attempt(around, Retention(keep_last=2))
+    for step in (2, 4):
+        bench.commit(committer, step)
+    events.clear()
+    bench.commit(committer, 6)
+    assert [entry.step for entry in bench.head.chain] == [4, 6]
+    assert events == ["put", "delete", "delete", "delete"]
+    assert {path.split("/")[1][:13] for path in bench.paths()} == {
+        "s000000000004",
+        "s000000000006",
+    }
+
+
+def test_a_fenced_attempt_deletes_nothing(bench: Bench) -> None:
+    old = bench.attempt(retention=Retention(keep_last=1))
+    bench.commit(old, 2)
+    bench.attempt()
+    before = bench.paths()
+    with pytest.raises(Fenced):
+        bench.commit(old, 4)
+    with pytest.raises(Fenced):
+        old.finish(State.DONE, Reason.DONE, result=bench.folder("result", model=b"m"))
+    assert set(before) <= set(bench.paths())
+
+
+def test_a_write_of_unknown_fate_is_not_cleaned_by_its_writer(bench: Bench) -> None:
+    broken = [False]
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if broken[0] and operation.verb == "put" and operation.path == bench.layout.head:
+            raise Unavailable("gone")
+        return apply()
+
+    first = bench.attempt(around, Retention(keep_last=1))
+    bench.commit(first, 2)
+    broken[0] = True
+    with pytest.raises(Unavailable):
+        bench.commit(first, 4)
+    broken[0] = False
+    bench.commit(first, 6)
+    first.sweep()
+    assert any("s000000000004" in path for path in bench.paths())
+    # A later term's sweep takes it.
+    second = bench.attempt()
+    bench.restore(second)
+    bench.commit(second, 8)
+    assert not any("s000000000004" in path for path in bench.paths())
+
+
+def test_the_sweep_takes_what_lower_terms_left_and_nothing_else(bench: Bench) -> None:
+    first = bench.attempt()
+    named = bench.commit(first, 2)
+    root = bench.layout.root
+    for path in (
+        "t000001/s000000000003-ab/state",
+        "t000001/result/model",
+        "t000002/s000000000003-cd/state",
+        "t000009/s000000000003-ef/state",
+        "t000001/other/file",
+        "metrics/t000001/000009.jsonl",
+        "tmp",
+    ):
+        bench.store.put(root + path, b"x")
+    second = bench.attempt()
+    bench.restore(second)
+    bench.commit(second, 4)
+    left = bench.paths()
+    assert "t000001/s000000000003-ab/state" not in left
+    assert "t000001/result/model" not in left
+    for kept in (
+        "t000002/s000000000003-cd/state",
+        "t000009/s000000000003-ef/state",
+        "t000001/other/file",
+        "tmp",
+        f"{named.path.removeprefix(root)}state",
+    ):
+        assert kept in left
+    assert bench.paths("metrics/t000001/") == ["metrics/t000001/000009.jsonl"]
+
+
+def test_a_failing_sweep_stops_nothing(bench: Bench) -> None:
+    bench.store.put(bench.layout.snapshot(1, 1, "ab") + "state", b"x")
+    bench.attempt()
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb in ("list", "delete") and operation.path.startswith(bench.layout.terms):
+            raise Unavailable("gone")
+        return apply()
+
+    second = bench.attempt(around)
+    bench.commit(second, 2)
+    second.finish(State.FAILED, Reason.USER_FAILED, exit=1)
+    assert bench.head.state is State.FAILED
+    assert any("sweep" in line for line in bench.said)
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+def test_the_end_names_the_result(bench: Bench) -> None:
+    committer = bench.attempt()
+    bench.commit(committer, 6, rows=rows(*range(1, 7)))
+    folder = bench.folder("result", model=b"the model", sub__metrics=b"{}")
+    ended = committer.finish(State.DONE, Reason.DONE, exit=0, result=folder)
+    assert bench.head == ended
+    assert (ended.state, ended.end.step, ended.end.exit) == (State.DONE, 6, 0)
+    into = bench.work / "pulled"
+    manifest = fetch_result(bench.store, ended.end.result, into)
+    assert manifest.digest == ended.end.result.digest
+    assert (into / "model").read_bytes() == b"the model"
+    copy = read_record(bench.store, bench.layout.end(0), EndCopy)
+    assert copy is not None and copy.digest == manifest.digest
+    assert copy.result == bench.layout.result(1)
+    assert steps_of(bench) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_result_does_not_tell_who_made_it(bench: Bench) -> None:
+    folder = bench.folder("result", model=b"the model")
+    data = []
+    for layout in (bench.layout, Layout("experiments/other", "ffffffffff")):
+        bench.layout = layout
+        for _ in range(2):
+            committer = bench.attempt()
+        committer.finish(State.DONE, Reason.DONE, result=folder)
+        data.append(bench.store.get(layout.result_manifest(2))[0])
+    assert data[0] == data[1]
+    assert set(json.loads(data[0])) == {"format", "files", "digest"}
+
+
+def test_a_spoilt_result_is_noticed(bench: Bench) -> None:
+    committer = bench.attempt()
+    folder = bench.folder("result", model=b"the model")
+    end = committer.finish(State.DONE, Reason.DONE, result=folder).end
+    assert end is not None and end.result is not None
+    bench.store.put(bench.layout.result(1) + "model", b"another")
+    with pytest.raises(Damaged, match="sha256"):
+        fetch_result(bench.store, end.result, bench.work / "pulled")
+    bench.store.put(bench.layout.result_manifest(1), ResultManifest.of([]).to_json())
+    with pytest.raises(NotFound):
+        fetch_result(bench.store, end.result, bench.work / "pulled")
+
+
+def test_an_end_without_a_commit_owns_its_rows(bench: Bench) -> None:
+    bench.commit(bench.attempt(), 2, rows=rows(1, 2))
+    second = bench.attempt()
+    bench.restore(second)
+    second.finish(State.FAILED, Reason.LIMIT)
+    head = bench.head
+    assert head.lineage == (Lineage(1, 0), Lineage(2, 2))
+    assert (head.end.step, head.end.reason, head.end.result) == (2, Reason.LIMIT, None)
+
+
+def test_open_is_no_end(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="is no end"):
+        bench.attempt().finish(State.OPEN, Reason.DONE)
+
+
+def test_read_record_tells_absent_from_damaged(bench: Bench) -> None:
+    assert read_record(bench.store, "absent", Manifest) is None
+    bench.store.put("odd", b"{}")
+    with pytest.raises(Damaged, match="odd"):
+        read_record(bench.store, "odd", Manifest)
+
+
+def test_a_whole_run_in_a_folder(clock: FakeClock, claim: Claim, tmp_path: Path) -> None:
+    bench = Bench(FolderStore(tmp_path / "run"), Layout("", ""), clock, claim, tmp_path)
+    first = bench.attempt(retention=Retention(keep_last=1))
+    assert bench.restore(first) == Fresh()
+    for step in (2, 4):
+        bench.commit(first, step, rows=rows(step - 1, step))
+    second = bench.attempt()
+    assert bench.restore(second).step == 4
+    folder = bench.folder("result", model=os.urandom(100))
+    second.finish(State.DONE, Reason.DONE, exit=0, result=folder)
+    assert steps_of(bench) == [1, 2, 3, 4]
+    assert (tmp_path / "run" / "t000002" / "result" / "model").read_bytes() == (
+        folder / "model"
+    ).read_bytes()
+    assert {path.split("/")[0] for path in bench.paths()} == {"t000001", "t000002"}

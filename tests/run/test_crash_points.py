@@ -1,0 +1,85 @@
+"""Every object operation of a scripted run, disturbed in every way: the guarantees hold.
+
+Planted twins take one safeguard away each; under them the very same check must find a violation,
+or it would prove nothing.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from outlast.run import head as head_module
+from outlast.run import store as store_module
+from tests.run.scripted import LAYOUT, How, play, violations
+
+
+def disturbed(how: How) -> Iterator[list[str]]:
+    """The violations at each operation; where a successor meets the old attempt, at each moment."""
+    _, sent = play(None, -1)
+    for at, operation in enumerate(sent):
+        moments = range(1)
+        if how in (How.REPLAYED, How.FROZEN) and operation.writes:
+            # From right after the take-over to after the successor's end: at each of its
+            # operations where the old one decides or deletes, at some where it adds an object.
+            decides = operation.verb == "delete" or operation.path == LAYOUT.head
+            moments = range(0, len(sent) + 5, 1 if decides else 6)
+        for moment in moments:
+            yield violations(play(how, at, replay_at=moment)[0])
+
+
+def test_the_undisturbed_run_keeps_its_guarantees() -> None:
+    played, sent = play(None, -1)
+    assert violations(played) == []
+    assert played.error is None and played.term == 1
+    assert {operation.verb for operation in sent} == {"get", "list", "put", "delete"}
+
+
+@pytest.mark.parametrize("how", list(How), ids=lambda how: how.value)
+def test_guarantees_hold_at_every_operation(how: How) -> None:
+    broken = [violation for found in disturbed(how) for violation in found]
+    assert broken == []
+
+
+def test_guarantees_hold_when_the_successor_is_cut_too() -> None:
+    _, sent = play(None, -1)
+    broken: list[str] = []
+    for at in (at for at, operation in enumerate(sent) if operation.writes):
+        for successor_at in range(0, len(sent) + 5, 2):
+            played, _ = play(How.CRASH_AFTER, at, crash_successor_at=successor_at)
+            broken += violations(played)
+    assert broken == []
+
+
+def remove_precondition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store applies a write whatever generation it names."""
+    monkeypatch.setattr(store_module, "_check_generation", lambda *_: None)
+
+
+def ignore_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer does not know its own write again."""
+    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: False)
+
+
+def take_any_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer takes every write that it finds for its own."""
+    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: bool(nonces))
+
+
+@pytest.mark.parametrize(
+    ("plant", "ways"),
+    [
+        (remove_precondition, (How.REPLAYED, How.FROZEN)),
+        (ignore_nonce, (How.ANSWER_LOST, How.DELAYED)),
+        (take_any_nonce, (How.FROZEN,)),
+    ],
+    ids=["precondition removed", "nonce ignored", "any nonce taken for own"],
+)
+def test_planted_twin_turns_the_check_red(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    ways: tuple[How, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    assert violations(play(None, -1)[0]) == [], "the twin is harmless while nothing goes wrong"
+    for how in ways:
+        assert any(disturbed(how)), f"{how.value}: the twin was not noticed"
