@@ -1,0 +1,36 @@
+"""The loop of a trainer: resumes by itself, stops by itself, loses nothing in between.
+
+::
+
+    with outlast.train(state={"model": model, "rng": rng}, total=steps) as run:
+        for step in run.steps():              # the next step to make, 1 to total
+            ...
+            run.log(loss=loss)                # a row for this step, none lost, none twice
+            run.eval(accuracy=a, best="max")  # a new best is a tagged checkpoint
+        ...
+        model.save(run.result("model.bin"))   # a file of the result
+
+Runs in the trainer's process, single-threaded, between two steps. Everything durable is another
+process's work, the supervisor's: the one that ``OUTLAST_SOCKET`` names or, without it, one that
+the loop starts for a folder on this machine.
+"""
+
+from outlast.loop.errors import (
+    CheckpointFailed,
+    DoesNotFit,
+    LoopError,
+    StateError,
+    SupervisorLost,
+)
+from outlast.loop.training import Run, RunEnded, train
+
+__all__ = [
+    "CheckpointFailed",
+    "DoesNotFit",
+    "LoopError",
+    "Run",
+    "RunEnded",
+    "StateError",
+    "SupervisorLost",
+    "train",
+]

@@ -1,0 +1,153 @@
+"""A run in a folder of this machine: its supervisor, its name and Ctrl-C.
+
+The supervisor is another process, in a session of its own so that the terminal's Ctrl-C reaches
+the trainer only. It ends by itself when the trainer's connection closes.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import outlast
+from outlast import exits, identity, layout
+from outlast.loop.errors import LoopError, SupervisorLost
+from outlast.protocol import SOCKET_VARIABLE
+
+STOP_SEC = 120.0
+"""How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
+
+
+def run_name(trainer: str, arguments: Mapping[str, Any], source: Path | None) -> str:
+    """What the run is called; the same command gives the same name."""
+    seed = arguments.get("seed")
+    return identity.run_id(
+        identity.Spec(
+            trainer=trainer,
+            arguments=arguments,
+            source="" if source is None else identity.source_digest(source),
+            seed=seed if isinstance(seed, int) else None,
+        )
+    )
+
+
+def default_folder(trainer: str, arguments: Mapping[str, Any], source: Path | None) -> Path:
+    """Where a run lives that was given no folder; another set of arguments has another."""
+    return Path("runs") / f"{trainer}-{run_name(trainer, arguments, source)}"
+
+
+def finished_result(run_dir: Path) -> Path:
+    """The folder with the result files of the run in ``run_dir``; LoopError if it has none."""
+    try:
+        head = json.loads((run_dir / layout.Layout("", "").head).read_bytes())
+        state, result = head["state"], head["end"] and head["end"]["result"]
+    except FileNotFoundError:
+        raise LoopError(f"run-dir {run_dir}: holds no run; train there first") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoopError(f"run-dir {run_dir}: its HEAD cannot be read ({error})") from None
+    if state != exits.State.DONE or not result:
+        raise LoopError(
+            f"run-dir {run_dir}: the run there is {state} and has no result; "
+            "the training command goes on with it"
+        )
+    return run_dir / result["path"]
+
+
+class LocalSupervisor:
+    """The supervisor process of a run in a folder, and the socket it listens on."""
+
+    def __init__(self, run_dir: Path, *, trainer: str, run: str, checkpoint_every: str) -> None:
+        # Not in run_dir: a socket's path has little room, and some file systems have no sockets.
+        self._folder = Path(tempfile.mkdtemp(prefix="outlast-"))
+        self.socket_path = self._folder / "supervisor.sock"
+        home = str(Path(outlast.__file__).resolve().parents[1])
+        path = os.environ.get("PYTHONPATH")
+        environment = {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
+        environment.pop(SOCKET_VARIABLE, None)
+        command = [sys.executable, "-m", "outlast.run", "folder"]
+        command += ["--run-dir", str(run_dir), "--socket", str(self.socket_path)]
+        command += ["--trainer", trainer, "--run", run, "--checkpoint-every", checkpoint_every]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise LoopError(f"the supervisor cannot be started: {error}") from None
+
+    def wait_for_socket(self, timeout_sec: float) -> None:
+        """Until the supervisor listens; SupervisorLost with its exit code if it ends before."""
+        waited_sec = 0.0
+        while not self.socket_path.exists():
+            try:
+                code = self._process.wait(0.02)
+            except subprocess.TimeoutExpired:
+                waited_sec += 0.02
+                if waited_sec >= timeout_sec:
+                    raise SupervisorLost(
+                        f"the supervisor does not listen after {timeout_sec:.0f} s"
+                    ) from None
+                continue
+            raise SupervisorLost(f"the supervisor ended with exit code {code} before it listened")
+
+    def wait(self, timeout_sec: float | None) -> int | None:
+        """Its exit code once it has finished what it was given; None after ``timeout_sec``."""
+        try:
+            return self._process.wait(timeout_sec)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def abandon(self) -> None:
+        """End a supervisor that was never spoken to; it would wait for a trainer for ever."""
+        self._process.terminate()
+
+    def forget_socket(self) -> None:
+        """Remove the socket's folder: once connected it is of no use, and a kill would leave it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM of a laptop run: the first sets a flag, the second leaves at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.impatient = False
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # signals are the main thread's; without a handler Ctrl-C is an ordinary one
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            self.impatient = True
+            raise SystemExit(exits.INTERRUPTED)
+        self.requested = True
+
+
+def _has_fileno(stream: Any) -> bool:
+    """Whether a stream is a real file: a notebook's or a test's is not."""
+    try:
+        stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,192 @@
+"""The trainer's side of the conversation with its supervisor.
+
+Single-threaded: what the supervisor pushes is read when the loop asks, between two steps.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from outlast.loop.errors import CheckpointFailed, LoopError, SupervisorLost
+from outlast.protocol import (
+    COMPLETE_ID,
+    VERSION,
+    Accepted,
+    Busy,
+    Channel,
+    Checkpoint,
+    Closed,
+    Committed,
+    Complete,
+    Ended,
+    Error,
+    Failed,
+    Hello,
+    Message,
+    ProtocolError,
+    Snapshot,
+    Stop,
+    Tick,
+    Welcome,
+)
+
+CONNECT_SEC = 30.0
+WELCOME_SEC = 1200.0
+"""A restore comes before the welcome: downloading and hashing a large checkpoint takes minutes."""
+ANSWER_SEC = 120.0
+TICK_SEC = 1.0
+
+
+class Session:
+    """One connection; knows what is in flight and what the supervisor has asked for."""
+
+    def __init__(self, socket_path: str | Path, *, total: int | None) -> None:
+        self.checkpoint_wanted = False
+        self.commit_sec: float | None = None
+        """How long the last commit took, from hand-over to the push."""
+        self._stop_at: float | None = None
+        self._in_flight: dict[str, float] = {}
+        """Snapshots accepted and not yet committed, with the time of their hand-over."""
+        self._failure: Failed | None = None
+        self._answer: Accepted | Busy | None = None
+        self._ticked_at = 0.0
+        self._phase = ""
+        try:
+            self._channel = Channel.connect(socket_path, timeout_sec=CONNECT_SEC)
+        except (ProtocolError, OSError) as error:
+            raise SupervisorLost(str(error)) from None
+        self._send(Hello(VERSION, os.getpid(), total))
+
+    def welcome(self) -> Welcome | Ended:
+        """What the supervisor answers to hello; waits while it restores."""
+        deadline = time.monotonic() + WELCOME_SEC
+        while (left := deadline - time.monotonic()) > 0:
+            message = self._receive(left)
+            if isinstance(message, Welcome | Ended):
+                return message
+            if message is not None:
+                self._take(message)
+        raise SupervisorLost(f"the supervisor gave no welcome within {WELCOME_SEC:.0f} s")
+
+    @property
+    def stop_in_sec(self) -> float | None:
+        """Seconds left since the supervisor asked to stop; None if it did not."""
+        return None if self._stop_at is None else self._stop_at - time.monotonic()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot that was handed over is not committed yet."""
+        return bool(self._in_flight)
+
+    def poll(self) -> None:
+        """Read what was pushed since the last call; CheckpointFailed if a commit failed."""
+        while (message := self._receive(0)) is not None:
+            self._take(message)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise CheckpointFailed(
+                f"checkpoint {failure.id} could not be committed: {failure.message}"
+            )
+
+    def tick(self, step: int, phase: str) -> bool:
+        """Say that training lives, at most once a second and at each change of phase."""
+        now = time.monotonic()
+        due = phase != self._phase or now - self._ticked_at >= TICK_SEC
+        if due:
+            self._phase, self._ticked_at = phase, now
+            self._send(Tick(step, phase))
+        return due
+
+    def offer(self, snapshot: Snapshot) -> bool:
+        """Hand a folder over; False if the supervisor is busy and the folder still ours."""
+        self._send(snapshot)
+        accepted = isinstance(self._answer_to(snapshot.id), Accepted)
+        if accepted:
+            self._in_flight[snapshot.id] = time.monotonic()
+            self.checkpoint_wanted = False
+        return accepted
+
+    def wait_committed(self, timeout_sec: float) -> bool:
+        """Wait until nothing is in flight; False after ``timeout_sec``."""
+        deadline = time.monotonic() + timeout_sec
+        self.poll()
+        while self._in_flight:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            message = self._receive(left)
+            if message is not None:
+                self._take(message)
+            self.poll()
+        return True
+
+    def complete(self, step: int, result: Path, rows_offset: int) -> None:
+        """Hand the result over and wait until it is the supervisor's."""
+        self._send(Complete(step, str(result), rows_offset))
+        self._answer_to(COMPLETE_ID)
+
+    def report(self, message: str, kind: str) -> None:
+        """Tell the supervisor why training ends; it may be gone already, which is no matter."""
+        try:
+            self._channel.send(Error(message[:10_000], kind))
+        except Closed:
+            print(f"outlast: the supervisor has gone too; {message}", file=sys.stderr)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _answer_to(self, identifier: str) -> Accepted | Busy:
+        deadline = time.monotonic() + ANSWER_SEC
+        while (left := deadline - time.monotonic()) > 0:
+            message = self._receive(left)
+            if message is not None:
+                self._take(message)
+            if self._answer is not None:
+                answer, self._answer = self._answer, None
+                if answer.id != identifier:
+                    raise LoopError(f"the supervisor answered {answer.id}, asked was {identifier}")
+                return answer
+        raise SupervisorLost(f"the supervisor gave no answer within {ANSWER_SEC:.0f} s")
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Stop(seconds):
+                self._stop_at = time.monotonic() + seconds
+            case Checkpoint():
+                self.checkpoint_wanted = True
+            case Committed(identifier):
+                offered_sec = self._in_flight.pop(identifier, None)
+                if offered_sec is not None:
+                    self.commit_sec = time.monotonic() - offered_sec
+            case Failed(identifier):
+                self._in_flight.pop(identifier, None)
+                self._failure = message
+            case Accepted() | Busy():
+                self._answer = message
+            case Error(text):
+                raise LoopError(f"the supervisor refuses: {text}")
+            case _:
+                raise LoopError(
+                    f"the supervisor sent {type(message).__name__.lower()}, which a trainer "
+                    "does not take; use the same version of outlast on both sides"
+                )
+
+    def _receive(self, timeout_sec: float) -> Message | None:
+        try:
+            return self._channel.receive(timeout_sec)
+        except Closed:
+            raise SupervisorLost(
+                "the supervisor has gone; what was committed is safe, start the same run again"
+            ) from None
+        except ProtocolError as error:
+            raise LoopError(f"the supervisor cannot be understood: {error}") from None
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except Closed:
+            # It may have said why before it went.
+            while (last := self._receive(0)) is not None:
+                self._take(last)
+            raise SupervisorLost("the supervisor has gone") from None

@@ -1,0 +1,509 @@
+"""``outlast.train``: the steps of a training, resumed and stopped at their boundaries."""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from outlast import exits, layout
+from outlast.loop import schedule, snapshot, state
+from outlast.loop.errors import DoesNotFit, LoopError, StateError, SupervisorLost
+from outlast.loop.history import Direction, History
+from outlast.loop.local import STOP_SEC, Interrupts, LocalSupervisor, default_folder, run_name
+from outlast.loop.session import CONNECT_SEC, Session
+from outlast.protocol import SOCKET_VARIABLE, Ended, Snapshot, Welcome
+
+BUSY_RETRY_SEC = 1.0
+
+
+class RunEnded(SystemExit):
+    """The run has ended already; carries the exit code that belongs to its end."""
+
+
+@dataclass
+class _Offer:
+    """A written folder that the supervisor has not accepted yet."""
+
+    folder: Path
+    message: Snapshot
+    cost_sec: float
+
+
+def train(
+    state: Mapping[str, object],
+    total: int,
+    *,
+    run_dir: str | Path | None = None,
+    name: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    source: str | Path | None = None,
+    checkpoint_every: str = "auto",
+) -> "Run":
+    """A training of ``total`` steps as a context manager.
+
+    ``state`` names the objects that make up the training: numpy arrays and generators,
+    ``random.Random``, dicts and lists, scikit-learn estimators, and anything with ``state_dict``
+    and ``load_state_dict``. They are restored in place. What cannot be saved is a StateError that
+    names it, before the first step.
+
+    The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``run_dir``
+    (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``, ``arguments`` and
+    ``source`` (default: this program, its command line and its text).
+    """
+    return Run(
+        state,
+        total,
+        run_dir=run_dir,
+        name=name,
+        arguments=arguments,
+        source=source,
+        checkpoint_every=checkpoint_every,
+    )
+
+
+class Run:
+    """One attempt at a training. Use it in ``with``; all methods belong to the thread of the loop.
+
+    A body that raises ends the attempt as failed; one that returns has completed the training.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, object],
+        total: int,
+        *,
+        run_dir: str | Path | None = None,
+        name: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        source: str | Path | None = None,
+        checkpoint_every: str = "auto",
+    ) -> None:
+        if not isinstance(total, int) or isinstance(total, bool) or total < 1:
+            raise LoopError(f"total {total!r}: must be a number of steps, 1 or more")
+        self._state = state
+        self._total = total
+        self._local = (run_dir, name, arguments, source, checkpoint_every)
+        self._step = 0
+        self._making: int | None = None
+        self._started = self._finished = False
+        self._row: dict[str, Any] = {}
+        self._history = History()
+        self._best_due = False
+        self._best_saved: dict[str, dict[str, Any]] | None = None
+        self._pending: _Offer | None = None
+        self._accepted_step = -1
+        self._retry_at_sec = 0.0
+        self._count = 0
+        self._unproved = False
+        self._supervisor: LocalSupervisor | None = None
+        self._interrupts: Interrupts | None = None
+        self._cleanup = contextlib.ExitStack()
+
+    # What a trainer calls.
+
+    @property
+    def step(self) -> int:
+        """Steps completed so far, in all attempts."""
+        return self._step
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole training."""
+        return self._total
+
+    def steps(self) -> Iterator[int]:
+        """The steps still to make: their numbers, from one more than what is done up to total.
+
+        Between two of them snapshots are handed over, and a requested stop exits with 75.
+        """
+        if self._started:
+            raise LoopError("run.steps() was used already; a run has one loop")
+        self._started = True
+        try:
+            while True:
+                self._boundary()
+                if self._step >= self._total:
+                    return
+                self._making = self._step + 1
+                yield self._making
+                self._step, self._making = self._making, None
+        finally:
+            if self._making is not None:  # left by break: that step counts as made
+                self._step, self._making = self._making, None
+            self._finished = True
+
+    def log(self, **values: Any) -> None:
+        """Values of the step being made; one row a step, the last value of a name stands."""
+        if self._making is None:
+            raise LoopError("run.log outside a step: call it in the body of run.steps()")
+        for name, value in values.items():
+            if name == "step":
+                raise LoopError("run.log step: every row has its step already; use another name")
+            self._row[name] = _cell(name, value)
+
+    def eval(self, *, best: Direction | None = None, of: str | None = None, **values: Any) -> None:
+        """An evaluation after this step's update; kept in the state and in metrics.json.
+
+        With ``best`` (``max`` or ``min``) a new best value is a checkpoint tagged ``best``; ``of``
+        says which value is judged where there are several. After the loop there is no checkpoint
+        to tag, and ``best`` does nothing.
+        """
+        cells = {name: _scalar(name, value) for name, value in values.items()}
+        judged = of if of is not None else next(iter(cells), None) if len(cells) == 1 else None
+        if best is not None:
+            if best not in ("max", "min"):
+                raise LoopError(f"eval best {best!r}: must be max or min")
+            if judged not in cells:
+                raise LoopError(f"eval of {judged!r}: must be one of {', '.join(cells)}")
+        step = self._making if self._making is not None else self._step
+        self._history.add(step, cells)
+        if self._making is not None:
+            self._row.update(cells)
+            if best is not None and judged is not None:
+                before = {name: dict(entry) for name, entry in self._history.best.items()}
+                if self._history.judge(judged, step, cells[judged], best):
+                    self._best_due = True
+                    if self._best_saved is None:
+                        self._best_saved = before
+        self.tick("eval")
+
+    def tick(self, phase: str = "train") -> None:
+        """A sign of life in a long phase without steps; raises if a checkpoint has failed."""
+        self._session.poll()
+        if self._session.tick(self._step, phase):
+            self._rows.flush()  # the supervisor shows the last rows while it beats
+
+    def data(self, path: str | Path) -> Path:
+        """A local file or folder of training data, checked to exist."""
+        text = os.fspath(path)
+        if "://" in text:
+            raise LoopError(f"data {text}: only local paths are read; copy it to this machine")
+        found = Path(text)
+        if not found.exists():
+            raise LoopError(f"data {text}: no such file or folder")
+        return found
+
+    def result(self, name: str) -> Path:
+        """Where to write a file of the result; after the loop only, for it is made once."""
+        if not self._finished:
+            raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
+        layout.check_object_name(name)
+        if name == layout.METRICS_FILE:
+            raise LoopError(f"result {name!r}: is written from the values given to run.eval")
+        path = self._result_folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    # The life of the context.
+
+    def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            try:
+                self._complete()
+            except BaseException as late:
+                self._end(late)
+                raise
+        self._end(error)
+
+    def _begin(self) -> None:
+        state.check_top(self._state)
+        socket_path = os.environ.get(SOCKET_VARIABLE)
+        if socket_path:
+            self._ignore_interrupts()
+        else:
+            socket_path = self._start_supervisor()
+        self._session = Session(socket_path, total=self._total)
+        self._cleanup.callback(self._session.close)
+        if self._supervisor is not None:
+            self._supervisor.forget_socket()
+        answer = self._session.welcome()
+        if isinstance(answer, Ended):
+            print(f"outlast: {answer.message}", file=sys.stderr)
+            raise RunEnded(answer.exit)
+        self._work = Path(answer.work)
+        self._result_folder = self._work / "tmp-result"
+        self._rows = self._cleanup.enter_context(open(answer.rows, "ab"))  # noqa: SIM115
+        if answer.restore is None:
+            self._prove()
+            self._unproved = True  # optimisers make their state in the first step
+        else:
+            self._restore(answer)
+        self._schedule = schedule.Schedule(
+            schedule.parse(answer.checkpoint_every), now_sec=time.monotonic(), step=self._step
+        )
+
+    def _start_supervisor(self) -> str:
+        run_dir, name, arguments, source, checkpoint_every = self._local
+        schedule.parse(checkpoint_every)
+        program = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+        if source is None and name is None and program.suffix == ".py" and program.is_file():
+            source = program
+        if arguments is None:
+            arguments = {"argv": sys.argv[1:]}
+        name = name or program.stem
+        source = None if source is None else Path(source)
+        run = run_name(name, arguments, source)
+        folder = default_folder(name, arguments, source) if run_dir is None else Path(run_dir)
+        self._interrupts = Interrupts()
+        self._interrupts.install()
+        self._cleanup.callback(self._interrupts.restore)
+        self._supervisor = LocalSupervisor(
+            folder, trainer=name, run=run, checkpoint_every=checkpoint_every
+        )
+        self._cleanup.callback(self._supervisor.forget_socket)
+        self._supervisor.wait_for_socket(CONNECT_SEC)
+        return str(self._supervisor.socket_path)
+
+    def _ignore_interrupts(self) -> None:
+        # The terminal's Ctrl-C reaches the whole foreground group; stopping is the supervisor's.
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self._cleanup.callback(signal.signal, signal.SIGINT, previous)
+
+    def _restore(self, welcome: Welcome) -> None:
+        saved = snapshot.read(Path(welcome.restore or ""))
+        if saved.step != welcome.step or saved.step > self._total:
+            raise DoesNotFit(
+                f"the checkpoint is of step {saved.step}; expected was {welcome.step}, "
+                f"of {self._total} in all"
+            )
+        state.restore_all(self._state, saved.nodes, saved.blobs)
+        self._history.load_node(saved.loop)
+        self._step = self._accepted_step = saved.step
+
+    def _complete(self) -> None:
+        if not self._started:
+            raise LoopError("the training has made no steps: loop over run.steps()")
+        self._write_row()
+        self._result_folder.mkdir(parents=True, exist_ok=True)
+        (self._result_folder / layout.METRICS_FILE).write_bytes(self._history.metrics_json())
+        result = snapshot.publish(self._result_folder, self._work / "result")
+        if self._pending is not None and self._session.wait_committed(STOP_SEC):
+            self._retry_at_sec = 0.0
+            self._offer_pending()
+        self._drop_pending()
+        self._session.complete(self._step, result, self._rows.tell())
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close everything; tell the supervisor why if training failed."""
+        session = self._session if hasattr(self, "_session") else None
+        if (
+            session is not None
+            and isinstance(error, Exception | KeyboardInterrupt)
+            and not isinstance(error, SupervisorLost)
+        ):
+            session.report(str(error) or type(error).__name__, _kind_of(error))
+        if session is not None:
+            session.close()
+        try:
+            impatient = self._interrupts is not None and self._interrupts.impatient
+            if self._supervisor is not None and session is None:
+                self._supervisor.abandon()
+            if self._supervisor is not None and not impatient:
+                # It finishes what it was given; only a completed run must wait for all of it.
+                code = self._supervisor.wait(None if error is None else 10.0)
+                if error is None and code != exits.DONE:
+                    raise SupervisorLost(
+                        f"the supervisor ended with exit code {code} while it stored the result; "
+                        "the same command tries again"
+                    )
+        finally:
+            self._cleanup.close()
+
+    # Between two steps.
+
+    def _boundary(self) -> None:
+        self._write_row()
+        self._session.poll()
+        if self._unproved and self._step == 1:
+            self._prove()
+            self._unproved = False
+        left_sec = self._session.stop_in_sec
+        if left_sec is None and self._interrupts is not None and self._interrupts.requested:
+            left_sec = STOP_SEC
+            print("outlast: stopping; Ctrl-C again leaves at once", file=sys.stderr)
+        if left_sec is not None:
+            self._leave(left_sec)
+        self.tick()
+        if self._best_due:
+            self._drop_pending()  # an older best is none any more
+            self._pending = self._write(["best"])
+            self._best_due = False
+        if self._pending is not None:
+            self._offer_pending()
+        elif self._due() and not self._session.busy:
+            self._pending = self._write([])
+            if not self._offer_pending():
+                self._drop_pending()
+
+    def _due(self) -> bool:
+        now_sec = time.monotonic()
+        if self._step == self._accepted_step or now_sec < self._retry_at_sec:
+            return False
+        # The last step always: evaluating it and writing the result may take long.
+        return (
+            self._session.checkpoint_wanted
+            or self._step == self._total
+            or self._schedule.due(now_sec=now_sec, step=self._step)
+        )
+
+    def _write(self, tags: list[str]) -> _Offer:
+        """The state as a complete folder under its final name."""
+        begun_sec = time.monotonic()
+        self._count += 1
+        identifier = f"{self._count:06d}"
+        temporary = self._work / f"tmp-{identifier}"
+        nodes, blobs = state.capture_all(self._state)
+        saved = snapshot.Saved(self._step, self._history.to_node(), nodes, blobs)
+        snapshot.write(temporary, saved)
+        folder = snapshot.publish(temporary, self._work / f"snap-{identifier}")
+        self._rows.flush()
+        message = Snapshot(identifier, str(folder), self._step, tags, self._rows.tell())
+        return _Offer(folder, message, time.monotonic() - begun_sec)
+
+    def _offer_pending(self) -> bool:
+        """Hand the pending folder over, unless the supervisor is busy."""
+        offer, now_sec = self._pending, time.monotonic()
+        if offer is None or self._session.busy or now_sec < self._retry_at_sec:
+            return False
+        if not self._session.offer(offer.message):
+            self._retry_at_sec = now_sec + max(
+                BUSY_RETRY_SEC, schedule.COST_FACTOR * offer.cost_sec
+            )
+            return False
+        self._pending = None
+        self._accepted_step = offer.message.step
+        if "best" in offer.message.tags:
+            self._best_saved = None
+        self._schedule.taken(
+            now_sec=time.monotonic(), step=offer.message.step, cost_sec=offer.cost_sec
+        )
+        return True
+
+    def _drop_pending(self) -> None:
+        if self._pending is not None:
+            shutil.rmtree(self._pending.folder, ignore_errors=True)
+            self._pending = None
+
+    def _leave(self, budget_sec: float) -> None:
+        """Hand over this step's state within ``budget_sec`` and exit 75."""
+        deadline = time.monotonic() + budget_sec
+        handed_over = self._hand_over(deadline)
+        if self._supervisor is not None:
+            if handed_over and self._session.wait_committed(deadline - time.monotonic()):
+                print(
+                    f"outlast: stopped after step {self._step} of {self._total}; "
+                    "the same command goes on from there",
+                    file=sys.stderr,
+                )
+            else:
+                handed_over = False
+        if not handed_over:
+            print(
+                f"outlast: stopped, but step {self._step} could not be saved within "
+                f"{budget_sec:.0f} s; the run goes on from the checkpoint before",
+                file=sys.stderr,
+            )
+        raise SystemExit(exits.INTERRUPTED)
+
+    def _hand_over(self, deadline: float) -> bool:
+        """Whether this step's state is the supervisor's, at the latest by ``deadline``."""
+        self._save_pending(deadline)
+        tags = ["best"] if self._best_due else []
+        if self._best_saved is not None and not tags:
+            # That best was never saved: the next one that beats the last saved one shall be.
+            self._history.best, self._best_saved = self._best_saved, None
+        if self._step == self._accepted_step:
+            return True
+        offer = self._write(tags)
+        while not self._session.offer(offer.message):
+            if time.monotonic() >= deadline:
+                shutil.rmtree(offer.folder, ignore_errors=True)
+                return False
+            self._session.tick(self._step, "stop")
+            time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
+        self._accepted_step = self._step
+        return True
+
+    def _save_pending(self, deadline: float) -> None:
+        """The best of an earlier step goes before this step, where there is time for both."""
+        if self._pending is None:
+            return
+        left_sec = deadline - time.monotonic()
+        if (
+            left_sec > 4 * (self._session.commit_sec or left_sec)
+            and self._session.wait_committed(left_sec / 2)
+            and self._session.offer(self._pending.message)
+        ):
+            self._accepted_step = self._pending.message.step
+            self._pending = self._best_saved = None
+        self._drop_pending()
+
+    def _prove(self) -> None:
+        """Save the state, restore it and compare: what does not survive fails now, by name."""
+        folder = self._work / "tmp-proof"
+        before = state.capture_all(self._state)
+        snapshot.write(folder, snapshot.Saved(self._step, {}, *before))
+        saved = snapshot.read(folder)
+        state.restore_all(self._state, saved.nodes, saved.blobs)
+        found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._state))
+        shutil.rmtree(folder)
+        if found is not None:
+            raise StateError(
+                f"{found} is not the same after it was saved and restored; "
+                "make its load_state_dict put back all that its state_dict gives"
+            )
+
+    def _write_row(self) -> None:
+        if self._row:
+            row = {"step": self._step, **self._row}
+            line = json.dumps(row, allow_nan=False, separators=(",", ":"))
+            self._rows.write(line.encode() + b"\n")
+            self._row = {}
+
+
+def _scalar(name: str, value: Any) -> Any:
+    """A plain number or string; numpy's and torch's scalars have ``item``."""
+    if type(value) in (bool, int, float, str):
+        return value
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError):
+        raise LoopError(
+            f"{name} {value!r}: must be a number or a string, not {type(value).__name__}"
+        ) from None
+
+
+def _cell(name: str, value: Any) -> Any:
+    """A value as a row has it; numbers that are not finite become null, as JSON has none."""
+    plain = _scalar(name, value)
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def _kind_of(error: BaseException) -> str:
+    if isinstance(error, DoesNotFit):
+        return "does-not-fit"
+    return "usage" if isinstance(error, StateError) else "trainer"

@@ -1,0 +1,444 @@
+"""What a trainer and its supervisor say to each other: JSON lines on a Unix socket.
+
+One line is one message: ``{"type": "snapshot", "id": "000001", ...}``. The trainer connects to the
+socket that ``OUTLAST_SOCKET`` names and speaks first:
+
+==============  =========================================  =====================================
+from trainer    means                                      answer
+==============  =========================================  =====================================
+``hello``       here I am, with this protocol version      ``welcome``, ``ended`` or ``error``
+``snapshot``    this folder is complete, it is yours now   ``accepted`` or ``busy``; later
+                                                           ``committed`` or ``failed`` is pushed
+``tick``        still alive: the step and what I am doing  none
+``complete``    training is over, this is the result       ``accepted`` (id ``complete``)
+``error``       what I cannot do, before I exit            none
+==============  =========================================  =====================================
+
+The supervisor also pushes ``stop`` (hand over a snapshot and exit 75 within so many seconds) and
+``checkpoint`` (hand over a snapshot at the next step boundary and train on).
+
+A folder answered with ``busy`` stays the trainer's; one answered with ``accepted`` belongs to the
+supervisor, which deletes it. At most one snapshot is in flight.
+
+Standard library only; used by both sides and by nothing else.
+
+Errors: ProtocolError
+        ├── UnknownMessage   a type, field or value that this version does not know
+        └── Closed           the other side has gone
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import threading
+import time
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VERSION = 1
+SOCKET_VARIABLE = "OUTLAST_SOCKET"
+COMPLETE_ID = "complete"
+LINE_BYTES_MAX = 1 << 20
+SOCKET_PATH_BYTES_MAX = 100  # the kernel's own limit is 108 on Linux, 104 on macOS
+
+
+class ProtocolError(Exception):
+    """The conversation between trainer and supervisor cannot go on."""
+
+
+class UnknownMessage(ProtocolError):
+    """A line that this version of the protocol does not know."""
+
+
+class Closed(ProtocolError):
+    """The other side has closed the connection."""
+
+
+# From the trainer.
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message on a connection."""
+
+    version: int
+    pid: int
+    total: int | None = None
+    """Steps of the whole training, where the trainer knows it; for progress only."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A complete folder, renamed into place; rows up to ``rows_offset`` belong to it."""
+
+    id: str
+    path: str
+    step: int
+    tags: list[str]
+    rows_offset: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A sign of life. ``phase`` names a long piece of work that makes no steps."""
+
+    step: int
+    phase: str = "train"
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Training is over; ``result`` is a folder with model files and metrics.json."""
+
+    step: int
+    result: str
+    rows_offset: int
+
+
+@dataclass(frozen=True)
+class Error:
+    """Why a side gives up. Kinds: ``protocol``, ``usage``, ``restore``, ``does-not-fit``,
+    ``trainer``, ``supervisor``."""
+
+    message: str
+    kind: str
+
+
+# From the supervisor.
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Where to begin. ``restore`` is a verified snapshot folder, or null for a fresh start."""
+
+    restore: str | None
+    step: int
+    work: str
+    """Existing folder for ``tmp-*`` and ``snap-*``, on the file system of its own choice."""
+    rows: str
+    """File to append rows to; empty at the start of every attempt."""
+    term: int
+    checkpoint_every: str
+    """``auto``, seconds such as ``30s``, or a number of steps such as ``200``."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Instead of ``welcome``: the run is over, nothing is left to train."""
+
+    state: str
+    """done, failed, stopped or pruned."""
+    exit: int
+    """The code the trainer exits with."""
+    message: str
+    """One sentence for people."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The folder is the supervisor's now. ``id`` is the snapshot's, or ``complete``."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Busy:
+    """An earlier snapshot is still in flight; the folder stays the trainer's."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The snapshot is a checkpoint now."""
+
+    id: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The snapshot could not be committed; the trainer must not go on unaware."""
+
+    id: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Hand over a snapshot at the next step boundary and exit 75, within ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Hand over a snapshot at the next step boundary and train on."""
+
+    reason: str = field(default="maintenance")
+
+
+Message = (
+    Hello
+    | Snapshot
+    | Tick
+    | Complete
+    | Error
+    | Welcome
+    | Ended
+    | Accepted
+    | Busy
+    | Committed
+    | Failed
+    | Stop
+    | Checkpoint
+)
+
+_CLASSES: dict[str, type] = {cls.__name__.lower(): cls for cls in typing.get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """One line, with its newline."""
+    body = {"type": type(message).__name__.lower(), **dataclasses.asdict(message)}
+    line = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return line.encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message of one line; UnknownMessage with a sentence for anything else."""
+    try:
+        body = json.loads(line)
+    except ValueError as error:
+        raise UnknownMessage(f"line {_shown(line)}: not JSON ({error})") from None
+    if not isinstance(body, dict):
+        raise UnknownMessage(f"line {_shown(line)}: a message is a JSON object")
+    name = body.pop("type", None)
+    cls = _CLASSES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise UnknownMessage(
+            f"message type {name!r}: protocol version {VERSION} knows {', '.join(_CLASSES)}; "
+            "use the same version of outlast on both sides"
+        )
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in body:
+        if key not in fields:
+            raise UnknownMessage(
+                f"message {name}: field {key!r} is not known to protocol version {VERSION}"
+            )
+    hints = typing.get_type_hints(cls)
+    for key, spec in fields.items():
+        if key not in body:
+            if spec.default is dataclasses.MISSING:
+                raise UnknownMessage(f"message {name}: field {key!r} is missing")
+            continue
+        if not _fits(body[key], hints[key]):
+            raise UnknownMessage(
+                f"message {name}: field {key!r} is {body[key]!r}, must be {_named(hints[key])}"
+            )
+    return cls(**body)
+
+
+class Channel:
+    """One connection. Blocking; ``send`` may be called from several threads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._pending = bytearray()
+        self._sending = threading.Lock()
+
+    @classmethod
+    def connect(cls, path: str | Path, *, timeout_sec: float = 10.0) -> "Channel":
+        """Connect to a supervisor that may still be starting."""
+        deadline = time.monotonic() + timeout_sec
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                with _address(Path(path)) as address:
+                    connection.connect(address)
+                return cls(connection)
+            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+                connection.close()
+                if time.monotonic() >= deadline:
+                    raise Closed(
+                        f"{SOCKET_VARIABLE} {path}: no supervisor answers there ({error.strerror})"
+                    ) from None
+                time.sleep(0.02)  # nothing to wait on: a socket file appears without an event
+            except BaseException:
+                connection.close()
+                raise
+
+    def fileno(self) -> int:
+        """For select; only meaningful while no complete line is buffered."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Write one message; Closed if the other side has gone."""
+        try:
+            with self._sending:
+                self._socket.sendall(encode(message))
+        except OSError as error:
+            raise Closed(f"connection lost while sending ({error.strerror or error})") from None
+
+    def receive(self, timeout_sec: float | None = None) -> Message | None:
+        """The next message; None after ``timeout_sec`` without one (0 only looks).
+
+        One thread at a time. Closed once everything that was sent has been read.
+        """
+        deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
+        while b"\n" not in self._pending:
+            if len(self._pending) > LINE_BYTES_MAX:
+                raise UnknownMessage(f"a line longer than {LINE_BYTES_MAX} bytes")
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                if not _readable(self._socket, left):
+                    return None
+                data = self._socket.recv(65536)
+            except (OSError, ValueError) as error:  # ValueError: closed by another thread
+                raise Closed(f"connection lost while reading ({error})") from None
+            if not data:
+                raise Closed("the other side has closed the connection")
+            self._pending += data
+        line, _, rest = self._pending.partition(b"\n")
+        self._pending = bytearray(rest)
+        return decode(bytes(line))
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages until the other side closes; for a reader thread."""
+        while True:
+            try:
+                message = self.receive()
+            except Closed:
+                return
+            if message is not None:
+                yield message
+
+    def close(self) -> None:
+        """Close both directions; a thread blocked in ``receive`` gets Closed."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def __enter__(self) -> "Channel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Listener:
+    """The supervisor's end: a socket file that only this user can reach."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.unlink(missing_ok=True)  # left behind by a supervisor that was killed
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _address(self.path) as address:
+                self._socket.bind(address)
+            self.path.chmod(0o600)
+            self._socket.listen(4)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """For select: readable when a trainer waits to be accepted."""
+        return self._socket.fileno()
+
+    def accept(self, timeout_sec: float | None = None) -> Channel | None:
+        """The next connection, before its hello was read; None after ``timeout_sec``."""
+        try:
+            if not _readable(self._socket, timeout_sec):
+                return None
+            connection, _ = self._socket.accept()
+        except (OSError, ValueError) as error:
+            raise Closed(f"listener {self.path} is closed ({error})") from None
+        return Channel(connection)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket file; a thread blocked in ``accept`` gets Closed."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # closing alone does not wake a poll
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def greet(channel: Channel, *, timeout_sec: float | None = None) -> Hello | None:
+    """Read the trainer's hello on a new connection; None after ``timeout_sec`` without one.
+
+    A first message that is no hello, or another version, is answered with ``error`` and raised.
+    """
+    message = channel.receive(timeout_sec)
+    if message is None:
+        return None
+    if not isinstance(message, Hello):
+        problem = f"first message {type(message).__name__.lower()}: must be hello"
+    elif message.version != VERSION:
+        problem = (
+            f"hello version {message.version}: this supervisor speaks {VERSION}; "
+            "use the same version of outlast on both sides"
+        )
+    else:
+        return message
+    channel.send(Error(problem, "protocol"))
+    raise ProtocolError(problem)
+
+
+def _readable(connection: socket.socket, timeout_sec: float | None) -> bool:
+    # poll, not select: a trainer may have more than 1024 files open.
+    poll = select.poll()
+    poll.register(connection, select.POLLIN | select.POLLHUP)
+    return bool(poll.poll(None if timeout_sec is None else timeout_sec * 1000))
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """A name of ``path`` that fits into a socket address, for the time of one call."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+        yield str(path)
+        return
+    if not Path("/proc/self/fd").is_dir():
+        raise ProtocolError(
+            f"socket path {path}: longer than {SOCKET_PATH_BYTES_MAX} bytes; use a shorter folder"
+        )
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _fits(value: object, hint: object) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is list:
+        (item,) = typing.get_args(hint)
+        return isinstance(value, list) and all(_fits(part, item) for part in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, typing.cast(type, hint))
+
+
+def _named(hint: object) -> str:
+    if isinstance(hint, type) and typing.get_origin(hint) is None:
+        return hint.__name__
+    return str(hint).replace("NoneType", "null").replace("None", "null")
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode(errors="replace").strip()
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,137 @@
+"""A supervisor in a thread for the loop's tests: the real protocol, a folder for a bucket."""
+
+import contextlib
+import itertools
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from outlast import protocol
+from outlast.protocol import Accepted, Busy, Channel, Committed, Complete, Message, Snapshot
+
+Reply = Callable[["FakeSupervisor", Snapshot], None]
+
+
+class FakeSupervisor:
+    """Commits every snapshot at once; a test puts another function in ``on_snapshot``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.socket = folder / "s"
+        self.restore: Path | None = None
+        self.step = 0
+        self.every = "1"
+        self.instead_of_welcome: Message | None = None
+        self.push_before_welcome: Message | None = None
+        self.on_snapshot: Reply = FakeSupervisor.commit
+        self.received: list[Message] = []
+        self.committed: list[tuple[Snapshot, Path]] = []
+        self.result: Path | None = None
+        self.rows = b""
+        self.gone = threading.Event()
+        self._kept = itertools.count()
+        self._channel: Channel | None = None
+        self._listener = protocol.Listener(self.socket)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def channel(self) -> Channel:
+        assert self._channel is not None
+        return self._channel
+
+    def of(self, kind: type) -> list:
+        """The messages of one type, in order."""
+        return [message for message in self.received if isinstance(message, kind)]
+
+    def push(self, message: Message) -> None:
+        # A trainer that has hung up is still heard out.
+        with contextlib.suppress(protocol.Closed):
+            self.channel.send(message)
+
+    def commit(self, snapshot: Snapshot) -> None:
+        self.push(Accepted(snapshot.id))
+        self.keep(snapshot)
+        self.push(Committed(snapshot.id, snapshot.step))
+
+    def busy(self, snapshot: Snapshot) -> None:
+        self.push(Busy(snapshot.id))
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Take the folder over, as the real one does."""
+        kept = self.folder / f"kept-{next(self._kept)}"
+        shutil.move(snapshot.path, kept)
+        self.committed.append((snapshot, kept))
+
+    def resume_from(self, index: int = -1) -> None:
+        """What the next trainer is welcomed with."""
+        snapshot, self.restore = self.committed[index]
+        self.step = snapshot.step
+
+    def hang_up(self) -> None:
+        self.channel.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                channel = self._listener.accept()
+            except protocol.Closed:
+                return
+            if channel is not None:
+                with channel:
+                    self._talk(channel)
+                self.gone.set()
+
+    def _talk(self, channel: Channel) -> None:
+        self._channel = channel
+        self.gone.clear()
+        rows = self.folder / "rows.jsonl"
+        rows.write_bytes(b"")
+        try:
+            self.received = [hello := protocol.greet(channel)]
+            assert hello is not None
+            if self.push_before_welcome is not None:
+                channel.send(self.push_before_welcome)
+            channel.send(
+                self.instead_of_welcome
+                or protocol.Welcome(
+                    restore=None if self.restore is None else str(self.restore),
+                    step=self.step,
+                    work=str(self.work),
+                    rows=str(rows),
+                    term=1,
+                    checkpoint_every=self.every,
+                )
+            )
+            for message in channel:
+                self.received.append(message)
+                if isinstance(message, Snapshot):
+                    self.on_snapshot(self, message)
+                elif isinstance(message, Complete):
+                    self.result = self.folder / "result"
+                    shutil.rmtree(self.result, ignore_errors=True)
+                    shutil.move(message.result, self.result)
+                    self.rows = rows.read_bytes()[: message.rows_offset]
+                    channel.send(Accepted(protocol.COMPLETE_ID))
+        except protocol.ProtocolError:
+            return
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[FakeSupervisor]:
+    """A supervisor for the time of a test."""
+    fake = FakeSupervisor(folder)
+    try:
+        yield fake
+    finally:
+        if fake._channel is not None:
+            fake._channel.close()
+        fake.close()

@@ -1,0 +1,168 @@
+"""``outlast.train`` without a supervisor: it starts its own, and every end is a clean one."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outlast.loop import LoopError, local
+from tests.loop import programs
+
+TOTAL = 60
+PROGRAM = f"""
+import os, random, sys, time
+import outlast
+
+rng, place = random.Random(1), {{"x": 0.0}}
+with outlast.train(
+    state={{"rng": rng, "place": place}}, total={TOTAL}, run_dir=sys.argv[1],
+    arguments={{"speed": sys.argv[2]}}, checkpoint_every="5",
+) as run:
+    for step in run.steps():
+        place["x"] += float(sys.argv[2]) * rng.gauss(0, 1)
+        run.log(x=place["x"])
+        if step % 20 == 0:
+            run.eval(height=place["x"], best="max")
+        print(step, flush=True)
+        time.sleep(float(os.environ.get("PACE", "0")))
+        if os.environ.get("FAIL_AT") == str(step):
+            raise ZeroDivisionError("on purpose")
+    run.result("place.txt").write_text(repr(place["x"]))
+"""
+
+
+@pytest.fixture
+def argv(tmp_path: Path) -> list[str]:
+    program = tmp_path / "walk.py"
+    program.write_text(PROGRAM)
+    return [sys.executable, str(program), str(tmp_path / "run"), "1.0"]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The result of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("calm")
+    program = folder / "walk.py"
+    program.write_text(PROGRAM)
+    done = programs.run(folder, [sys.executable, str(program), str(folder / "run"), "1.0"])
+    assert done.returncode == 0, done.stderr
+    return programs.result_of(folder / "run")
+
+
+def test_ctrl_c_twice_in_a_run_changes_nothing(
+    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+) -> None:
+    run_dir = tmp_path / "run"
+    for _ in range(2):
+        code, err = programs.interrupt_at_a_commit(tmp_path, run_dir, argv, PACE="0.05")
+        assert code == 75, err
+        assert "Traceback" not in err
+        assert f"stopped after step {programs.newest(run_dir)} of {TOTAL}" in err
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0, done.stderr
+    assert programs.head(run_dir)["term"] == 3
+    assert programs.result_of(run_dir) == calm
+    programs.wait_until_alone(tmp_path)
+    assert not list((tmp_path / "tmp").iterdir()), "no socket and no work folder is left"
+
+
+def test_the_supervisor_is_in_a_session_of_its_own(tmp_path: Path, argv: list[str]) -> None:
+    with programs.started(tmp_path, argv, PACE="0.05") as process:
+        programs.wait_for(lambda: programs.newest(tmp_path / "run") > 0, process)
+        (supervisor,) = programs.supervisors(tmp_path)
+        assert os.getsid(supervisor) == supervisor != os.getsid(process.pid)
+        process.send_signal(signal.SIGTERM)  # as good as Ctrl-C
+        process.communicate(timeout=programs.WAIT_SEC)
+    assert process.returncode == 75
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, argv: list[str]) -> None:
+    with programs.started(tmp_path, argv, PACE="30") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)  # between two steps only
+        process.send_signal(signal.SIGINT)
+        process.wait(10)
+    assert process.returncode == 75
+    programs.wait_until_alone(tmp_path)
+
+
+def test_a_killed_trainer_loses_only_what_was_not_committed(
+    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+) -> None:
+    run_dir = tmp_path / "run"
+    with programs.started(tmp_path, argv, PACE="0.05") as process:
+        programs.wait_for(lambda: programs.newest(run_dir) > 0, process)
+        process.kill()
+    programs.wait_until_alone(tmp_path)
+    assert not list((tmp_path / "tmp").iterdir())
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 5
+    assert programs.result_of(run_dir) == calm
+
+
+def test_a_killed_supervisor_ends_the_trainer_with_a_sentence(
+    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+) -> None:
+    run_dir = tmp_path / "run"
+    with programs.started(tmp_path, argv, PACE="0.05") as process:
+        programs.wait_for(lambda: programs.newest(run_dir) > 0, process)
+        (supervisor,) = programs.supervisors(tmp_path)
+        os.kill(supervisor, signal.SIGKILL)
+        _, err = process.communicate(timeout=programs.WAIT_SEC)
+    assert process.returncode == 1
+    last = err.strip().splitlines()[-1]
+    assert "SupervisorLost: the supervisor has gone" in last
+    assert programs.run(tmp_path, argv).returncode == 0
+    assert programs.result_of(run_dir) == calm
+
+
+def test_an_error_leaves_the_run_open_for_the_mended_program(
+    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+) -> None:
+    run_dir = tmp_path / "run"
+    failed = programs.run(tmp_path, argv, FAIL_AT="12")
+    assert failed.returncode == 1 and "ZeroDivisionError: on purpose" in failed.stderr
+    assert programs.head(run_dir)["state"] == "open"
+    with pytest.raises(LoopError, match="the run there is open and has no result"):
+        local.finished_result(run_dir)
+    assert programs.run(tmp_path, argv).returncode == 0
+    assert programs.result_of(run_dir) == calm
+
+
+def test_a_finished_run_is_kept_as_it_is(tmp_path: Path, argv: list[str]) -> None:
+    run_dir = tmp_path / "run"
+    assert programs.run(tmp_path, argv).returncode == 0
+    before = programs.head(run_dir)
+    again = programs.run(tmp_path, argv)
+    assert again.returncode == 0 and not again.stdout and "done" in again.stderr
+    other = programs.run(tmp_path, [*argv[:-1], "2.0"])
+    assert other.returncode not in (0, 75)
+    assert "owner" in other.stderr
+    assert programs.head(run_dir) == before
+
+
+def test_a_run_dir_that_is_a_file_is_said(tmp_path: Path, argv: list[str]) -> None:
+    (tmp_path / "run").write_text("here first")
+    refused = programs.run(tmp_path, argv)
+    assert refused.returncode == 1
+    assert "is a file; give a folder" in refused.stderr
+    assert "the supervisor ended with exit code 64 before it listened" in refused.stderr
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_the_same_command_gives_the_same_name(tmp_path: Path) -> None:
+    source = tmp_path / "t.py"
+    source.write_text("x = 1\n")
+    name = local.run_name("t", {"seed": 1}, source)
+    source.write_text("x = 1  # a remark\n")
+    assert local.run_name("t", {"seed": 1}, source) == name
+    assert local.run_name("t", {"seed": 2}, source) != name
+    source.write_text("x = 2\n")
+    assert local.run_name("t", {"seed": 1}, source) != name

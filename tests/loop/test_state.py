@@ -1,0 +1,311 @@
+"""What can be saved comes back bit for bit; what cannot is named."""
+
+import math
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import BaseEstimator
+from sklearn.linear_model import SGDClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from outlast.loop import snapshot, state
+from outlast.loop.errors import DoesNotFit, StateError
+
+
+def through_files(folder: Path, source: dict[str, Any], target: dict[str, Any]) -> None:
+    """Save ``source`` and restore it into ``target``."""
+    nodes, blobs = state.capture_all(source)
+    snapshot.write(folder, snapshot.Saved(3, {}, nodes, blobs))
+    saved = snapshot.read(folder)
+    assert saved.step == 3
+    state.restore_all(target, saved.nodes, saved.blobs)
+    assert state.difference((nodes, blobs), state.capture_all(target)) is None
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.just("$tuple"), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(value=PLAIN)
+def test_plain_values_come_back_as_they_were(value: Any) -> None:
+    nodes, blobs = state.capture_all({"box": {"value": value}})
+    box: dict[str, Any] = {"value": None}
+    state.restore_all({"box": box}, nodes, blobs)
+    assert repr(box["value"]) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype="<i4").reshape(2, 3),
+        np.array(3.5),
+        np.zeros((0, 4)),
+        np.array([1 + 2j, -0.0]),
+        np.array([True, False]),
+        np.array(["a", "äb"]),
+        np.array(["2026-11-27"], dtype="M8[D]"),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.arange(12.0)[::-2],
+        np.array([math.nan, math.inf, -0.0], dtype="f2"),
+        np.arange(3, dtype=">u2"),
+    ],
+    ids=lambda array: f"{array.dtype}-{array.shape}",
+)
+def test_arrays_come_back_raw_and_in_place(tmp_path: Path, array: np.ndarray) -> None:
+    target = np.zeros_like(array)
+    box: dict[str, Any] = {}
+    through_files(tmp_path / "s", {"a": array, "box": {"b": array}}, {"a": target, "box": box})
+    for restored in (target, box["b"]):
+        assert restored.dtype == array.dtype and restored.shape == array.shape
+        assert restored.tobytes() == array.tobytes()
+        restored.flags.writeable = True
+
+
+def test_references_between_objects_survive(tmp_path: Path) -> None:
+    weights = np.ones(3)
+    shared = np.arange(3.0)
+    mine = {"weights": weights, "tied": {"a": shared, "b": shared}}
+    held = np.zeros(3)
+    theirs: dict[str, Any] = {"weights": held, "tied": {}}
+    through_files(tmp_path / "s", mine, theirs)
+    assert held.tolist() == [1, 1, 1]
+    assert theirs["tied"]["a"] is theirs["tied"]["b"]
+
+
+def test_not_a_number_keeps_its_bits_in_arrays(tmp_path: Path) -> None:
+    odd = np.frombuffer(struct.pack("<Q", 0x7FF8_0000_DEAD_BEEF), "<f8").copy()
+    target = np.zeros(1)
+    through_files(tmp_path / "s", {"a": odd}, {"a": target})
+    assert target.tobytes() == odd.tobytes()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: random.Random(seed),
+        lambda seed: np.random.default_rng(seed),
+        lambda seed: np.random.Generator(np.random.MT19937(seed)),
+        lambda seed: np.random.Generator(np.random.Philox(seed)),
+        lambda seed: np.random.Generator(np.random.SFC64(seed)),
+        lambda seed: np.random.RandomState(seed),
+    ],
+)
+def test_random_numbers_go_on_where_they_were(tmp_path: Path, make: Any) -> None:
+    rng, other = make(1), make(2)
+
+    def draw(generator: Any) -> list[float]:
+        one = generator.gauss(0, 1) if isinstance(generator, random.Random) else None
+        return [one or float(generator.normal()) for _ in range(3)] + [
+            float(generator.random()) for _ in range(3)
+        ]
+
+    if not isinstance(rng, random.Random):
+        rng.normal()  # leaves half of a pair behind, which is state too
+    rng.random()
+    through_files(tmp_path / "s", {"rng": rng}, {"rng": other})
+    assert draw(rng) == draw(other)
+
+
+def test_the_random_module_itself_is_state(tmp_path: Path) -> None:
+    before = random.getstate()
+    try:
+        random.seed(5)
+        nodes, blobs = state.capture_all({"random": random})
+        expected = random.random()
+        random.seed(6)
+        state.restore_all({"random": random}, nodes, blobs)
+        assert random.random() == expected
+    finally:
+        random.setstate(before)
+
+
+class Counter:
+    """Something with a state of its own, as frameworks have it."""
+
+    def __init__(self) -> None:
+        self.values = {"n": 0, "moments": (np.zeros(2), np.float32(0.1))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        if set(values) != set(self.values):
+            raise KeyError("other keys")
+        self.values = values
+
+
+def test_state_dicts_are_asked_and_given_back(tmp_path: Path) -> None:
+    mine, theirs = Counter(), Counter()
+    mine.values["n"] = 5
+    mine.values["moments"] = (np.arange(2.0), np.float32(0.3))
+    through_files(tmp_path / "s", {"c": mine}, {"c": theirs})
+    assert theirs.values["n"] == 5 and theirs.values["moments"][1] == np.float32(0.3)
+    assert isinstance(theirs.values["moments"], tuple)
+
+
+def fitted(model: Any, steps: int) -> Any:
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        rows = rng.normal(size=(20, 4))
+        labels = (rows.sum(axis=1) > 0).astype(int)
+        if isinstance(model, MLPRegressor):
+            model.partial_fit(rows, labels)
+        else:
+            model.partial_fit(rows, labels, classes=[0, 1])
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MLPClassifier((8, 4), random_state=np.random.RandomState(3)),
+        lambda: MLPClassifier((8,), solver="sgd", random_state=3),
+        lambda: MLPRegressor(hidden_layer_sizes=(8,), random_state=3),
+        lambda: GaussianNB(),
+        lambda: StandardScaler(),
+    ],
+)
+@pytest.mark.parametrize("target_steps", [0, 2])
+def test_estimators_go_on_as_if_never_stopped(tmp_path: Path, make: Any, target_steps: int) -> None:
+    def go_on(model: Any, steps: int) -> Any:
+        if isinstance(model, StandardScaler):
+            for i in range(steps):
+                model.partial_fit(np.random.default_rng(i).normal(size=(9, 4)))
+            return model
+        return fitted(model, steps)
+
+    mine, theirs = go_on(make(), 3), go_on(make(), target_steps)
+    through_files(tmp_path / "s", {"m": mine}, {"m": theirs})
+    nodes = [state.capture_all({"m": go_on(model, 2)}) for model in (mine, theirs)]
+    assert state.difference(nodes[0], nodes[1]) is None
+
+
+def test_a_saved_estimator_is_read_without_its_program(tmp_path: Path) -> None:
+    model = fitted(MLPClassifier((8,), random_state=3), 3)
+    snapshot.write_values(tmp_path / "model.json", {"model": model})
+    again = snapshot.read_values(tmp_path / "model.json")["model"]
+    rows = np.random.default_rng(1).normal(size=(5, 4))
+    assert (again.predict_proba(rows) == model.predict_proba(rows)).all()
+
+
+def test_equal_state_gives_equal_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        model = fitted(MLPClassifier((8,), random_state=3), 3)
+        snapshot.write(tmp_path / name, snapshot.Saved(3, {}, *state.capture_all({"model": model})))
+    for file in ("state.json", "arrays.bin"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (3, "state['x'] is 3, which cannot be restored in place"),
+        ((1, 2), "state['x'] is (1, 2), which cannot be restored in place"),
+        (None, "state['x'] is None, which cannot be restored in place"),
+        ({"a": [0, object()]}, "state['x']['a'][1] is object, which cannot be saved"),
+        ({"f": print}, "state['x']['f'] is builtin_function_or_method"),
+        ({(1, object()): 1}, "cannot be saved"),
+        ({"a": {1, 2}}, "state['x']['a'] is set"),
+        (np.array([object()]), "state['x'] is ndarray of dtype object"),
+        (np.zeros(2, dtype=[("a", "i4")]), "of dtype [('a', '<i4')]"),
+        (fitted(SGDClassifier(), 1), "state['x']._loss_function_ is sklearn"),
+        (make_pipeline(StandardScaler()), None),
+    ],
+)
+def test_what_cannot_be_saved_is_named(value: Any, says: str | None) -> None:
+    if says is None:
+        state.capture_all({"x": value})
+        return
+    with pytest.raises(StateError) as caught:
+        state.check_top({"x": value})
+        state.capture_all({"x": value})
+    assert says in str(caught.value)
+
+
+def test_an_empty_state_is_refused() -> None:
+    with pytest.raises(StateError, match="name the objects to save"):
+        state.check_top({})
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "says"),
+    [
+        ({"a": np.zeros(3)}, {"a": np.zeros(4)}, "state['a'] is an array (4,) of <f8"),
+        ({"a": np.zeros(3)}, {"a": np.zeros(3, "f4")}, "the checkpoint holds (3,) of <f8"),
+        ({"a": np.zeros(3)}, {"a": {}}, "state['a'] is dict"),
+        ({"a": {}}, {"a": np.zeros(3)}, "state['a'] is numpy.ndarray"),
+        ({"a": {}}, {"b": {}}, "the checkpoint holds a, which this program's state does not have"),
+        ({"a": {}}, {"a": {}, "b": {}}, "state has b, which the checkpoint does not hold"),
+        ({"a": np.random.default_rng()}, {"a": random.Random()}, "holds a numpy Generator"),
+        (
+            {"a": np.random.default_rng()},
+            {"a": np.random.Generator(np.random.Philox())},
+            "state['a'] is a Philox generator: the checkpoint holds a PCG64",
+        ),
+        ({"a": random.Random()}, {"a": np.random.default_rng()}, "holds a random.Random"),
+        ({"a": Counter()}, {"a": [1]}, "the checkpoint holds a state_dict"),
+        (
+            {"a": MLPClassifier((8,))},
+            {"a": MLPClassifier((9,))},
+            "state['a'] has hidden_layer_sizes=(9,): the checkpoint's is (8,)",
+        ),
+        ({"a": MLPClassifier()}, {"a": MLPRegressor()}, "MLPRegressor: the checkpoint holds"),
+    ],
+)
+def test_what_does_not_fit_is_named(mine: Any, theirs: Any, says: str) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        state.restore_all(theirs, *state.capture_all(mine))
+    assert says in str(caught.value)
+
+
+def test_only_scikit_learns_own_classes_are_built() -> None:
+    class Mine(BaseEstimator):
+        pass
+
+    nodes, blobs = state.capture_all({"box": {"m": Mine()}})
+    with pytest.raises(DoesNotFit, match="cannot be rebuilt"):
+        state.restore_all({"box": {}}, nodes, blobs)
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "says"),
+    [
+        ("state.json", b"{", "cannot be read"),
+        ("state.json", b'{"format":99}', "format 99"),
+        ("state.json", b'{"format":1,"arrays":[]}', "not a snapshot"),
+        ("arrays.bin", b"", "an array ends at 24"),
+    ],
+)
+def test_a_folder_that_is_no_snapshot_is_said(
+    tmp_path: Path, file: str, data: bytes, says: str
+) -> None:
+    folder = tmp_path / "s"
+    snapshot.write(folder, snapshot.Saved(1, {}, *state.capture_all({"a": np.zeros(3)})))
+    (folder / file).write_bytes(data)
+    with pytest.raises(DoesNotFit, match=says):
+        snapshot.read(folder)
+
+
+def test_differences_are_found_by_path() -> None:
+    def captured(value: Any) -> Any:
+        return state.capture_all({"x": {"deep": [value]}})
+
+    assert state.difference(captured(1), captured(1)) is None
+    for one, two in [(1, 1.0), (0.0, -0.0), (np.zeros(2), np.zeros(3)), ((1,), [1]), (True, 1)]:
+        assert state.difference(captured(one), captured(two)) == "state['x']['deep'][0]"

@@ -1,0 +1,428 @@
+"""outlast.train against a supervisor in a thread: resume, stop, busy, failure, results."""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outlast
+from outlast import protocol
+from outlast.loop import CheckpointFailed, DoesNotFit, LoopError, StateError, SupervisorLost
+from outlast.protocol import Accepted, Checkpoint, Committed, Ended, Failed, Snapshot, Stop
+from tests.loop.fake_supervisor import FakeSupervisor
+
+TOTAL = 12
+
+
+class Toy:
+    """A random walk: every number depends on all before it."""
+
+    def __init__(self) -> None:
+        self.place = np.zeros(3)
+        self.rng = np.random.default_rng(4)
+        self.counts = {"steps": 0}
+
+    @property
+    def state(self) -> dict[str, object]:
+        return {"place": self.place, "rng": self.rng, "counts": self.counts}
+
+    def step(self) -> float:
+        self.place += self.rng.normal(size=3)
+        self.counts["steps"] += 1
+        return float(self.place[0])
+
+
+def walk(each: Callable[[int], None] | None = None, *, hurry: bool = False) -> Toy:
+    """One attempt; ``each`` is called in every step after its update.
+
+    Each step waits for the commit of the one before, unless in a ``hurry``.
+    """
+    toy = Toy()
+    with outlast.train(state=toy.state, total=TOTAL) as run:
+        for step in run.steps():
+            run.log(place=toy.step())
+            if step % 4 == 0:
+                run.eval(epoch=step // 4, height=float(toy.place.sum()), best="max", of="height")
+            if not hurry:
+                assert run._session.wait_committed(5)
+            if each:
+                each(step)
+        run.result("place.bin").write_bytes(toy.place.tobytes())
+    return toy
+
+
+def stopped(each: Callable[[int], None], *, hurry: bool = False) -> int:
+    """The exit code of an attempt that does not come to its end."""
+    with pytest.raises(SystemExit) as caught:
+        walk(each, hurry=hurry)
+    return int(str(caught.value.code))
+
+
+def result_bytes(supervisor: FakeSupervisor) -> dict[str, bytes]:
+    assert supervisor.result is not None
+    return {path.name: path.read_bytes() for path in supervisor.result.iterdir()}
+
+
+def test_an_undisturbed_run_hands_over_steps_rows_and_result(supervisor: FakeSupervisor) -> None:
+    toy = walk()
+    assert supervisor.gone.wait(5)
+    assert [snapshot.step for snapshot, _ in supervisor.committed] == list(range(1, TOTAL + 1))
+    rows = [json.loads(line) for line in supervisor.rows.splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, TOTAL + 1))
+    assert set(rows[3]) == {"step", "place", "epoch", "height"}
+    files = result_bytes(supervisor)
+    assert files["place.bin"] == toy.place.tobytes()
+    metrics = json.loads(files["metrics.json"])
+    assert metrics["epoch"] == [1, 2, 3] and metrics["step"] == [4, 8, 12]
+    assert not list(supervisor.work.iterdir())
+
+
+def test_every_snapshots_rows_end_at_its_step(supervisor: FakeSupervisor) -> None:
+    walk()
+    rows = (supervisor.folder / "rows.jsonl").read_bytes()
+    for snapshot, _ in supervisor.committed:
+        last = rows[: snapshot.rows_offset].splitlines()[-1]
+        assert json.loads(last)["step"] == snapshot.step
+
+
+@pytest.mark.parametrize("cut", range(TOTAL + 1))
+def test_a_run_resumed_anywhere_ends_with_the_same_bytes(
+    supervisor: FakeSupervisor, cut: int
+) -> None:
+    walk()
+    calm = result_bytes(supervisor)
+    supervisor.restore, supervisor.step = None, 0
+    if cut:
+        supervisor.resume_from(cut - 1)
+    steps: list[int] = []
+    walk(steps.append)
+    assert steps == list(range(cut + 1, TOTAL + 1))
+    assert result_bytes(supervisor) == calm
+
+
+def test_a_stop_hands_over_between_two_steps_and_exits_75(supervisor: FakeSupervisor) -> None:
+    supervisor.every = "1000"
+
+    def each(step: int) -> None:
+        if step == 5:
+            supervisor.push(Stop(20))
+
+    assert stopped(each) == 75
+    assert supervisor.gone.wait(5)
+    assert [snapshot.step for snapshot, _ in supervisor.committed] == [4, 5]
+    assert supervisor.result is None
+    supervisor.resume_from()
+    steps: list[int] = []
+    walk(steps.append)
+    assert steps[0] == 6
+
+
+def test_a_stop_before_anything_new_hands_nothing_over(supervisor: FakeSupervisor) -> None:
+    walk()
+    supervisor.resume_from(4)
+    before = len(supervisor.committed)
+    supervisor.every = "1000"
+    supervisor.push_before_welcome = Stop(20)
+    assert stopped(lambda step: None) == 75
+    assert supervisor.gone.wait(5)
+    assert len(supervisor.committed) == before
+
+
+def test_a_stop_gets_through_where_the_supervisor_is_busy(supervisor: FakeSupervisor) -> None:
+    """The supervisor says when it has room again; the best of before goes first."""
+    supervisor.every = "3"
+    waiting: list[Snapshot] = []
+
+    def slow(fake: FakeSupervisor, snapshot: Snapshot) -> None:
+        if waiting:
+            fake.push(protocol.Busy(snapshot.id))
+            first = waiting.pop()
+            fake.push(Committed(first.id, first.step))
+            return
+        fake.push(Accepted(snapshot.id))
+        fake.keep(snapshot)
+        if snapshot.step == 3:
+            waiting.append(snapshot)
+        else:
+            fake.push(Committed(snapshot.id, snapshot.step))
+
+    supervisor.on_snapshot = slow
+
+    def each(step: int) -> None:
+        if step == 7:
+            supervisor.push(Stop(20))
+
+    assert stopped(each, hurry=True) == 75
+    assert supervisor.gone.wait(5)
+    assert [snapshot.step for snapshot, _ in supervisor.committed] == [3, 7]
+    # The best of step 4 was not saved for want of a measured commit: it must not count as saved.
+    loop = json.loads((supervisor.committed[-1][1] / "state.json").read_text())["loop"]
+    assert loop["best"] == {} and [row["step"] for row in loop["rows"]] == [4]
+
+
+def test_a_stop_that_cannot_be_met_leaves_in_time(
+    supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervisor.every = "3"
+    supervisor.on_snapshot = FakeSupervisor.busy
+
+    def each(step: int) -> None:
+        if step == 5:
+            supervisor.push(Stop(0.2))
+
+    assert stopped(each, hurry=True) == 75
+    assert not list(supervisor.work.iterdir())
+    assert "step 5 could not be saved within 0 s" in capsys.readouterr().err
+
+
+def test_busy_is_tried_again_and_leaves_nothing_behind(supervisor: FakeSupervisor) -> None:
+    supervisor.on_snapshot = FakeSupervisor.busy
+    walk(hurry=True)
+    offered = supervisor.of(Snapshot)
+    assert offered[0].step == 1
+    assert not list(supervisor.work.iterdir())
+    assert supervisor.result is not None
+
+
+def test_one_snapshot_is_in_flight_and_training_does_not_wait(supervisor: FakeSupervisor) -> None:
+    flights: list[Snapshot] = []
+
+    def never_committed(fake: FakeSupervisor, snapshot: Snapshot) -> None:
+        flights.append(snapshot)
+        fake.push(Accepted(snapshot.id))
+        fake.keep(snapshot)
+
+    def each(step: int) -> None:
+        if step == TOTAL:
+            assert len(flights) == 1
+            supervisor.push(Committed(flights[0].id, flights[0].step))
+
+    supervisor.on_snapshot = never_committed
+    walk(each, hurry=True)
+    assert flights[0].step == 1
+    assert all(snapshot.step == TOTAL or snapshot.tags == ["best"] for snapshot in flights[1:])
+
+
+def test_a_best_met_while_busy_is_kept_as_it_was(supervisor: FakeSupervisor) -> None:
+    """The tagged checkpoint is the state that was evaluated, not a later one."""
+    supervisor.every = "1000"
+    toy = Toy()
+    heights = {}
+    held: list[Snapshot] = []
+
+    def hold_first(fake: FakeSupervisor, snapshot: Snapshot) -> None:
+        fake.push(Accepted(snapshot.id))
+        fake.keep(snapshot)
+        if not held:
+            held.append(snapshot)
+        else:
+            fake.push(Committed(snapshot.id, snapshot.step))
+
+    supervisor.on_snapshot = hold_first
+    with outlast.train(state=toy.state, total=8) as run:
+        for step in run.steps():
+            toy.step()
+            heights[step] = toy.place.tobytes()
+            run.eval(height=float(step if step <= 3 else 0), best="max")
+            if step == 6:
+                supervisor.push(Committed(held[0].id, held[0].step))
+    tagged = [(message.step, path) for message, path in supervisor.committed if message.tags]
+    assert [step for step, _ in tagged] == [1, 3]
+    assert tagged[1][1].joinpath("arrays.bin").read_bytes()[:24] == heights[3]
+    steps = [message.step for message, _ in supervisor.committed]
+    assert steps == sorted(steps), "the newest in the chain must be the furthest"
+
+
+def test_a_failed_commit_is_raised_at_the_next_call(supervisor: FakeSupervisor) -> None:
+    def fail(fake: FakeSupervisor, snapshot: Snapshot) -> None:
+        fake.push(Accepted(snapshot.id))
+        fake.keep(snapshot)
+        fake.push(Failed(snapshot.id, "no room left"))
+
+    supervisor.on_snapshot = fail
+    with pytest.raises(CheckpointFailed, match="000001 could not be committed: no room left"):
+        walk()
+    assert supervisor.gone.wait(5)
+    assert [error.kind for error in supervisor.of(protocol.Error)] == ["trainer"]
+
+
+def test_a_checkpoint_is_given_when_asked_for(supervisor: FakeSupervisor) -> None:
+    supervisor.every = "1000"
+    toy = Toy()
+    with outlast.train(state=toy.state, total=6) as run:
+        for step in run.steps():
+            toy.step()
+            assert run._session.wait_committed(5)
+            if step == 2:
+                supervisor.push(Checkpoint())
+    assert [snapshot.step for snapshot, _ in supervisor.committed] == [2, 6]
+
+
+def test_a_lost_supervisor_ends_the_training_with_a_sentence(supervisor: FakeSupervisor) -> None:
+    def each(step: int) -> None:
+        if step == 3:
+            supervisor.hang_up()
+
+    with pytest.raises(SupervisorLost, match="the supervisor has gone"):
+        walk(each)
+
+
+def test_an_ended_run_is_said_and_exits_with_its_code(
+    supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervisor.instead_of_welcome = Ended("done", 0, "run 0123456789 is done: 12 steps")
+    assert stopped(lambda step: pytest.fail("no step may be made")) == 0
+    assert "run 0123456789 is done: 12 steps" in capsys.readouterr().err
+
+
+def test_a_refusal_is_said(supervisor: FakeSupervisor) -> None:
+    supervisor.instead_of_welcome = protocol.Error("hello version 1: this speaks 2", "protocol")
+    with pytest.raises(LoopError, match="this speaks 2"):
+        walk()
+
+
+def test_a_checkpoint_of_another_shape_does_not_fit(supervisor: FakeSupervisor) -> None:
+    walk()
+    supervisor.resume_from(3)
+    with (
+        pytest.raises(DoesNotFit, match=r"state\['place'\] is an array \(4,\)"),
+        outlast.train(state={**Toy().state, "place": np.zeros(4)}, total=TOTAL),
+    ):
+        pytest.fail("must not start")
+    assert supervisor.gone.wait(5)
+    assert [error.kind for error in supervisor.of(protocol.Error)] == ["does-not-fit"]
+
+
+class Forgetful:
+    """Gives one state and takes another, from the step that is its value on."""
+
+    def __init__(self, since: int) -> None:
+        self.steps, self.since = 0, since
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, values: dict[str, int]) -> None:
+        self.steps = values["steps"] + (values["steps"] >= self.since)
+
+
+@pytest.mark.parametrize("since", [0, 1])
+def test_what_does_not_survive_fails_at_once_by_name(
+    supervisor: FakeSupervisor, since: int
+) -> None:
+    model = Forgetful(since)
+    made = []
+    with (
+        pytest.raises(StateError, match=r"state\['model'\]\['steps'\] is not the same after"),
+        outlast.train(state={"model": model}, total=5) as run,
+    ):
+        for step in run.steps():
+            model.steps += 1
+            made.append(step)
+    assert len(made) == since
+    assert not supervisor.committed
+
+
+def test_an_error_in_the_training_is_reported_and_raised(supervisor: FakeSupervisor) -> None:
+    def each(step: int) -> None:
+        if step == 2:
+            raise ZeroDivisionError("no such number")
+
+    with pytest.raises(ZeroDivisionError):
+        walk(each)
+    assert supervisor.gone.wait(5)
+    assert supervisor.of(protocol.Error) == [protocol.Error("no such number", "trainer")]
+    assert supervisor.result is None
+
+
+def test_leaving_early_is_an_end_too(supervisor: FakeSupervisor) -> None:
+    toy = Toy()
+    with outlast.train(state=toy.state, total=TOTAL) as run:
+        for step in run.steps():
+            toy.step()
+            if step == 5:
+                break
+        assert run.step == 5
+    assert [message.step for message in supervisor.of(protocol.Complete)] == [5]
+
+
+def test_ctrl_c_is_the_supervisors_where_there_is_one(supervisor: FakeSupervisor) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    walk(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 3 else None)
+    assert supervisor.result is not None
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ticks_tell_the_phase_and_are_few(supervisor: FakeSupervisor) -> None:
+    toy = Toy()
+    with outlast.train(state=toy.state, total=2) as run:
+        for _ in run.steps():
+            toy.step()
+        for _ in range(1000):
+            run.tick("report")
+    assert supervisor.gone.wait(5)
+    ticks = supervisor.of(protocol.Tick)
+    assert protocol.Tick(2, "report") in ticks and len(ticks) < 10
+
+
+def test_rows_hold_plain_numbers(supervisor: FakeSupervisor) -> None:
+    toy = Toy()
+    with outlast.train(state=toy.state, total=1) as run:
+        for _ in run.steps():
+            toy.step()
+            run.log(a=np.float32(0.5), b=float("nan"), c="x", d=np.int64(3), e=True)
+            run.log(c="y")
+    assert json.loads(supervisor.rows) == {
+        "step": 1, "a": 0.5, "b": None, "c": "y", "d": 3, "e": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("misuse", "says"),
+    [
+        (lambda run: run.log(loss=1), "run.log outside a step"),
+        (lambda run: run.result("model.bin"), "write results after the loop"),
+        (lambda run: run.data("gs://bucket/data"), "only local paths are read"),
+        (lambda run: run.data("no/such/file"), "no such file or folder"),
+        (lambda run: None, "the training has made no steps"),
+        (lambda run: (list(run.steps()), run.steps().__next__()), "a run has one loop"),
+        (lambda run: (list(run.steps()), run.result("../x")), "must be a relative path"),
+        (lambda run: (list(run.steps()), run.result("metrics.json")), "given to run.eval"),
+        (lambda run: [run.log(step=1) for _ in run.steps()], "every row has its step already"),
+        (lambda run: [run.log(a=[1]) for _ in run.steps()], "a [1]: must be a number or a string"),
+        (lambda run: [run.eval(a=float("inf")) for _ in run.steps()], "a inf: must be a finite"),
+        (lambda run: [run.eval(a=1, b=2, best="max") for _ in run.steps()], "must be one of a, b"),
+        (lambda run: [run.eval(a=1, best="most") for _ in run.steps()], "must be max or min"),
+        (lambda run: [run.eval(a=1) or run.eval(a=2) for _ in run.steps()], "has one already"),
+        (
+            lambda run: [run.eval(**{f"v{step}": 1}) for step in run.steps()],
+            "every eval has the same values",
+        ),
+    ],
+)
+def test_misuse_is_a_sentence(
+    supervisor: FakeSupervisor, misuse: Callable[[Any], Any], says: str
+) -> None:
+    with (
+        pytest.raises((LoopError, ValueError)) as caught,
+        outlast.train(state=Toy().state, total=3) as run,
+    ):
+        misuse(run)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("total", [0, -3, True, 2.0, "5"])
+def test_a_total_that_is_no_number_of_steps(total: Any) -> None:
+    with pytest.raises(LoopError, match="must be a number of steps"):
+        outlast.train(state={"a": {}}, total=total)
+
+
+def test_local_data_passes_through(supervisor: FakeSupervisor, tmp_path: Path) -> None:
+    with contextlib.suppress(LoopError), outlast.train(state=Toy().state, total=1) as run:
+        assert run.data(tmp_path) == tmp_path

@@ -1,0 +1,116 @@
+"""Bad input: exit 64 and one sentence that says what to do, never a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainers
+from trainers import __main__ as command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["digitz"], "trainer 'digitz': unknown; did you mean digits? known are digits"),
+        (["flags"], "trainer 'flags': unknown"),
+        (["../digits"], "trainer '../digits': unknown"),
+        (["digits", "--epohcs", "3"], "digits: flag --epohcs: unknown; did you mean --epochs?"),
+        (["digits", "--epoch", "3"], "did you mean --epochs?"),
+        (["digits", "--zzz=1"], "digits: flag --zzz: unknown; see --help"),
+        (["digits", "seven"], "digits: 'seven': only flags are taken"),
+        (["digits", "--epochs", "-3"], "digits: --epochs: -3: must be 1 or more"),
+        (["digits", "--epochs=-3"], "digits: --epochs: -3: must be 1 or more"),
+        (["digits", "--epochs", "0"], "digits: --epochs: 0: must be 1 or more"),
+        (["digits", "--epochs", "1.5"], "digits: --epochs: '1.5': must be a whole number"),
+        (["digits", "--epochs"], "digits: --epochs: expected one argument"),
+        (["digits", "--batch-size", "500"], "digits: --batch-size: 500: must be 1 to 200"),
+        (["digits", "--learning-rate", "nan"], "digits: --learning-rate: 'nan': must be a number"),
+        (["digits", "--learning-rate", "-1"], "must be a number above 0"),
+        (["digits", "--hidden", "64,x"], "digits: --hidden: '64,x': must be whole numbers"),
+        (["digits", "--hidden", "64,0"], "must be whole numbers above 0"),
+        (["digits", "--seed", "-1"], "digits: --seed: -1: must be 0 to 4294967295"),
+        (["digits", "--mode", "tain"], "digits: --mode: invalid choice: 'tain'"),
+        (["digits", "--checkpoint-every", "5m"], "digits: --checkpoint-every: '5m': must be auto"),
+        (["digits", "--data", "no/such.csv"], "digits: --data: no/such.csv: no such file"),
+        (["digits", "--data", "gs://b/x.csv"], "only local files are read"),
+        (["digits", "--limit-rows", "5"], "digits: limit-rows 5 of 1797 rows: 50 or more"),
+        (["digits", "--data", str(Path(__file__))], "is no CSV of numbers"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = command.main(argv)
+    except SystemExit as exit:
+        code = exit.code
+    out, err = capsys.readouterr()
+    assert code == 64
+    assert says in err
+    assert len(err.strip().splitlines()) == 1 and not out
+
+
+def test_a_csv_of_something_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("1,2,3\n4,5,6\n")
+    assert command.main(["digits", "--data", str(path)]) == 64
+    assert "3 columns, must be 64 pixels and a digit" in capsys.readouterr().err
+
+
+def test_nothing_asked_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 64
+    assert command.main(["--help"]) == 0
+    assert "trainers: digits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode_dir", ["", "empty"])
+def test_evaluating_what_is_not_there_is_said(
+    mode_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / mode_dir if mode_dir else tmp_path
+    assert command.main(["digits", "--mode", "eval", "--run-dir", str(folder)]) == 1
+    assert "holds no run; train there first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", trainers.names())
+def test_every_flag_has_help_and_a_default(name: str) -> None:
+    for action in trainers.load(name).parser()._actions:
+        assert action.help, f"{action.dest} has no help"
+        assert action.dest == "help" or not action.required
+
+
+@pytest.mark.parametrize("name", trainers.names())
+def test_the_parser_imports_no_framework(name: str) -> None:
+    """The program asks every trainer's parser; it must be quick and need nothing installed."""
+    code = (
+        "import sys, trainers\n"
+        f"trainers.load({name!r}).parser().parse_args([])\n"
+        "heavy = {'numpy', 'sklearn', 'scipy', 'torch', 'xgboost', 'keras'} & set(sys.modules)\n"
+        "ours = {name for name in sys.modules if name.startswith(('outlast.run', 'outlast.operate',"
+        " 'components', 'rehearsal', 'google', 'pulumi'))}\n"
+        "sys.exit(f'imported {heavy | ours}' if heavy | ours else 0)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("name", trainers.names())
+def test_trainers_have_the_same_shape(name: str) -> None:
+    module = trainers.load(name)
+    for part in (
+        "parser", "Config", "build", "train_step", "evaluate", "state_dict", "load_state_dict",
+        "parameters", "main",
+    ):  # fmt: skip
+        assert callable(getattr(module, part)), part

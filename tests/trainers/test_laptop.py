@@ -1,0 +1,36 @@
+"""The digits trainer alone on this machine: Ctrl-C, and the same command again."""
+
+import json
+import sys
+from pathlib import Path
+
+from tests.loop import programs
+
+# Some seconds: HEAD is written once a second, and the run must outlast its first commit.
+FLAGS = ["--hidden", "256", "--epochs", "200", "--eval-every", "100", "--limit-rows", "600"]
+
+
+def command(run_dir: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "trainers", "digits", "--run-dir", str(run_dir), *FLAGS, *more]
+
+
+def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    argv = command(run_dir, "--checkpoint-every", "10")
+    code, err = programs.interrupt_at_a_commit(tmp_path, run_dir, argv)
+    assert code == 75, err
+    assert "Traceback" not in err and "the same command goes on from there" in err
+    stopped_at = programs.newest(run_dir)
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0, done.stderr
+    assert f"resumes at step {stopped_at}" in done.stderr
+    assert [json.loads(line)["epoch"] for line in done.stdout.splitlines()][-1] == 200
+
+    again = programs.run(tmp_path, argv)
+    assert again.returncode == 0 and "done" in again.stderr and not again.stdout
+    evaluated = programs.run(tmp_path, [*argv, "--mode", "eval"])
+    assert evaluated.returncode == 0, evaluated.stderr
+    table = json.loads(programs.result_of(run_dir)["metrics.json"])
+    assert table["epoch"] == [100, 200]
+    assert json.loads(evaluated.stdout)["test_accuracy"] == table["test_accuracy"][-1]
+    programs.wait_until_alone(tmp_path)

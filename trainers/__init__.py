@@ -1,0 +1,24 @@
+"""What trains: one module a trainer, all of the same shape. No cloud, no signals.
+
+A trainer has ``parser()``, a frozen ``Config``, ``build``, ``train_step``, ``evaluate``,
+``state_dict`` and ``load_state_dict``, ``parameters`` and ``main(argv)``. Its module imports its
+framework only inside functions, so that the parser can be asked without it.
+"""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+_NO_TRAINERS = frozenset({"__main__", "flags"})
+
+
+def names() -> list[str]:
+    """The trainers there are, sorted."""
+    return sorted(
+        module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NO_TRAINERS
+    )
+
+
+def load(name: str) -> ModuleType:
+    """The module of the trainer ``name``, one of ``names()``."""
+    return importlib.import_module(f"{__name__}.{name}")

@@ -1,0 +1,43 @@
+"""``python -m trainers NAME --flag …``: train, or with ``--mode eval`` evaluate.
+
+Exit codes are those of outlast/exits.py: 0 done, 64 bad usage, 75 interrupted and to be resumed by
+the same command, 1 anything else.
+"""
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+import trainers
+from outlast import exits
+from outlast.loop import LoopError, SupervisorLost
+from trainers.flags import UsageError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the trainer that the first argument names on the rest."""
+    known = ", ".join(trainers.names())
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"usage: python -m trainers NAME --flag …\n\ntrainers: {known}")
+        return exits.DONE if argv else exits.USAGE
+    name, *flags = argv
+    if name not in trainers.names():
+        near = difflib.get_close_matches(name, trainers.names(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        print(f"trainer {name!r}: unknown; {hint}known are {known}", file=sys.stderr)
+        return exits.USAGE
+    try:
+        return trainers.load(name).main(flags)
+    except UsageError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return exits.USAGE
+    except SupervisorLost as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return exits.INTERRUPTED
+    except LoopError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
