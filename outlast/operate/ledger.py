@@ -1,6 +1,6 @@
 """What a run's records in the bucket say: its state, its attempts, its goodput."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -100,24 +100,22 @@ def read(store: Store, layout: Layout) -> Ledger | None:
         head = read_head(store, layout).head
     except HeadLost:
         return None
-    starts: list[AttemptStart] = []
-    ends: dict[int, AttemptEnd] = {}
-    beats: dict[int, Beat] = {}
+    kinds: dict[str, type[AttemptStart] | type[AttemptEnd] | type[Beat]]
+    kinds = {"start.json": AttemptStart, "end.json": AttemptEnd, "beat.json": Beat}
+    records: dict[int, dict[type, Any]] = {}
+    times: dict[tuple[int, type], datetime] = {}
     for item in store.list(layout.attempts):
-        name = item.path.removeprefix(layout.attempts)
-        try:
-            if name.endswith("/start.json"):
-                starts.append(AttemptStart.from_json(store.get(item.path)[0]))
-            elif name.endswith("/end.json"):
-                end = AttemptEnd.from_json(store.get(item.path)[0])
-                ends[end.term] = end
-            elif name.endswith("/beat.json"):
-                beat = Beat.from_json(store.get(item.path)[0])
-                beats[beat.term] = beat
-        except NotFound:  # rewritten or removed between list and get
+        kind = kinds.get(item.path.rpartition("/")[2])
+        if kind is None:
             continue
-    starts.sort(key=lambda start: start.term)
-    attempts = tuple(_attempts(head, starts, ends, beats))
+        try:
+            data, found = store.get(item.path)
+        except NotFound:  # rewritten between list and get
+            continue
+        record = kind.from_json(data)
+        records.setdefault(record.term, {})[kind] = record
+        times[record.term, kind] = found.updated
+    attempts = tuple(_attempts(head, records, times))
     boots: set[str] = set()
     first: datetime | None = None
     for item in store.list(layout.boots):
@@ -125,48 +123,43 @@ def read(store: Store, layout: Layout) -> Ledger | None:
             continue
         boots.add(item.path)
         first = item.updated if first is None else min(first, item.updated)
-    newest = beats.get(starts[-1].term) if starts else None
-    totals = [beat.total for beat in beats.values() if beat.total]
+    beats = [records[term][Beat] for term in sorted(records) if Beat in records[term]]
+    totals = [beat.total for beat in beats if beat.total]
+    live = beats and attempts and beats[-1].term == attempts[-1].term
     return Ledger(
         head,
         attempts,
         len(boots),
         first,
         totals[-1] if totals else None,
-        newest.rows if newest else (),
+        beats[-1].rows if live else (),
     )
 
 
 def _attempts(
     head: Head,
-    starts: Sequence[AttemptStart],
-    ends: dict[int, AttemptEnd],
-    beats: dict[int, Beat],
-) -> list[Attempt]:
-    made = []
-    for index, start in enumerate(starts):
-        end = ends.get(start.term)
-        beat = beats.get(start.term)
-        after = starts[index + 1] if index + 1 < len(starts) else None
+    records: Mapping[int, Mapping[type, Any]],
+    times: Mapping[tuple[int, type], datetime],
+) -> Iterator[Attempt]:
+    """One for each start record; times are those at which the store wrote the records."""
+    terms = [term for term in sorted(records) if AttemptStart in records[term]]
+    for term, later in zip(terms, [*terms[1:], None], strict=True):
+        start: AttemptStart = records[term][AttemptStart]
+        beat: Beat | None = records[term].get(Beat)
+        end: AttemptEnd | None = records[term].get(AttemptEnd)
         step = max(start.step, beat.step if beat else 0, end.step if end else 0)
-        moment = end.time if end else beat.time if beat else start.time
-        reason = end.reason if end else None
-        if end is None and (after is not None or head.state is not State.OPEN):
-            reason = Reason.CUT  # nobody writes another attempt's end
-        if reason is None:
-            moment = None
-        kept = after.step if after else step
-        made.append(
-            Attempt(
-                term=start.term,
-                start=start.time,
-                end=moment,
-                reason=reason,
-                instance=start.instance,
-                zone=start.zone,
-                from_step=start.step,
-                step=max(step, kept),
-                lost=max(0, step - kept),
-            )
+        kept = records[later][AttemptStart].step if later else step
+        over = end is not None or later is not None or head.state is not State.OPEN
+        last = AttemptEnd if end else Beat if beat else AttemptStart
+        yield Attempt(
+            term=term,
+            start=times[term, AttemptStart],
+            end=times[term, last] if over else None,
+            # Nobody writes another attempt's end.
+            reason=end.reason if end else Reason.CUT if over else None,
+            instance=start.instance,
+            zone=start.zone,
+            from_step=start.step,
+            step=max(step, kept),
+            lost=max(0, step - kept),
         )
-    return made

@@ -87,7 +87,10 @@ class Side:
         self.name = name
         self.stack = engine.Stack(name, config, folder=folder / name)
         self.zone = str(config["gcp:zone"])
+        self.raised: Future[dict[str, Any]] | None = None
+        """The `up` under way."""
         self.outputs: dict[str, Any] = {}
+        """The stack's outputs; empty until it is up."""
         self.ledger: Ledger | None = None
 
     @property
@@ -214,21 +217,30 @@ class Stage:
                 raise
 
     def _raise_stacks(self, pool: ThreadPoolExecutor) -> None:
+        """Begins to raise both; returns as soon as the one to be disturbed is up."""
         self.watcher.say(f"pulumi up: {self.storm.name}, beside it {self.calm.name}")
-        first = pool.submit(self.storm.stack.up)
+        self.storm.raised = pool.submit(self.storm.stack.up)
         # Both share the bucket; the second adopts it once the first has made it.
-        while not first.done() and not self._bucket_exists():
+        while not self.storm.raised.done() and not self._bucket_exists():
             time.sleep(POLL_SEC)
-        second = pool.submit(self.calm.stack.up)
-        self._wait([first, second])
-        self.storm.outputs, self.calm.outputs = first.result(), second.result()
-        for side in self.sides:
-            self.watcher.say(f"{side.name}: run {side.outputs['run']} in {side.outputs['group']}")
-        if self.storm.outputs["run"] != self.calm.outputs["run"]:
+        self.calm.raised = pool.submit(self.calm.stack.up)
+        self._wait([self.storm.raised])
+
+    def _is_up(self, side: Side) -> bool:
+        """Whether the stack is up; takes up its outputs when it has just become so."""
+        if side.outputs:
+            return True
+        if side.raised is None or not side.raised.done():
+            return False
+        side.outputs = side.raised.result()
+        self.watcher.say(f"{side.name}: run {side.outputs['run']} in {side.outputs['group']}")
+        runs = {other.outputs["run"] for other in self.sides if other.outputs}
+        if len(runs) > 1:
             raise RehearsalError(
-                f"run {self.storm.outputs['run']}: the undisturbed stack named the same spec "
-                f"{self.calm.outputs['run']}; the program's identity is not reproducible."
+                f"run {side.outputs['run']}: the other stack named the same spec "
+                f"{(runs - {side.outputs['run']}).pop()}; the run's identity is not reproducible."
             )
+        return True
 
     def _wait(self, futures: list[Future[Any]]) -> None:
         """Waits in slices, so that Ctrl-C is heard; raises what a thread raised."""
@@ -250,8 +262,9 @@ class Stage:
         while True:
             self._check_time("the run")
             for side in self.sides:
-                side.ledger = self._read(side)
-                self._tell(side, told)
+                if self._is_up(side):
+                    side.ledger = self._read(side)
+                    self._tell(side, told)
             self._strike()
             if all(self._ended(side) for side in self.sides):
                 return
@@ -310,7 +323,7 @@ class Stage:
             if self._fault is None:
                 snapshots = f"{self.storm.layout.term(live.term)}s"
                 rule = {
-                    "match": {"object": f"^{snapshots}"},
+                    "match": {"method": "POST", "object": f"^{snapshots}"},
                     "when": "mid-body",
                     "do": {"kill_vm": vm},
                 }
