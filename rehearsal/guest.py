@@ -1,0 +1,402 @@
+"""The hypervisor: a VM is a process tree with a root folder of its own.
+
+Each boot starts `guest_init.py` as the tree's first process, in an environment made from nothing.
+Every process of a VM is below that one, or carries the boot's token in its environment; so none
+outlives its VM, however it was started.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rehearsal.guest_init import (
+    TEMPORARY_PREFIX,
+    delete_disk,
+    descendants,
+    read_stat,
+    signal_all,
+)
+from rehearsal.metadata import Server, Tree, Value
+
+INIT = Path(__file__).with_name("guest_init.py")
+SHIMS = Path(__file__).with_name("shims")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SHARED_MEMORY = Path("/dev/shm")
+FOLDERS = (
+    *("dev", "etc", "home", "opt", "proc/sys/kernel/random", "root", "run", "tmp"),
+    *("usr/local/bin", "var/lib", "var/log", "var/tmp"),
+)
+TOKEN_VARIABLE = "OUTLAST_VM_TOKEN"
+
+# A Unix socket's path has at most 107 bytes; this many are left to what a guest adds to its root.
+LONGEST_ROOT = 100 - len("/run/outlast/supervisor.sock")
+KILL_ROUND_SEC = 0.005
+INIT_EXIT_SEC = 5.0
+
+Report = Callable[[str, Literal["running", "stopping", "exited", "failed"], str], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a VM is made of."""
+
+    id: str
+    name: str
+    values: Mapping[str, Value]
+    """Of its metadata server, attributes included."""
+    image: Path | None = None
+    """The folder that its boot disk starts from; None: an empty disk."""
+    notice_sec: float = 0.0
+    """From the `preempted` flag to the stop."""
+
+
+@dataclass
+class Guest:
+    """A VM that has a disk; a process only between boot and exit."""
+
+    machine: Machine
+    root: Path
+    tree: Tree
+    token: str = ""
+    access_token: str = ""
+    server: Server | None = None
+    process: asyncio.subprocess.Process | None = None
+    serial: Path | None = None
+    started: float = 0.0
+    preemption: asyncio.Task[None] | None = None
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the VM's first process while there is one."""
+        return self.process.pid if self.process else None
+
+
+class Hypervisor:
+    """The VMs of one local cloud. All calls on one asyncio loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        report: Report,
+        *,
+        grace_sec: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Disks are under `folder`/vms, serial output is kept in `folder`/serial. `report` is told
+        (instance id, what happened, why it failed); `environment` is added to every guest's."""
+        self._vms = folder / "vms"
+        self._serials = folder / "serial"
+        self._report = report
+        self._grace_sec = grace_sec
+        self._environment = dict(environment or {})
+        self._guests: dict[str, Guest] = {}
+        self._boots: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._holders: dict[str, Machine] = {}
+        self._vms.mkdir(parents=True, exist_ok=True)
+        self._serials.mkdir(parents=True, exist_ok=True)
+        self._sweep_disks()
+        for file in self._serials.glob("*.log"):
+            name, _, number = file.stem.rpartition("-")
+            if number.isdigit():
+                self._boots[name] = max(self._boots.get(name, 0), int(number))
+
+    # Commands of the model
+
+    async def boot(self, machine: Machine, *, new_disk: bool = True) -> None:
+        """Starts the VM; reports `running`, or `failed` where it could not be started."""
+        guest = self._guests.get(machine.id)
+        try:
+            if guest is None or new_disk:
+                root = self._new_disk(machine)
+                guest = self._guests[machine.id] = Guest(machine, root, Tree(machine.values))
+            await self._power_on(guest)
+        except OSError as error:
+            if guest:
+                await self._power_off(guest)
+            self._report(machine.id, "failed", f"The VM could not be booted: {error}")
+
+    async def stop(self, instance_id: str) -> None:
+        """Asks the VM's system to go down; it is cut off after the grace."""
+        self._tell(instance_id, "stop")
+
+    async def preempt(self, instance_id: str) -> None:
+        """Raises the flag, then stops the VM after its notice; returns at the flag."""
+        guest = self._guests.get(instance_id)
+        if guest is None or guest.process is None or guest.preemption:
+            return
+        guest.tree.set("instance/preempted", "TRUE")
+        guest.preemption = self._in_background(self._stop_after_notice(guest))
+
+    async def kill(self, instance_id: str) -> None:
+        """The VM's host vanishes: no process of it runs when this returns."""
+        guest = self._guests.get(instance_id)
+        if guest is None or guest.process is None:
+            return
+        process, exited = guest.process, guest.exited
+        self._tell(instance_id, "kill")
+        await asyncio.to_thread(_kill_below, process.pid, guest.token)
+        try:
+            await asyncio.wait_for(exited.wait(), INIT_EXIT_SEC)
+        except TimeoutError:
+            signal_all([process.pid], signal.SIGKILL)
+            await exited.wait()
+
+    async def discard(self, instance_id: str) -> None:
+        """Deletes the disk of a VM that has exited."""
+        guest = self._guests.pop(instance_id, None)
+        if guest is None:
+            return
+        self._in_background(asyncio.to_thread(_delete_folder, self._vms / instance_id))
+
+    async def freeze(self, instance_id: str) -> None:
+        """Stops every process of the VM in its tracks; returns when none of them runs."""
+        guest = self._guests.get(instance_id)
+        if guest and guest.process:
+            await asyncio.to_thread(_freeze_below, guest.process.pid, guest.token)
+
+    async def thaw(self, instance_id: str) -> None:
+        """Lets a frozen VM go on."""
+        guest = self._guests.get(instance_id)
+        if guest and guest.process:
+            signal_all(_below(guest.process.pid, guest.token), signal.SIGCONT)
+
+    def set_attributes(self, instance_id: str, attributes: Mapping[str, str]) -> None:
+        """Gives the VM's metadata server exactly these attributes."""
+        guest = self._guests.get(instance_id)
+        if guest:
+            guest.tree.replace("instance/attributes/", attributes)
+
+    async def close(self) -> None:
+        """Kills every VM and deletes its disk."""
+        await asyncio.gather(*(self.kill(instance_id) for instance_id in list(self._guests)))
+        for instance_id in list(self._guests):
+            await self.discard(instance_id)
+        await asyncio.gather(*self._tasks)
+
+    # What is known
+
+    def holder(self, access_token: str) -> Machine | None:
+        """The VM that got this token from its metadata server; its death does not end the token."""
+        return self._holders.get(access_token)
+
+    def guest(self, instance_id: str) -> Guest | None:
+        """The VM, if it has a disk."""
+        return self._guests.get(instance_id)
+
+    def boots(self, name: str) -> int:
+        """How often a VM of this name was started."""
+        return self._boots.get(name, 0)
+
+    def serial(self, name: str) -> Path | None:
+        """The serial output of the last boot under this name."""
+        number = self._boots.get(name, 0)
+        return self._serials / f"{name}-{number}.log" if number else None
+
+    def pids(self, instance_id: str | None = None) -> list[int]:
+        """Every live process of a VM, or of all of them."""
+        found: set[int] = set()
+        for guest in self._guests.values():
+            if guest.process and instance_id in (None, guest.machine.id):
+                found |= {guest.process.pid, *_below(guest.process.pid, guest.token)}
+        return sorted(found)
+
+    # Inside
+
+    def _new_disk(self, machine: Machine) -> Path:
+        folder = self._vms / machine.id
+        _delete_folder(folder)
+        root = folder / "root"
+        if len(os.fsencode(root)) > LONGEST_ROOT:
+            short = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir="/tmp"))
+            folder.mkdir(parents=True)
+            root.symlink_to(short)
+            root = short
+        for name in FOLDERS:
+            (root / name).mkdir(parents=True, exist_ok=True)
+        (root / "tmp").chmod(0o1777)
+        (root / "etc/hostname").write_text(machine.name + "\n")
+        (root / "usr/local/bin/python3").symlink_to(os.path.realpath(sys.executable))
+        if os.access(SHARED_MEMORY, os.W_OK):
+            memory = tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir=SHARED_MEMORY)
+            (root / "dev/shm").symlink_to(memory)
+        else:
+            (root / "dev/shm").mkdir()
+        if machine.image and (machine.image / "opt/outlast").exists():
+            (root / "opt/outlast").symlink_to((machine.image / "opt/outlast").resolve())
+        return root
+
+    async def _power_on(self, guest: Guest) -> None:
+        root, machine = guest.root, guest.machine
+        # What lives in memory does not survive a boot.
+        shutil.rmtree(root / "run")
+        (root / "run").mkdir()
+        for entry in (root / "dev/shm").iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        (root / "proc/sys/kernel/random/boot_id").write_text(f"{uuid.uuid4()}\n")
+        number = self._boots[machine.name] = self._boots.get(machine.name, 0) + 1
+        guest.serial = self._serials / f"{machine.name}-{number}.log"
+        guest.serial.touch()
+        (root / "dev/ttyS0").unlink(missing_ok=True)
+        (root / "dev/ttyS0").symlink_to(guest.serial.resolve())
+        guest.token = secrets.token_hex(16)
+        guest.access_token = f"vm-token-{secrets.token_urlsafe(24)}"
+        guest.exited = asyncio.Event()
+        guest.started = time.time()
+        guest.preemption = None
+        guest.tree.set("instance/preempted", "FALSE")
+        access_token = guest.access_token
+        self._holders[access_token] = machine
+        guest.server = Server(guest.tree, lambda: access_token)
+        with guest.serial.open("ab") as serial:
+            guest.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(INIT),
+                str(root),
+                str(self._grace_sec),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=serial,
+                cwd=root,
+                env=self._guest_environment(guest),
+                start_new_session=True,
+            )
+        self._in_background(self._watch(guest, guest.process))
+
+    def _guest_environment(self, guest: Guest) -> dict[str, str]:
+        assert guest.server
+        root = str(guest.root)
+        return {
+            "PATH": f"{SHIMS}:{root}/usr/local/bin:{SYSTEM_PATH}",
+            "HOME": f"{root}/root",
+            "TMPDIR": f"{root}/tmp",
+            "LANG": "C.UTF-8",
+            "LOGNAME": "root",
+            "SHELL": "/bin/bash",
+            "USER": "root",
+            "OUTLAST_ROOT": root,
+            "GCE_METADATA_HOST": guest.server.host,
+            "GCE_METADATA_IP": guest.server.host,  # what Google's client asks if it is on GCE
+            "METADATA_BASE": f"http://{guest.server.host}/computeMetadata/v1",
+            **self._environment,
+            TOKEN_VARIABLE: guest.token,
+        }
+
+    async def _watch(self, guest: Guest, process: asyncio.subprocess.Process) -> None:
+        """Passes on what the VM's first process says, until it has gone."""
+        assert process.stdout
+        async for line in process.stdout:
+            word = line.strip()
+            if word == b"running":
+                self._report(guest.machine.id, "running", "")
+            elif word == b"stopping":
+                self._report(guest.machine.id, "stopping", "")
+        await process.wait()
+        # The first process leaves nothing behind, unless it was killed itself.
+        await asyncio.to_thread(_kill_strays, guest.token)
+        await self._power_off(guest)
+        self._report(guest.machine.id, "exited", "")
+
+    async def _power_off(self, guest: Guest) -> None:
+        if guest.preemption:
+            guest.preemption.cancel()
+        if guest.server:
+            await asyncio.to_thread(guest.server.close)
+        guest.server = None
+        guest.process = None
+        guest.exited.set()
+
+    async def _stop_after_notice(self, guest: Guest) -> None:
+        await asyncio.sleep(guest.machine.notice_sec)
+        self._tell(guest.machine.id, "stop")
+
+    def _tell(self, instance_id: str, word: str) -> None:
+        guest = self._guests.get(instance_id)
+        if guest and guest.process and guest.process.stdin:
+            with suppress(OSError, RuntimeError):  # it is ending by itself
+                guest.process.stdin.write(f"{word}\n".encode())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs on its own; the loop itself would forget a task that nobody holds."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _sweep_disks(self) -> None:
+        """Deletes what a local cloud that was killed has left."""
+        for folder in self._vms.iterdir():
+            _delete_folder(folder)
+
+
+def _below(pid: int, token: str) -> set[int]:
+    """Every process of a VM but its first."""
+    return (descendants(pid) | _holders(token)) - {pid}
+
+
+def _holders(token: str) -> set[int]:
+    """Every live process that has the token in its environment."""
+    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+            if wanted in file.read().split(b"\0"):
+                found.add(int(entry))
+    return {pid for pid in found if (stat := read_stat(pid)) and stat[0] not in "ZX"}
+
+
+def _kill_below(pid: int, token: str) -> None:
+    while below := _below(pid, token):
+        signal_all(below, signal.SIGKILL)
+        time.sleep(KILL_ROUND_SEC)
+
+
+def _kill_strays(token: str) -> None:
+    while strays := _holders(token):
+        signal_all(strays, signal.SIGKILL)
+        time.sleep(KILL_ROUND_SEC)
+
+
+def _freeze_below(pid: int, token: str) -> None:
+    """A process may start another before its own signal arrives: until all are stopped."""
+    while True:
+        running = {p for p in _below(pid, token) if (s := read_stat(p)) and s[0] not in "TtZX"}
+        if not running:
+            return
+        signal_all(running, signal.SIGSTOP)
+        time.sleep(KILL_ROUND_SEC)
+
+
+def _delete_folder(folder: Path) -> None:
+    delete_disk(folder / "root")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def service_account(properties: Mapping[str, Any], project_number: str) -> str:
+    """The e-mail of a VM's service account; empty where it has none."""
+    accounts = properties.get("serviceAccounts") or []
+    if not accounts:
+        return ""
+    email = accounts[0].get("email") or "default"
+    return default_account(project_number) if email == "default" else email
+
+
+def default_account(project_number: str) -> str:
+    """The e-mail of the project's default service account."""
+    return f"{project_number}-compute@developer.gserviceaccount.com"
