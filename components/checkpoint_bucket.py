@@ -1,0 +1,64 @@
+"""The bucket: the only memory of every run."""
+
+from typing import NotRequired, TypedDict
+
+import pulumi
+from pulumi_gcp import storage
+
+from components import labels
+
+COMPONENT = "checkpoint-bucket"
+
+
+class CheckpointBucketArgs(TypedDict):
+    """Inputs of CheckpointBucket."""
+
+    bucket: str
+    """The bucket's name. Plain str: people type it, and adoption goes by it."""
+    project: pulumi.Input[str]
+    location: pulumi.Input[str]
+    """Where a new bucket is made; one that exists stays where it is."""
+    adopt: NotRequired[bool]
+    """Whether a bucket of this name with our label exists; it is taken over, not made."""
+
+
+class CheckpointBucket(pulumi.ComponentResource):
+    """A private bucket that outlives its stack.
+
+    `destroy` leaves it (`retain_on_delete`) and a later `up` adopts it. Several stacks of a project
+    share it, so that nothing of one stack is written on it. Soft delete and versions are off: each
+    would bill every checkpoint that retention dropped.
+    """
+
+    bucket: pulumi.Output[str]
+    """The bucket's name, known once it exists."""
+
+    def __init__(
+        self,
+        name: str,
+        args: CheckpointBucketArgs,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("outlast:index:CheckpointBucket", name, {}, opts)
+        bucket = storage.Bucket(
+            f"{name}-bucket",
+            name=args["bucket"],
+            project=args["project"],
+            location=args["location"],
+            storage_class="STANDARD",
+            uniform_bucket_level_access=True,
+            public_access_prevention="enforced",
+            soft_delete_policy={"retention_duration_seconds": 0},
+            versioning={"enabled": False},
+            labels=labels.of_shared(COMPONENT),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                retain_on_delete=True,
+                import_=args["bucket"] if args.get("adopt") else None,
+                # A bucket never moves: a stack in another region uses it where it is. Its labels
+                # only mark it as ours; what people add to them is theirs.
+                ignore_changes=["location", "labels"],
+            ),
+        )
+        self.bucket = bucket.name
+        self.register_outputs({"bucket": self.bucket})

@@ -1,0 +1,41 @@
+"""Labels: whose a resource is, said the same way on every one of them."""
+
+import re
+from collections.abc import Mapping
+
+MANAGED_BY = "outlast"
+"""Value of `managed-by` on everything that Outlast declares."""
+
+RESERVED = frozenset({"managed-by", "project", "stack", "component", "experiment"})
+"""Keys that the program sets itself."""
+
+LIMIT = 63
+"""Characters that a key or a value may have."""
+
+
+def sanitise(text: str) -> str:
+    """`text` as a label value: lower case, every other character a dash, at most 63 characters."""
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:LIMIT]
+
+
+def of_stack(
+    project: str, stack: str, experiment: str, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """The labels of one stack's resources; `extra` are the user's, checked already."""
+    return {
+        **extra,
+        "managed-by": MANAGED_BY,
+        "project": sanitise(project),
+        "stack": sanitise(stack),
+        "experiment": sanitise(experiment),
+    }
+
+
+def of_shared(component: str) -> dict[str, str]:
+    """The labels of what outlives a stack and serves many: no stack's name on it."""
+    return {"managed-by": MANAGED_BY, "component": component}
+
+
+def merge(labels: Mapping[str, str], component: str) -> dict[str, str]:
+    """A stack's labels with the component's name."""
+    return {**labels, "component": component}

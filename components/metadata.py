@@ -1,0 +1,93 @@
+"""The instance metadata that carries a run to its VM; every key the scripts and the supervisor
+read, and its text."""
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+import pulumi
+
+VALUE_LIMIT = 262_144
+"""Bytes that the platform allows one value."""
+
+TOTAL_LIMIT = 512 * 1024
+"""Bytes that the platform allows all keys and values together."""
+
+Argument = bool | int | float | str
+
+
+class MetadataArgs(TypedDict):
+    """What the keys are made of."""
+
+    scripts: Mapping[str, str]
+    """Startup scripts by metadata key, byte for byte."""
+    bucket: pulumi.Input[str]
+    prefix: str
+    run: str
+    resume: int
+    place: pulumi.Input[int]
+    owner: str
+    bundle: pulumi.Input[str]
+    bundle_sha256: str
+    trainer: str
+    arguments: Mapping[str, Argument]
+    """Trainer's flags without dashes."""
+    deadline: pulumi.Input[str]
+    checkpoint_every: str
+    waits: str
+    """JSON object of seconds."""
+    retries_failures: int
+    webhook: str
+    """Empty for none."""
+
+
+def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
+    """The metadata of one run's VMs. Raises RunError, which the
+    engine prints without a traceback, where it is larger than allowed."""
+    items: dict[str, pulumi.Input[str]] = {
+        **args["scripts"],
+        "outlast-bucket": args["bucket"],
+        "outlast-prefix": args["prefix"],
+        "outlast-run": args["run"],
+        "outlast-resume": str(args["resume"]),
+        "outlast-place": pulumi.Output.from_input(args["place"]).apply(lambda n: str(int(n))),
+        "outlast-owner": args["owner"],
+        "outlast-bundle": args["bundle"],
+        "outlast-bundle-sha256": args["bundle_sha256"],
+        "outlast-trainer": args["trainer"],
+        "outlast-deadline": args["deadline"],
+        "outlast-checkpoint-every": args["checkpoint_every"],
+        "outlast-waits": args["waits"],
+        "outlast-retries-failures": str(args["retries_failures"]),
+    }
+    for flag, value in args["arguments"].items():
+        if value is not False:  # a switch that is off is a flag that is not there
+            items[f"outlast-arg-{flag}"] = text(value)
+    if args["webhook"]:
+        items["outlast-webhook"] = args["webhook"]
+    _check_sizes(items)
+    return items
+
+
+def text(value: Argument) -> str:
+    """An argument as the supervisor reads it; `true` is a bare flag."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _check_sizes(items: Mapping[str, pulumi.Input[str]]) -> None:
+    """Checks the values that are known now; those still to come (times, names) are short."""
+    total = 0
+    for key, value in items.items():
+        size = len(value.encode()) if isinstance(value, str) else 0
+        if size > VALUE_LIMIT:
+            raise pulumi.RunError(
+                f"metadata {key}: has {size} bytes, at most {VALUE_LIMIT} are allowed; make it"
+                " shorter, or keep it in the bucket and pass its path",
+            )
+        total += len(key.encode()) + size
+    if total > TOTAL_LIMIT:
+        raise pulumi.RunError(
+            f"metadata: has {total} bytes in all, at most {TOTAL_LIMIT} are allowed; make"
+            " outlast:args shorter",
+        )

@@ -1,0 +1,131 @@
+"""Who a VM is, and the little that it may do."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypedDict
+
+import pulumi
+from pulumi_gcp import projects, serviceaccount, storage
+
+ACCOUNT_ID_LIMIT = 30
+"""Characters of a service account's id."""
+
+LEAVE_PERMISSIONS = (
+    "compute.instanceGroupManagers.get",
+    "compute.instanceGroupManagers.update",
+)
+"""What a VM needs to find itself in its group and leave it."""
+
+
+class VmIdentityArgs(TypedDict):
+    """Inputs of VmIdentity."""
+
+    project: pulumi.Input[str]
+    experiment: str
+    """Plain str: ids are derived from it."""
+    bucket: pulumi.Input[str]
+    prefix: str
+    """What the VM may write, without a slash at the end."""
+
+
+class VmIdentity(pulumi.ComponentResource):
+    """A service account of the stack's own: reads `data/`, writes its prefix, leaves its group.
+
+    The custom role reaches every group of the project, since no policy can be set on a single
+    group; a project of its own is the remedy.
+    """
+
+    email: pulumi.Output[str]
+    """The service account's address."""
+
+    bindings: Sequence[pulumi.Resource]
+    """Every binding; a VM that boots before them meets 403."""
+
+    def __init__(
+        self,
+        name: str,
+        args: VmIdentityArgs,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("outlast:index:VmIdentity", name, {}, opts)
+        experiment = args["experiment"]
+        account = serviceaccount.Account(
+            f"{name}-account",
+            account_id=account_id(experiment),
+            project=args["project"],
+            display_name=f"Outlast VMs of {experiment}",
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        member = pulumi.Output.concat("serviceAccount:", account.email)
+        role = projects.IAMCustomRole(
+            f"{name}-leave-role",
+            role_id=role_id(experiment),
+            project=args["project"],
+            title=f"Outlast: leave the group ({experiment})",
+            description="Lets a VM find itself in its managed instance group and leave it.",
+            permissions=list(LEAVE_PERMISSIONS),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        leave = projects.IAMMember(
+            f"{name}-leave",
+            project=args["project"],
+            role=role.name,
+            member=member,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        write = storage.BucketIAMMember(
+            f"{name}-write",
+            bucket=args["bucket"],
+            role="roles/storage.objectUser",
+            member=member,
+            condition={
+                "title": "outlast-own-prefix",
+                "description": f"Only {args['prefix']}/",
+                "expression": below(args["bucket"], args["prefix"]),
+            },
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        read = storage.BucketIAMMember(
+            f"{name}-read",
+            bucket=args["bucket"],
+            role="roles/storage.objectViewer",
+            member=member,
+            condition={
+                "title": "outlast-data",
+                "description": "Only data/",
+                "expression": below(args["bucket"], "data"),
+            },
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.email = account.email
+        self.bindings = [leave, write, read]
+        self.register_outputs({"email": self.email})
+
+
+def account_id(experiment: str) -> str:
+    """The service account's id; a long name is cut and made unique by a digest."""
+    whole = f"outlast-{experiment}"
+    if len(whole) <= ACCOUNT_ID_LIMIT:
+        return whole
+    digest = hashlib.sha256(experiment.encode()).hexdigest()[:7]
+    return f"{whole[: ACCOUNT_ID_LIMIT - len(digest) - 1].rstrip('-')}-{digest}"
+
+
+def role_id(experiment: str) -> str:
+    """The custom role's id. The same for ever: a deleted role's id stays taken for weeks, and the
+    provider brings that role back."""
+    return f"outlast_{experiment.replace('-', '_')}"
+
+
+def below(bucket: pulumi.Input[str], prefix: str) -> pulumi.Output[str]:
+    """The IAM condition "objects below the prefix, and listing them".
+
+    Lists are authorised on the bucket, so that a condition on the name alone refuses every list;
+    and without the right to list, a missing object would answer 403 instead of 404.
+    """
+    return pulumi.Output.concat(
+        "resource.name.startsWith('projects/_/buckets/",
+        bucket,
+        f"/objects/{prefix}/') || "
+        f"api.getAttribute('storage.googleapis.com/objectListPrefix','').startsWith('{prefix}/')",
+    )

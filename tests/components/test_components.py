@@ -1,0 +1,218 @@
+"""Each component by itself: what it declares, as its inventory lists it."""
+
+import pulumi
+import pytest
+
+from components import (
+    BundleObject,
+    CheckpointBucket,
+    HealingGroup,
+    RunPin,
+    VmIdentity,
+    VmTemplate,
+    labels,
+    vm_identity,
+)
+from components.healing_group import physical_name
+from tests.components import inventory
+
+LABELS = labels.of_stack("outlast", "Dev", "dev", {"team": "vision"})
+
+
+def bucket(**changes):
+    return CheckpointBucket(
+        "bucket",
+        {"bucket": "p-outlast", "project": "p", "location": "europe-west4", **changes},
+    )
+
+
+def identity():
+    return VmIdentity(
+        "identity",
+        {
+            "project": "p",
+            "experiment": "a-b",
+            "bucket": "p-outlast",
+            "prefix": "experiments/a-b",
+        },
+    )
+
+
+def template(**changes):
+    return VmTemplate(
+        "trainer",
+        {
+            "project": "p",
+            "machine_type": "e2-standard-2",
+            "image": "projects/p/global/images/family/f",
+            "disk_gb": 50,
+            "disk_type": "pd-balanced",
+            "service_account": "vm@p.iam.gserviceaccount.com",
+            "metadata": {"startup-script": "#!/bin/bash\n"},
+            "labels": LABELS,
+            "deadline": "2026-11-27T23:59:59Z",
+            "spot": True,
+            "notice": True,
+            **changes,
+        },
+    )
+
+
+def group(**changes):
+    return HealingGroup(
+        "trainer",
+        {
+            "project": "p",
+            "zone": "europe-west4-a",
+            "experiment": "dev",
+            "run": "0123456789",
+            "resume": 2,
+            "place": 1,
+            "size": 1,
+            "template": "projects/p/global/instanceTemplates/t?uniqueId=1",
+            "after": [],
+            **changes,
+        },
+    )
+
+
+CASES = {
+    "checkpoint_bucket": bucket,
+    "checkpoint_bucket_adopted": lambda: bucket(adopt=True),
+    "vm_identity": identity,
+    "bundle_object": lambda: BundleObject(
+        "bundle",
+        {"bucket": "p-outlast", "object": "experiments/dev/bundles/00.zip", "path": "00.zip"},
+    ),
+    "vm_template": template,
+    "vm_template_without_notice": lambda: template(notice=False),
+    "vm_template_standard": lambda: template(spot=False),
+    "healing_group": group,
+    "run_pin": lambda: RunPin(
+        "run",
+        {
+            "owner": "organization/outlast/dev",
+            "bucket": "p-outlast",
+            "prefix": "experiments/dev",
+            "run": "0123456789",
+            "resume": 0,
+            "zone": "europe-west4-a",
+            "image": "projects/p/global/images/family/f",
+            "limitRunMinutes": 60,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inventory(name):
+    def program():
+        CASES[name]()
+
+    inventory.check(inventory.record(program), name)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "run_pin"])
+def test_outputs_are_registered_and_children_are_children(name):
+    def program():
+        CASES[name]()
+
+    declared = inventory.record(program).declared
+    (component,) = [one for one in declared.values() if one.type.startswith("outlast:index:")]
+    annotated = set(type_of(component.type).__annotations__) - {"bindings"}
+    assert component.outputs is not None
+    assert set(component.outputs) == annotated
+    assert None not in component.outputs.values()
+    children = [one for one in declared.values() if one is not component]
+    assert children
+    for child in children:
+        assert child.parent == component.urn
+        assert child.name.startswith(f"{component.name}-")
+
+
+def type_of(token):
+    import components
+
+    return getattr(components, token.rpartition(":")[2])
+
+
+def test_the_group_waits_for_what_it_is_told_to():
+    def program():
+        made = identity()
+        group(after=made.bindings)
+
+    declared = inventory.record(program).declared
+    (made,) = [one for one in declared.values() if one.type.endswith(":InstanceGroupManager")]
+    assert {urn.rpartition("::")[2] for urn in made.dependencies} == {
+        "identity-leave",
+        "identity-write",
+        "identity-read",
+    }
+
+
+@pytest.mark.parametrize(
+    ("resume", "name"), [(0, "dev-0123456789"), (3, "dev-0123456789-r3")]
+)
+def test_physical_name(resume, name):
+    assert physical_name("dev", "0123456789", resume) == name
+
+
+def test_the_longest_group_name_still_names_vms():
+    assert len(physical_name("e" * 40, "0123456789", 9999)) <= 58
+
+
+@pytest.mark.parametrize("experiment", ["a", "dev", "e" * 22, "e" * 23, "e" * 13 + "-" * 9 + "x"])
+def test_account_ids_are_legal(experiment):
+    found = vm_identity.account_id(experiment)
+    assert 6 <= len(found) <= 30
+    assert found[-1].isalnum()
+
+
+def test_long_experiments_do_not_share_an_account():
+    one, other = "e" * 39 + "a", "e" * 39 + "b"
+    assert vm_identity.account_id(one) != vm_identity.account_id(other)
+
+
+def test_role_ids_have_no_dash_and_stay_apart():
+    assert vm_identity.role_id("a-b") == "outlast_a_b"
+    assert vm_identity.role_id("ab") == "outlast_ab"
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("Dev", "dev"), ("a.b/c", "a-b-c"), ("ü" * 3, "---"), ("x" * 80, "x" * 63), ("", "")],
+)
+def test_sanitise(text, label):
+    assert labels.sanitise(text) == label
+
+
+def test_ours_win_over_the_users():
+    assert labels.of_stack("p", "s", "e", {"stack": "mine"})["stack"] == "s"
+
+
+def test_a_failing_inventory_prints_how_to_update_it(monkeypatch):
+    monkeypatch.delenv("OUTLAST_INVENTORY", raising=False)
+    recorder = inventory.record(lambda: group(zone="elsewhere") and None)
+    with pytest.raises(AssertionError, match="(?s)elsewhere.*OUTLAST_INVENTORY=update python"):
+        inventory.check(recorder, "healing_group")
+
+
+def test_differences_sees_absent_keys_counts_and_strangers():
+    recorder = inventory.record(lambda: group() and None)
+    actual = [one for one in recorder.declared.values() if "Manager" in one.type]
+    kind, name = actual[0].type, actual[0].name
+    entry = {"type": kind, "name": name}
+    found = inventory.differences
+    assert found([entry], actual) == []
+    assert found([{**entry, "count": 2}], actual)
+    assert found([], actual)
+    assert found([{**entry, "inputs": {"zone": inventory.ABSENT}}], actual)
+    assert found([{**entry, "inputs": {"autoHealingPolicies": inventory.ABSENT}}], actual) == []
+    assert found([{**entry, "inputs": {"zone": inventory.ANY}}], actual) == []
+    assert found([{**entry, "inputs": {"updatePolicy": {"type": "PROACTIVE"}}}], actual)
+
+
+def test_a_look_up_through_the_engine_would_fail_the_test():
+    answers = inventory.Answers()
+    with pytest.raises(AssertionError, match="no look-up"):
+        answers.call(pulumi.runtime.MockCallArgs("gcp:storage/getBucket:getBucket", {}, ""))

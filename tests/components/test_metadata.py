@@ -1,0 +1,85 @@
+"""The instance metadata: every key that a VM reads, its text, and its size."""
+
+import pulumi
+import pytest
+
+from components import metadata
+from outlast.run.metadata import parse_spec
+from tests.components import inventory
+
+ARGS = {
+    "scripts": {"startup-script": "#!/bin/bash\n"},
+    "bucket": "p-outlast",
+    "prefix": "experiments/dev",
+    "run": "0123456789",
+    "resume": 1,
+    "place": 2,
+    "owner": "organization/outlast/dev",
+    "bundle": "experiments/dev/bundles/00.zip",
+    "bundle_sha256": "0" * 64,
+    "trainer": "digits",
+    "arguments": {},
+    "deadline": "2026-11-27T23:59:59Z",
+    "checkpoint_every": "auto",
+    "waits": '{"beat":10}',
+    "retries_failures": 3,
+    "webhook": "",
+}
+
+
+def composed(**changes) -> dict[str, str]:
+    """The metadata's final texts."""
+    found: dict[str, str] = {}
+
+    def program():
+        items = metadata.compose({**ARGS, **changes})  # type: ignore[typeddict-item]
+        pulumi.Output.all(**items).apply(found.update)
+
+    inventory.record(program)
+    return found
+
+
+def test_the_supervisor_reads_what_is_composed():
+    spec = parse_spec(composed(arguments={"epochs": 5, "augment": True, "rate": 1e-3}))
+    assert (spec.bucket, spec.prefix, spec.run) == ("p-outlast", "experiments/dev", "0123456789")
+    assert (spec.resume, spec.place, spec.owner) == (1, 2, "organization/outlast/dev")
+    assert (spec.trainer, spec.retries_failures) == ("digits", 3)
+    assert spec.deadline is not None and f"{spec.deadline:%Y-%m-%dT%H:%M:%SZ}" == ARGS["deadline"]
+    assert spec.argv() == ["--augment", "--epochs=5", "--rate=0.001"]
+    assert spec.bundle == ARGS["bundle"] and spec.bundle_sha256 == ARGS["bundle_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(5, "5"), (0.1, "0.1"), (1e-05, "1e-05"), (True, "true"), ("a b", "a b"), (-1, "-1")],
+)
+def test_an_argument_is_text(value, text):
+    assert composed(arguments={"x": value})["outlast-arg-x"] == text
+
+
+def test_a_switch_that_is_off_is_left_out():
+    assert "outlast-arg-x" not in composed(arguments={"x": False})
+
+
+def test_a_webhook_is_optional():
+    assert "outlast-webhook" not in composed()
+    assert composed(webhook="https://h/x")["outlast-webhook"] == "https://h/x"
+
+
+def test_a_place_that_the_engine_made_a_float_is_whole():
+    assert composed(place=2.0)["outlast-place"] == "2"
+
+
+def test_a_value_may_just_fit():
+    assert len(composed(arguments={"x": "a" * metadata.VALUE_LIMIT})["outlast-arg-x"]) == 262_144
+
+
+def test_size_is_counted_in_bytes():
+    with pytest.raises(pulumi.RunError, match="outlast-arg-x: has 262146 bytes, at most 262144"):
+        composed(arguments={"x": "ä" * (metadata.VALUE_LIMIT // 2 + 1)})
+
+
+def test_all_together_have_a_limit_too():
+    arguments = {name: "a" * 200_000 for name in "abc"}
+    with pytest.raises(pulumi.RunError, match="metadata: has 60.* bytes in all, at most 524288"):
+        composed(arguments=arguments)

@@ -1,0 +1,143 @@
+"""The bundle: the same bytes from every checkout, and nothing that must not leave."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outlast import bundle
+from outlast.bundle import BundleError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SECRETS = (
+    ".env",
+    ".git/config",
+    "outlast/.env",
+    "outlast/key.json",
+    "outlast/id_rsa",
+    "trainers/service-account.json",
+    "trainers/credentials.pem",
+    "trainers/.git/hooks/evil.py",
+    "trainers/.hidden.py",
+    "trainers/__pycache__/x.cpython-311.pyc",
+    "requirements/dev.txt",
+)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A small checkout with all that a careless one holds."""
+    root = tmp_path / "checkout"
+    files = {
+        "outlast/__init__.py": "",
+        "outlast/py.typed": "",
+        "outlast/run/__init__.py": "",
+        "outlast/run/store.py": "x = 1\n",
+        "outlast/operate/__init__.py": "",
+        "outlast/operate/cli.py": "",
+        "trainers/__init__.py": "",
+        "trainers/operate/__init__.py": "",
+        "trainers/digits.py": "y = 1\n",
+        "requirements/vm.txt": "blake3==1\n",
+        **dict.fromkeys(SECRETS, "secret"),
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
+    assert sorted(bundle.members(checkout)) == [
+        "outlast/__init__.py",
+        "outlast/py.typed",
+        "outlast/run/__init__.py",
+        "outlast/run/store.py",
+        "requirements/vm.txt",
+        "trainers/__init__.py",
+        "trainers/digits.py",
+        "trainers/operate/__init__.py",
+    ]
+
+
+def test_links_are_not_followed(checkout, tmp_path):
+    secret = tmp_path / "secret.py"
+    secret.write_text("key")
+    (checkout / "trainers" / "link.py").symlink_to(secret)
+    (checkout / "trainers" / "folder").symlink_to(tmp_path, target_is_directory=True)
+    assert not [name for name in bundle.members(checkout) if "link" in name or "folder" in name]
+
+
+def test_two_checkouts_give_the_same_bytes(checkout, tmp_path):
+    other = tmp_path / "elsewhere" / "clone"
+    shutil.copytree(checkout, other)
+    for number, path in enumerate(sorted(other.rglob("*.py"))):
+        os.utime(path, (number, number))
+        path.chmod(0o755)
+    assert bundle.pack(checkout) == bundle.pack(other)
+
+
+def test_the_archive_is_stored_sorted_and_undated(checkout, tmp_path):
+    made = bundle.build(checkout, tmp_path / "out")
+    with zipfile.ZipFile(made.path) as archive:
+        entries = archive.infolist()
+    assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)
+    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
+    assert {entry.external_attr >> 16 for entry in entries} == {0o100644}
+
+
+def test_it_is_named_by_its_digest_and_written_once(checkout, tmp_path):
+    out = tmp_path / "out"
+    made = bundle.build(checkout, out)
+    assert made.path == out / f"{made.sha256}.zip"
+    assert hashlib.sha256(made.path.read_bytes()).hexdigest() == made.sha256
+    before = made.path.stat()
+    assert bundle.build(checkout, out) == made
+    assert made.path.stat().st_mtime_ns == before.st_mtime_ns
+    assert os.listdir(out) == [made.path.name]
+
+
+def test_any_changed_source_is_another_bundle(checkout, tmp_path):
+    before = bundle.build(checkout, tmp_path).sha256
+    (checkout / "outlast" / "run" / "store.py").write_text("x = 1  # comment\n")
+    assert bundle.build(checkout, tmp_path).sha256 != before
+
+
+@pytest.mark.parametrize("name", ["outlast", "trainers", "requirements/vm.txt"])
+def test_a_checkout_that_lacks_a_part_is_a_sentence(name, checkout):
+    path = checkout / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(BundleError, match=f"^{name}: "):
+        bundle.pack(checkout)
+
+
+def test_the_real_bundle_imports_by_itself(tmp_path):
+    made = bundle.build(ROOT, tmp_path)
+    unpacked = tmp_path / "unpacked"
+    with zipfile.ZipFile(made.path) as archive:
+        archive.extractall(unpacked)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import outlast, trainers, outlast.run, outlast.loop\n"
+        "print(outlast.__file__, trainers.__file__, *trainers.names())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-B", "-P", "-c", code, str(unpacked)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=True,
+    )
+    outlast_file, trainers_file, *names = found.stdout.split()
+    assert outlast_file.startswith(str(unpacked)) and trainers_file.startswith(str(unpacked))
+    assert "digits" in names
+    assert not (unpacked / "outlast" / "operate").exists()

@@ -1,0 +1,309 @@
+"""The configuration: what is accepted, and one sentence for everything that is not."""
+
+import json
+import re
+
+import pulumi
+import pytest
+import yaml
+
+import settings
+from outlast.run.metadata import Waits
+from settings import SettingsError
+from tests.program import stack
+
+REAL = {"gcp:project": "acme-research", "gcp:zone": "europe-west4-a"}
+
+
+def check(values=None, *, environ=None, name="dev"):
+    return settings.check(
+        {**stack.defaults(), **REAL, **(values or {})},
+        organization="organization",
+        project="outlast",
+        stack=name,
+        environ=environ or {},
+    )
+
+
+def refusal(values=None, **kwargs) -> str:
+    with pytest.raises(SettingsError) as caught:
+        check(values, **kwargs)
+    return str(caught.value)
+
+
+# -- Pulumi.yaml
+
+
+def test_every_key_has_type_description_and_default():
+    kinds = {"string": str, "integer": int, "boolean": bool, "object": dict, "array": list}
+    for key, entry in settings.declared().items():
+        assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", key)
+        assert set(entry) == {"type", "description", "default"}, key
+        assert isinstance(entry["default"], kinds[entry["type"]]), key
+        assert len(entry["description"]) > 10, key
+
+
+def test_every_declared_key_is_read():
+    """A key that nothing reads would be a setting without effect."""
+    source = (stack.ROOT / "settings.py").read_text()
+    for key in settings.declared():
+        assert f'("{key}"' in source or f'"{key}",' in source, key
+
+
+def test_the_runtime_is_the_checkouts_own_environment():
+    runtime = yaml.safe_load((stack.ROOT / "Pulumi.yaml").read_text())["runtime"]
+    assert runtime == {"name": "python", "options": {"virtualenv": ".venv", "toolchain": "pip"}}
+
+
+# -- Accepted
+
+
+def test_the_defaults_give_a_whole_stack():
+    found = check()
+    assert found.project == "acme-research"
+    assert (found.zone, found.region) == ("europe-west4-a", "europe-west4")
+    assert found.bucket == "acme-research-outlast"
+    assert (found.experiment, found.prefix) == ("dev", "experiments/dev")
+    assert found.owner == "organization/outlast/dev"
+    assert found.boot_disk_gb == 50 and found.spot and found.notice_sec == 120
+    assert re.fullmatch("[0-9a-f]{10}", found.run)
+    waits = json.loads(found.waits)
+    assert Waits.parse(found.waits) == Waits()
+    assert waits["keep"] == 0 and waits["stall"] == 1800
+
+
+def test_the_example_stack_is_accepted_with_a_local_cloud():
+    found = settings.check(
+        stack.of_file("dev"),
+        organization="organization",
+        project="outlast",
+        stack="dev",
+        environ=stack.LOCAL_CLOUD,
+    )
+    waits = Waits.parse(found.waits)
+    assert (waits.notice, waits.stop, waits.beat, waits.verdict, waits.backoff) == (3, 2, 1, 3, 1)
+    assert (found.experiment, found.trainer, found.checkpoint_every) == ("dev", "digits", "2s")
+    assert found.project == settings.LOCAL_PROJECT
+
+
+def test_the_zone_of_outlast_goes_before_that_of_gcp():
+    assert check({"outlast:zone": "us-east1-b"}).region == "us-east1"
+
+
+@pytest.mark.parametrize("name", ["a", "a1", "a-b", "a" * 40])
+def test_experiment_names(name):
+    assert check(name=name).experiment == name
+
+
+def test_labels_are_merged_with_ours():
+    found = check({"outlast:labels": '{"team":"vision"}'}).labels
+    assert found == {
+        "team": "vision",
+        "managed-by": "outlast",
+        "project": "outlast",
+        "stack": "dev",
+        "experiment": "dev",
+    }
+
+
+# -- What names the run
+
+
+def run_of(**args):
+    return check({"outlast:args": json.dumps(args)}).run
+
+
+def test_a_hyperparameter_is_another_run():
+    assert run_of(epochs=3) != run_of(epochs=4)
+
+
+def test_a_default_written_out_is_the_same_run():
+    import trainers
+
+    epochs = trainers.load("digits").parser().get_default("epochs")
+    assert run_of(epochs=epochs) == run_of() == run_of(epochs=str(epochs))
+
+
+def test_infrastructure_is_the_same_run():
+    changes = {
+        "outlast:machineType": "n2-standard-8",
+        "outlast:zone": "us-east1-b",
+        "outlast:spot": "false",
+        "outlast:image": "projects/p/global/images/i",
+        "outlast:limitRunMinutes": "5",
+        "outlast:checkpointEvery": "200",
+        "outlast:resume": "1",
+        "outlast:labels": '{"team":"vision"}',
+        "outlast:retriesFailures": "2",
+    }
+    assert check(changes, name="other").run == check().run
+
+
+def test_a_rerun_is_another_run_and_a_pin_is_that_run():
+    assert check({"outlast:rerun": "1"}).run != check().run
+    assert check({"outlast:run": "0123456789", "outlast:rerun": "1"}).run == "0123456789"
+
+
+# -- Refused
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("machinetype", "x", "outlast:machinetype: is no setting of Outlast; did you mean machine"),
+        ("trainerr", "x", "did you mean trainer?"),
+        ("qqqqqq", "x", "see the list in Pulumi.yaml"),
+        ("trainer", "digitz", "outlast:trainer 'digitz': is no trainer; did you mean digits?"),
+        ("trainer", "qqqq", "known are digits"),
+        ("trainer", "flags", "is no trainer"),
+        ("trainer", "", "is no trainer"),
+        ("args", '{"epoch":5}', "args epoch: is no flag of trainer digits; did you mean epochs?"),
+        ("args", '{"qqqqqq":5}', "its flags are"),
+        ("args", '{"epochs":-1}', "epochs"),
+        ("args", '{"epochs":0}', "epochs"),
+        ("args", '{"epochs":"many"}', "epochs"),
+        ("args", '{"epochs":[1]}', "args.epochs [1]: must be a number, a text or true or false"),
+        ("args", '{"epochs":null}', "args.epochs None: must be"),
+        ("args", '{"--epochs":1}', "a flag is written without dashes"),
+        ("args", '{"run-dir":"x"}', "args run-dir: is no hyperparameter; a VM has a folder"),
+        ("args", '{"checkpoint-every":"2s"}', "set outlast:checkpointEvery"),
+        ("args", "[1]", "outlast:args [1]: must be an object"),
+        ("args", "{", "must be an object"),
+        ("experiment", "Dev", "outlast:experiment 'Dev': must have 1 to 40 lower-case"),
+        ("experiment", "a" * 41, "must have 1 to 40"),
+        ("experiment", "a-", "the last no dash"),
+        ("experiment", "1a", "the first a letter"),
+        ("limitRunMinutes", "0", "outlast:limitRunMinutes '0': must be a whole number from 1 to"),
+        ("limitRunMinutes", "9999999", "from 1 to 525600"),
+        ("limitStallMinutes", "0", "1 or more"),
+        ("resume", "-1", "a whole number from 0 to 9999"),
+        ("resume", "1.5", "a whole number"),
+        ("rerun", "-1", "0 or more"),
+        ("retriesFailures", "x", "0 or more"),
+        ("bootDiskGb", "5", "from 10 to"),
+        ("spot", "maybe", "outlast:spot 'maybe': must be true or false"),
+        ("checkpointEvery", "2 s", "must be auto, seconds such as 30s, or steps such as 200"),
+        ("run", "0123", "must be a run's ten digits, 0-9 and a-f"),
+        ("zone", "europe", "must be a zone such as europe-west4-a"),
+        ("machineType", "zones/z/machineTypes/m", "bare name"),
+        ("bootDiskType", "", "bare name"),
+        ("image", "", "must name an image"),
+        ("bucket", "Bucket", "must have 3 to 63 lower-case"),
+        ("bucket", "gs://b", "must have 3 to 63 lower-case"),
+        ("noticeSec", "60", "must be 120 or 0"),
+        ("waitBeatSec", "0", "1 or more"),
+        ("webhook", "http://h/", "must be an https address"),
+        ("labels", '{"Team":"x"}', "a key has at most 63 lower-case"),
+        ("labels", '{"team":"Vision"}', "labels.team 'Vision': a value is a text of at most 63"),
+        ("labels", '{"team":5}', "a value is a text"),
+        ("labels", '{"stack":"x"}', "labels stack: is set by Outlast itself"),
+        ("labels", json.dumps({f"k{n}": "" for n in range(60)}), "at most 59 are allowed"),
+    ],
+)
+def test_refused(key, value, words):
+    found = refusal({f"outlast:{key}": value})
+    assert words in found
+    assert found.startswith("outlast:") and "\n" not in found
+    assert "; " in found or "?" in found  # it says what to do
+
+
+def test_a_stack_name_that_is_no_experiment_is_named_as_such():
+    assert "(the stack's name)" in refusal(name="My.Stack")
+
+
+def test_no_project_is_a_sentence():
+    assert refusal({"gcp:project": ""}).startswith("gcp:project: is not set; run pulumi config")
+
+
+def test_no_zone_anywhere_is_a_sentence():
+    assert "or set gcp:zone" in refusal({"gcp:zone": ""})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"},
+        {"GOOGLE_COMPUTE_CUSTOM_ENDPOINT": "http://127.0.0.1:1/compute/beta/"},
+        {**stack.LOCAL_CLOUD, "STORAGE_EMULATOR_HOST": "https://storage.example.com"},
+        {**stack.LOCAL_CLOUD, "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": "http://127.0.0.1.example.com/"},
+        {**stack.LOCAL_CLOUD, "STORAGE_EMULATOR_HOST": "http://[::1"},
+    ],
+)
+def test_the_local_clouds_project_needs_a_local_cloud(environ):
+    found = refusal({"gcp:project": "outlast-rehearsal"}, environ=environ)
+    assert "no local cloud is set in this shell; run outlast cloud start" in found
+
+
+@pytest.mark.parametrize("host", ["http://localhost:1", "127.0.0.1:1", "http://[::1]:1"])
+def test_loopback_is_a_local_cloud(host):
+    environ = {**stack.LOCAL_CLOUD, "STORAGE_EMULATOR_HOST": host}
+    assert check({"gcp:project": "outlast-rehearsal"}, environ=environ)
+
+
+def test_refusals_are_what_the_engine_prints_without_a_traceback():
+    assert issubclass(SettingsError, pulumi.RunError)
+
+
+def test_scripts_are_byte_for_byte():
+    found = settings.scripts()
+    assert set(found) == {"startup-script", "outlast-sh-lib", "outlast-sh-leave"}
+    boot = (stack.ROOT / "startup" / "boot.sh").read_bytes()
+    assert found["startup-script"].encode() == boot
+
+
+# -- The bucket's look-up
+
+
+class FakeBucket:
+    def __init__(self, labels):
+        self.labels = labels
+
+
+@pytest.fixture
+def bucket_answer(monkeypatch):
+    from google.cloud import storage
+
+    def answer(found):
+        def lookup(self, name, **kwargs):
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(storage.Client, "lookup_bucket", lookup)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+
+    return answer
+
+
+def test_a_bucket_with_our_label_is_adopted(bucket_answer):
+    bucket_answer(FakeBucket({"managed-by": "outlast", "more": "x"}))
+    assert settings.bucket_exists(check()) is True
+
+
+def test_no_bucket_is_made_new(bucket_answer):
+    bucket_answer(None)
+    assert settings.bucket_exists(check()) is False
+
+
+def test_a_strangers_bucket_is_refused(bucket_answer):
+    bucket_answer(FakeBucket({}))
+    with pytest.raises(SettingsError, match="has no label managed-by=outlast; set outlast:bucket"):
+        settings.bucket_exists(check())
+
+
+def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
+    from google.auth.exceptions import DefaultCredentialsError
+
+    monkeypatch.setattr(pulumi.log, "info", lambda message: None)
+    for error in (DefaultCredentialsError("none"), ConnectionError("refused")):
+        bucket_answer(error)
+        assert settings.bucket_exists(check()) is False
+
+
+def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    told = []
+    monkeypatch.setattr(pulumi.log, "info", told.append)
+    assert settings.bucket_exists(check()) is False
+    assert len(told) == 1 and "\n" not in told[0]
