@@ -37,7 +37,13 @@ class BundleObject(pulumi.ComponentResource):
             name=args["object"],
             source=pulumi.FileAsset(args["path"]),
             content_type="application/zip",
-            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                retain_on_delete=True,
+                # The provider deletes first what has a given name, and before it all that depends
+                # on it: the template, which the group still uses. The name is the content's.
+                delete_before_replace=False,
+            ),
         )
         self.object = bundle.name
         self.register_outputs({"object": self.object})

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class LocalCloud:
     pid: int
     port: int
     provider_port: int
+    process: subprocess.Popen[bytes] | None = field(default=None, compare=False, repr=False)
+    """Where this process started it."""
 
     @property
     def url(self) -> str:
@@ -103,7 +105,7 @@ class LocalCloud:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_SEC
-        while _alive(self.pid):
+        while self.process.poll() is None if self.process else _alive(self.pid):
             if time.monotonic() > deadline:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
@@ -179,7 +181,7 @@ def start(
         process.wait()
         raise
     found = json.loads((state / "endpoint.json").read_bytes())
-    return LocalCloud(state, found["pid"], found["port"], found["provider_port"])
+    return LocalCloud(state, found["pid"], found["port"], found["provider_port"], process)
 
 
 TOKEN_VARIABLE = "OUTLAST_REHEARSAL"
@@ -192,11 +194,6 @@ def _token() -> dict[str, str]:
 
 
 def _alive(pid: int) -> bool:
-    try:
-        # A zombie of ours has ended; it is reaped here.
-        return os.waitpid(pid, os.WNOHANG) == (0, 0)
-    except ChildProcessError:
-        pass
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

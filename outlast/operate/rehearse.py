@@ -396,7 +396,7 @@ class Stage:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """A short folder (Unix sockets have short names) that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="outlast-", dir=_short_temporary()))
+    folder = Path(tempfile.mkdtemp(prefix="outlast-re-", dir=_short_temporary()))
     try:
         yield folder
     finally:

@@ -51,7 +51,7 @@ def processes_of(token: str) -> list[str]:
 
 
 def scratch_folders() -> set[Path]:
-    return set(Path("/tmp").glob("outlast-*"))
+    return set(Path("/tmp").glob("outlast-re-*"))
 
 
 def test_three_preemptions_and_every_guarantee_held_in_a_hostile_shell():

@@ -15,12 +15,7 @@ from outlast.run.head import End, Head
 from outlast.run.store import open_store
 from tests.program import stack
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.timeout(300),
-    # The local cloud outlives the object that started it, on purpose; its process id stops it.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 PARTS = ("outlast", "trainers", "components", "requirements", "startup", "settings.py",
          "__main__.py")  # fmt: skip
@@ -162,6 +157,43 @@ def test_another_zone_updates_the_pin_and_replaces_the_group(changed):
 
 def test_a_higher_limit_alone_is_no_change(changed):
     assert changed("outlast:limitRunMinutes", "2000").changes() == set()
+
+
+def test_up_with_changed_code_and_label_makes_no_new_vm_and_leaves_one_template(changed, cloud):
+    """The bundle's new object must not drag the template, still in use, into a deletion first."""
+    started, _ = cloud
+    before = {(vm["name"], vm["id"]) for vm in started.vms()}
+    pulumi = changed("outlast:labels.team", "vision", "--path")
+    source = pulumi.folder / "outlast" / "__init__.py"
+    code = source.read_text()
+    source.write_text(code + "\n# another bundle, the same trainer\n")
+    try:
+        group, template = pulumi.outputs()["group"], pulumi.outputs()["template"]
+        pulumi.up()
+        assert pulumi.outputs()["group"] == group
+        assert pulumi.outputs()["template"] != template
+        assert len(started.audit()["templates"]) == 1
+        assert {(vm["name"], vm["id"]) for vm in started.vms()} <= before
+    finally:
+        source.write_text(code)
+        restore(pulumi.folder)
+        pulumi.up()
+
+
+def test_up_with_another_hyperparameter_starts_a_new_run_and_ends_the_old_group(changed, cloud):
+    started, _ = cloud
+    pulumi = changed("outlast:args.epochs", "149", "--path")
+    old = pulumi.outputs()["group"]
+    try:
+        pulumi.up()
+        new = pulumi.outputs()["group"]
+        assert new != old
+        assert started.group_size(old, "europe-west4-a") is None
+        assert started.group_size(new, "europe-west4-a") == 1
+        assert {vm["group"] for vm in started.vms()} <= {new}
+    finally:
+        restore(pulumi.folder)
+        pulumi.up()
 
 
 def test_a_typo_is_refused_in_one_sentence(changed):
