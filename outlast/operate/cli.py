@@ -113,7 +113,9 @@ def start(state: Path | None, port: int) -> None:
     parts = engine.find_parts()
     folder = _state_folder(state)
     config = rehearse.read_config(rehearse.STACK)
-    found = clouds.start(folder, parts, port=port, dies_with_us=False, **rehearse.pace(config))
+    found = clouds.start(
+        folder, parts, port=port, dies_with_us=False, pace=rehearse.pace_of(config)
+    )
     home = folder / "pulumi"
     try:
         variables = found.variables(parts, home, os.environ["PATH"])

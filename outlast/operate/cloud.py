@@ -31,6 +31,16 @@ CALL_TIMEOUT_SEC = 30
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How much time a preempted VM of a local cloud is given."""
+
+    notice_sec: float = 3
+    """From the notice to SIGTERM."""
+    grace_sec: float = 2
+    """From SIGTERM to SIGKILL."""
+
+
+@dataclass(frozen=True)
 class LocalCloud:
     """A running local cloud."""
 
@@ -130,8 +140,7 @@ def start(
     parts: Parts,
     *,
     port: int = 0,
-    notice_sec: float = 3,
-    grace_sec: float = 2,
+    pace: Pace = Pace(),  # noqa: B008 - frozen
     guest_env: Mapping[str, str] | None = None,
     dies_with_us: bool,
 ) -> LocalCloud:
@@ -151,7 +160,7 @@ def start(
     command = [parts.python, "-m", "rehearsal", "serve", "--state", str(state)]
     command += ["--port", str(port), "--project", PROJECT]
     command += ["--image", f"{IMAGE_FAMILY}={parts.image}"]
-    command += ["--notice-sec", str(notice_sec), "--grace-sec", str(grace_sec)]
+    command += ["--notice-sec", str(pace.notice_sec), "--grace-sec", str(pace.grace_sec)]
     for name, value in (guest_env or {}).items():
         command += ["--guest-env", f"{name}={value}"]
     if dies_with_us:

@@ -123,7 +123,7 @@ def rehearse(
                 parts,
                 guest_env={clouds.TOKEN_VARIABLE: str(scratch)},
                 dies_with_us=True,
-                **pace(config),
+                pace=pace_of(config),
             )
             try:
                 variables = cloud.variables(parts, scratch / "pulumi", os.environ["PATH"])
@@ -158,12 +158,12 @@ def read_config(stack: str) -> dict[str, Any]:
         ) from None
 
 
-def pace(config: Mapping[str, Any]) -> dict[str, float]:
-    """Notice and grace of the local cloud, as the stack's own waits expect them."""
-    return {
-        "notice_sec": float(config.get("outlast:noticeSec", 3)),
-        "grace_sec": float(config.get("outlast:stopSec", 2)),
-    }
+def pace_of(config: Mapping[str, Any]) -> clouds.Pace:
+    """The local cloud's pace that the stack's own waits expect."""
+    return clouds.Pace(
+        notice_sec=float(config.get("outlast:noticeSec", clouds.Pace.notice_sec)),
+        grace_sec=float(config.get("outlast:stopSec", clouds.Pace.grace_sec)),
+    )
 
 
 class Stage:

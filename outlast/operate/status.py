@@ -53,8 +53,8 @@ def find(experiment: str, *, bucket: str | None, run: str | None) -> Status:
     prefix = f"experiments/{experiment}"
     if bucket is None or run is None:
         outputs = _outputs(experiment)
-        bucket, run = bucket or outputs["bucket"], run or outputs["run"]
-        prefix = outputs["prefix"]
+        bucket, prefix = bucket or str(outputs["bucket"]), str(outputs["prefix"])
+        run = run or str(outputs["run"])
     layout = Layout(prefix, run)
     try:
         store = open_store(f"gs://{bucket}")
