@@ -1,0 +1,533 @@
+"""The supervisor's entries, and its life: the table at boot, attempts, leaving.
+
+    python -P -m outlast.run vm                               on a VM, from its metadata
+    python -m outlast.run folder --run-dir DIR --socket PATH --trainer NAME --run ID
+                                                              for a trainer on this computer
+
+Exit codes are those of outlast/exits.py: 0 the run has ended or this machine has no part in it
+any more, 64 bad usage, 75 another machine is to go on, 76 fenced; 1 for a setup that failed and,
+in a folder, for a run that failed.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from outlast import exits, protocol
+from outlast.exits import Reason, State
+from outlast.layout import BootEnd, Layout
+from outlast.run.attempt import (
+    Attempt,
+    Door,
+    MachineClock,
+    Next,
+    Outcome,
+    Site,
+    Webhook,
+    ended_head,
+)
+from outlast.run.group import (
+    Member,
+    Membership,
+    NoGroup,
+    NotMember,
+    backoffs,
+    find_group,
+    leave_for_good,
+)
+from outlast.run.head import (
+    Act,
+    Claim,
+    Decision,
+    HeadError,
+    HeadFile,
+    silent_seconds,
+)
+from outlast.run.head import NotMember as TermRefused
+from outlast.run.metadata import (
+    NO_DEADLINE,
+    BadSpec,
+    Machine,
+    Metadata,
+    MetadataError,
+    Spec,
+    Waits,
+    parse_checkpoint_every,
+    parse_spec,
+    read_machine,
+    rooted,
+    this_computer,
+)
+from outlast.run.notice import Interrupted, Notices
+from outlast.run.process import (
+    CallingTrainer,
+    Trainer,
+    TrainerProcess,
+    trainer_argv,
+    trainer_environment,
+)
+from outlast.run.store import StoreError, Unsupported, open_store
+
+FAILED = 1
+WATCH_SEC_MIN = 0.2
+LAPTOP_STOP_SEC = 30.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Boot:
+    """This boot, for the record of an end without an attempt."""
+
+    spec: Spec
+    head_file: HeadFile
+    site: Site
+    records: bool
+    """Whether this machine has boot records."""
+
+
+def supervise(boot: Boot) -> int:
+    """From the table at boot to the end of this machine's part; the exit code."""
+    spec, site, waits = boot.spec, boot.site, boot.spec.waits
+    claim = Claim(spec.owner, spec.resume, spec.place, spec.deadline)
+    took = False
+    while True:
+        try:
+            decision = boot.head_file.take_term(
+                claim,
+                still_member=lambda: _still_member(site, waits),
+                forbidden_seconds=waits.iam,
+                say=site.say,
+            )
+        except TermRefused as error:
+            site.say(str(error))
+            if not took:
+                _record_boot_end(boot, Reason.FENCED, exits.FENCED, str(error))
+            return exits.FENCED
+        if decision.act is not Act.TAKE:
+            return _go_away(boot, decision, took)
+        site.say(decision.message)
+        took = True
+        outcome = Attempt(spec, boot.head_file, site).run()
+        match outcome.next:
+            case Next.LEAVE:
+                return _end_of_run(boot, outcome)
+            case Next.STOP if boot.records:
+                return exits.INTERRUPTED
+            case Next.STOP | Next.AGAIN if not boot.records:
+                return _end_in_folder(site, outcome)
+            case Next.IDLE:
+                _leave(site, waits)
+                return exits.DONE
+            case Next.AGAIN:
+                continue
+            case Next.WATCH:
+                code = _watch_successor(boot)
+                if code is not None:
+                    return code
+
+
+def _still_member(site: Site, waits: Waits) -> bool:
+    """Whether this machine may take a term; waits while nobody can tell."""
+    if isinstance(site.group, NoGroup):
+        return True
+    for wait_sec in backoffs(waits.backoff):
+        answer = site.group.membership()
+        if isinstance(answer, Member):
+            return True
+        if isinstance(answer, NotMember):
+            site.say(answer.why)
+            return False
+        site.say(f"not known whether still a member ({answer.why}); asking again")
+        site.clock.sleep(wait_sec)
+    raise AssertionError("backoffs never end")
+
+
+def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
+    """This boot has no part in the run: say so, leave."""
+    if not boot.records:
+        return _turn_away(boot.site, decision)
+    boot.site.say(decision.message)
+    if not took:
+        reason = decision.reason or Reason.ENDED
+        _record_boot_end(boot, reason, exits.DONE, decision.message)
+    _leave(boot.site, boot.spec.waits)
+    return exits.DONE
+
+
+def _turn_away(site: Site, decision: Decision) -> int:
+    """Tell the waiting trainer of a folder why there is nothing to do."""
+    head = decision.head
+    if decision.act is Act.REFUSE or head is None or not head.state.ended:
+        site.door.turn_away(protocol.Error(decision.message, "supervisor"))
+        return FAILED
+    code = exits.DONE if head.state is State.DONE else FAILED
+    site.door.turn_away(protocol.Ended(head.state.value, code, ended_head(head)))
+    return code
+
+
+def _end_of_run(boot: Boot, outcome: Outcome) -> int:
+    site, waits = boot.site, boot.spec.waits
+    if not boot.records:
+        return exits.DONE if outcome.reason is Reason.DONE else FAILED
+    if waits.keep > 0:
+        site.say(f"the machine stays for {waits.keep:.0f} s")
+        site.clock.sleep(waits.keep)
+    _leave(site, waits)
+    return exits.DONE
+
+
+def _end_in_folder(site: Site, outcome: Outcome) -> int:
+    """The run stays open: the same command goes on with it."""
+    if outcome.reason in (Reason.RESTORE_ERROR, Reason.HOST_ERROR):
+        site.door.turn_away(protocol.Error(outcome.message, "supervisor"), timeout_sec=1.0)
+        return FAILED
+    infrastructure = outcome.reason in exits.INFRASTRUCTURE_REASONS
+    return exits.INTERRUPTED if infrastructure else FAILED
+
+
+def _leave(site: Site, waits: Waits) -> None:
+    def say(message: str) -> None:
+        site.say(message)
+        if message.startswith(Reason.STUCK_LEAVING):
+            site.webhook.post({"reason": Reason.STUCK_LEAVING.value, "message": message})
+
+    leave_for_good(site.group, say, backoff_sec=waits.backoff, sleep=site.clock.sleep)
+
+
+def _watch_successor(boot: Boot) -> int | None:
+    """Fenced: None once the higher term went silent, so that the table is gone through again."""
+    site, waits, head_file = boot.site, boot.spec.waits, boot.head_file
+    if not boot.records:
+        return exits.FENCED
+    look_sec = max(WATCH_SEC_MIN, min(waits.beat, waits.silent / 4))
+    said = False
+    while True:
+        if isinstance(site.group, NoGroup) or not _still_member(site, waits):
+            return exits.FENCED
+        if not said:
+            site.say("fenced, and still a member of the group: watching the higher term")
+            said = True
+        try:
+            reading = head_file.read()
+            if reading.head.state.ended:
+                return None  # the table at boot says what to do about it
+            silent_sec = silent_seconds(
+                head_file.store, head_file.layout, reading.head.term, reading.object.updated
+            )
+        except HeadError:
+            return None
+        except StoreError as error:
+            site.say(f"watching: {error}")
+            silent_sec = 0.0
+        if silent_sec >= waits.silent:
+            site.say(f"the higher term has given no sign for {silent_sec:.0f} s")
+            return None
+        site.clock.sleep(look_sec)
+
+
+def _record_boot_end(boot: Boot, reason: Reason, code: int, message: str) -> None:
+    if not boot.records:
+        return
+    store, layout = boot.head_file.store, boot.head_file.layout
+    machine = boot.site.machine
+    try:
+        end = BootEnd(
+            instance_id=machine.instance_id,
+            boot_id=machine.boot_id,
+            reason=reason,
+            step="decide",
+            exit=code,
+            message=message,
+            time=store.now(),
+        )
+        path = layout.boot_end(machine.instance_id, machine.boot_id)
+        store.put(path, end.to_json(), if_generation_match=0)
+    except StoreError as error:
+        boot.site.say(f"the end of this boot was not recorded: {error}")
+
+
+# ---------------------------------------------------------------------------------------------
+# On a VM
+
+
+class SetupFailed(Exception):
+    """This machine cannot run the supervisor as it must be run."""
+
+
+def check_origin(bundle: Path, trainer: str) -> None:
+    """Nothing but the bundle may be trained: refuse code that was found anywhere else."""
+    for name in ("outlast", "outlast.run", "trainers", f"trainers.{trainer}"):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError) as error:
+            raise SetupFailed(f"module {name}: cannot be imported ({error})") from None
+        if spec is None or spec.origin is None:
+            raise SetupFailed(f"module {name}: is not in the bundle {bundle}; run pulumi up again")
+        origin = Path(spec.origin).resolve()
+        if not origin.is_relative_to(bundle.resolve()):
+            raise SetupFailed(
+                f"module {name}: comes from {origin}, must come from the bundle {bundle}; take it "
+                "out of the image"
+            )
+
+
+def run_vm(stop: "Stop") -> int:
+    """The whole life on a VM."""
+    say = _serial_say()
+    metadata = Metadata()
+    try:
+        attributes = metadata.attributes()
+        spec = parse_spec(attributes)
+        machine = read_machine(metadata)
+        bundle_dir = os.environ.get("OUTLAST_BUNDLE_DIR", "")
+        if not bundle_dir:
+            raise SetupFailed("OUTLAST_BUNDLE_DIR: is not set; the startup script sets it")
+        bundle = Path(bundle_dir)
+        group = find_group(metadata, attributes)
+    except (MetadataError, SetupFailed, ValueError) as error:
+        say(f"setup-failed: {error}")
+        # Stderr's last line becomes the message of the boot's end, which the shell writes.
+        return exits.USAGE if isinstance(error, BadSpec) else FAILED
+    notices = Notices(spec.waits, metadata)
+    stop.connect(notices)
+    notices.start()
+    site = _vm_site(spec, machine, group, notices, bundle, say)
+    store = open_store(f"gs://{spec.bucket}")
+    layout = Layout(spec.prefix, spec.run)
+    boot = Boot(spec, HeadFile(store, layout, site.clock), site, records=True)
+    try:
+        check_origin(bundle, spec.trainer)
+    except SetupFailed as error:
+        say(f"setup-failed: {error}")
+        _record_boot_end(boot, Reason.SETUP_FAILED, FAILED, str(error))
+        return FAILED
+    try:
+        code = supervise(boot)
+    except Interrupted:
+        say("stopped; nothing was left to finish")
+        code = exits.INTERRUPTED
+    except StoreError as error:
+        say(f"{store.url}: {error}")
+        code = FAILED
+    finally:
+        site.webhook.close()
+    power_off(say)
+    return code
+
+
+def _vm_site(
+    spec: Spec, machine: Machine, group: Membership, notices: Notices, bundle: Path, say: Say
+) -> Site:
+    shared = rooted("/dev/shm")
+    work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
+    shutil.rmtree(work, ignore_errors=True)  # an earlier supervisor's of this boot
+    work.mkdir(parents=True)
+    door = Door(rooted("/run/outlast/supervisor.sock"))
+    logs = rooted("/var/log/outlast")
+
+    def log_of(term: int) -> Path:
+        return logs / f"trainer-{term:06d}.log"
+
+    def make_trainer(term: int) -> Trainer:
+        return TrainerProcess(
+            trainer_argv(spec.trainer, spec.argv()),
+            folder=work / "cwd",
+            environment=trainer_environment(door.socket_path, bundle),
+            log=log_of(term),
+        )
+
+    return Site(
+        machine=machine,
+        group=group,
+        notices=notices,
+        door=door,
+        work=work,
+        make_trainer=make_trainer,
+        log_of=log_of,
+        clock=MachineClock(notices),
+        say=say,
+        webhook=Webhook(spec.webhook, say),
+    )
+
+
+def power_off(say: Say) -> None:
+    """Ask the system to power the machine off; it may be going down already."""
+    say("powering off")
+    try:
+        subprocess.run(["poweroff"], stdin=subprocess.DEVNULL, timeout=30.0, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"poweroff: {error}")
+
+
+def _serial_say() -> Say:
+    """One line to stderr and, on its own, to the serial port."""
+    serial = rooted("/dev/ttyS0")
+
+    def say(message: str) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = f"{now} info supervisor {' '.join(message.splitlines())}\n"
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            # Without O_CREAT: a machine without a serial port shall not get a file of its name.
+            descriptor = os.open(serial, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
+
+    return say
+
+
+# ---------------------------------------------------------------------------------------------
+# In a folder
+
+
+def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
+    """The supervisor of a trainer on this computer; it ends when its trainer has gone."""
+    parent = os.getppid()
+
+    def say(message: str) -> None:
+        sys.stderr.write(f"outlast: {message}\n")
+        sys.stderr.flush()
+
+    spec = Spec(
+        prefix="",
+        run="",
+        resume=0,
+        place=0,
+        owner=f"folder/{options.trainer}/{options.run}",
+        trainer=options.trainer,
+        deadline=NO_DEADLINE,
+        checkpoint_every=parse_checkpoint_every(options.checkpoint_every),
+        waits=replace(Waits(), stop=LAPTOP_STOP_SEC, verdict=0.0, iam=0.0),
+    )
+    notices = Notices(spec.waits)
+    stop.connect(notices)
+    try:
+        store = open_store(str(options.run_dir))
+    except (Unsupported, StoreError, OSError) as error:
+        say(str(error))
+        return exits.USAGE
+    work = Path(tempfile.mkdtemp(prefix="outlast-work-"))
+    door = Door(options.socket)
+    try:
+        site = Site(
+            machine=this_computer(),
+            group=NoGroup(),
+            notices=notices,
+            door=door,
+            work=work,
+            make_trainer=lambda term: CallingTrainer(parent),
+            log_of=lambda term: None,
+            clock=MachineClock(notices),
+            say=say,
+            webhook=Webhook("", say),
+        )
+        head_file = HeadFile(store, Layout("", ""), site.clock)
+        return supervise(Boot(spec, head_file, site, records=False))
+    except Interrupted:
+        return exits.INTERRUPTED
+    except StoreError as error:
+        say(str(error))
+        return FAILED
+    finally:
+        door.close()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# Entry
+
+
+class Stop:
+    """SIGTERM and SIGINT, from the first moment on; told to the notices once there are any."""
+
+    def __init__(self) -> None:
+        self._notices: Notices | None = None
+        self._early = False
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def connect(self, notices: Notices) -> None:
+        self._notices = notices
+        if self._early:
+            notices.handle_signal(signal.SIGTERM, None)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self._notices is None:
+            self._early = True
+        else:
+            self._notices.handle_signal(number, None)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of both entries."""
+    top = argparse.ArgumentParser(prog="python -m outlast.run", description="The supervisor.")
+    entries = top.add_subparsers(dest="entry", required=True)
+    entries.add_parser("vm", help="on a VM, from its metadata")
+    folder = entries.add_parser("folder", help="for a trainer on this computer")
+    folder.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
+    folder.add_argument("--socket", type=Path, required=True, help="where to listen")
+    folder.add_argument("--trainer", required=True, help="name of the trainer, for the records")
+    folder.add_argument("--run", required=True, help="name of the run; another one is refused")
+    folder.add_argument(
+        "--checkpoint-every", default="auto", help="auto, 30s or steps; default %(default)s"
+    )
+    return top
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one entry in a thread of its own: the main thread is left to signal handlers."""
+    try:
+        options = parser().parse_args(argv)
+    except SystemExit as error:
+        return exits.USAGE if error.code else exits.DONE
+    # Any thread may be the one that a signal interrupts, but only the main thread runs handlers:
+    # it waits on a descriptor that a signal in whatever thread makes readable.
+    wakes, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    stop = Stop()
+    stop.install()
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def live() -> None:
+        try:
+            codes.append(run_vm(stop) if options.entry == "vm" else run_folder(stop, options))
+        except BadSpec as error:
+            print(f"outlast: {error}", file=sys.stderr)
+            codes.append(exits.USAGE)
+        finally:
+            ended.set()
+            with contextlib.suppress(BlockingIOError):  # full of signals is readable, too
+                wake.send(b"\0")
+
+    threading.Thread(target=live, name="supervisor").start()
+    while not ended.is_set():
+        wakes.recv(4096)
+    return codes[0] if codes else FAILED
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that wait for a store or a metadata server must not keep a dead machine's process.
+    os._exit(code)

@@ -1,0 +1,603 @@
+"""Attempts and what follows them, with a supervisor in this process and a scripted trainer."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.exits import Reason, State
+from outlast.layout import AttemptStart, Beat
+from outlast.protocol import Accepted, Busy, Checkpoint, Error, Failed, Stop
+from outlast.run.commit import read_record, write_record
+from outlast.run.head import Head, HeadFile
+from outlast.run.store import MemoryStore, Operation, Unavailable
+from tests.run.world import LAYOUT, SPEC, Life, Vm, World, a_world, spec_with, wait_until
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    with a_world(monkeypatch, tmp_path) as world:
+        yield world
+
+
+def finish(life: Life) -> int:
+    """Ten steps in all, a checkpoint, the result."""
+    life.advance(10 - life.step)
+    life.commit()
+    return life.complete()
+
+
+def finish_when(go_on: threading.Event) -> Callable[[Life], int]:
+    def script(life: Life) -> int:
+        assert go_on.wait(20)
+        return finish(life)
+
+    return script
+
+
+def stopped_after(steps: int) -> Callable[[Life], int]:
+    def script(life: Life) -> int:
+        life.advance(steps)
+        return life.obey()
+
+    return script
+
+
+def exits_with(code: int, *, steps: int = 0, error: Error | None = None) -> Callable[[Life], int]:
+    """Fails after steps and a checkpoint of them."""
+
+    def script(life: Life) -> int:
+        if steps:
+            life.advance(steps)
+            life.commit()
+        if error is not None:
+            life.channel.send(error)
+        return code
+
+    return script
+
+
+# -- the ordinary life ---------------------------------------------------------------------------
+
+
+def test_a_run_from_beginning_to_end(world: World) -> None:
+    vm = world.boot(finish)
+    assert vm.run() == 0
+    head = world.head
+    assert head.state is State.DONE and head.end is not None and head.end.step == 10
+    assert world.exists(LAYOUT.end(0)) and world.exists(LAYOUT.result_manifest(1))
+    assert world.steps() == list(range(1, 11))
+    start = read_record(world.store, LAYOUT.attempt_start(1), AttemptStart)
+    assert start is not None and start.restored is None and start.image == "image"
+    end = world.end_of(1)
+    assert (end.reason, end.state, end.exit, end.step, end.committed) == (
+        Reason.DONE,
+        State.DONE,
+        0,
+        10,
+        10,
+    )
+    assert end.stderr == ("last line",)
+    assert world.cloud.groups["group"] == []
+    assert world.cloud.calls[-1] == "deleteInstances"
+    assert not any(vm.boot.site.work.iterdir())
+    assert world.boot_end_of(vm) is None
+
+
+def test_the_next_boot_of_a_finished_run_only_leaves(world: World) -> None:
+    world.boot(finish).run()
+    head = world.head
+    vm = world.boot()
+    assert vm.run() == 0
+    end = world.boot_end_of(vm)
+    assert end is not None and end.reason is Reason.ENDED
+    assert world.head == head and world.cloud.groups["group"] == []
+
+
+def test_a_notice_saves_the_last_step_and_the_next_machine_goes_on(world: World) -> None:
+    first = world.boot(stopped_after(3)).start()
+    wait_until(lambda: first.trainers)
+    assert first.trainers[0].running.wait(20)
+    world.cloud.set("instance/preempted", "TRUE")
+    assert first.ended() == 75
+    end = world.end_of(1)
+    assert (end.reason, end.state, end.exit, end.committed) == (
+        Reason.PREEMPTED,
+        State.OPEN,
+        75,
+        3,
+    )
+    assert "deleteInstances" not in world.cloud.calls  # the group shall recreate it
+    seen: list[Any] = []
+
+    def second(life: Life) -> int:
+        seen.append(life.restored)
+        return finish(life)
+
+    assert world.boot(second).run() == 0
+    assert seen == [{"step": 3}]
+    assert world.steps() == list(range(1, 11))
+    assert [entry.term for entry in world.head.lineage] == [1, 2]
+
+
+def test_sigterm_during_an_upload_saves_both_snapshots(world: World) -> None:
+    """The second is accepted while the first is in flight, and its upload outlives the trainer."""
+    refused, go_on = threading.Event(), threading.Event()
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and operation.path.endswith("state.json"):
+            go_on.wait(20)
+        return perform()
+
+    assert isinstance(world.store, MemoryStore)
+
+    def script(life: Life) -> int:
+        life.advance(3)
+        assert isinstance(life.offer(), Accepted)
+        life.advance(1)
+        assert isinstance(life.offer(), Busy)
+        refused.set()
+        life.hear(Stop)
+        assert isinstance(life.offer(), Accepted)
+        assert isinstance(life.offer(), Busy)  # bounded: one in flight, one waiting
+        return 75
+
+    vm = world.boot(script, store=world.store.view(around)).start()
+    refused.wait(20)
+    vm.terminate()
+    wait_until(lambda: vm.trainers[0].ended.is_set())
+    go_on.set()
+    assert vm.ended() == 75
+    assert [entry.step for entry in world.head.chain] == [3, 4]
+    assert world.end_of(1).reason is Reason.INTERRUPTED
+
+
+def test_a_trainer_that_does_not_stop_is_killed_in_time(world: World) -> None:
+    def script(life: Life) -> int:
+        life.advance(2)
+        life.commit()
+        return life.hang()
+
+    vm = world.boot(script, spec=spec_with(stop=1.0)).start()
+    wait_until(lambda: world.exists(LAYOUT.head) and world.head.chain)
+    vm.notices.handle_signal(15, None)
+    assert vm.ended() == 75
+    assert world.end_of(1).committed == 2
+
+
+def test_exit_0_after_a_stop_is_not_completion(world: World) -> None:
+    def script(life: Life) -> int:
+        life.hear(Stop)
+        return 0
+
+    vm = world.boot(script).start()
+    vm.terminate()
+    assert vm.ended() == 75
+    assert world.head.state is State.OPEN
+
+
+def test_a_completion_that_was_declared_stands_after_a_stop(world: World) -> None:
+    def script(life: Life) -> int:
+        life.hear(Stop)
+        life.advance(10)
+        life.complete()
+        return 75
+
+    vm = world.boot(script).start()
+    vm.terminate()
+    assert vm.ended() == 0
+    assert world.head.state is State.DONE
+
+
+def test_maintenance_is_a_warning(world: World) -> None:
+    def script(life: Life) -> int:
+        life.advance(1)
+        life.hear(Checkpoint)
+        life.commit()
+        return finish(life)
+
+    vm = world.boot(script).start()
+    wait_until(lambda: world.exists(LAYOUT.beat(1)))
+    world.cloud.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    assert vm.ended() == 0
+    assert world.head.state is State.DONE
+
+
+def test_beats_show_the_progress(world: World) -> None:
+    beats: list[Beat] = []
+
+    def script(life: Life) -> int:
+        life.advance(7)
+        life.commit()
+
+        def beat() -> Beat | None:
+            found = read_record(world.store, LAYOUT.beat(1), Beat)
+            return found if found is not None and found.committed == 7 else None
+
+        beats.append(wait_until(beat))
+        return finish(life)
+
+    assert world.boot(script).run() == 0
+    (beat,) = beats
+    assert (beat.step, beat.total, beat.phase) == (7, 100, "train")
+    assert [row["step"] for row in beat.rows] == [3, 4, 5, 6, 7]
+    assert beat.seconds_to_commit is not None
+
+
+def test_a_snapshot_outside_the_work_folder_is_refused(world: World, tmp_path: Path) -> None:
+    def script(life: Life) -> int:
+        life.work = tmp_path / "elsewhere"
+        life.work.mkdir()
+        life.advance(1)
+        life.offer()
+        failed = life.hear(Failed)
+        assert isinstance(failed, Failed) and "must be a folder in" in failed.message
+        return 64
+
+    assert world.boot(script).run() == 0
+    assert world.head.chain == ()
+
+
+def test_the_store_may_be_away_for_a_while(world: World) -> None:
+    failures = iter([True] * 3)
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        if operation.path.endswith("MANIFEST.json") and next(failures, False):
+            raise Unavailable("away")
+        return perform()
+
+    assert isinstance(world.store, MemoryStore)
+    assert world.boot(finish, store=world.store.view(around)).run() == 0
+    assert world.head.state is State.DONE
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (exits_with(3), Reason.USER_FAILED),
+        (exits_with(0), Reason.USER_FAILED),
+        (exits_with(-9), Reason.OUT_OF_MEMORY),
+        (exits_with(137), Reason.OUT_OF_MEMORY),
+        (exits_with(64), Reason.USAGE),
+        (exits_with(1, error=Error("too small", "does-not-fit")), Reason.DOES_NOT_FIT),
+        (exits_with(1, error=Error("no state", "usage")), Reason.USAGE),
+    ],
+)
+def test_a_failure_ends_the_run(world: World, script: Any, reason: Reason) -> None:
+    assert world.boot(script).run() == 0
+    head = world.head
+    assert head.state is State.FAILED and head.end is not None
+    assert head.end.reason is reason and world.end_of(1).reason is reason
+    assert world.cloud.groups["group"] == []
+
+
+def test_what_the_trainer_said_is_kept(world: World) -> None:
+    world.boot(exits_with(1, error=Error("loss is NaN", "trainer"))).run()
+    assert "loss is NaN" in world.end_of(1).message
+
+
+def test_a_failure_is_counted_before_its_retry_in_a_term_of_its_own(world: World) -> None:
+    vm = world.boot(exits_with(3, steps=4), finish, spec=spec_with(retries_failures=1))
+    assert vm.run() == 0
+    head = world.head
+    assert (head.state, head.failures, head.term) == (State.DONE, 1, 2)
+    assert world.end_of(1).reason is Reason.USER_FAILED
+    assert world.steps() == list(range(1, 11))
+
+
+def test_retries_are_used_up_over_machines(world: World) -> None:
+    spec = spec_with(retries_failures=1)
+    first = world.boot(exits_with(3, steps=1), stopped_after(1), spec=spec).start()
+    wait_until(lambda: len(first.trainers) == 2)
+    assert first.trainers[1].running.wait(20)
+    first.notices.handle_signal(15, None)
+    assert first.ended() == 75
+    assert world.boot(exits_with(3), spec=spec).run() == 0
+    assert (world.head.state, world.head.failures) == (State.FAILED, 2)
+
+
+def test_bad_usage_is_never_retried(world: World) -> None:
+    assert world.boot(exits_with(64), spec=spec_with(retries_failures=5)).run() == 0
+    assert world.head.state is State.FAILED
+
+
+def test_a_machine_that_dies_takes_the_blame(world: World) -> None:
+    """The notice comes while the verdict is held back."""
+    vm = world.boot(exits_with(-9, steps=2), spec=spec_with(verdict=15.0)).start()
+    wait_until(lambda: any("holding the verdict" in line for line in vm.said))
+    world.cloud.set("instance/preempted", "TRUE")
+    assert vm.ended() == 75
+    assert (world.head.state, world.head.failures) == (State.OPEN, 0)
+    assert world.end_of(1).reason is Reason.PREEMPTED
+
+
+def test_a_flag_that_nobody_heard_is_looked_at_before_the_verdict(world: World) -> None:
+    def script(life: Life) -> int:
+        world.cloud.values["instance/preempted"] = "TRUE"  # without waking the waiter
+        return 1
+
+    assert world.boot(script).run() == 75
+    assert world.head.state is State.OPEN
+
+
+def test_a_stuck_trainer_counts_as_failed(world: World) -> None:
+    def script(life: Life) -> int:
+        life.advance(2)
+        life.commit()
+        return life.hang()
+
+    vm = world.boot(script, finish, spec=spec_with(stall=0.7, retries_failures=1))
+    assert vm.run() == 0
+    assert vm.trainers[0].dumped
+    assert world.end_of(1).reason is Reason.STALLED
+    assert (world.head.state, world.head.failures) == (State.DONE, 1)
+
+
+def test_ticks_keep_a_slow_trainer_alive(world: World) -> None:
+    def script(life: Life) -> int:
+        end = threading.Event()
+        for _ in range(15):
+            life.advance(0)
+            end.wait(0.1)
+        return finish(life)
+
+    assert world.boot(script, spec=spec_with(stall=0.7)).run() == 0
+    assert world.head.state is State.DONE
+
+
+def test_the_deadline_ends_the_run_with_what_is_done(world: World) -> None:
+    deadline = datetime.now(UTC) + timedelta(seconds=3)
+    assert world.boot(stopped_after(3), spec=spec_with(deadline=deadline)).run() == 0
+    head = world.head
+    assert head.state is State.FAILED and head.end is not None
+    assert head.end.reason is Reason.LIMIT and [entry.step for entry in head.chain] == [3]
+    assert datetime.now(UTC) < deadline + timedelta(seconds=1)
+    assert world.cloud.groups["group"] == []
+
+
+def test_a_machine_that_may_not_leave_does_not_train(world: World) -> None:
+    world.cloud.permissions = []
+    world.cloud.answers = {"deleteInstances": [403], "resize": [403]}
+    vm = world.boot().start()
+    wait_until(lambda: any(line.startswith("stuck-leaving") for line in vm.said))
+    assert vm.trainers == []
+    assert world.end_of(1).reason is Reason.REFUSED
+    assert not vm.code.done()
+    world.cloud.answers = {}
+    assert vm.ended() == 0
+    assert world.head.state is State.OPEN
+
+
+# -- the table at boot, acted on -------------------------------------------------------------------
+
+
+def test_a_lower_place_leaves(world: World) -> None:
+    first = world.boot(stopped_after(1), spec=spec_with(place=1)).start()
+    first.terminate()
+    first.ended()
+    vm = world.boot()
+    assert vm.run() == 0
+    end = world.boot_end_of(vm)
+    assert end is not None and end.reason is Reason.SUPERSEDED
+    assert world.cloud.groups["group"] == [] and world.head.place == 1
+
+
+def damaged(head: bytes | None) -> Callable[[World], None]:
+    def damage(world: World) -> None:
+        found = world.store.stat(LAYOUT.head)
+        if head is None:
+            world.store.delete(LAYOUT.head, generation=found.generation)
+        else:
+            world.store.put(LAYOUT.head, head)
+
+    return damage
+
+
+def owned_by_another(world: World) -> None:
+    world.store.put(LAYOUT.head, dataclasses.replace(world.head, owner="somebody").to_json())
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damaged(b"garbage"), Reason.UNREADABLE),
+        (damaged(None), Reason.LOST),
+        (owned_by_another, Reason.OTHER_OWNER),
+    ],
+)
+def test_a_head_that_cannot_be_trusted(
+    world: World, damage: Callable[[World], None], reason: Reason
+) -> None:
+    first = world.boot(stopped_after(1)).start()
+    first.terminate()
+    first.ended()
+    damage(world)
+    vm = world.boot()
+    assert vm.run() == 0
+    end = world.boot_end_of(vm)
+    assert end is not None and end.reason is reason and "outlast repair" in end.message
+    assert world.cloud.groups["group"] == []
+
+
+def test_a_head_that_vanishes_during_an_attempt(world: World) -> None:
+    def script(life: Life) -> int:
+        life.advance(1)
+        life.commit()
+        damaged(None)(world)
+        return life.hang()
+
+    vm = world.boot(script)
+    assert vm.run() == 0
+    assert world.end_of(1).reason is Reason.LOST
+    assert not world.exists(LAYOUT.head) and world.cloud.groups["group"] == []
+
+
+def test_all_checkpoints_damaged_is_an_error_and_no_fresh_start(world: World) -> None:
+    first = world.boot(stopped_after(2)).start()
+    first.terminate()
+    first.ended()
+    (checkpoint,) = world.head.chain
+    world.store.put(checkpoint.path + "state.json", b"{}")
+    vm = world.boot()
+    assert vm.run() == 75
+    assert vm.trainers == [] and world.end_of(2).reason is Reason.RESTORE_ERROR
+    assert world.head.state is State.OPEN
+
+
+def test_the_operators_stop_is_acted_on(world: World) -> None:
+    def script(life: Life) -> int:
+        life.advance(2)
+        life.commit()
+        return life.hang()
+
+    vm = world.boot(script).start()
+    wait_until(lambda: world.exists(LAYOUT.head) and world.head.chain)
+    HeadFile(world.store, LAYOUT).end_from_outside(State.STOPPED, Reason.STOPPED)
+    assert vm.ended() == 0
+    assert world.end_of(1).reason is Reason.STOPPED
+    assert [entry.step for entry in world.head.chain] == [2]
+    assert world.cloud.groups["group"] == []
+
+
+# -- fenced ----------------------------------------------------------------------------------------
+
+
+def taken_over(world: World) -> Head:
+    """A successor has taken the term, as another machine would."""
+    head = dataclasses.replace(world.head, term=world.head.term + 1, nonce="successor")
+    world.store.put(LAYOUT.head, head.to_json())
+    return head
+
+
+def fenced_script(world: World, *, members: list[dict[str, str]] | None) -> Any:
+    def script(life: Life) -> int:
+        life.advance(1)
+        life.commit()
+        if members is not None:
+            world.cloud.groups["group"] = members
+        taken_over(world)
+        return life.hang()
+
+    return script
+
+
+def test_fenced_and_no_member_any_more(world: World) -> None:
+    vm = world.boot(fenced_script(world, members=[{"id": "7", "name": "group-0001"}]))
+    assert vm.run() == 76
+    assert world.end_of(1).reason is Reason.FENCED
+    assert world.head.nonce == "successor"
+    assert "deleteInstances" not in world.cloud.calls
+
+
+def test_fenced_while_membership_is_not_known(world: World) -> None:
+    world.cloud.answers["listManagedInstances"] = [503]
+    vm = world.boot(fenced_script(world, members=[])).start()
+    wait_until(lambda: any("asking again" in line for line in vm.said))
+    assert not vm.code.done()
+    del world.cloud.answers["listManagedInstances"]
+    assert vm.ended() == 76
+
+
+def test_a_member_takes_over_from_a_silent_successor(world: World) -> None:
+    vm = world.boot(fenced_script(world, members=None), finish)
+    assert vm.run() == 0
+    assert any("no sign" in line for line in vm.said)
+    assert (world.head.state, world.head.term) == (State.DONE, 3)
+    assert world.steps() == list(range(1, 11))
+
+
+def test_a_member_watches_a_living_successor_to_its_end(world: World) -> None:
+    vm = world.boot(fenced_script(world, members=None)).start()
+    wait_until(lambda: any("watching the higher term" in line for line in vm.said))
+    beat = read_record(world.store, LAYOUT.beat(1), Beat)
+    assert beat is not None
+    for _ in range(8):  # longer than `silent`
+        write_record(world.store, LAYOUT.beat(2), dataclasses.replace(beat, term=2))
+        threading.Event().wait(0.1)
+        assert not vm.code.done()
+    HeadFile(world.store, LAYOUT).end_from_outside(State.STOPPED, Reason.STOPPED)
+    assert vm.ended() == 0
+    assert world.head.term == 2 and world.cloud.groups["group"] == []
+
+
+def test_a_fenced_attempt_deletes_and_commits_nothing(world: World) -> None:
+    """Frozen in mid-commit: what it still writes is under its own term and in no chain."""
+    frozen, thaw = threading.Event(), threading.Event()
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and operation.path.endswith("MANIFEST.json"):
+            frozen.set()
+            thaw.wait(20)
+        return perform()
+
+    assert isinstance(world.store, MemoryStore)
+    old_store = world.store.view(around)
+
+    def script(life: Life) -> int:
+        life.advance(2)
+        life.offer()
+        return life.hang()
+
+    old = world.boot(script, store=old_store, spec=spec_with(beat=1000.0)).start()
+    frozen.wait(20)
+    new = world.boot(finish_when(go_on := threading.Event())).start()
+    wait_until(lambda: world.head.term == 2)
+    head = world.head
+    thaw.set()
+    assert old.ended() == 76
+    assert world.head == head
+    assert world.end_of(1).reason is Reason.FENCED
+    go_on.set()
+    assert new.ended() == 0
+    assert world.steps() == list(range(1, 11)) and {entry.term for entry in world.head.chain} == {2}
+
+
+def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: World) -> None:
+    """The operator resumes in a new group; the old one thaws, finds its group gone, and ends."""
+    frozen, thaw = threading.Event(), threading.Event()
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        result = perform()
+        if operation.verb == "put" and operation.path == LAYOUT.attempt_end(1):
+            frozen.set()
+            thaw.wait(20)
+        return result
+
+    assert isinstance(world.store, MemoryStore)
+    old = world.boot(exits_with(3, steps=2), store=world.store.view(around)).start()
+    frozen.wait(20)
+    assert world.head.state is State.FAILED
+    del world.cloud.groups["group"]
+    go_on = threading.Event()
+    new = world.boot(finish_when(go_on), group="group-r1", spec=spec_with(resume=1)).start()
+    wait_until(lambda: new.trainers)
+    assert new.trainers[0].running.wait(20)
+    thaw.set()
+    assert old.ended() == 0
+    assert len(world.cloud.groups["group-r1"]) == 1
+    go_on.set()
+    assert new.ended() == 0
+    assert (world.head.state, world.head.resume) == (State.DONE, 1)
+    assert world.steps() == list(range(1, 11))
+
+
+def test_stopped_while_waiting_for_permission(world: World) -> None:
+    world.cloud.permissions = []
+    vm: Vm = world.boot(spec=spec_with(iam=60.0)).start()
+    wait_until(lambda: any("asking again" in line for line in vm.said))
+    vm.notices.handle_signal(15, None)
+    assert vm.ended() == 75
+    assert vm.trainers == [] and world.end_of(1).reason is Reason.INTERRUPTED
+
+
+def test_the_webhook_hears_of_ends(world: World) -> None:
+    spec = dataclasses.replace(SPEC, webhook=f"http://{world.cloud.host}/hook")
+    assert world.boot(finish, spec=spec).run() == 0
+    wait_until(lambda: "hook" in world.cloud.calls)
