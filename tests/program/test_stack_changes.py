@@ -2,24 +2,19 @@
 
 import json
 import os
-import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import yaml
 
 from outlast.exits import Reason, State
 from outlast.layout import Layout
 from outlast.run.head import End, Head
 from outlast.run.store import open_store
+from tests.checkout import copy_checkout
 from tests.program import stack
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
-
-PARTS = ("outlast", "trainers", "components", "requirements", "startup", "settings.py",
-         "__main__.py")  # fmt: skip
-
 
 class Pulumi:
     """The engine on one work folder, in an environment of its own."""
@@ -76,14 +71,7 @@ def pulumi(cloud, tmp_path_factory):
     """The example stack in a copy of the checkout, which nobody edits meanwhile."""
     _, env = cloud
     folder = tmp_path_factory.mktemp("checkout")
-    for part in PARTS:
-        source = stack.ROOT / part
-        copy = shutil.copytree if source.is_dir() else shutil.copy2
-        copy(source, folder / part)
-    project = yaml.safe_load((stack.ROOT / "Pulumi.yaml").read_text())
-    project["runtime"]["options"]["virtualenv"] = str(stack.ROOT / ".venv")
-    (folder / "Pulumi.yaml").write_text(yaml.safe_dump(project))
-    restore(folder)
+    copy_checkout(folder)
     made = Pulumi(folder, env)
     made("stack", "init", "--no-select")
     assert (folder / "Pulumi.dev.yaml").read_text() == example()
