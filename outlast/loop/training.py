@@ -232,7 +232,7 @@ class Run:
         state.check_top(self._state)
         socket_path = os.environ.get(SOCKET_VARIABLE)
         if socket_path:
-            self._ignore_interrupts()
+            self._leave_signals_to_supervisor()
         else:
             socket_path = self._start_supervisor()
         self._session = Session(socket_path, total=self._total)
@@ -277,11 +277,22 @@ class Run:
         self._supervisor.wait_for_socket(CONNECT_SEC)
         return str(self._supervisor.socket_path)
 
-    def _ignore_interrupts(self) -> None:
-        # The terminal's Ctrl-C reaches the whole foreground group; stopping is the supervisor's.
-        if threading.current_thread() is threading.main_thread():
-            previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._cleanup.callback(signal.signal, signal.SIGINT, previous)
+    def _leave_signals_to_supervisor(self) -> None:
+        """The terminal's Ctrl-C and a stopping system's SIGTERM reach every process; what they
+        mean, the supervisor tells over the socket, with the time that is left."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        own = os.getpid()
+
+        def leave(number: int, _: object) -> None:
+            # A handler and not SIG_IGN: a child that was forked must die of SIGTERM as ever.
+            if os.getpid() != own:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        for number, handler in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, leave)):
+            previous = signal.signal(number, handler)
+            self._cleanup.callback(signal.signal, number, previous)
 
     def _restore(self, welcome: Welcome) -> None:
         saved = snapshot.read(Path(welcome.restore or ""))

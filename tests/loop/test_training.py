@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -352,11 +353,35 @@ def test_leaving_early_is_an_end_too(supervisor: FakeSupervisor) -> None:
     assert [message.step for message in supervisor.of(protocol.Complete)] == [5]
 
 
-def test_ctrl_c_is_the_supervisors_where_there_is_one(supervisor: FakeSupervisor) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    walk(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 3 else None)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_the_supervisors_where_there_is_one(
+    supervisor: FakeSupervisor, number: signal.Signals
+) -> None:
+    """Both reach every process of the terminal or of the stopping machine."""
+    before = signal.getsignal(number)
+    walk(lambda step: os.kill(os.getpid(), number) if step == 3 else None)
     assert supervisor.result is not None
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
+
+
+def test_a_forked_child_still_dies_of_sigterm(supervisor: FakeSupervisor) -> None:
+    statuses = []
+
+    def fork_and_end(step: int) -> None:
+        if step == 3:
+            ready, says_ready = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(says_ready, b"!")
+                for _ in range(1000):  # no pause(): the signal may come just before it
+                    time.sleep(0.01)
+                os._exit(9)
+            os.read(ready, 1)  # before that Python drops signals that it finds pending
+            os.kill(child, signal.SIGTERM)
+            statuses.append(os.waitpid(child, 0)[1])
+
+    walk(fork_and_end)
+    assert [os.WTERMSIG(status) for status in statuses] == [signal.SIGTERM]
 
 
 def test_ticks_tell_the_phase_and_are_few(supervisor: FakeSupervisor) -> None:
