@@ -138,9 +138,7 @@ def scripts() -> dict[str, str]:
         "outlast-sh-lib": "lib.sh",
         "outlast-sh-leave": "leave.sh",
     }
-    return {
-        key: (ROOT / "startup" / file).read_bytes().decode() for key, file in files.items()
-    }
+    return {key: (ROOT / "startup" / file).read_bytes().decode() for key, file in files.items()}
 
 
 def bucket_exists(settings: Settings) -> bool:
@@ -259,9 +257,7 @@ def check(
             _BUCKET,
             "must have 3 to 63 lower-case letters, digits, dashes, underscores and dots",
         ),
-        labels=label_rules.of_stack(
-            project, stack, experiment, _labels(read.mapping("labels"))
-        ),
+        labels=label_rules.of_stack(project, stack, experiment, _labels(read.mapping("labels"))),
         webhook=_webhook(read.text("webhook")),
         notice_sec=notice_sec,
         waits=_waits(read, notice_sec),
@@ -271,9 +267,7 @@ def check(
 class _Reader:
     """Typed reading of the engine's texts. The engine has put the defaults in already."""
 
-    def __init__(
-        self, values: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, values: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> None:
         prefix = f"{NAMESPACE}:"
         self._values = {
             key.removeprefix(prefix): value

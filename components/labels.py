@@ -18,9 +18,7 @@ def sanitise(text: str) -> str:
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:LIMIT]
 
 
-def of_stack(
-    project: str, stack: str, experiment: str, extra: Mapping[str, str]
-) -> dict[str, str]:
+def of_stack(project: str, stack: str, experiment: str, extra: Mapping[str, str]) -> dict[str, str]:
     """The labels of one stack's resources; `extra` are the user's, checked already."""
     return {
         **extra,

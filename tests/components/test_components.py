@@ -150,9 +150,7 @@ def test_the_group_waits_for_what_it_is_told_to():
     }
 
 
-@pytest.mark.parametrize(
-    ("resume", "name"), [(0, "dev-0123456789"), (3, "dev-0123456789-r3")]
-)
+@pytest.mark.parametrize(("resume", "name"), [(0, "dev-0123456789"), (3, "dev-0123456789-r3")])
 def test_physical_name(resume, name):
     assert physical_name("dev", "0123456789", resume) == name
 

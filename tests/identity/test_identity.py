@@ -94,9 +94,7 @@ def test_every_part_of_the_spec_names_another_run(change):
 
 def test_canonical_json_is_sorted_ascii_and_compact():
     value = {"b": (1, 2.5), "a": Path("x") / "y", "ä": None, "t": True}
-    assert identity.canonical_json(value) == (
-        r'{"a":"x/y","b":[1,2.5],"t":true,"\u00e4":null}'
-    )
+    assert identity.canonical_json(value) == (r'{"a":"x/y","b":[1,2.5],"t":true,"\u00e4":null}')
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])

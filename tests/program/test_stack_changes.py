@@ -16,6 +16,7 @@ from tests.program import stack
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
+
 class Pulumi:
     """The engine on one work folder, in an environment of its own."""
 

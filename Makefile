@@ -1,0 +1,49 @@
+# What one does in a checkout. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv/bin
+PYTEST := $(VENV)/python -m pytest
+COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-header --no-emit-index-url --no-emit-find-links
+
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal check fmt lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## checks the machine; makes .venv, the engine and the rehearsal's image
+	@$(PYTHON) tools/setup.py
+
+rehearse: setup ## the main job on this machine: trains, preempts three times, compares
+	@$(VENV)/outlast rehearse
+
+test: test-fast test-engine test-rehearsal ## every test; a tier that finds none fails
+
+test-fast: setup ## tests without engine, VMs and network, those of the shell among them
+	$(PYTEST) -q
+
+test-engine: setup ## tests with the Pulumi engine and the local cloud
+	$(PYTEST) -q -m engine
+
+test-rehearsal: setup ## tests that boot VMs of the local cloud
+	$(PYTEST) -q -m 'rehearsal and not engine'
+
+check: setup ## ruff, pyright, then every test
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/pyright
+	$(MAKE) --no-print-directory test
+
+fmt: setup ## formats Python and shell
+	$(VENV)/ruff check --fix-only .
+	$(VENV)/ruff format .
+	$(VENV)/shfmt -w -i 2 startup/*.sh tools/hosts/*.sh tools/hosts/pulumi-*
+
+lock: setup ## locks requirements/*.in anew, with hashes
+	cd requirements && for set in runtime dev vm; do \
+	  ../$(COMPILE) $$set.in -o $$set.txt || exit 1; \
+	done
+
+clean: ## removes what was made here; the cache outside the checkout stays
+	rm -rf .venv .outlast build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

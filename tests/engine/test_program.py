@@ -1,0 +1,95 @@
+"""The repository's own program under the real engine: what each change does, and what it leaves."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from outlast.operate.engine import ROOT
+from tests.engine.conftest import Project
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+VM_TIMEOUT_SEC = 60
+
+
+@pytest.fixture
+def stack(project: Project, parts) -> Project:
+    """The checkout's program with its `dev` settings and a run that lasts."""
+    definition = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+    definition["main"] = "checkout"
+    definition["runtime"]["options"]["virtualenv"] = str(Path(parts.python).parents[1])
+    settings = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
+    settings["config"]["outlast:args"] = {"epochs": 100000}
+    (project.folder / "checkout").symlink_to(ROOT, target_is_directory=True)
+    (project.folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
+    (project.folder / "Pulumi.dev.yaml").write_text(yaml.safe_dump(settings))
+    project.pulumi("stack", "init", "dev")
+    return project
+
+
+def wait_for_vm(stack: Project) -> dict[str, Any]:
+    deadline = time.monotonic() + VM_TIMEOUT_SEC
+    while True:
+        running = [vm for vm in stack.cloud.vms() if vm["status"] == "RUNNING"]
+        if running:
+            assert len(running) == 1
+            return running[0]
+        assert time.monotonic() < deadline, "no VM came up"
+        time.sleep(0.1)
+
+
+def resize(stack: Project, group: str, zone: str, size: int) -> None:
+    path = f"/compute/v1/projects/outlast-rehearsal/zones/{zone}/instanceGroupManagers/{group}"
+    stack.cloud.call("POST", f"{path}/resize?size={size}")
+
+
+def test_the_life_of_a_stack(stack: Project):
+    stack.up()
+    first = stack.outputs()
+    vm = wait_for_vm(stack)
+    assert (vm["group"], vm["zone"]) == (first["group"], first["groupZone"])
+
+    # Nothing changed, nothing done.
+    assert stack.steps() == {}
+
+    # A label: another template, the group told, the VM left alone.
+    stack.set("outlast:labels.team", "blue")
+    assert stack.steps() == {
+        "trainer-template": ("replace", ["disks", "labels"]),
+        "trainer-group": ("update", ["versions"]),
+    }
+    stack.up()
+    labelled = stack.outputs()
+    assert labelled["template"] != first["template"]
+    assert {**labelled, "template": 0} == {**first, "template": 0}
+    after = wait_for_vm(stack)
+    assert (after["id"], after["pid"], after["boots"]) == (vm["id"], vm["pid"], vm["boots"])
+
+    # A hyperparameter: a new run in a new group, the old VM gone.
+    stack.set("outlast:args.epochs", "99999")
+    stack.up()
+    second = stack.outputs()
+    assert second["run"] != first["run"] and second["group"] != first["group"]
+    deadline = time.monotonic() + VM_TIMEOUT_SEC
+    while [vm["group"] for vm in stack.cloud.vms()] != [second["group"]]:
+        assert time.monotonic() < deadline, stack.cloud.vms()
+        time.sleep(0.1)
+
+    # A run that took itself out of its group stays out, whatever a refresh finds.
+    wait_for_vm(stack)
+    resize(stack, second["group"], second["groupZone"], 0)
+    said = stack.up("--refresh")
+    assert "updated" not in said.rpartition("Resources:")[2]
+    assert stack.cloud.group_size(second["group"], second["groupZone"]) == 0
+    assert stack.steps() == {}
+
+    # The end: the bucket is kept, and adopted again.
+    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    left = stack.cloud.audit()
+    assert [bucket["name"] for bucket in left["buckets"]] == [first["bucket"]]
+    for kind in ("templates", "groups", "vms", "disks", "service_accounts", "roles", "bindings"):
+        assert not left[kind], kind
+    assert stack.steps()["bucket-bucket"][0] == "import"
