@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,8 +61,6 @@ def test_components_read_no_environment_clock_or_configuration():
 
 @pytest.mark.parametrize("file", STANDARD_LIBRARY_ONLY)
 def test_what_both_sides_share_needs_the_standard_library_only(file):
-    import sys
-
     for name in imported(ROOT / file):
         top = name.split(".")[0]
         assert top in sys.stdlib_module_names or top == "outlast", f"{file} imports {name}"
@@ -75,3 +75,9 @@ def test_no_production_file_knows_where_the_local_cloud_is():
         assert not re.search(r"127\.0\.0\.1|localhost|_local/|\brehearsal\b/", file.read_text()), (
             file.relative_to(ROOT)
         )
+
+
+def test_the_engines_plugin_loads_the_run_pin_without_the_gcp_package():
+    code = "import sys, components.providers; print('pulumi_gcp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

@@ -208,7 +208,7 @@ class Group:
             method="POST",
         )
         try:
-            with _opener(url).open(request, timeout=ANSWER_TIMEOUT_SEC) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_SEC) as answer:
                 found = json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             with error:
@@ -297,13 +297,6 @@ class _Answer(Exception):
 
 def _endpoint(variable: str, default: str) -> str:
     return (os.environ.get(variable) or default).rstrip("/") + "/"
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    host = urllib.parse.urlsplit(url).hostname
-    if host in ("127.0.0.1", "localhost", "::1"):
-        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener()
 
 
 def _message(body: bytes) -> str:

@@ -3,19 +3,16 @@
 import pulumi
 import pytest
 
-from components import (
-    BundleObject,
-    CheckpointBucket,
-    HealingGroup,
-    RunPin,
-    VmIdentity,
-    VmTemplate,
-    labels,
-    vm_identity,
-)
-from components.healing_group import physical_name
+from components import labels, vm_identity
+from components.bundle_object import BundleObject
+from components.checkpoint_bucket import CheckpointBucket
+from components.healing_group import HealingGroup, physical_name
+from components.providers import RunPin
+from components.vm_identity import VmIdentity
+from components.vm_template import VmTemplate
 from tests.components import inventory
 
+COMPONENTS = (BundleObject, CheckpointBucket, HealingGroup, RunPin, VmIdentity, VmTemplate)
 LABELS = labels.of_stack("outlast", "Dev", "dev", {"team": "vision"})
 
 
@@ -131,9 +128,8 @@ def test_outputs_are_registered_and_children_are_children(name):
 
 
 def type_of(token):
-    import components
-
-    return getattr(components, token.rpartition(":")[2])
+    name = token.rpartition(":")[2]
+    return {one.__name__: one for one in COMPONENTS}[name]
 
 
 def test_the_group_waits_for_what_it_is_told_to():
