@@ -174,6 +174,7 @@ def outputs(settings: Settings, code: Code) -> dict[str, Any]:
     """The stack's outputs that are known beforehand."""
     return {
         "experiment": settings.experiment,
+        "owner": settings.owner,
         "run": settings.run,
         "resume": settings.resume,
         "prefix": settings.prefix,

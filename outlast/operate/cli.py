@@ -49,19 +49,56 @@ def rehearse(limit_rows: int | None, epochs: int | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("experiment")
-@click.option("--bucket", help="The experiment's bucket; asked of the stack where not given.")
-@click.option("--run", "run_id", help="The run; the stack's current one where not given.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def status(experiment: str, bucket: str | None, run_id: str | None, as_json: bool) -> None:
+def status(experiment: str, as_json: bool) -> None:
     """Show a run's state, attempts and reasons, as the bucket has them."""
+    from outlast.operate import stack
     from outlast.operate import status as states
     from outlast.operate.draw import show_status
 
-    found = states.find(experiment, bucket=bucket, run=run_id)
+    found = states.read(stack.find(experiment))
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
         show_status(found)
+
+
+@cli.command()
+@click.argument("experiment")
+def resume(experiment: str) -> None:
+    """Reopen a run that failed, was stopped, or has lost its group; `pulumi up` then goes on.
+
+    The machine may be changed before; a changed trainer or changed args make another run.
+    """
+    from outlast.operate import resume as resuming
+    from outlast.operate import stack
+    from outlast.operate.errors import reading
+
+    with reading(experiment):
+        done = resuming.resume(stack.find(experiment))
+    click.echo(
+        f"{experiment}: outlast:resume is now {done.resume}; pulumi up goes on from step "
+        f"{done.head.step}"
+    )
+
+
+@cli.command()
+@click.argument("experiment")
+def repair(experiment: str) -> None:
+    """Mend a HEAD that is gone, unreadable, or names no checkpoint that can be read."""
+    from outlast.operate import repair as repairing
+    from outlast.operate import stack
+    from outlast.operate.errors import reading
+
+    with reading(experiment):
+        deployed = stack.find(experiment)
+        done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
+    if done.set_aside:
+        click.echo(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
+    click.echo(
+        f"{experiment}: HEAD is mended, stopped at step {done.head.step}; go on with: "
+        f"outlast resume {experiment}"
+    )
 
 
 @cli.group()

@@ -103,10 +103,15 @@ def show_status(status: Status) -> None:
     console = Console(highlight=False)
     book = status.ledger
     if book is None:
-        console.print(f"{status.experiment}: run {status.run} waits for its first VM")
+        console.print(
+            f"{status.experiment}: run {status.run} is {status.state}, {status.boots} boots"
+        )
+        console.print(f"{status.url}", soft_wrap=True)
         return
     end = book.head.end
-    state = f"{book.head.state}" + (f" ({end.reason})" if end else "")
+    state = status.state
+    if end and end.reason != state:
+        state += f" ({end.reason})"
     total = f" of {book.total}" if book.total else ""
     console.print(f"{status.experiment}: run {status.run} is {state}, step {book.step}{total}")
     console.print(f"{status.url}", soft_wrap=True)

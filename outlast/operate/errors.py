@@ -6,6 +6,9 @@ OperateError
 └── RehearsalError  the rehearsal could not be carried out (a broken guarantee is no error)
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from outlast import exits
 
 
@@ -31,3 +34,15 @@ class UsageError(OperateError):
 
 class RehearsalError(OperateError):
     """The rehearsal could not be carried out."""
+
+
+@contextlib.contextmanager
+def reading(experiment: str) -> Iterator[None]:
+    """Turns what the bucket answers against reading or writing into one sentence."""
+    from outlast.run.head import HeadError
+    from outlast.run.store import StoreError
+
+    try:
+        yield
+    except (HeadError, StoreError) as error:
+        raise OperateError(f"{experiment}: {error}") from None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any
 
 from outlast.exits import Reason, State
@@ -143,7 +144,7 @@ def _attempts(
 ) -> Iterator[Attempt]:
     """One for each start record; times are those at which the store wrote the records."""
     terms = [term for term in sorted(records) if AttemptStart in records[term]]
-    for term, later in zip(terms, [*terms[1:], None], strict=True):
+    for term, later in zip_longest(terms, terms[1:]):
         start: AttemptStart = records[term][AttemptStart]
         beat: Beat | None = records[term].get(Beat)
         end: AttemptEnd | None = records[term].get(AttemptEnd)

@@ -1,14 +1,17 @@
 """The state of one run, from the bucket alone: any machine that may read it can tell."""
 
-import json
-import os
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from outlast.layout import EXPERIMENT_PATTERN, METRICS_FILE, Layout, check_metrics, format_time
-from outlast.operate import engine, ledger
-from outlast.operate.errors import OperateError, UsageError
+from outlast.exits import State
+from outlast.layout import METRICS_FILE, check_metrics, format_time
+from outlast.operate import ledger
+from outlast.operate.errors import OperateError
 from outlast.operate.ledger import Ledger
+from outlast.operate.stack import Deployed
+from outlast.run.head import HeadError
+from outlast.run.store import Store, StoreError
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,22 @@ class Status:
     url: str
     ledger: Ledger | None
     """None: no VM of the run has got as far as taking a term yet."""
+    boots: int
+    """VM boots on record, those that never took a term included."""
+    now: datetime
     metrics: dict[str, float] | None
     """The last row of a finished run's metrics."""
+
+    @property
+    def state(self) -> str:
+        """HEAD's state; `expired` for a run still open past its deadline, and before HEAD
+        `waiting` for a first boot or `never-started` where boots came to nothing."""
+        if self.ledger is None:
+            return "never-started" if self.boots else "waiting"
+        head = self.ledger.head
+        if head.state is State.OPEN and self.now >= head.deadline:
+            return "expired"
+        return head.state
 
     def as_json(self) -> dict[str, Any]:
         book = self.ledger
@@ -30,51 +47,34 @@ class Status:
             "experiment": self.experiment,
             "run": self.run,
             "url": self.url,
-            "state": book.head.state if book else "waiting",
+            "state": self.state,
             "reason": end.reason if end else None,
             "step": book.step if book else 0,
             "total": book.total if book else None,
+            "boots": self.boots,
             "deadline": format_time(book.head.deadline) if book else None,
             "attempts": [a.as_json() for a in book.attempts] if book else [],
             "metrics": self.metrics,
         }
 
 
-def find(experiment: str, *, bucket: str | None, run: str | None) -> Status:
-    """The status of an experiment's run. OperateError: there is none, or it cannot be read."""
-    from outlast.run.head import HeadError
-    from outlast.run.store import StoreError, open_store
-
-    if not EXPERIMENT_PATTERN.fullmatch(experiment):
-        raise UsageError(
-            f"experiment {experiment!r}: must match [a-z]([-a-z0-9]{{0,38}}[a-z0-9])?; "
-            "name the experiment as its stack does."
-        )
-    prefix = f"experiments/{experiment}"
-    if bucket is None or run is None:
-        outputs = _outputs(experiment)
-        bucket, prefix = bucket or str(outputs["bucket"]), str(outputs["prefix"])
-        run = run or str(outputs["run"])
-    layout = Layout(prefix, run)
+def read(deployed: Deployed) -> Status:
+    """The status of a stack's run. OperateError: it cannot be read."""
+    layout = deployed.layout
+    store = deployed.store()
     try:
-        store = open_store(f"gs://{bucket}")
         book = ledger.read(store, layout)
+        boots = sum(not item.path.endswith(".end.json") for item in store.list(layout.boots))
         metrics = _last_metrics(store, book)
+        now = store.now()
     except (HeadError, StoreError, ValueError) as error:
-        raise OperateError(f"run {run} of {experiment}: cannot be read: {error}") from None
-    return Status(experiment, run, f"gs://{bucket}/{layout.root}", book, metrics)
+        raise OperateError(
+            f"run {layout.run} of {deployed.stack}: cannot be read: {error}"
+        ) from None
+    return Status(deployed.stack, layout.run, deployed.url, book, boots, now, metrics)
 
 
-def _outputs(experiment: str) -> dict[str, Any]:
-    """The outputs of the experiment's stack, by the shell's own engine and backend."""
-    text = engine.run_engine(["stack", "output", "--json", "-s", experiment], env=os.environ)
-    outputs = json.loads(text)
-    if "run" not in outputs:
-        raise OperateError(f"stack {experiment}: is not up; run pulumi up first.")
-    return outputs
-
-
-def _last_metrics(store: Any, book: Ledger | None) -> dict[str, float] | None:
+def _last_metrics(store: Store, book: Ledger | None) -> dict[str, float] | None:
     end = book.head.end if book else None
     if end is None or end.result is None:
         return None

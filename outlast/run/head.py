@@ -299,8 +299,8 @@ def decide(
         return Decision(
             Act.REFUSE,
             Reason.FORBIDDEN,
-            "HEAD may not be read by this VM's service account; check the bucket's bindings, "
-            "`outlast repair` names them",
+            "HEAD may not be read by this VM's service account; `pulumi up --refresh` puts the "
+            "bucket's bindings back, `outlast repair` tells whether HEAD itself is whole",
         )
     assert isinstance(look, Head)
     return _decide_on(look, claim, now=now, nonce=nonce, last_term=last_term)
@@ -315,7 +315,7 @@ def _decide_on(
             Act.REFUSE,
             Reason.OTHER_OWNER,
             f"owner {claim.owner}: HEAD belongs to {head.owner}; choose another experiment or "
-            "bucket, or `outlast repair`",
+            "bucket; `outlast repair` writes over nobody's HEAD but its own stack's",
             head,
         )
     if mine < theirs:

@@ -114,6 +114,13 @@ def test_a_run_that_no_vm_has_taken_has_no_ledger(store):
     assert ledger.read(store, LAYOUT) is None
 
 
+def test_a_term_that_was_taken_and_has_no_start_record_yet_is_no_attempt_yet(store):
+    store.put(LAYOUT.head, head(1).to_json())
+    book = ledger.read(store, LAYOUT)
+    assert book is not None
+    assert (book.attempts, book.step, book.total, book.rows) == ((), 0, None, ())
+
+
 def test_an_attempt_without_an_end_reads_as_cut_at_its_last_beat_and_its_lost_steps_count(store):
     put_start(store, 1, 10, 0)
     put_beat(store, 1, 40, 30)

@@ -13,6 +13,7 @@ from tests.components import inventory
 from tests.program import stack
 
 OUTPUTS = {
+    "owner",
     "bucket", "experiment", "run", "resume", "place", "deadline", "prefix", "runPath", "group",
     "groupZone", "template", "serviceAccount", "image", "bundle", "bundleSha256", "region",
 }  # fmt: skip

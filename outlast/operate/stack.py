@@ -1,0 +1,53 @@
+"""A stack that is up, as its outputs tell: where its run lives in the bucket."""
+
+import json
+import os
+from dataclasses import dataclass
+
+from outlast.layout import EXPERIMENT_PATTERN, Layout
+from outlast.operate import engine
+from outlast.operate.errors import OperateError, UsageError
+from outlast.run.store import Store, StoreError, open_store
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """One stack's run."""
+
+    stack: str
+    bucket: str
+    layout: Layout
+    resume: int
+    owner: str
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.bucket}/{self.layout.root}"
+
+    def store(self) -> Store:
+        """The run's bucket. OperateError: it cannot be opened."""
+        try:
+            return open_store(f"gs://{self.bucket}")
+        except (StoreError, ValueError) as error:
+            raise OperateError(f"gs://{self.bucket}: cannot be opened: {error}") from None
+
+
+def find(stack: str) -> Deployed:
+    """The stack as the shell's own engine and backend know it. OperateError: it is not up."""
+    if not EXPERIMENT_PATTERN.fullmatch(stack):
+        raise UsageError(
+            f"experiment {stack!r}: must match [a-z]([-a-z0-9]{{0,38}}[a-z0-9])?; "
+            "name the experiment as its stack does."
+        )
+    text = engine.run_engine(["stack", "output", "--json", "-s", stack], env=os.environ)
+    outputs = json.loads(text)
+    missing = {"bucket", "prefix", "run", "resume", "owner"} - set(outputs)
+    if missing:
+        raise OperateError(f"stack {stack}: is not up; run pulumi up first.")
+    return Deployed(
+        stack=stack,
+        bucket=outputs["bucket"],
+        layout=Layout(outputs["prefix"], outputs["run"]),
+        resume=int(outputs["resume"]),
+        owner=outputs["owner"],
+    )

@@ -1,0 +1,163 @@
+"""A lost HEAD is rebuilt as it was, from manifests and start records; nothing stale comes in."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from outlast.exits import Reason, State
+from outlast.layout import AttemptStart, Layout
+from outlast.operate.errors import OperateError
+from outlast.operate.repair import rebuild, repair
+from outlast.run.commit import Committer, Restored
+from outlast.run.head import Act, Claim, Head, HeadFile, HeadLost, read_head
+from outlast.run.store import MemoryStore
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+LAYOUT = Layout("experiments/dev", "0123456789")
+OWNER = "o/p/s"
+CLAIM = Claim(OWNER, 0, 0, START + timedelta(days=365))
+
+
+class Quick:
+    """A clock that does not wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Machine:
+    """One attempt: takes a term, restores, commits what it is told to."""
+
+    def __init__(self, store: MemoryStore, folder: Path, claim: Claim = CLAIM) -> None:
+        self.folder = folder
+        self.head_file = HeadFile(store, LAYOUT, Quick())
+        assert self.head_file.take_term(claim).act is Act.TAKE
+        self.committer = Committer(self.head_file)
+        found = self.committer.restore(folder / f"restored-{self.head_file.term}")
+        self.step = found.step
+        start = AttemptStart(
+            term=self.head_file.term,
+            resume=claim.resume,
+            place=claim.place,
+            instance="vm",
+            instance_id="1",
+            boot_id="b",
+            zone="z",
+            machine_type="m",
+            image="i",
+            trainer="digits",
+            spec={},
+            versions={},
+            step=self.step,
+            restored=found.checkpoint.path if isinstance(found, Restored) else None,
+            time=START,
+        )
+        store.put(LAYOUT.attempt_start(start.term), start.to_json())
+
+    def commit(self, step: int) -> None:
+        snapshot = self.folder / f"snapshot-{self.head_file.term}-{step}"
+        snapshot.mkdir()
+        (snapshot / "weights").write_bytes(b"%d" % step * 100)
+        self.committer.commit(snapshot, step=step)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def lose_head(store: MemoryStore) -> None:
+    store.delete(LAYOUT.head, generation=store.stat(LAYOUT.head).generation)
+
+
+def train(store: MemoryStore, tmp_path: Path) -> Head:
+    first = Machine(store, tmp_path)
+    for step in (10, 20, 30):
+        first.commit(step)
+    Machine(store, tmp_path)  # cut before it committed anything
+    third = Machine(store, tmp_path)
+    third.commit(40)
+    third.commit(50)
+    return read_head(store, LAYOUT).head
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage"])
+def test_chain_and_lineage_come_back_as_they_were_and_the_run_goes_on(store, tmp_path, damage):
+    before = train(store, tmp_path)
+    lose_head(store)
+    if damage == "garbage":
+        store.put(LAYOUT.head, b"\x00 not a HEAD")
+    mended = repair(store, LAYOUT, OWNER)
+    after = read_head(store, LAYOUT).head
+    assert mended.set_aside == 0
+    assert (after.chain, after.lineage) == (before.chain, before.lineage)
+    assert (after.state, after.term, after.owner) == (State.STOPPED, before.term + 1, OWNER)
+    assert after.end is not None and after.end.reason is Reason.STOPPED
+    later = Machine(store, tmp_path, replace(CLAIM, resume=1))
+    assert later.step == 50
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside(store, tmp_path):
+    before = train(store, tmp_path)
+    store.put(before.chain[-1].path + "weights", b"flipped")
+    lose_head(store)
+    mended = repair(store, LAYOUT, OWNER)
+    assert mended.set_aside == 1
+    assert mended.head.chain == before.chain[:-1]
+
+
+def test_a_fenced_attempts_later_step_does_not_come_in(store, tmp_path):
+    """Its manifest is whole, but the swap that would have made it a commit was refused."""
+    first = Machine(store, tmp_path)
+    first.commit(10)
+    second = Machine(store, tmp_path)
+    second.commit(20)
+    with pytest.raises(Exception, match="term 2 holds the run"):
+        first.commit(99)
+    before = read_head(store, LAYOUT).head
+    lose_head(store)
+    assert repair(store, LAYOUT, OWNER).head.chain == before.chain
+
+
+def test_the_mended_head_fences_who_held_the_lost_one(store, tmp_path):
+    first = Machine(store, tmp_path)
+    first.commit(10)
+    lose_head(store)
+    repair(store, LAYOUT, OWNER)
+    with pytest.raises(Exception, match="has ended: stopped"):
+        first.commit(20)
+    assert read_head(store, LAYOUT).head.step == 10
+
+
+def test_a_whole_head_and_a_foreign_one_are_left_alone(store, tmp_path):
+    train(store, tmp_path)
+    before = store.get(LAYOUT.head)
+    with pytest.raises(OperateError, match=r"HEAD is whole \(open, step 50\); nothing to mend"):
+        repair(store, LAYOUT, OWNER)
+    with pytest.raises(OperateError, match="HEAD belongs to o/p/s"):
+        repair(store, LAYOUT, "o/p/other")
+    assert store.get(LAYOUT.head) == before
+
+
+def test_where_every_checkpoint_is_damaged_it_says_so_and_writes_nothing(store, tmp_path):
+    before = train(store, tmp_path)
+    for checkpoint in before.chain:
+        store.put(checkpoint.path + "weights", b"flipped")
+    lose_head(store)
+    with pytest.raises(OperateError, match="none of its 3 checkpoints can be read"):
+        repair(store, LAYOUT, OWNER)
+    with pytest.raises(HeadLost):
+        read_head(store, LAYOUT)
+
+
+def test_without_attempts_there_is_nothing_to_mend(store):
+    with pytest.raises(OperateError, match="has no attempts; nothing is lost"):
+        rebuild(store, LAYOUT, OWNER, START)

@@ -1,0 +1,102 @@
+"""`outlast resume` raises the counter past all that held the run; `status` names a state."""
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outlast.exits import Reason, State
+from outlast.layout import Layout
+from outlast.operate import engine, resume, status
+from outlast.operate.errors import OperateError
+from outlast.operate.stack import Deployed
+from outlast.run.head import End, Head, read_head
+from outlast.run.store import MemoryStore
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+LAYOUT = Layout("experiments/dev", "0123456789")
+OPEN = Head(
+    owner="o/p/s",
+    resume=0,
+    place=0,
+    term=3,
+    state=State.OPEN,
+    end=None,
+    started=START,
+    deadline=START + timedelta(hours=1),
+    chain=(),
+    lineage=(),
+    failures=1,
+    barren=0,
+    data=None,
+    nonce="n",
+)
+FAILED = OPEN.ended(State.FAILED, End(Reason.USER_FAILED, 1, 9, None))
+
+
+@dataclass(frozen=True)
+class InMemory(Deployed):
+    """A stack whose bucket is in memory."""
+
+    memory: MemoryStore = field(default_factory=MemoryStore)
+
+    def store(self) -> MemoryStore:
+        return self.memory
+
+
+@pytest.fixture
+def commands(monkeypatch) -> list[list[str]]:
+    given: list[list[str]] = []
+    monkeypatch.setattr(engine, "run_engine", lambda args, *, env: given.append(args) or "")
+    return given
+
+
+def stack(head: Head | None, *, counter: int = 0, now: datetime = START) -> InMemory:
+    made = InMemory("dev", "b", LAYOUT, counter, "o/p/s", MemoryStore(clock=lambda: now))
+    if head is not None:
+        made.memory.put(LAYOUT.head, head.to_json())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("head", "counter", "expected"),
+    [(FAILED, 0, 1), (replace(FAILED, resume=4), 2, 5), (FAILED, 7, 8), (OPEN, 0, 1)],
+)
+def test_the_counter_goes_past_every_value_that_held_the_run(commands, head, counter, expected):
+    before = stack(head, counter=counter)
+    assert resume.resume(before).resume == expected
+    assert commands == [["config", "set", "outlast:resume", str(expected), "-s", "dev"]]
+    assert read_head(before.memory, LAYOUT).head == head
+
+
+def test_a_done_run_is_not_resumed(commands):
+    done = OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, None))
+    with pytest.raises(OperateError, match="is done; other args or outlast:rerun"):
+        resume.resume(stack(done))
+    assert commands == []
+
+
+def test_an_open_run_past_its_deadline_is_ended_as_expired_first(commands):
+    late = stack(OPEN, now=START + timedelta(hours=2))
+    assert status.read(late).state == "expired"
+    resume.resume(late)
+    head = read_head(late.memory, LAYOUT).head
+    assert head.state is State.FAILED
+    assert head.end is not None and head.end.reason is Reason.EXPIRED
+
+
+def test_before_head_a_run_waits_or_never_started():
+    waiting = stack(None)
+    assert status.read(waiting).state == "waiting"
+    waiting.memory.put(LAYOUT.boot("1", "b"), b"{}")
+    waiting.memory.put(LAYOUT.boot_end("1", "b"), b"{}")
+    found = status.read(waiting)
+    assert (found.state, found.boots) == ("never-started", 1)
+    assert found.as_json()["attempts"] == []
+
+
+def test_a_garbled_head_is_one_sentence():
+    garbled = stack(None)
+    garbled.memory.put(LAYOUT.head, b"garbage")
+    with pytest.raises(OperateError, match="cannot be read: .*is not JSON"):
+        status.read(garbled)
