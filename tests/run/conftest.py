@@ -88,6 +88,7 @@ def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config.load()
     server = uvicorn.Server(config)
     sockets = [config.bind_socket()]
+    sockets[0].listen()  # a connection waits from now on, however late the server looks
     address = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
     ready = threading.Event()
 
