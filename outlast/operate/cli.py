@@ -138,6 +138,8 @@ def _running(state: Path | None) -> "LocalCloud":
 def start(state: Path | None, port: int) -> None:
     """Serve the local cloud in the background and print what to export.
 
+    Where it runs already, only print it.
+
     \b
     eval "$(outlast cloud start)"
     pulumi up
@@ -146,23 +148,31 @@ def start(state: Path | None, port: int) -> None:
 
     from outlast.operate import cloud as clouds
     from outlast.operate import engine, rehearse
+    from outlast.operate.errors import CloudError
 
     parts = engine.find_parts()
     folder = _state_folder(state)
-    config = rehearse.read_config(rehearse.STACK)
-    found = clouds.start(
-        folder, parts, port=port, dies_with_us=False, pace=rehearse.pace_of(config)
-    )
-    home = folder / "pulumi"
+    found = clouds.find(folder)
+    if found is not None and port not in (0, found.port):
+        raise CloudError(
+            f"--port {port}: the local cloud {found.pid} runs already at {found.url}; "
+            "stop it first (outlast cloud stop)."
+        )
+    started = found is None
+    if found is None:
+        pace = rehearse.pace_of(rehearse.read_config(rehearse.STACK))
+        found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
     try:
-        variables = found.variables(parts, home, os.environ["PATH"])
+        variables = found.variables(parts, folder / "pulumi", os.environ["PATH"])
         engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
+        variables["PULUMI_STACK"] = rehearse.STACK
     except BaseException:
-        found.stop()
+        if started:
+            found.stop()
         raise
     for name in sorted(engine.foreign(os.environ, variables)):
         click.echo(f"unset {name}")
-    for name, value in {**variables, "PULUMI_STACK": rehearse.STACK}.items():
+    for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo(
         f"# local cloud {found.pid} at {found.url}, state in {folder}\n"

@@ -104,11 +104,13 @@ def enter(variables: Mapping[str, str]) -> None:
 
 
 def path_variable(parts: Parts, path: str) -> str:
-    """PATH with the engine, the stand-in hosts where they are needed, and this Python first."""
+    """PATH with the engine, the stand-in hosts where they are needed, and this Python first, each
+    there once."""
     folders = [str(Path(parts.engine).parent), str(Path(parts.python).parent)]
     if parts.hosts:
         folders.insert(0, parts.hosts)
-    return os.pathsep.join([*folders, path])
+    others = [folder for folder in path.split(os.pathsep) if folder not in folders]
+    return os.pathsep.join([*folders, *others])
 
 
 class Stack:

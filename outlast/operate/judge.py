@@ -1,15 +1,17 @@
 """What a rehearsal must have shown: each guarantee a function of what was seen, held or broken."""
 
-import hashlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from outlast.exits import Reason, State
-from outlast.layout import METRICS_FILE, ResultManifest, check_metrics
+from outlast.layout import METRICS_FILE, check_metrics
 from outlast.operate.ledger import Ledger
+from outlast.run.commit import fetch_result
 from outlast.run.head import Head
-from outlast.run.store import Store
+from outlast.run.store import Damaged, NotFound, Store
 
 
 @dataclass(frozen=True)
@@ -48,22 +50,18 @@ class ResultRead:
 
 
 def read_result(store: Store, head: Head) -> ResultRead:
-    """Reads every byte of a finished run's result and hashes it here, trusting no record."""
+    """Downloads a finished run's result and hashes every byte of it here, trusting no record."""
     end = head.end
     if end is None or end.result is None:
         return ResultRead(None)
-    folder = end.result.path
-    raw, _ = store.get(folder + "RESULT.json", generation=end.result.generation)
-    manifest = ResultManifest.from_json(raw)
-    files = {file.name: store.get(folder + file.name)[0] for file in manifest.files}
-    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    if any(hashes[file.name] != file.sha256 for file in manifest.files):
-        return ResultRead(None, files)
-    # What `sha256sum * | sha256sum` gives in the folder.
-    lines = "".join(f"{hashes[name]}  {name}\n" for name in sorted(files))
-    digest = hashlib.sha256(lines.encode()).hexdigest()
-    agreed = digest == manifest.digest == end.result.digest
-    return ResultRead(digest if agreed else None, files)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            manifest = fetch_result(store, end.result, folder)
+        except (Damaged, NotFound):
+            return ResultRead(None)
+        files = {file.name: (folder / file.name).read_bytes() for file in manifest.files}
+    return ResultRead(manifest.digest, files)
 
 
 def both_done(storm: Ledger, calm: Ledger) -> Guarantee:
@@ -102,18 +100,28 @@ def notice_lost_nothing(storm: Ledger, misfortunes: Sequence[Misfortune]) -> Gua
     return Guarantee("a notice that is heard loses no step", bool(lost) and not any(lost), detail)
 
 
-def each_step_once(
-    rows: Sequence[Mapping[str, Any]], calm: Sequence[Mapping[str, Any]]
-) -> Guarantee:
-    """Rows of the final lineage: each step once, in order, and the same as undisturbed."""
+def cuts_lost_the_uncommitted_only(storm: Ledger) -> Guarantee:
+    """Each attempt goes on from at least what the one before is known to have committed."""
+    pairs = list(zip(storm.attempts, storm.attempts[1:], strict=False))
+    known = [(a.committed or a.from_step, b.from_step) for a, b in pairs]
+    held = all(committed <= went_on for committed, went_on in known)
+    detail = ", ".join(f"step {committed} -> {went_on}" for committed, went_on in known)
+    name = "no attempt lost a step that was committed"
+    return Guarantee(name, bool(known) and held, detail or "no later attempt")
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def each_step_once(rows: Rows, calm: Rows, total: int | None) -> Guarantee:
+    """Rows of the final lineage: every step from 1 to the last, once, the same as undisturbed."""
     steps = [row["step"] for row in rows]
-    rising = all(a < b for a, b in zip(steps, steps[1:], strict=False))
+    whole = bool(steps) and steps == list(range(1, len(steps) + 1)) and total in (None, len(steps))
     same = list(rows) == list(calm)
-    detail = f"{len(steps)} rows"
-    if not (rising and same):
-        detail += f", in order: {rising}, as undisturbed ({len(calm)}): {same}"
-    name = "each step is in the record exactly once"
-    return Guarantee(name, bool(steps) and rising and same, detail)
+    detail = f"{len(steps)} rows of {total} steps"
+    if not (whole and same):
+        detail += f", each once: {whole}, as undisturbed ({len(calm)} rows): {same}"
+    return Guarantee("each step is in the record exactly once", whole and same, detail)
 
 
 def one_line(storm: Ledger) -> Guarantee:

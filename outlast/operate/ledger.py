@@ -28,6 +28,8 @@ class Attempt:
     """Step of the checkpoint that it went on from; 0 for a fresh start."""
     step: int
     """Last step that its records tell of."""
+    committed: int | None
+    """Step of the last checkpoint that its records tell of; None where it committed nothing."""
     lost: int
     """Steps it did that the final lineage does not own: the next attempt did them again."""
 
@@ -162,5 +164,6 @@ def _attempts(
             zone=start.zone,
             from_step=start.step,
             step=max(step, kept),
+            committed=end.committed if end else beat.committed if beat else None,
             lost=max(0, step - kept),
         )

@@ -115,7 +115,7 @@ def rehearse(
     if limit_rows is not None:
         config["outlast:args"]["limit-rows"] = limit_rows
     started = time.monotonic()
-    with _scratch() as scratch, _terminable():
+    with _terminable(), _scratch() as scratch:
         os.environ[clouds.TOKEN_VARIABLE] = str(scratch)
         try:
             cloud = clouds.start(
@@ -376,7 +376,8 @@ class Stage:
             judge.told_as_planned(storm, self.misfortunes),
             judge.always_resumed(storm),
             judge.notice_lost_nothing(storm, self.misfortunes),
-            judge.each_step_once(rows, undisturbed_rows),
+            judge.cuts_lost_the_uncommitted_only(storm),
+            judge.each_step_once(rows, undisturbed_rows, storm.total),
             judge.one_line(storm),
         ]
         return report

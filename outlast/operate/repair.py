@@ -1,14 +1,16 @@
 """Mends a HEAD that is gone, unreadable, or names no checkpoint that can be read.
 
-HEAD is rebuilt from what only it can otherwise tell: the newest manifest whose every byte is right,
-and from there backwards over the attempts' start records, each of which names the checkpoint that
-it was restored from. So nothing of an attempt that was fenced comes in. The mended run is stopped,
-under a term that no attempt ever had; `outlast resume` reopens it.
+HEAD is rebuilt from the attempts' start records: from the newest attempt backwards, each names the
+checkpoint that it was restored from. A checkpoint on that way whose every byte is right is taken up
+again; a snapshot beside it, such as one that a fenced attempt left, is not. The mended run is
+stopped, under a term that no attempt ever had; `outlast resume` reopens it.
 """
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 
 from blake3 import blake3
 
@@ -74,62 +76,68 @@ def repair(store: Store, layout: Layout, owner: str) -> Mended:
 
 def rebuild(store: Store, layout: Layout, owner: str, now: datetime) -> Mended:
     """The HEAD that the bucket's records and manifests give; nothing is written."""
-    starts = _starts(store, layout)
-    if not starts:
+    terms, starts = _attempts(store, layout)
+    if not terms:
         raise OperateError(
             f"run {layout.run}: has no attempts; nothing is lost, and the next boot starts it."
         )
-    folders = sorted(_manifest_folders(store, layout), reverse=True)
-    for skipped, (_, folder) in enumerate(folders):
-        tip = _verified(store, layout, folder)
-        lineage = _lineage(layout, starts, tip) if tip else None
-        if tip is None or lineage is None:
+    manifests = sorted(_manifest_folders(store, layout), reverse=True)
+    for term in sorted(starts, reverse=True):
+        lineage = _lineage(layout, starts, term)
+        if lineage is None:
             continue
-        older = (
-            found
-            for _, other in folders[skipped + 1 :]
-            if (found := _verified(store, layout, other)) and _owns(lineage, found)
-        )
-        chain = [tip]
-        for found in older:
+        on_the_way = [folder for place, folder in manifests if _owns(lineage, *place)]
+        chain: list[Checkpoint] = []
+        set_aside = 0
+        for folder in on_the_way:
+            found = _verified(store, layout, folder)
+            if found:
+                chain.insert(0, found)
+            elif not chain:
+                set_aside += 1
             if len(chain) == KEEP_LAST:
                 break
-            chain.append(found)
+        if not chain:
+            continue
+        tip = chain[-1]
         newest = max(starts.values(), key=lambda start: (start.resume, start.place))
-        terms = [*starts, *(place[0] for place in (_place(layout, f) for _, f in folders))]
         head = Head(
             owner=owner,
             resume=newest.resume,
             place=newest.place,
-            term=max(terms) + 1,
+            term=max([*terms, *(place[0] for place, _ in manifests)]) + 1,
             state=State.STOPPED,
             end=End(Reason.STOPPED, None, tip.step, None),
             started=min(start.time for start in starts.values()),
             deadline=now,
-            chain=tuple(reversed(chain)),
-            lineage=lineage,
+            chain=tuple(chain),
+            lineage=tuple(entry for entry in lineage if entry.term <= tip.term),
             failures=0,
             barren=0,
             data=None,
             nonce=new_nonce(),
         )
-        return Mended(head, skipped)
+        return Mended(head, set_aside)
     raise OperateError(
-        f"run {layout.run}: none of its {len(folders)} checkpoints can be read; "
+        f"run {layout.run}: none of its {len(manifests)} checkpoints can be read; "
         "outlast:rerun begins it anew."
     )
 
 
-def _starts(store: Store, layout: Layout) -> dict[int, AttemptStart]:
-    found = {}
+def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, AttemptStart]]:
+    """Every term that left a record, and the start records that can be read."""
+    terms: set[int] = set()
+    starts: dict[int, AttemptStart] = {}
     for item in store.list(layout.attempts):
-        if item.path.endswith("/start.json"):
-            try:
-                start = AttemptStart.from_json(store.get(item.path)[0])
-            except ValueError:
-                continue  # what it would tell is told by no other; its term is left out
-            found[start.term] = start
-    return found
+        number, _, name = item.path.removeprefix(layout.attempts).partition("/")
+        if not number.isdigit():
+            continue
+        terms.add(int(number))
+        if name == "start.json":
+            # What an unreadable one would tell is told by no other.
+            with contextlib.suppress(ValueError, NotFound):
+                starts[int(number)] = AttemptStart.from_json(store.get(item.path)[0])
+    return terms, starts
 
 
 def _manifest_folders(store: Store, layout: Layout) -> Iterator[tuple[tuple[int, int], str]]:
@@ -171,15 +179,12 @@ def _verified(store: Store, layout: Layout, folder: str) -> Checkpoint | None:
 
 
 def _lineage(
-    layout: Layout, starts: Mapping[int, AttemptStart], tip: Checkpoint
+    layout: Layout, starts: Mapping[int, AttemptStart], newest: int
 ) -> tuple[Lineage, ...] | None:
-    """Which terms led to the checkpoint; None where a start record on the way is missing."""
+    """Which terms led to the newest attempt; None where a start record on the way is missing."""
     entries: list[Lineage] = []
-    term: int | None = tip.term
-    while term is not None:
-        start = starts.get(term)
-        if start is None:
-            return None
+    term = newest
+    while (start := starts.get(term)) is not None:
         entries.insert(0, Lineage(term, start.step))
         if start.restored is None:
             return tuple(entries)
@@ -190,10 +195,9 @@ def _lineage(
     return None
 
 
-def _owns(lineage: tuple[Lineage, ...], found: Checkpoint) -> bool:
-    """Whether the checkpoint is one on the way to the newest: its term owned that step."""
-    later = [*lineage[1:], None]
-    for entry, after in zip(lineage, later, strict=True):
-        if entry.term == found.term:
-            return found.step > entry.from_step and (after is None or found.step <= after.from_step)
+def _owns(lineage: Sequence[Lineage], term: int, step: int) -> bool:
+    """Whether a checkpoint is on the way: its term owned that step."""
+    for entry, later in zip_longest(lineage, lineage[1:]):
+        if entry.term == term:
+            return step > entry.from_step and (later is None or step <= later.from_step)
     return False

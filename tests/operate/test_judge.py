@@ -29,6 +29,7 @@ def attempt(term: int, from_step: int, step: int, lost: int, reason: Reason) -> 
         zone="z",
         from_step=from_step,
         step=step,
+        committed=step - lost,
         lost=lost,
     )
 
@@ -86,7 +87,8 @@ def test_what_went_well_is_held():
     kept = {"buckets": [BUCKET], "deleted_roles": ["leave"], "vms": []}
     assert judge.bucket_alone_is_left(kept, "b").held
     rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.4}]
-    assert judge.each_step_once(rows, list(rows)).held
+    assert judge.each_step_once(rows, list(rows), 2).held
+    assert judge.cuts_lost_the_uncommitted_only(good).held
 
 
 def test_a_run_that_failed_is_not_done():
@@ -126,7 +128,15 @@ def test_a_lost_step_after_a_notice_breaks():
     ],
 )
 def test_a_missing_or_doubled_row_breaks(rows):
-    assert not judge.each_step_once(rows, [{"step": 1}, {"step": 2}]).held
+    assert not judge.each_step_once(rows, [{"step": 1}, {"step": 2}], 2).held
+    assert not judge.each_step_once(rows, rows, 2).held  # wrong on both sides alike
+
+
+def test_a_committed_step_that_the_next_attempt_did_again_breaks():
+    first, second, third = book().attempts
+    forgot = replace(second, committed=58)  # the third went on from 55
+    assert not judge.cuts_lost_the_uncommitted_only(book(attempts=(first, forgot, third))).held
+    assert not judge.cuts_lost_the_uncommitted_only(book(attempts=(first,))).held
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,28 @@ def test_a_fenced_attempts_later_step_does_not_come_in(store, tmp_path):
     assert repair(store, LAYOUT, OWNER).head.chain == before.chain
 
 
+def test_a_fenced_attempts_snapshot_stays_out_though_its_successor_committed_nothing(
+    store, tmp_path
+):
+    first = Machine(store, tmp_path)
+    first.commit(10)
+    second = Machine(store, tmp_path)
+    Machine(store, tmp_path)  # restored at 10, cut before it committed anything
+    with pytest.raises(Exception, match="term 3 holds the run"):
+        second.commit(99)
+    before = read_head(store, LAYOUT).head
+    lose_head(store)
+    after = repair(store, LAYOUT, OWNER).head
+    assert (after.chain, after.lineage) == (before.chain, before.lineage)
+
+
+def test_a_term_whose_start_record_is_unreadable_is_not_given_again(store, tmp_path):
+    train(store, tmp_path)
+    store.put(LAYOUT.attempt_start(7), b"garbage")
+    lose_head(store)
+    assert repair(store, LAYOUT, OWNER).head.term == 8
+
+
 def test_the_mended_head_fences_who_held_the_lost_one(store, tmp_path):
     first = Machine(store, tmp_path)
     first.commit(10)

@@ -1,0 +1,143 @@
+"""The local cloud in a shell: start, `pulumi up`, kill, preempt, status, repair, stop."""
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.operate import cloud as clouds
+from outlast.operate.engine import ROOT
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
+
+LEFTOVERS = {"PULUMI_ACCESS_TOKEN": "pul-0000", "GOOGLE_PROJECT": "production"}
+WAIT_SEC = 60
+
+
+class Shell:
+    """A shell in the checkout that has taken over what `outlast cloud start` printed."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.env = {**os.environ, **LEFTOVERS}
+
+    def outlast(self, *args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "outlast.operate.cli", *args]
+        return subprocess.run(
+            command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=120
+        )
+
+    def cloud(self, *args: str) -> str:
+        done = self.outlast("cloud", *args, "--state", str(self.state))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def take_over(self, printed: str) -> None:
+        for line in printed.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["export"]:
+                name, _, value = words[1].partition("=")
+                self.env[name] = value
+            elif words[:1] == ["unset"]:
+                self.env.pop(words[1], None)
+
+    def pulumi(self, *args: str) -> str:
+        done = subprocess.run(
+            ["pulumi", *args, "--non-interactive", "--color=never"],
+            cwd=ROOT,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def status(self) -> dict[str, Any]:
+        done = self.outlast("status", "dev", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path / "state")
+    yield made
+    found = clouds.find(made.state)
+    if found:
+        found.stop()
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + WAIT_SEC
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not in {WAIT_SEC} s"
+        time.sleep(0.1)
+    return found
+
+
+def committed_in(shell: Shell, attempt: int) -> bool:
+    attempts = shell.status()["attempts"]
+    return len(attempts) >= attempt and attempts[attempt - 1]["step"] > 200
+
+
+def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
+    example = (ROOT / "Pulumi.dev.yaml").read_bytes()
+    printed = shell.cloud("start")
+    shell.take_over(printed)
+    assert not LEFTOVERS.keys() & shell.env.keys()
+    exports = [line for line in printed.splitlines() if not line.startswith("unset")]
+    assert shell.cloud("start").splitlines() == exports  # running already: the same once more
+    shell.pulumi("up", "--yes", "--skip-preview")
+    assert "unchanged" in shell.pulumi("up", "--yes", "--skip-preview")
+    (line,) = [line for line in shell.cloud("status").splitlines() if "RUNNING" in line]
+    vm = line.split()[0]
+
+    wait_until(lambda: committed_in(shell, 1), "steps of attempt 1")
+    shell.cloud("preempt", vm)
+    wait_until(lambda: committed_in(shell, 2), "steps of attempt 2")
+    shell.cloud("kill", vm)
+    wait_until(lambda: committed_in(shell, 3), "steps of attempt 3")
+    assert [a["reason"] for a in shell.status()["attempts"][:2]] == ["preempted", "cut"]
+
+    found = clouds.find(shell.state)
+    assert found is not None
+    status = shell.status()
+    head = status["url"].removeprefix("gs://").split("/", 1)[1] + "HEAD"
+    bucket = status["url"].split("/")[2]
+    assert "HEAD is whole" in shell.outlast("repair", "dev").stderr
+    found.call("DELETE", f"/storage/v1/b/{bucket}/o/{head.replace('/', '%2F')}")
+    lost = shell.outlast("resume", "dev")
+    assert (lost.returncode, lost.stdout) == (1, "")
+    assert "no HEAD" in lost.stderr and "Traceback" not in lost.stderr
+    mended = shell.outlast("repair", "dev")
+    assert mended.returncode == 0, mended.stderr
+    assert "outlast resume dev" in mended.stdout
+    wait_until(lambda: not found.vms(), "the VM sees that it was stopped, and leaves")
+    assert shell.status()["state"] == "stopped"
+
+    shell.pulumi("destroy", "--yes", "--skip-preview")
+    shell.cloud("stop")
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", found.port)) != 0
+    assert (ROOT / "Pulumi.dev.yaml").read_bytes() == example
+
+
+def test_a_port_in_use_is_one_sentence(shell: Shell):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = shell.outlast("cloud", "start", "--port", str(port), "--state", str(shell.state))
+    assert done.returncode == 1 and done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert f"port {port}" in sentence and "in use" in sentence
+    assert clouds.find(shell.state) is None
