@@ -165,7 +165,6 @@ def start(state: Path | None, port: int) -> None:
     try:
         variables = found.variables(parts, folder / "pulumi", os.environ["PATH"])
         engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
-        variables["PULUMI_STACK"] = rehearse.STACK
     except BaseException:
         if started:
             found.stop()
@@ -195,8 +194,11 @@ def cloud_status(state: Path | None) -> None:
     """List the local cloud's VMs."""
     found = _running(state)
     click.echo(f"local cloud {found.pid} at {found.url}")
-    for vm in found.vms():
+    vms = found.vms()
+    for vm in vms:
         click.echo(f"{vm['name']}  {vm['status']}  {vm['zone']}  group {vm['group']}")
+    if not vms:
+        click.echo("no VM")
 
 
 @cloud.command()

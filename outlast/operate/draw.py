@@ -116,8 +116,12 @@ def show_status(status: Status) -> None:
     console.print(f"{status.experiment}: run {status.run} is {state}, step {book.step}{total}")
     console.print(f"{status.url}", soft_wrap=True)
     console.print()
+    console.print("Attempts (UTC):")
     console.print(_attempts_table(book.attempts))
     if status.metrics:
         console.print()
         for name, value in status.metrics.items():
             console.print(f"{name:14} {value:.6g}")
+    if status.result:
+        console.print()
+        console.print(f"result  {status.result}", soft_wrap=True)

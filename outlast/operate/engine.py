@@ -7,6 +7,7 @@ backends or proxies. So a rehearsal cannot reach a real project, whatever the sh
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -169,12 +170,15 @@ def _reason(text: str) -> str:
 
 
 def ensure_stack(name: str, env: Mapping[str, str]) -> None:
-    """Makes a stack of the checkout's program known to the environment's backend."""
+    """Makes a stack of the checkout's program known to the environment's backend.
+
+    A new one is selected there, so that `pulumi up` means it until another is selected.
+    """
     import json
 
     listed = json.loads(run_engine(["stack", "ls", "--json"], env=env))
     if name not in [stack["name"] for stack in listed]:
-        run_engine(["stack", "init", name, "--no-select"], env=env)
+        run_engine(["stack", "init", name], env=env)
 
 
 def foreign(environ: Mapping[str, str], variables: Mapping[str, str]) -> set[str]:
@@ -185,8 +189,14 @@ def foreign(environ: Mapping[str, str], variables: Mapping[str, str]) -> set[str
 
 def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> str:
     """Runs `pulumi ARGS` and returns its stdout. EngineError: it ended with an error."""
+    found = shutil.which("pulumi", path=env.get("PATH"))
+    if found is None:
+        raise EngineError(
+            "pulumi: is not on PATH; take over the local cloud's shell with "
+            'eval "$(outlast cloud start)", or install Pulumi for a stack of your own.'
+        )
     done = subprocess.run(
-        ["pulumi", *args, "--non-interactive"],
+        [found, *args, "--non-interactive"],
         cwd=cwd,
         env=dict(env),
         stdin=subprocess.DEVNULL,

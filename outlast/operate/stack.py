@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from outlast.layout import EXPERIMENT_PATTERN, Layout
 from outlast.operate import engine
@@ -26,6 +28,7 @@ class Deployed:
 
     def store(self) -> Store:
         """The run's bucket. OperateError: it cannot be opened."""
+        _check_local_cloud()
         try:
             return open_store(f"gs://{self.bucket}")
         except (StoreError, ValueError) as error:
@@ -51,3 +54,18 @@ def find(stack: str) -> Deployed:
         resume=int(outputs["resume"]),
         owner=outputs["owner"],
     )
+
+
+def _check_local_cloud() -> None:
+    """A local cloud that has stopped is said at once, not after every retry."""
+    address = os.environ.get("STORAGE_EMULATOR_HOST")
+    if not address:
+        return
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=5).close()
+    except (OSError, ValueError):
+        raise OperateError(
+            f"STORAGE_EMULATOR_HOST {address}: nothing answers there; start the local cloud: "
+            'eval "$(outlast cloud start)".'
+        ) from None

@@ -11,7 +11,7 @@ from outlast.operate.errors import OperateError
 from outlast.operate.ledger import Ledger
 from outlast.operate.stack import Deployed
 from outlast.run.head import HeadError
-from outlast.run.store import Store, StoreError
+from outlast.run.store import NotFound, Store, StoreError
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,15 @@ class Status:
     boots: int
     """VM boots on record, those that never took a term included."""
     now: datetime
-    metrics: dict[str, float] | None
-    """The last row of a finished run's metrics."""
+    metrics: dict[str, float]
+    """The last row of a finished run's metrics, else of the newest beat; empty before any."""
+
+    @property
+    def result(self) -> str | None:
+        """Where a finished run's result is."""
+        end = self.ledger.head.end if self.ledger else None
+        bucket = "/".join(self.url.split("/")[:3])
+        return f"{bucket}/{end.result.path}" if end and end.result else None
 
     @property
     def state(self) -> str:
@@ -55,6 +62,7 @@ class Status:
             "deadline": format_time(book.head.deadline) if book else None,
             "attempts": [a.as_json() for a in book.attempts] if book else [],
             "metrics": self.metrics,
+            "result": self.result,
         }
 
 
@@ -74,9 +82,15 @@ def read(deployed: Deployed) -> Status:
     return Status(deployed.stack, layout.run, deployed.url, book, boots, now, metrics)
 
 
-def _last_metrics(store: Store, book: Ledger | None) -> dict[str, float] | None:
-    end = book.head.end if book else None
+def _last_metrics(store: Store, book: Ledger | None) -> dict[str, float]:
+    if book is None:
+        return {}
+    end = book.head.end
     if end is None or end.result is None:
-        return None
-    table = check_metrics(store.get(end.result.path + METRICS_FILE)[0])
+        last = book.rows[-1] if book.rows else {}
+        return {name: value for name, value in last.items() if type(value) in (int, float)}
+    try:
+        table = check_metrics(store.get(end.result.path + METRICS_FILE)[0])
+    except (NotFound, ValueError):  # a trainer of one's own may keep other metrics, or none
+        return {}
     return {name: values[-1] for name, values in table.items() if values}

@@ -49,3 +49,8 @@ def test_outside_a_checkout_says_where_to_run(monkeypatch, tmp_path):
     monkeypatch.setattr(engine, "ROOT", tmp_path)
     with pytest.raises(EngineError, match="holds no Outlast checkout; run outlast from"):
         engine.find_parts()
+
+
+def test_without_an_engine_on_path_it_is_one_sentence(tmp_path):
+    with pytest.raises(EngineError, match="pulumi: is not on PATH; take over"):
+        engine.run_engine(["stack", "ls"], env={"PATH": str(tmp_path)})

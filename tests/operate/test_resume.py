@@ -1,16 +1,17 @@
 """`outlast resume` raises the counter past all that held the run; `status` names a state."""
 
+import socket
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import Layout
+from outlast.layout import AttemptStart, Beat, Layout
 from outlast.operate import engine, resume, status
 from outlast.operate.errors import OperateError
 from outlast.operate.stack import Deployed
-from outlast.run.head import End, Head, read_head
+from outlast.run.head import End, Head, Result, read_head
 from outlast.run.store import MemoryStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -93,6 +94,58 @@ def test_before_head_a_run_waits_or_never_started():
     found = status.read(waiting)
     assert (found.state, found.boots) == ("never-started", 1)
     assert found.as_json()["attempts"] == []
+
+
+def test_an_open_run_shows_its_newest_row():
+    made = stack(replace(OPEN, term=1))
+    beat = Beat(
+        term=1,
+        step=7,
+        total=9,
+        phase="train",
+        rate=None,
+        committed=None,
+        seconds_to_commit=None,
+        rows=({"step": 7, "train_loss": 0.5, "note": "x"},),
+        time=START,
+    )
+    start = AttemptStart(
+        term=1,
+        resume=0,
+        place=0,
+        instance="vm",
+        instance_id="1",
+        boot_id="b",
+        zone="z",
+        machine_type="m",
+        image="i",
+        trainer="digits",
+        spec={},
+        versions={},
+        step=0,
+        restored=None,
+        time=START,
+    )
+    made.memory.put(LAYOUT.attempt_start(1), start.to_json())
+    made.memory.put(LAYOUT.beat(1), beat.to_json())
+    assert status.read(made).metrics == {"step": 7, "train_loss": 0.5}
+
+
+def test_a_result_without_the_usual_metrics_is_shown_all_the_same():
+    result = Result("experiments/dev/0123456789/t000001/result/", 1, "d")
+    made = stack(OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, result)))
+    found = status.read(made)
+    assert (found.state, found.metrics) == ("done", {})
+    assert found.result == "gs://b/experiments/dev/0123456789/t000001/result/"
+
+
+def test_a_stopped_local_cloud_is_said_at_once(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+    with pytest.raises(OperateError, match="nothing answers there; start the local cloud"):
+        Deployed("dev", "b", LAYOUT, 0, "o/p/s").store()
 
 
 def test_a_garbled_head_is_one_sentence():
