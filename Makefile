@@ -45,5 +45,5 @@ lock: setup ## locks requirements/*.in anew, with hashes
 	done
 
 clean: ## removes what was made here; the cache outside the checkout stays
-	rm -rf .venv .outlast build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .outlast tools/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -50,7 +50,8 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 _SET_ELSEWHERE = {
     "checkpoint-every": "set outlast:checkpointEvery",
-    "model-output-path": "a VM's result goes to the bucket; leave it out",
+    "data": "a VM has no file of this machine; leave it out, the trainer brings data of its own",
+    "eval-data": "a VM has no file of this machine; leave it out",
     "mode": "leave it out",
     "run-dir": "a VM has a folder of its own; leave it out",
     "help": "leave it out",
@@ -410,14 +411,8 @@ def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument]) -> 
                 f"{NAMESPACE}:args {flag}: is no flag of trainer {trainer};"
                 f" {_nearest(flag, offered, 'its flags are ' + ', '.join(offered))}"
             )
-    # As the supervisor writes them, so that both read the same.
-    argv = [
-        f"--{flag}" if value is True else f"--{flag}={metadata.text(value)}"
-        for flag, value in sorted(args.items())
-        if value is not False
-    ]
     try:
-        arguments = identity.arguments(parser, argv)
+        arguments = identity.arguments(parser, _argv(args))
         seed = arguments.pop("seed", None)
         named = identity.run_id(
             identity.Spec(
@@ -437,6 +432,17 @@ def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument]) -> 
     if pinned and not identity.RUN_PATTERN.fullmatch(pinned):
         raise _bad("run", pinned, "must be a run's ten digits, 0-9 and a-f", "or leave it empty")
     return pinned or named
+
+
+def _argv(args: Mapping[str, metadata.Argument]) -> list[str]:
+    """As `outlast.run.metadata.Spec.argv` makes it of the metadata, which is all text: `"true"` and
+    `"false"` are a switch there, however they were written here."""
+    texts = {flag: metadata.text(value) for flag, value in sorted(args.items())}
+    return [
+        f"--{flag}" if text == "true" else f"--{flag}={text}"
+        for flag, text in texts.items()
+        if text != "false"
+    ]
 
 
 def _checkpoint_every(text: str) -> str:

@@ -13,8 +13,7 @@ class BundleObjectArgs(TypedDict):
     object: str
     """Object name, which holds the bundle's sha256: new code is a new object."""
     path: str
-    """The bundle's file on this machine, relative to the program's folder, so that a diff is the
-    same in every checkout."""
+    """The bundle's file on this machine. The engine compares its bytes, not where it lies."""
 
 
 class BundleObject(pulumi.ComponentResource):

@@ -96,7 +96,7 @@ def read_head(store: Store, layout: Layout) -> Head | None:
 
 
 class RunPinProvider(ResourceProvider):
-    """Keeps a run's deadline and place, and tells what HEAD has against going on."""
+    """Keeps a run's deadline, place and image, and tells what HEAD has against going on."""
 
     serialize_as_secret_always = False  # it holds no secret, and a readable state is mendable
 
@@ -127,8 +127,8 @@ class RunPinProvider(ResourceProvider):
         return CheckResult(news, failures)
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        """Another run or resume is another pin, another zone another place; the limit alone is no
-        difference, it counts at the next resume."""
+        """Another run or resume is another pin, another zone another place; the limit and the
+        image alone are no difference, they count at the next resume."""
         replaces = [key for key in _KEYS if olds.get(key) != news.get(key)]
         moved = olds.get("zone") != news.get("zone")
         return DiffResult(changes=bool(replaces) or moved, replaces=replaces)
@@ -140,11 +140,11 @@ class RunPinProvider(ResourceProvider):
         )
 
     def update(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
-        """The run moves to another zone: one place further, by the same deadline."""
+        """The run moves to another zone: one place further, by the same deadline and image."""
         moved = Pin(
             deadline=olds["deadline"], place=int(olds["place"]) + 1, size=_pin_of(news).size
         )
-        return UpdateResult({**news, **asdict(moved)})
+        return UpdateResult({**news, "image": olds["image"], **asdict(moved)})
 
 
 class RunPinArgs(TypedDict):
@@ -157,7 +157,7 @@ class RunPinArgs(TypedDict):
     resume: int
     zone: str
     image: str
-    """Kept as the run's first image."""
+    """The image at the pin's creation is kept; a later one counts at the next resume."""
     limitRunMinutes: int
 
 
@@ -173,6 +173,9 @@ class RunPin(Resource, name="RunPin"):
 
     place: pulumi.Output[int]
     """How often the run has changed its zone."""
+
+    image: pulumi.Output[str]
+    """The image that the run began with at this resume, whatever its VMs boot from now."""
 
     size: pulumi.Output[int]
     """VMs that a new group starts with: 0 for a run that has nothing left to do."""

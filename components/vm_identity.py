@@ -7,14 +7,10 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import projects, serviceaccount, storage
 
+from outlast.run.group import LEAVE_PERMISSIONS
+
 ACCOUNT_ID_LIMIT = 30
 """Characters of a service account's id."""
-
-LEAVE_PERMISSIONS = (
-    "compute.instanceGroupManagers.get",
-    "compute.instanceGroupManagers.update",
-)
-"""What a VM needs to find itself in its group and leave it."""
 
 
 class VmIdentityArgs(TypedDict):

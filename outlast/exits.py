@@ -109,6 +109,7 @@ BOOT_REASONS = frozenset(
         Reason.ENDED,
         Reason.LIMIT,
         Reason.BARREN,
+        Reason.RESTORE_ERROR,
         Reason.FENCED,
         Reason.REFUSED,
         Reason.STUCK_LEAVING,

@@ -23,7 +23,7 @@ from typing import Any
 RUN_PATTERN = re.compile(r"[0-9a-f]{10}")
 """What a run is called: ten hexadecimal digits."""
 
-OPERATIONAL = frozenset({"mode", "run_dir", "checkpoint_every", "model_output_path"})
+OPERATIONAL = frozenset({"mode", "run_dir", "checkpoint_every"})
 """Arguments that say where and how often, not what is trained; no part of the identity."""
 
 
@@ -115,12 +115,6 @@ def source_digest(entry: Path) -> str:
         for path, tree in _reachable(entry.resolve(), folder).items()
     }
     return hashlib.sha256(canonical_json(trees).encode()).hexdigest()
-
-
-def source_files(entry: Path) -> list[Path]:
-    """The files that `source_digest` reads, sorted."""
-    folder = entry.resolve().parent
-    return sorted(_reachable(entry.resolve(), folder))
 
 
 def _reachable(entry: Path, folder: Path) -> dict[Path, ast.Module]:

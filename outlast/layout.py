@@ -130,7 +130,7 @@ class Layout:
 
     @property
     def terms(self) -> str:
-        """Prefix of all terms' snapshots and results; `term_of` tells which is whose."""
+        """Prefix of all terms' snapshots and results; `folder_of` tells which is whose."""
         return self._path("t")
 
     def term(self, term: int) -> str:

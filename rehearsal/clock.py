@@ -1,4 +1,4 @@
-"""Time for the local cloud: real when it serves, set by hand in tests."""
+"""Time for the local cloud: real when it serves, a test's own in tests."""
 
 import time
 from datetime import UTC, datetime
@@ -18,20 +18,6 @@ class RealClock:
 
     def now(self) -> float:
         return time.time()
-
-
-class FakeClock:
-    """A clock that moves only when told to."""
-
-    def __init__(self, start_sec: float = 1_800_000_000.0) -> None:
-        self._now_sec = start_sec
-
-    def now(self) -> float:
-        return self._now_sec
-
-    def advance(self, seconds: float) -> None:
-        """Moves on by `seconds`."""
-        self._now_sec += seconds
 
 
 def to_rfc3339(seconds: float) -> str:

@@ -340,7 +340,8 @@ class Hypervisor:
     def _sweep_disks(self) -> None:
         """Deletes what a local cloud that was killed has left."""
         for folder in self._vms.iterdir():
-            _delete_folder(folder)
+            if folder.name.isdigit():  # an instance's id; anything else is not ours
+                _delete_folder(folder)
 
 
 def _below(pid: int, token: str) -> set[int]:

@@ -50,6 +50,12 @@ CLOSE_SEC = 1
 PR_SET_PDEATHSIG = 1
 
 
+MARK = ".outlast-local-cloud"
+"""File that tells a state folder from any other folder."""
+LOG = "cloud.log"
+"""Where whoever starts the cloud may send its output before there is a state."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What `serve` was asked for."""
@@ -218,11 +224,22 @@ def serve(options: Options, machines: Callable[[Cloud], Machines]) -> None:
     if options.parent_pid is not None and not _alive(options.parent_pid):
         raise UsageError(f"--parent-pid {options.parent_pid}: no such process")
     try:
-        options.state.mkdir(parents=True, exist_ok=True)
+        _claim(options.state)
     except OSError as error:
         raise UsageError(f"--state {options.state}: {error.strerror}; name another") from None
     with _lock(options.state), _listen(options.port) as listener:
         asyncio.run(_serve(options, machines, listener))
+
+
+def _claim(folder: Path) -> None:
+    """Makes the folder, or makes sure that it is a local cloud's: what lies in ours is deleted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / MARK
+    if not mark.exists() and {entry.name for entry in folder.iterdir()} - {LOG}:
+        raise UsageError(
+            f"--state {folder}: holds files and is no local cloud's folder; name an empty one"
+        )
+    mark.touch()
 
 
 def _lock(folder: Path) -> Any:

@@ -705,7 +705,10 @@ class Storage:
                 )
             headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
         file = (self._bytes / entry["generation"]).open("rb")
-        return Media(file, start, end - start, status, headers)
+        # Bytes that were damaged on the disk are served as they are, in an answer that is whole:
+        # a client shall see damage, not a connection that breaks for ever.
+        end = min(end, os.fstat(file.fileno()).st_size)
+        return Media(file, start, max(end - start, 0), status, headers)
 
     def _list_objects(self, request: Request, bucket: str) -> Response:
         query = request.query_params

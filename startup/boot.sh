@@ -59,9 +59,9 @@ SETTLED=""
 
 bootstrap::die() {
   local serial="${OUTLAST_ROOT:-}/dev/ttyS0"
-  printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >&2
+  TZ=UTC printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >&2
   if [[ -w $serial && ! $serial -ef /dev/stderr ]]; then
-    printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >>"$serial" || true
+    TZ=UTC printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >>"$serial" || true
   fi
   poweroff || true
   exit 1
@@ -158,8 +158,8 @@ boot::find_python() {
     fi
     found+="$("$candidate" --version 2>&1 || true), "
   done
-  log::error "$CURRENT_STEP" "python3: ${found:-missing, }must be 3.11 to 3.13; choose another" \
-    "image or bake one"
+  log::error "$CURRENT_STEP" "python3: ${found:-missing, }must be 3.11 to 3.13; choose an" \
+    "image with Python 3.11 to 3.13 and python3-venv"
   return 1
 }
 
@@ -225,8 +225,8 @@ boot::make_interpreter() {
   if ! retry::run "$PIP_TRIES" "$PYTHON" -m pip install --require-hashes --no-input \
     --disable-pip-version-check --progress-bar off --requirement "$requirements" \
     >>"$STEP_LOG" 2>&1; then
-    log::error "$CURRENT_STEP" "pip could not install requirements/vm.txt; a VM without a way to" \
-      "the package index needs a baked image"
+    log::error "$CURRENT_STEP" "pip could not install requirements/vm.txt; give the VM a way to" \
+      "the package index"
     return 1
   fi
   printf '%s\n' "${wanted%% *}" >"$venv/.complete.tmp" &&
@@ -247,22 +247,13 @@ boot::ensure_venv_module() {
       return 0
     fi
   fi
-  log::error "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip: needs the package python3-venv, or a" \
-    "baked image"
+  log::error "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip; choose an image with Python 3.11 to" \
+    "3.13 and python3-venv"
   return 1
 }
 
 boot::install_venv_module() {
   apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv
-}
-
-# boot::hand_over: what the shell knows, for the supervisor.
-boot::hand_over() {
-  json::object boot_end="${BOOT_RECORD%.json}.end.json" boot_id="$BOOT_ID" \
-    boot_record="$BOOT_RECORD" bundle_dir="$BUNDLE_DIR" bundle_sha256="$BUNDLE_SHA256" \
-    instance="$INSTANCE" instance_id="$INSTANCE_ID" python="$PYTHON" zone="$ZONE" \
-    >"$RUN_DIR/boot.json.tmp" &&
-    mv -f "$RUN_DIR/boot.json.tmp" "$RUN_DIR/boot.json"
 }
 
 # ---- the supervisor -----------------------------------------------------------------------------
@@ -485,14 +476,13 @@ boot::run() {
   trap boot::on_exit EXIT
   # A machine that is going down has no failed boot.
   trap 'SETTLED=1; exit "$EXIT_INTERRUPTED"' TERM INT
-  rm -f "$RUN_DIR/ready" "$RUN_DIR/authorization" "$RUN_DIR/boot.json"
+  rm -f "$RUN_DIR/ready" "$RUN_DIR/authorization"
   step::run check-tools boot::check_tools
   step::run read-metadata boot::read_metadata
   step::run record-boot boot::record
   step::run find-python boot::find_python
   step::run fetch-bundle boot::fetch_bundle
   step::run make-interpreter boot::make_interpreter
-  step::run hand-over boot::hand_over
   if [[ -d $ROOT/run/systemd/system ]]; then
     step::run start-unit boot::start_unit
     SETTLED=1

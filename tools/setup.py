@@ -269,9 +269,12 @@ def _engine_on_path() -> tuple[Path | None, str | None]:
 def _foreign_engine() -> Path | None:
     """`pulumi` on PATH, unless that is the cache's own, put there for a shell."""
     found = shutil.which("pulumi")
-    if not found or Path(found).absolute().is_relative_to(cache_dir()):
+    if not found:
         return None
-    return Path(found).absolute()
+    engine, own = Path(found).absolute(), _engine_in_cache()
+    if engine.parent == hosts_dir() or engine.is_relative_to(cache_dir()):
+        return None
+    return None if own and engine.samefile(own) else engine
 
 
 def _engine_in_cache() -> Path | None:
@@ -280,11 +283,6 @@ def _engine_in_cache() -> Path | None:
         if os.access(engine, os.X_OK):
             return engine
     return None
-
-
-def find_engine() -> Path | None:
-    """The engine that is there already: on PATH and fitting, else from the cache."""
-    return _engine_on_path()[0] or _engine_in_cache()
 
 
 def ensure_engine(say: Progress) -> Path:
@@ -386,6 +384,26 @@ def hosts_for(engine: Path) -> Path | None:
         return any(os.access(folder / name, os.X_OK) for folder in official)
 
     return None if found(LANGUAGE_HOST) and found(DYNAMIC_HOST) else ours
+
+
+def engine_beside(hosts: Path, engine: Path) -> Path:
+    """The cache's engine as a second name among the stand-ins, its hosts: it expects them beside
+    itself, and warns at every command where only PATH has them. Any other engine, and one that
+    can have no second name here (another file system), stays where it is.
+    """
+    link = hosts / "pulumi"
+    draft = hosts / f"pulumi.{os.getpid()}"
+    try:
+        if not engine.is_relative_to(cache_dir()):
+            link.unlink(missing_ok=True)
+            return engine
+        if not link.exists() or not link.samefile(engine):
+            os.link(engine, draft)
+            draft.replace(link)
+    except OSError:
+        link.unlink(missing_ok=True)  # an older one would come first on PATH
+        return engine
+    return link
 
 
 # ------------------------------------------------------------------------------------------ Python
@@ -523,6 +541,7 @@ def make(say: Progress) -> Parts:
     engine = ensure_engine(say)
     image = ensure_image(say)
     hosts = hosts_for(engine)
+    engine = engine_beside(hosts_dir(), engine) if hosts else engine
     made = Parts(
         engine=str(engine),
         hosts=str(hosts) if hosts else None,

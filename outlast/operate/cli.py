@@ -163,7 +163,7 @@ def start(state: Path | None, port: int) -> None:
         pace = rehearse.pace_of(rehearse.read_config(rehearse.STACK))
         found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
     try:
-        variables = found.variables(parts, folder / "pulumi", os.environ["PATH"])
+        variables = found.variables(parts, folder / "pulumi", os.environ.get("PATH", os.defpath))
         engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
     except BaseException:
         if started:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from outlast.operate.engine import ROOT, Parts, backend_variables, path_variable, scrubbed
 from outlast.operate.errors import CloudError
@@ -82,7 +83,7 @@ class LocalCloud:
 
     def act(self, vm: str, action: str) -> None:
         """`kill`, `preempt`, `freeze` or `thaw` of one VM. CloudError: no such VM."""
-        self.call("POST", f"/_local/vms/{vm}/{action}")
+        self.call("POST", f"/_local/vms/{quote(vm, safe='')}/{action}")
 
     def group_size(self, group: str, zone: str) -> int | None:
         """The target size of a group; None where there is no such group."""
@@ -128,11 +129,10 @@ def find(state: Path) -> LocalCloud | None:
     """The local cloud that runs on this state folder; None where none does."""
     try:
         kept = json.loads((state / "endpoint.json").read_bytes())
-    except (OSError, ValueError):
+        found = LocalCloud(state, int(kept["pid"]), int(kept["port"]), int(kept["provider_port"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not _is_cloud(kept["pid"]):
-        return None
-    return LocalCloud(state, kept["pid"], kept["port"], kept["provider_port"])
+    return found if _is_cloud(found.pid) else None
 
 
 def start(
@@ -155,8 +155,15 @@ def start(
             f"local cloud {running.pid}: runs already at {running.url} on {state}; "
             "stop it first (outlast cloud stop)."
         )
-    state.mkdir(parents=True, exist_ok=True)
-    (state / "endpoint.json").unlink(missing_ok=True)
+    try:
+        fresh = not state.exists()
+        state.mkdir(parents=True, exist_ok=True)
+        (state / "endpoint.json").unlink(missing_ok=True)
+        log = state / "cloud.log"
+        new_log = not log.exists()
+        sink = log.open("ab")
+    except OSError as error:
+        raise CloudError(f"state {state}: {error.strerror}; name another folder.") from None
     command = [parts.python, "-m", "rehearsal", "serve", "--state", str(state)]
     command += ["--port", str(port), "--project", PROJECT]
     command += ["--image", f"{IMAGE_FAMILY}={parts.image}"]
@@ -165,8 +172,7 @@ def start(
         command += ["--guest-env", f"{name}={value}"]
     if dies_with_us:
         command += ["--parent-pid", str(os.getpid())]
-    log = state / "cloud.log"
-    with log.open("ab") as sink:
+    with sink:
         # A session of its own in both cases: Ctrl-C is ours to handle, then we stop it in order.
         process = subprocess.Popen(
             command,
@@ -181,7 +187,12 @@ def start(
     try:
         while not (state / "endpoint.json").exists():
             if process.poll() is not None:
-                raise CloudError(f"local cloud: did not start: {_last_line(log)}")
+                why = _last_line(log)
+                if new_log:  # a folder that it refused is left as it was
+                    log.unlink(missing_ok=True)
+                if fresh and not any(state.iterdir()):
+                    state.rmdir()
+                raise CloudError(f"local cloud: did not start: {why}")
             if time.monotonic() > deadline:
                 raise CloudError(f"local cloud: not ready in {START_TIMEOUT_SEC} s; see {log}.")
             time.sleep(0.02)

@@ -126,7 +126,9 @@ def rehearse(
                 pace=pace_of(config),
             )
             try:
-                variables = cloud.variables(parts, scratch / "pulumi", os.environ["PATH"])
+                variables = cloud.variables(
+                    parts, scratch / "pulumi", os.environ.get("PATH", os.defpath)
+                )
                 engine.enter({**variables, clouds.TOKEN_VARIABLE: str(scratch)})
                 stage = Stage(cloud, config, scratch / "stacks", watcher)
                 report = stage.play()

@@ -130,7 +130,7 @@ def test_create_with_garbage_starts_nothing(store):
 def test_another_zone_is_another_place_by_the_same_deadline(store):
     put(store, OPEN)
     olds = {**PROPS, "deadline": "2026-11-27T12:34:56Z", "place": 7.0, "size": 1.0}
-    news = {**PROPS, "zone": "europe-west4-b"}
+    news = {**PROPS, "zone": "europe-west4-b", "image": "other"}
     diff = RunPinProvider().diff("id", olds, news)
     assert (diff.changes, diff.replaces) == (True, [])
     outs = RunPinProvider().update("id", olds, news).outs
@@ -139,6 +139,12 @@ def test_another_zone_is_another_place_by_the_same_deadline(store):
         8,
         "europe-west4-b",
     )
+    assert outs["image"] == PROPS["image"]  # kept until the next resume
+
+
+def test_a_resume_takes_the_image_of_its_day(store):
+    outs = RunPinProvider().create({**PROPS, "resume": 2, "image": "other"}).outs
+    assert outs["image"] == "other"
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--mode", default="train")
     made.add_argument("--run-dir")
     made.add_argument("--checkpoint-every", default="auto")
-    made.add_argument("--model-output-path")
     return made
 
 
@@ -121,7 +120,7 @@ def test_a_default_written_out_is_the_same_arguments():
 
 
 def test_operational_flags_are_left_out():
-    argv = ["--run-dir=x", "--checkpoint-every=2s", "--model-output-path=y", "--mode=eval"]
+    argv = ["--run-dir=x", "--checkpoint-every=2s", "--mode=eval"]
     assert identity.arguments(parser(), argv) == {"epochs": 5}
 
 
@@ -185,6 +184,11 @@ def test_shapes_that_a_sloppy_serialiser_confuses(one, other):
     assert identity.serialise(ast.parse(one)) != identity.serialise(ast.parse(other))
 
 
+def source_files(entry):
+    """The files whose trees are digested."""
+    return sorted(identity._reachable(entry.resolve(), entry.resolve().parent))
+
+
 def test_what_is_imported_from_its_own_folder_counts(tmp_path):
     folder = tmp_path / "mine"
     entry = package(
@@ -196,7 +200,7 @@ def test_what_is_imported_from_its_own_folder_counts(tmp_path):
         deeper__in_leaf="x = 1\n",
         stranger="y = 1\n",
     )
-    names = [path.relative_to(folder).as_posix() for path in identity.source_files(entry)]
+    names = [path.relative_to(folder).as_posix() for path in source_files(entry)]
     assert names == ["deep.py", "deeper/__init__.py", "deeper/leaf.py", "entry.py", "near.py"]
     before = identity.source_digest(entry)
     (folder / "stranger.py").write_text("y = 2\n")
@@ -208,7 +212,7 @@ def test_what_is_imported_from_its_own_folder_counts(tmp_path):
 
 def test_the_packages_init_counts_where_a_name_of_it_is_used(tmp_path):
     entry = package(tmp_path / "mine", entry="from mine import VERSION\n")
-    assert [path.name for path in identity.source_files(entry)] == ["__init__.py", "entry.py"]
+    assert [path.name for path in source_files(entry)] == ["__init__.py", "entry.py"]
 
 
 def test_a_relative_import_of_a_parent_inside_the_folder(tmp_path):
@@ -220,13 +224,13 @@ def test_a_relative_import_of_a_parent_inside_the_folder(tmp_path):
         sub__in_leaf="from ..near import x\nfrom ...outside import y\n",
         near="x = 1\n",
     )
-    names = [path.name for path in identity.source_files(folder / "entry.py")]
+    names = [path.name for path in source_files(folder / "entry.py")]
     assert names == ["entry.py", "near.py", "__init__.py", "leaf.py"]
 
 
 def test_a_plain_folder_of_scripts_imports_its_neighbours(tmp_path):
     entry = write(tmp_path, entry="import near, json\nfrom near2 import x\n", near="", near2="")
-    assert [path.name for path in identity.source_files(entry)] == [
+    assert [path.name for path in source_files(entry)] == [
         "entry.py",
         "near.py",
         "near2.py",
@@ -235,7 +239,7 @@ def test_a_plain_folder_of_scripts_imports_its_neighbours(tmp_path):
 
 def test_imports_in_a_circle_end(tmp_path):
     entry = write(tmp_path, entry="import near\n", near="import entry\n")
-    assert len(identity.source_files(entry)) == 2
+    assert len(source_files(entry)) == 2
 
 
 def test_the_folders_place_does_not_count(tmp_path):

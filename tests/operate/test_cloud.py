@@ -141,3 +141,35 @@ def test_a_port_in_use_is_one_sentence(shell: Shell):
     (sentence,) = done.stderr.splitlines()
     assert f"port {port}" in sentence and "in use" in sentence
     assert clouds.find(shell.state) is None
+
+
+def test_a_folder_of_somebodys_files_is_refused_and_left_as_it_was(shell: Shell):
+    kept = shell.state / "vms" / "web" / "a.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("x")
+    done = shell.outlast("cloud", "start", "--state", str(shell.state))
+    assert done.returncode == 1
+    assert "holds files and is no local cloud's folder; name an empty one" in done.stderr
+    assert [path for path in shell.state.rglob("*") if path.is_file()] == [kept]
+
+
+@pytest.mark.parametrize("state", ["/dev/null/x", "/proc/x"])
+def test_a_folder_that_cannot_be_is_one_sentence(shell: Shell, state: str):
+    done = shell.outlast("cloud", "start", "--state", state)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert f"state {state}" in sentence and "name another folder" in sentence
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "x", '{"pid": 1}'])
+def test_an_endpoint_file_that_is_none_reads_as_no_cloud(tmp_path: Path, content: str):
+    (tmp_path / "endpoint.json").write_text(content)
+    assert clouds.find(tmp_path) is None
+
+
+@pytest.mark.parametrize("vm", ["a b", "ü", "../x"])
+def test_a_vm_that_does_not_exist_is_named(shell: Shell, vm: str):
+    shell.cloud("start")
+    done = shell.outlast("cloud", "kill", vm, "--state", str(shell.state))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and vm in done.stderr

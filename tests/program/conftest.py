@@ -1,23 +1,3 @@
-"""Mock state is global: each test gets it fresh and puts it back."""
+"""The mocks' state, as for the components."""
 
-import warnings
-
-import pulumi
-import pytest
-from pulumi.runtime import settings as runtime_settings
-
-with warnings.catch_warnings():
-    # The SDK warns about names of its own, whatever one imports of it.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from pulumi_gcp import compute, storage
-
-    assert compute.InstanceTemplate and storage.Bucket  # the modules are lazy: this loads them
-
-
-@pytest.fixture(autouse=True)
-def pulumi_state():
-    before = runtime_settings.SETTINGS
-    config = dict(pulumi.runtime.config.CONFIG.get())
-    yield
-    runtime_settings.configure(before)
-    pulumi.runtime.set_all_config(config)
+from tests.components.conftest import pulumi_state as pulumi_state

@@ -2,13 +2,15 @@
 
 import json
 import re
+from datetime import datetime
 
 import pulumi
 import pytest
 import yaml
 
 import settings
-from outlast.run.metadata import Waits
+from components import metadata
+from outlast.run.metadata import Spec, Waits
 from settings import SettingsError
 from tests.program import stack
 
@@ -124,6 +126,28 @@ def test_a_default_written_out_is_the_same_run():
     assert run_of(epochs=epochs) == run_of() == run_of(epochs=str(epochs))
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"shift": True, "epochs": 3, "learning-rate": 1e-5},
+        {"shift": "true", "hidden": "64,32"},
+        {"shift": False, "seed": -1},
+        {"shift": "false", "name": "True"},
+    ],
+)
+def test_the_program_checks_the_words_that_the_vm_gives_its_trainer(args):
+    spec = Spec(
+        bucket="b", prefix="p", run="r", resume=0, place=0, owner="o", trainer="t",
+        deadline=datetime.max,
+        args={flag: metadata.text(value) for flag, value in args.items()},
+    )  # fmt: skip
+    assert settings._argv(args) == spec.argv()
+
+
+def test_a_switch_that_is_off_is_the_same_run_as_none():
+    assert run_of(epochs="false") == run_of(epochs=False) == run_of()
+
+
 def test_infrastructure_is_the_same_run():
     changes = {
         "outlast:machineType": "n2-standard-8",
@@ -166,6 +190,10 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("args", '{"epochs":null}', "args.epochs None: must be"),
         ("args", '{"--epochs":1}', "a flag is written without dashes"),
         ("args", '{"run-dir":"x"}', "args run-dir: is no hyperparameter; a VM has a folder"),
+        ("args", '{"data":"x.csv"}', "args data: is no hyperparameter; a VM has no file of this"),
+        ("args", '{"eval-data":"x.csv"}', "args eval-data: is no hyperparameter; a VM has no"),
+        ("args", '{"epochs":true}', "epochs: expected one argument"),
+        ("args", '{"epochs":"true"}', "epochs: expected one argument"),
         ("args", '{"checkpoint-every":"2s"}', "set outlast:checkpointEvery"),
         ("args", "[1]", "outlast:args [1]: must be an object"),
         ("args", "{", "must be an object"),

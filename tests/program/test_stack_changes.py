@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -192,7 +193,8 @@ def test_a_typo_is_refused_in_one_sentence(changed):
 
 
 def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, cloud, monkeypatch):
-    """The last of the file: it takes the stack down, and up again on a run that is done."""
+    """The last of the file: it takes the stack down, up again on a run that is done, and from
+    there to another run."""
     started, env = cloud
     outputs = deployed.outputs()
     deployed("destroy", "--yes", "--skip-preview")
@@ -209,6 +211,7 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
     store = open_store(f"gs://{outputs['bucket']}")
     path = Layout(outputs["prefix"], outputs["run"]).head
 
+    time.sleep(1.1)  # HEAD takes a write a second, and the VM may have made one just now
     store.put(path, head.to_json())
     said = deployed.up()
     assert "1 imported" in said  # the bucket, by its label
@@ -218,8 +221,16 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
     deployed("destroy", "--yes", "--skip-preview")
 
     done = head.ended(State.DONE, End(Reason.DONE, 0, 5, None))
+    time.sleep(1.1)
     store.put(path, done.to_json())
     said = deployed.up()
     assert f"run {outputs['run']} is done, nothing is started" in said
     assert started.group_size(again["group"], again["groupZone"]) == 0
     assert deployed.changes() == set()
+
+    deployed("config", "set", "--path", "outlast:args.epochs", "149")
+    deployed.up()
+    other = deployed.outputs()
+    assert other["group"] != again["group"]
+    assert started.group_size(again["group"], again["groupZone"]) is None
+    assert started.group_size(other["group"], other["groupZone"]) == 1

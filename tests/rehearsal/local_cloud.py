@@ -83,6 +83,41 @@ class LocalCloud:
         return [event for line in lines if (event := json.loads(line))["kind"] == kind]
 
 
+class FullCloud(LocalCloud):
+    """The local cloud as people start it, but for the engine's provider."""
+
+    def start(self) -> None:
+        root = Path(__file__).parents[2]
+        image = self.state.parent / "image"
+        image.mkdir(parents=True, exist_ok=True)
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rehearsal", "serve", "--state", str(self.state)),
+                *("--no-provider", "--image", f"{PROJECT}/outlast={image}"),
+                *("--notice-sec", "0.3", "--grace-sec", "1"),
+            ],
+            stdout=subprocess.PIPE,
+            cwd=root,
+        )
+        deadline = time.monotonic() + START_SEC
+        assert self.process.stdout and self.process.stdout.readline()
+        assert time.monotonic() < deadline
+        document = json.loads((self.state / "endpoint.json").read_text())
+        self.url = f"http://127.0.0.1:{document['port']}"
+
+    def ok(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        """The JSON of a call that must succeed."""
+        answer = self.call(method, path, json=body, **options)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def stop(self, *arguments: Any) -> int:
+        code = super().stop(*arguments)
+        if self.process.stdout:
+            self.process.stdout.close()
+        return code
+
+
 def make_bucket(cloud: LocalCloud, **fields: Any) -> str:
     """A new bucket as components declare it; `fields` of its body override. Returns the name."""
     name = fields.pop("name", f"bucket-{uuid.uuid4().hex[:10]}")

@@ -1,8 +1,5 @@
 """The Compute API over HTTP, by plain requests and by Google's own client."""
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +12,8 @@ import requests
 from googleapiclient.errors import HttpError
 
 from rehearsal.discovery import check_body
-from tests.rehearsal.local_cloud import START_SEC, LocalCloud
+from tests.rehearsal.local_cloud import PROJECT, FullCloud
 
-PROJECT = "outlast-rehearsal"
 ZONE = "europe-west4-a"
 BASE = f"/compute/v1/projects/{PROJECT}"
 BETA = f"/compute/beta/projects/{PROJECT}"
@@ -26,41 +22,6 @@ VMS = f"{BASE}/zones/{ZONE}/instances"
 LONGEST_WAIT_SEC = 15.0
 SPOT = {"provisioningModel": "SPOT", "preemptible": True, "automaticRestart": False}
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-
-
-class FullCloud(LocalCloud):
-    """The local cloud as people start it, but for the engine's provider."""
-
-    def start(self) -> None:
-        root = Path(__file__).parents[2]
-        image = self.state.parent / "image"
-        image.mkdir(parents=True, exist_ok=True)
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "rehearsal", "serve", "--state", str(self.state)),
-                *("--no-provider", "--image", f"{PROJECT}/outlast={image}"),
-                *("--notice-sec", "0.3", "--grace-sec", "1"),
-            ],
-            stdout=subprocess.PIPE,
-            cwd=root,
-        )
-        deadline = time.monotonic() + START_SEC
-        assert self.process.stdout and self.process.stdout.readline()
-        assert time.monotonic() < deadline
-        document = json.loads((self.state / "endpoint.json").read_text())
-        self.url = f"http://127.0.0.1:{document['port']}"
-
-    def ok(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        """The JSON of a call that must succeed."""
-        answer = self.call(method, path, json=body, **options)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def stop(self, *arguments: Any) -> int:
-        code = super().stop(*arguments)
-        if self.process.stdout:
-            self.process.stdout.close()
-        return code
 
 
 @pytest.fixture(scope="module")

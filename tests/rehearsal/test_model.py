@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rehearsal.clock import FakeClock, to_rfc3339
+from rehearsal.clock import to_rfc3339
 from rehearsal.model import (
     Boot,
     Discard,
@@ -79,6 +79,20 @@ class Machines:
             case Discard(instance_id):
                 assert instance_id not in self.live, "the disk of a live VM was deleted"
                 self.disks.discard(instance_id)
+
+
+class FakeClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self) -> None:
+        self._now_sec = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self._now_sec
+
+    def advance(self, seconds: float) -> None:
+        """Moves on by `seconds`."""
+        self._now_sec += seconds
 
 
 class World:

@@ -1,16 +1,7 @@
 #!/usr/bin/env bats
 # The boot up to the supervisor: what it writes, repeats, waits for and refuses.
 
-bats_require_minimum_version 1.5.0
 load helper
-
-setup_file() {
-  cloud::start
-}
-
-teardown_file() {
-  cloud::stop
-}
 
 setup() {
   vm::make
@@ -35,20 +26,17 @@ setup() {
   [[ ! -e "$(object "$RECORD.end.json")" ]]
 }
 
-@test "the hand-over names the boot, its record and its bundle; the ready file lasts as long as the supervisor" {
-  echo "import os, shutil; shutil.copy(ROOT / 'run/outlast/boot.json', ROOT / 'copy.json')
-while not (ROOT / 'run/outlast/ready').exists(): pass
-assert (ROOT / 'run/outlast/ready').read_text() == f'{os.getpid()}\n'" |
-    sed '1i from pathlib import Path; import os as _os; ROOT = Path(_os.environ["OUTLAST_ROOT"])' \
-      >"$OUTLAST_ROOT/act.py"
+@test "the ready file lasts as long as the supervisor" {
+  cat >"$OUTLAST_ROOT/act.py" <<'PYTHON'
+import os
+from pathlib import Path
+
+ready = Path(os.environ["OUTLAST_ROOT"]) / "run/outlast/ready"
+while not ready.exists():
+    pass
+assert ready.read_text() == f"{os.getpid()}\n"
+PYTHON
   run -0 vm::boot
-  local copy="$OUTLAST_ROOT/copy.json"
-  [[ "$(json "$copy" instance_id)" == 4711 ]]
-  [[ "$(json "$copy" boot_id)" == "$BOOT_ID" ]]
-  [[ "$(json "$copy" boot_record)" == "$RECORD.json" ]]
-  [[ "$(json "$copy" boot_end)" == "$RECORD.end.json" ]]
-  [[ -d "$(json "$copy" bundle_dir)/outlast" ]]
-  [[ -x "$(json "$copy" python)" ]]
   [[ ! -e "$OUTLAST_ROOT/run/outlast/ready" ]]
 }
 
@@ -118,8 +106,10 @@ assert (ROOT / 'run/outlast/ready').read_text() == f'{os.getpid()}\n'" |
 
 @test "without its other scripts the boot says so and powers off" {
   rm "$CLOUD/metadata/instance/attributes/outlast-sh-leave"
-  run -1 vm::boot
+  # Five and a half hours behind UTC.
+  TZ=XXX05:30 run -1 vm::boot
   said 'outlast-sh-lib and outlast-sh-leave: no answer in 1 tries'
+  said "^$(date -u +%Y-%m-%dT%H):..:..Z error bootstrap"
   [[ "$(tail -n 1 "$CLOUD/calls")" == poweroff ]]
 }
 

@@ -4,11 +4,21 @@
 # $PYTHON runs the stand-ins; the pytest wrapper gives the project's interpreter.
 # shellcheck shell=bash disable=SC2034
 
+bats_require_minimum_version 1.5.0
+
 REPO="$(cd "$BATS_TEST_DIRNAME/../.." && pwd)"
 PYTHON="${PYTHON:-$(command -v python3)}"
 PREFIX=experiments/digits/run1
 BOOT_ID=5f097946-63af-4e08-8903-ecb4686e5fc0
 RECORD="$PREFIX/boots/4711-$BOOT_ID"
+
+setup_file() {
+  cloud::start
+}
+
+teardown_file() {
+  cloud::stop
+}
 
 cloud::start() {
   export CLOUD="$BATS_FILE_TMPDIR/cloud"

@@ -1,16 +1,7 @@
 #!/usr/bin/env bats
 # The tenth boot in a row without an attempt, and how it leaves the group.
 
-bats_require_minimum_version 1.5.0
 load helper
-
-setup_file() {
-  cloud::start
-}
-
-teardown_file() {
-  cloud::stop
-}
 
 # A boot that cannot succeed, of a VM in a group of two.
 setup() {

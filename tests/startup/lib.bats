@@ -1,16 +1,7 @@
 #!/usr/bin/env bats
 # lib.sh function by function: what the other bats files cannot see from outside.
 
-bats_require_minimum_version 1.5.0
 load helper
-
-setup_file() {
-  cloud::start
-}
-
-teardown_file() {
-  cloud::stop
-}
 
 setup() {
   vm::make

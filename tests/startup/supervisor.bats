@@ -1,16 +1,7 @@
 #!/usr/bin/env bats
 # From the supervisor's start to the power-off: signals, its ends, its crashes.
 
-bats_require_minimum_version 1.5.0
 load helper
-
-setup_file() {
-  cloud::start
-}
-
-teardown_file() {
-  cloud::stop
-}
 
 setup() {
   vm::make

@@ -1,5 +1,6 @@
 """`make setup`: what it finds missing, which engine it takes, and what it makes."""
 
+import errno
 import json
 import os
 import subprocess
@@ -64,7 +65,7 @@ def test_the_built_engine_fits_the_sdk(setup: ModuleType):
 def test_an_engine_on_path_is_taken_if_it_fits(setup: ModuleType, monkeypatch, tmp_path):
     engine = fake_engine(tmp_path / "bin", "v3.300.0")
     monkeypatch.setenv("PATH", str(engine.parent))
-    assert setup.find_engine() == engine
+    assert setup.ensure_engine(setup.Progress()) == engine
 
 
 def test_an_engine_on_path_that_does_not_fit_is_named_and_passed_over(
@@ -82,7 +83,7 @@ def test_an_engine_that_does_not_run_is_passed_over(setup: ModuleType, monkeypat
     broken = fake_engine(tmp_path / "bin", "v3.300.0")
     broken.write_text("#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("PATH", str(broken.parent))
-    assert setup.find_engine() is None
+    assert setup._engine_on_path()[0] is None
 
 
 def test_the_caches_own_engine_on_path_changes_nothing(setup: ModuleType, monkeypatch):
@@ -184,6 +185,37 @@ def test_stand_ins_are_used_only_where_official_hosts_lack(
     assert setup.hosts_for(engine) is None
     (engine.parent / setup.DYNAMIC_HOST).rename(tmp_path / setup.DYNAMIC_HOST)
     assert setup.hosts_for(engine) is None
+
+
+def test_the_caches_engine_gets_a_second_name_among_the_stand_ins(
+    setup: ModuleType, monkeypatch, tmp_path
+):
+    hosts = tmp_path / "hosts"
+    engine = fake_engine(setup.built_engine_dir() / "bin", setup.engine_version())
+    fake_engine(hosts, "v3.272.0")  # an older setup's
+    for _ in range(2):
+        assert setup.engine_beside(hosts, engine) == hosts / "pulumi"
+        assert (hosts / "pulumi").samefile(engine)
+        assert [path.name for path in hosts.iterdir()] == ["pulumi"]
+    # On the PATH of a shell it is still the cache's own, this checkout's or another's.
+    monkeypatch.setenv("PATH", str(hosts))
+    assert setup._foreign_engine() is None
+
+
+def test_an_engine_that_can_have_no_second_name_stays_where_it_is(
+    setup: ModuleType, monkeypatch, tmp_path
+):
+    def other_file_system(*paths):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    hosts = tmp_path / "hosts"
+    cached = fake_engine(setup.built_engine_dir() / "bin", setup.engine_version())
+    on_path = fake_engine(tmp_path / "bin", "v3.300.0")
+    monkeypatch.setattr(os, "link", other_file_system)
+    for engine in (cached, on_path):
+        fake_engine(hosts, "v3.272.0")  # an older setup's would come first on PATH
+        assert setup.engine_beside(hosts, engine) == engine
+        assert list(hosts.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["pulumi-language-python", "pulumi-resource-pulumi-python"])
