@@ -1,7 +1,7 @@
 """``python -m trainers NAME --flag …``: train, or with ``--mode eval`` evaluate.
 
 Exit codes are those of outlast/exits.py: 0 done, 64 bad usage, 75 interrupted and to be resumed by
-the same command, 1 anything else.
+the same command, 76 another process has taken the run's folder over, 1 anything else.
 """
 
 import difflib
@@ -33,7 +33,10 @@ def main(argv: Sequence[str]) -> int:
         return exits.USAGE
     except SupervisorLost as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return exits.INTERRUPTED
+        if error.exit == exits.FENCED:
+            print(f"{name}: another process works on this folder; end one of them", file=sys.stderr)
+        # Killed, or not known: the same command goes on. Its own word counts otherwise.
+        return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
     except LoopError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

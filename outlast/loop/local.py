@@ -100,7 +100,9 @@ class LocalSupervisor:
                         f"the supervisor does not listen after {timeout_sec:.0f} s"
                     ) from None
                 continue
-            raise SupervisorLost(f"the supervisor ended with exit code {code} before it listened")
+            lost = SupervisorLost(f"the supervisor ended with exit code {code} before it listened")
+            lost.exit = code
+            raise lost
 
     def wait(self, timeout_sec: float | None) -> int | None:
         """Its exit code once it has finished what it was given; None after ``timeout_sec``."""

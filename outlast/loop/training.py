@@ -336,6 +336,8 @@ class Run:
             if self._supervisor is not None and not impatient:
                 # It finishes what it was given; only a completed run must wait for all of it.
                 code = self._supervisor.wait(None if error is None else 10.0)
+                if isinstance(error, SupervisorLost) and error.exit is None:
+                    error.exit = code
                 if error is None and code != exits.DONE:
                     raise SupervisorLost(
                         f"the supervisor ended with exit code {code} while it stored the result; "

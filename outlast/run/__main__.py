@@ -29,6 +29,7 @@ from outlast import exits, protocol
 from outlast.exits import Reason, State
 from outlast.layout import BootEnd, Layout
 from outlast.run.attempt import (
+    END_RECORD_SEC,
     Attempt,
     Door,
     MachineClock,
@@ -39,6 +40,7 @@ from outlast.run.attempt import (
     ended_head,
 )
 from outlast.run.group import (
+    LEAVE_PERMISSIONS,
     Member,
     Membership,
     NoGroup,
@@ -51,8 +53,10 @@ from outlast.run.head import (
     Act,
     Claim,
     Decision,
+    Fenced,
     HeadError,
     HeadFile,
+    HeadForbidden,
     silent_seconds,
 )
 from outlast.run.head import NotMember as TermRefused
@@ -78,7 +82,7 @@ from outlast.run.process import (
     trainer_argv,
     trainer_environment,
 )
-from outlast.run.store import StoreError, Unsupported, open_store
+from outlast.run.store import StoreError, Unsupported, open_store, put_new
 
 FAILED = 1
 WATCH_SEC_MIN = 0.2
@@ -104,8 +108,10 @@ def supervise(boot: Boot) -> int:
     claim = Claim(spec.owner, spec.resume, spec.place, spec.deadline)
     took = False
     while True:
+        # One for each term: a commit of the term before may still be under way in its thread.
+        head_file = boot.head_file.fresh()
         try:
-            decision = boot.head_file.take_term(
+            decision = head_file.take_term(
                 claim,
                 still_member=lambda: _still_member(site, waits),
                 forbidden_seconds=waits.iam,
@@ -120,7 +126,7 @@ def supervise(boot: Boot) -> int:
             return _go_away(boot, decision, took)
         site.say(decision.message)
         took = True
-        outcome = Attempt(spec, boot.head_file, site).run()
+        outcome = Attempt(spec, head_file, site).run()
         match outcome.next:
             case Next.LEAVE:
                 return _end_of_run(boot, outcome)
@@ -128,15 +134,14 @@ def supervise(boot: Boot) -> int:
                 return exits.INTERRUPTED
             case Next.STOP | Next.AGAIN if not boot.records:
                 return _end_in_folder(site, outcome)
-            case Next.IDLE:
-                _leave(site, waits)
-                return exits.DONE
             case Next.AGAIN:
-                continue
+                code = None
+            case Next.IDLE:
+                code = _wait_for_permission(boot, head_file)
             case Next.WATCH:
                 code = _watch_successor(boot)
-                if code is not None:
-                    return code
+        if code is not None:
+            return code
 
 
 def _still_member(site: Site, waits: Waits) -> bool:
@@ -200,11 +205,44 @@ def _end_in_folder(site: Site, outcome: Outcome) -> int:
 
 def _leave(site: Site, waits: Waits) -> None:
     def say(message: str) -> None:
-        site.say(message)
         if message.startswith(Reason.STUCK_LEAVING):
-            site.webhook.post({"reason": Reason.STUCK_LEAVING.value, "message": message})
+            _say_stuck(site, message)
+        else:
+            site.say(message)
 
     leave_for_good(site.group, say, backoff_sec=waits.backoff, sleep=site.clock.sleep)
+
+
+def _say_stuck(site: Site, message: str) -> None:
+    site.say(message)
+    site.webhook.post({"reason": Reason.STUCK_LEAVING.value, "message": message})
+
+
+def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
+    """This machine may neither train nor leave an open run: a successor would have to train.
+
+    None once it may, or the run has ended, so that the table is gone through again.
+    """
+    site, waits = boot.site, boot.spec.waits
+    needed = " and ".join(LEAVE_PERMISSIONS)
+    for wait_sec in backoffs(waits.backoff):
+        if isinstance(answer := site.group.membership(), NotMember):
+            site.say(answer.why)
+            return exits.FENCED
+        if site.group.may_leave() is True:
+            site.say("permission to leave the group has come")
+            return None
+        try:
+            head_file.check(term=head_file.term)
+        except Fenced:
+            return _watch_successor(boot)
+        except (HeadForbidden, StoreError) as error:
+            site.say(f"waiting for permission: {error}")
+        except HeadError:
+            return None  # the table at boot says what to do about it
+        _say_stuck(site, f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}")
+        site.clock.sleep(wait_sec)
+    raise AssertionError("backoffs never end")
 
 
 def _watch_successor(boot: Boot) -> int | None:
@@ -239,6 +277,8 @@ def _watch_successor(boot: Boot) -> int | None:
 
 
 def _record_boot_end(boot: Boot, reason: Reason, code: int, message: str) -> None:
+    if reason not in exits.BOOT_REASONS:
+        raise ValueError(f"reason {reason}: is none of a boot's end; see exits.BOOT_REASONS")
     if not boot.records:
         return
     store, layout = boot.head_file.store, boot.head_file.layout
@@ -254,7 +294,8 @@ def _record_boot_end(boot: Boot, reason: Reason, code: int, message: str) -> Non
             time=store.now(),
         )
         path = layout.boot_end(machine.instance_id, machine.boot_id)
-        store.put(path, end.to_json(), if_generation_match=0)
+        clock = boot.site.clock
+        put_new(store, path, end.to_json(), clock=clock, limit_seconds=END_RECORD_SEC)
     except StoreError as error:
         boot.site.say(f"the end of this boot was not recorded: {error}")
 

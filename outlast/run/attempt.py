@@ -9,6 +9,7 @@ one end, and rows that no other attempt's overlap.
 """
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import platform
@@ -62,7 +63,15 @@ from outlast.run.head import (
 from outlast.run.metadata import Machine, Spec
 from outlast.run.notice import Interrupted, Maintenance, Notices, Stopping
 from outlast.run.process import Exited, Trainer
-from outlast.run.store import StoreError, jittered
+from outlast.run.store import (
+    Forbidden,
+    StoreError,
+    Throttled,
+    Unavailable,
+    jittered,
+    patiently,
+    put_new,
+)
 
 HELLO_SEC = 60.0
 LAST_WORDS_SEC = 5.0
@@ -70,6 +79,13 @@ LAST_WORDS_SEC = 5.0
 POLL_SEC = 0.5
 RETRY_SEC = 2.0
 RETRY_MAX_SEC = 30.0
+RETRY_LIMIT_SEC = 900.0
+"""A store that does not answer for so long ends the attempt: another machine may reach it."""
+END_RECORD_SEC = 10.0
+"""The record of an end is tried for so long."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+TRAINERS_ERRORS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""What reading a folder raises where the trainer made it badly, not the machine."""
 RESERVE_MIN_SEC = 1.0
 LIMIT_MARGIN_SEC = 120.0
 LIMIT_MARGIN_SHARE = 0.1
@@ -96,7 +112,7 @@ class Next(Enum):
     WATCH = "watch"
     """Fenced: a higher term holds the run."""
     IDLE = "idle"
-    """This machine may not leave its group, so it must not train."""
+    """This machine may not leave its group, so it must not train: wait for the permission."""
 
 
 @dataclass(frozen=True)
@@ -294,9 +310,11 @@ class Door:
 class _Worker:
     """The one thread that commits: jobs in order, each until it is done or pointless."""
 
-    def __init__(self, post: Post, say: Say) -> None:
+    def __init__(self, post: Post, say: Say, *, forbidden_sec: float) -> None:
+        """A 401 or 403 is retried for ``forbidden_sec``: permissions may be spreading."""
         self._post = post
         self._say = say
+        self._forbidden_sec = forbidden_sec
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         threading.Thread(target=self._work, name="commit", daemon=True).start()
@@ -316,17 +334,28 @@ class _Worker:
 
     def _do(self, job: _Job) -> tuple[Any, Exception | None]:
         wait_sec = RETRY_SEC
+        failing_since: float | None = None
         while True:
             try:
                 return job.run(), None
-            except StoreError as error:
+            except Exception as error:
                 # The store's trouble, not the snapshot's: the trainer hears "busy" meanwhile.
+                now = time.monotonic()
+                failing_since = now if failing_since is None else failing_since
+                if now - failing_since >= self._retried_sec(error):
+                    return None, error
                 self._say(f"{job.name}: {error}; trying again")
                 if self._closed.wait(jittered(wait_sec)):
                     return None, error
                 wait_sec = min(wait_sec * 2, RETRY_MAX_SEC)
-            except Exception as error:
-                return None, error
+
+    def _retried_sec(self, error: Exception) -> float:
+        """For how long it may pass by itself."""
+        if isinstance(error, Throttled | Unavailable):
+            return RETRY_LIMIT_SEC
+        if isinstance(error, Forbidden | HeadForbidden):
+            return self._forbidden_sec
+        return 0.0
 
 
 class _Pulse:
@@ -350,7 +379,7 @@ class _Pulse:
         self._closed.set()
         self._thread.join(LAST_WORDS_SEC)
         if last_words and not self._thread.is_alive():
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError, OSError):
                 if self._beat_at is None or time.monotonic() - self._beat_at >= 1.0:
                     self._beat()
                 self._put_log()
@@ -359,11 +388,11 @@ class _Pulse:
         while True:
             try:
                 # HEAD first: a fenced attempt does not beat any more.
-                self._attempt.head_file.check()
+                self._attempt.head_file.check(term=self._attempt.term)
                 self._beat()
                 if self._log_due():
                     self._put_log()
-            except (HeadForbidden, StoreError) as error:
+            except (HeadForbidden, StoreError, OSError) as error:
                 self._attempt.site.say(f"beat: {error}")
             except HeadError as error:
                 self._post(_HeadSpoke(error))
@@ -434,6 +463,7 @@ class Attempt:
         self.head_file = head_file
         self.site = site
         self.term = head_file.term
+        self._failures = head_file.head.failures
         self.step = 0
         self.total: int | None = None
         self.phase = "start"
@@ -468,7 +498,10 @@ class Attempt:
         self._outcome: Outcome | None = None
 
     def run(self) -> Outcome:
-        """Restore, train, commit, end. Raises nothing that HEAD, the store or the trainer did."""
+        """Restore, train, commit, end.
+
+        Raises nothing that HEAD, the store, the disk or the trainer did.
+        """
         try:
             try:
                 outcome = self._prepare() or self._train()
@@ -485,11 +518,32 @@ class Attempt:
         except RestoreError as error:
             outcome = Outcome(Next.STOP, Reason.RESTORE_ERROR, str(error))
         except StoreError as error:
-            outcome = Outcome(Next.STOP, Reason.HOST_ERROR, f"the store does not answer: {error}")
+            silent = isinstance(error, Throttled | Unavailable)
+            what = "the store does not answer" if silent else "the store refuses"
+            outcome = self._host_error(f"{what}: {error}")
+        except OSError as error:
+            outcome = self._host_error(self._disk_message(error))
         except Interrupted:
             outcome = Outcome(Next.STOP, self._notice_reason(), "stopped before it trained")
         self._end(outcome)
         return outcome
+
+    def _host_error(self, message: str) -> Outcome:
+        """This machine cannot go on; another one may. One that is stopping has its own reason."""
+        stopping = self.site.notices.stopping
+        reason = Reason.HOST_ERROR if stopping is None else stopping.reason
+        return Outcome(Next.STOP, reason, message)
+
+    def _disk_message(self, error: OSError) -> str:
+        message = f"files in {self.site.work}: {error}"
+        if error.errno not in FULL:
+            return message
+        sizes = []
+        if self._committer.restore_bytes is not None:
+            sizes.append(f"the checkpoint needs {self._committer.restore_bytes} bytes")
+        with contextlib.suppress(OSError):
+            sizes.append(f"{self.site.work} has {shutil.disk_usage(self.site.work).free} free")
+        return "; ".join([message, ", ".join(sizes), "make room or choose a larger machine"])
 
     # -- before the trainer -------------------------------------------------------------------
 
@@ -548,7 +602,7 @@ class Attempt:
         self.site.clock.training = True
         self._started_at = self._sign_at = time.monotonic()
         post = self._inbox.put
-        self._worker = _Worker(post, self.site.say)
+        self._worker = _Worker(post, self.site.say, forbidden_sec=self.spec.waits.iam)
         self._pulse = _Pulse(self, post)
         self._trainer = self.site.make_trainer(self.term)
         self.site.door.listen(post)
@@ -655,7 +709,9 @@ class Attempt:
         snapshot, error = done.job.snapshot, done.error
         if snapshot is not None:
             self._snapshots -= 1
-        if isinstance(error, HeadError):
+        if isinstance(error, HeadError | StoreError | OSError) and not isinstance(
+            error, TRAINERS_ERRORS
+        ):
             raise error
         if snapshot is not None:
             if error is None:
@@ -761,13 +817,13 @@ class Attempt:
                 self._channel.close()
 
     def _limit_margin_sec(self) -> float:
-        head = self.head_file.head
+        head = self.head_file.held(self.term)
         whole_sec = (head.deadline - head.started).total_seconds()
         margin = min(LIMIT_MARGIN_SEC, whole_sec * LIMIT_MARGIN_SHARE)
         return max(margin, LIMIT_MARGIN_COMMITS * self._commit_sec)
 
     def _limit_in_sec(self) -> float:
-        left = self.head_file.head.deadline - self.head_file.store.now()
+        left = self.head_file.held(self.term).deadline - self.head_file.store.now()
         return left.total_seconds() - self._limit_margin_sec()
 
     # -- the verdict --------------------------------------------------------------------------
@@ -827,6 +883,10 @@ class Attempt:
             message = f"the trainer was killed by signal {-code}"
         elif code == exits.DONE:
             message = "the trainer exited with 0 and had not declared completion"
+        elif code == exits.INTERRUPTED and self._trainer is not None and self._trainer.restarts:
+            # Only an exit after a stop is the machine's; this one would come again and again.
+            reason = Reason.USER_FAILED
+            message = f"the trainer exited with {code}, and nobody had asked it to stop"
         else:
             message = f"the trainer exited with {code}"
         return reason, f"{message}: {said}" if said else message
@@ -877,7 +937,10 @@ class Attempt:
 
     def _count_failure(self, reason: Reason, message: str) -> Outcome:
         """Counted before the retry, so that a crash in between grants none too many."""
-        if self.head_file.count_failure(retries=self.spec.retries_failures):
+        granted = self.head_file.count_failure(
+            term=self.term, before=self._failures, retries=self.spec.retries_failures
+        )
+        if granted:
             return Outcome(Next.AGAIN, reason, message)
         return self._finish_failed(reason, message)
 
@@ -916,6 +979,7 @@ class Attempt:
 
     def _end(self, outcome: Outcome) -> None:
         """The record of the end. Its own name, so that it harms nobody even when fenced."""
+        self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
         self.site.say(f"term {self.term}: {outcome.reason}: {outcome.message}")
         if self._pulse is not None:
             self._pulse.close(last_words=outcome.next is not Next.WATCH)
@@ -936,8 +1000,15 @@ class Attempt:
             time=datetime.now(UTC),
         )
         try:
-            end = replace(end, time=store.now())
-            store.put(layout.attempt_end(self.term), end.to_json(), if_generation_match=0)
+            limit_sec = self._end_record_sec()
+            now = patiently(store.now, clock=self.site.clock, limit_seconds=limit_sec)
+            put_new(
+                store,
+                layout.attempt_end(self.term),
+                replace(end, time=now).to_json(),
+                clock=self.site.clock,
+                limit_seconds=limit_sec,
+            )
         except StoreError as error:
             self.site.say(f"the end of term {self.term} was not recorded: {error}")
         self.site.webhook.post(
@@ -953,6 +1024,13 @@ class Attempt:
         )
         self.site.clock.training = False
         shutil.rmtree(self._work, ignore_errors=True)
+
+    def _end_record_sec(self) -> float:
+        """What a stopping machine has left, at most."""
+        stopping = self.site.notices.stopping
+        if stopping is None:
+            return END_RECORD_SEC
+        return max(0.0, min(END_RECORD_SEC, stopping.until - time.monotonic()))
 
 
 def _reason_of(error: HeadError) -> Reason:

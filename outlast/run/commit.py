@@ -37,6 +37,7 @@ from outlast.run.head import (
     End,
     Head,
     HeadFile,
+    HeadForbidden,
     Result,
     new_nonce,
     write_end_copy,
@@ -136,11 +137,15 @@ class Committer:
         say: Callable[[str], None] = log.warning,
     ) -> None:
         self._head_file = head_file
+        self.term = head_file.term
+        """Fixed: what the head file's process takes later is another committer's."""
         self._store: Store = head_file.store
         self._layout: Layout = head_file.layout
         self._clock: Clock = head_file.clock
         self._retention = retention or Retention()
         self._say = say
+        self.restore_bytes: int | None = None
+        """Size of the checkpoint that is or was restored last, once known."""
         self._from_step = 0
         self._bad: set[Checkpoint] = set()
         self._dropped: list[Checkpoint] = []
@@ -149,10 +154,6 @@ class Committer:
         self._rows_flushed = 0
         self._rows = 0
         self._swept = False
-
-    @property
-    def term(self) -> int:
-        return self._head_file.term
 
     @property
     def rows_flushed(self) -> int:
@@ -173,7 +174,7 @@ class Committer:
         counted from byte 0 again.
         """
         self._begin_rows()
-        chain = self._head_file.head.chain
+        chain = self._head_file.held(self.term).chain
         if not chain:
             self._from_step = 0
             return Fresh()
@@ -183,7 +184,7 @@ class Committer:
                 manifest = self._download_twice(checkpoint, into)
             except (Damaged, NotFound) as error:
                 # What a successor's retention removed is not damaged: HEAD tells, and raises.
-                patiently(self._head_file.check, clock=self._clock)
+                patiently(lambda: self._head_file.check(term=self.term), clock=self._clock)
                 skipped.append(checkpoint)
                 self._say(f"checkpoint {checkpoint.path}: {error}; going to the one before")
                 continue
@@ -205,6 +206,7 @@ class Committer:
 
     def _download(self, checkpoint: Checkpoint, into: Path) -> Manifest:
         manifest = self._manifest(checkpoint)
+        self.restore_bytes = sum(entry.size for entry in manifest.objects)
         part = into.with_name(f"{into.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -297,7 +299,7 @@ class Committer:
                 barren=0,
             )
 
-        after = self._head_file.swap(change)
+        after = self._head_file.swap(change, term=self.term)
         self._note_dropped(before, after)
         self._delete_dropped()
         if not self._swept:
@@ -396,10 +398,10 @@ class Committer:
                 if (place := self._layout.folder_of(found.path)) and place[0] < term
             }
             for folder in sorted(leftovers):
-                head = self._head_file.check()
+                head = self._head_file.check(term=self.term)
                 if all(entry.path != folder for entry in head.chain):
                     self._delete_folder(folder)
-        except StoreError as error:
+        except (HeadForbidden, StoreError) as error:
             self._say(f"sweep: was not finished ({error}); the next one goes on")
             return
         self._swept = True
@@ -436,7 +438,7 @@ class Committer:
                 state, End(reason=reason, exit=exit, step=at, result=written)
             )
 
-        after = self._head_file.swap(change)
+        after = self._head_file.swap(change, term=self.term)
         self._note_dropped(before, after)
         write_end_copy(self._store, self._layout, after, clock=self._clock)
         return after

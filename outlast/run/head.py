@@ -551,6 +551,9 @@ class HeadFile:
 
     A writer that holds the term keeps the generation it wrote last and swaps from there: it never
     writes over a HEAD that it has not seen.
+
+    One process may take several terms, one attempt each. Whoever reads or writes for an attempt
+    says the attempt's own term: once this process took a later one, that is Fenced too.
     """
 
     LOST_ANSWER_SECONDS = 120.0
@@ -564,6 +567,10 @@ class HeadFile:
         self._held: _Held | None = None
         self._unsure: set[str] = set()
         self._last_write: float | None = None
+
+    def fresh(self) -> "HeadFile":
+        """Another for the same run, which holds no term yet and shares nothing with this one."""
+        return HeadFile(self.store, self.layout, self.clock)
 
     @property
     def head(self) -> Head:
@@ -579,13 +586,17 @@ class HeadFile:
         """HEAD as it is now, asked for patiently; see `read_head` for what it raises."""
         return patiently(lambda: read_head(self.store, self.layout), clock=self.clock)
 
-    def check(self) -> Head:
-        """The holder's look at HEAD with each beat.
+    def held(self, term: int) -> Head:
+        """HEAD as it was written last for the term; Fenced where this process took another."""
+        return self._holding(term).head
+
+    def check(self, *, term: int) -> Head:
+        """The look at HEAD of the term's holder, with each beat.
 
         Raises HeadEnded or Fenced as after a 412, HeadLost and its kind as `read_head` does;
         StoreError where the store does not answer now.
         """
-        term = self.term
+        self._holding(term)
         found = read_head(self.store, self.layout).head
         if found.state.ended or found.term != term:
             raise self._refusal(found, term)
@@ -631,15 +642,15 @@ class HeadFile:
                 continue
             return self._settled(decision, written.generation)
 
-    def swap(self, change: Change) -> Head:
-        """Rewrites HEAD by the holder; gives what it is then.
+    def swap(self, change: Change, *, term: int) -> Head:
+        """Rewrites HEAD by the term's holder; gives what it is then.
 
-        Raises Fenced, HeadEnded, HeadLost or HeadError by the table for 412, Unavailable where
-        the fate of the write stayed unknown.
+        Raises Fenced, HeadEnded, HeadLost or HeadError by the table for 412, Fenced too where
+        this process took another term, Unavailable where the fate of the write stayed unknown.
         """
         with self._lock:
             while True:
-                held = self._holding()
+                held = self._holding(term)
                 wanted = replace(change(held.head), nonce=new_nonce())
                 self._unsure.add(wanted.nonce)
                 if self._applied(wanted, held.generation):
@@ -648,16 +659,20 @@ class HeadFile:
                 # An earlier write, given up as unknown, was applied after all and is held now:
                 # the change is made on top of it.
 
-    def count_failure(self, *, retries: int) -> bool:
-        """Counts a user failure before its retry; True where the retry is granted."""
-        counted = self.swap(lambda head: replace(head, failures=head.failures + 1))
+    def count_failure(self, *, term: int, before: int, retries: int) -> bool:
+        """Counts the term's user failure before its retry; True where the retry is granted.
+
+        `before` are those that HEAD had when the term was taken: a second try, after one of
+        unknown fate, counts the same failure.
+        """
+        counted = self.swap(lambda head: replace(head, failures=before + 1), term=term)
         return counted.failures <= retries
 
-    def set_data(self, fingerprint: DataFingerprint) -> bool:
+    def set_data(self, fingerprint: DataFingerprint, *, term: int) -> bool:
         """Sets the data's fingerprint once; False where the run was begun on other data."""
-        known = self.head.data
+        known = self.held(term).data
         if known is None:
-            self.swap(lambda head: replace(head, data=fingerprint))
+            self.swap(lambda head: replace(head, data=fingerprint), term=term)
             return True
         return known == fingerprint
 
@@ -774,10 +789,13 @@ class HeadFile:
             "only `outlast repair` does that"
         )
 
-    def _holding(self) -> _Held:
-        if self._held is None:
+    def _holding(self, term: int | None = None) -> _Held:
+        held = self._held
+        if held is None:
             raise HeadError("no term was taken; HEAD may not be written")
-        return self._held
+        if term is not None and held.head.term != term:
+            raise Fenced(f"term {term}: this process took term {held.head.term} since", held.head)
+        return held
 
     def _pace(self) -> None:
         """Waits until a second has passed since this process wrote HEAD last."""

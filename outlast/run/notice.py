@@ -111,7 +111,9 @@ class Notices:
 
     def _note_preempted(self) -> None:
         if self._preempted_until is None:
-            self._preempted_until = time.monotonic() + self._waits.notice
+            # Without a notice the flag goes up as the machine begins to stop.
+            left_sec = self._waits.notice or self._waits.stop
+            self._preempted_until = time.monotonic() + left_sec
             self._tell()
 
     def _listen_preempted(self) -> None:

@@ -6,6 +6,7 @@ result. `play` runs it with one object operation disturbed, lets a successor fin
 first attempt did not, and `violations` names every guarantee that is broken.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -77,10 +78,12 @@ class Attempt:
     work: Path
     said: list[str] = field(default_factory=list)
     term: int | None = None
+    head_file: HeadFile | None = None
+    """Given where an earlier attempt of the same process had it too."""
 
     def live(self) -> None:
         """From boot to leaving. Raises what the supervisor would end with."""
-        head_file = HeadFile(self.store, LAYOUT, self.clock)
+        head_file = self.head_file or HeadFile(self.store, LAYOUT, self.clock)
         decision = head_file.take_term(CLAIM)
         if decision.act is not Act.TAKE:
             return
@@ -100,7 +103,7 @@ class Attempt:
                 folder = self._folder(f"snap-{step}", {"state": state, "deep/er": str(step)})
                 flushed = b"".join(rows)[committer.rows_flushed :]
                 committer.commit(folder, step=step, rows=flushed)
-                patiently(head_file.check, clock=self.clock)
+                patiently(lambda: head_file.check(term=committer.term), clock=self.clock)
         result = self._folder("result", {"model": state})
         committer.finish(State.DONE, Reason.DONE, exit=0, result=result)
 
@@ -216,6 +219,77 @@ def play(
     with tempfile.TemporaryDirectory(dir=WORK) as folder:
         stage = _Stage(clock, bucket, played, observer, Path(folder))
         return _play(stage, how, at, replay_at, crash_successor_at)
+
+
+def play_retaken(at: int, thaw_at: int) -> Played:
+    """The first attempt freezes at its operation `at`; another machine takes the run, commits and
+    is gone; the first one's process takes the run again, with the same view of HEAD; the old
+    attempt goes on after the `thaw_at`-th operation of the new one that holds the term.
+    """
+    clock = FakeClock()
+    bucket = MemoryStore(clock=clock.now)
+    played = Played(bucket, f"retaken at {at}, {thaw_at}")
+    observer = Observer(bucket, played)
+    frozen, thawed = threading.Event(), threading.Event()
+    sent = 0
+    held: int | None = None
+
+    def thaw() -> None:
+        thawed.set()
+        life.join(30)
+        assert not life.is_alive()
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        nonlocal sent, held
+        if threading.current_thread() is life:
+            sent += 1
+            if sent - 1 == at:
+                frozen.set()
+                assert thawed.wait(30)
+            return observer.apply(operation, apply)
+        answer = observer.apply(operation, apply)
+        swaps = operation.verb == "put" and operation.path == LAYOUT.head
+        if held is not None or swaps:
+            held = 0 if held is None else held + 1
+            # Two threads' swaps exclude each other; the taking of the term excludes nobody.
+            if held >= thaw_at and not thawed.is_set() and not (swaps and held):
+                thaw()
+        return answer
+
+    def crashing(operation: Operation, apply: Callable[[], Any]) -> Any:
+        answer = observer.apply(operation, apply)
+        if operation.verb == "put" and operation.path == LAYOUT.head:
+            committed.append(read_head(bucket, LAYOUT).head)
+        if len(committed) == 2:  # taken, and one checkpoint
+            raise Crash
+        return answer
+
+    committed: list[Head] = []
+    with tempfile.TemporaryDirectory(dir=WORK) as name:
+        folder = Path(name)
+        store = bucket.view(around)
+        head_file = HeadFile(store, LAYOUT, clock)
+        old = Attempt(store, clock, folder / "old", head_file=head_file)
+
+        def live() -> None:
+            try:
+                old.live()
+            except Exception as error:
+                played.error = error
+            frozen.set()
+
+        life = threading.Thread(target=live)
+        life.start()
+        assert frozen.wait(30)
+        with contextlib.suppress(Crash):
+            Attempt(bucket.view(crashing), clock, folder / "other").live()
+        try:
+            Attempt(store, clock, folder / "new", head_file=head_file).live()
+        except Exception as error:
+            played.successor_errors.append(error)
+        thaw()
+        played.term = old.term
+    return played
 
 
 @dataclass(frozen=True)

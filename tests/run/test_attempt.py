@@ -1,7 +1,9 @@
 """Attempts and what follows them, with a supervisor in this process and a scripted trainer."""
 
 import dataclasses
+import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,12 +11,25 @@ from typing import Any
 
 import pytest
 
-from outlast.exits import Reason, State
+from outlast.exits import BOOT_REASONS, MAX_BARREN, Reason, State
 from outlast.layout import AttemptStart, Beat
 from outlast.protocol import Accepted, Busy, Checkpoint, Error, Failed, Stop
+from outlast.run import attempt as attempt_module
+from outlast.run import commit as commit_module
+from outlast.run.__main__ import _record_boot_end
 from outlast.run.commit import read_record, write_record
 from outlast.run.head import Head, HeadFile
-from outlast.run.store import MemoryStore, Operation, Unavailable
+from outlast.run.store import (
+    Damaged,
+    Forbidden,
+    MemoryStore,
+    Operation,
+    PreconditionFailed,
+    Store,
+    Throttled,
+    Unavailable,
+    Unsupported,
+)
 from tests.run.world import LAYOUT, SPEC, Life, Vm, World, a_world, spec_with, wait_until
 
 
@@ -255,6 +270,137 @@ def test_the_store_may_be_away_for_a_while(world: World) -> None:
     assert world.head.state is State.DONE
 
 
+def raising(error: Exception, path_end: str, *, verb: str = "put", times: int = 10**9) -> Any:
+    """Fails these operations before they are applied."""
+    left = iter(range(times))
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        if (
+            operation.verb == verb
+            and operation.path.endswith(path_end)
+            and next(left, None) is not None
+        ):
+            raise error
+        return perform()
+
+    return around
+
+
+def disturbed(world: World, around: Any) -> MemoryStore:
+    assert isinstance(world.store, MemoryStore)
+    return world.store.view(around)
+
+
+def offers_one(life: Life) -> int:
+    life.advance(2)
+    life.offer()
+    return life.hang()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (Unavailable("away"), "the store does not answer: away"),
+        (Throttled("slow"), "the store does not answer: slow"),
+        (Forbidden("403"), "the store refuses: 403"),
+        (PreconditionFailed("taken"), "the store refuses: taken"),
+        (Damaged("bits"), "the store refuses: bits"),
+        (Unsupported("nfs"), "the store refuses: nfs"),
+        (OSError(errno.EIO, "disk"), "disk"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_commit_that_stays_impossible_ends_the_attempt(
+    world: World, error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the machine's: it powers off, and the group tries anew."""
+    monkeypatch.setattr(attempt_module, "RETRY_SEC", 0.05)
+    monkeypatch.setattr(attempt_module, "RETRY_LIMIT_SEC", 0.3)
+    spec = spec_with(iam=0.3)
+    store = disturbed(world, raising(error, "state.json"))
+    monkeypatch.setattr(commit_module, "put_new", put_once)  # not a minute of patience for each
+    vm = world.boot(offers_one, store=store, spec=spec)
+    assert vm.run() == 75
+    end = world.end_of(1)
+    assert end.reason is Reason.HOST_ERROR and says in end.message
+    assert (world.head.state, world.head.failures) == (State.OPEN, 0)
+    retried = any("trying again" in line for line in vm.said)
+    assert retried is isinstance(error, Unavailable | Throttled | Forbidden)
+    assert "deleteInstances" not in world.cloud.calls
+
+
+def put_once(store: Store, path: str, data: bytes | Path, **_: Any) -> Any:
+    return store.put(path, data, if_generation_match=0)
+
+
+def test_permissions_may_spread_during_a_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_module, "RETRY_SEC", 0.05)
+    store = disturbed(world, raising(Forbidden("403"), "MANIFEST.json", times=2))
+    assert world.boot(finish, store=store, spec=spec_with(iam=10.0)).run() == 0
+    assert world.head.state is State.DONE
+
+
+def test_a_failure_of_unknown_fate_is_counted_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count was written, no answer came; the second try finds its own."""
+    monkeypatch.setattr(attempt_module, "RETRY_SEC", 0.05)
+    monkeypatch.setattr(HeadFile, "LOST_ANSWER_SECONDS", 0.0)
+    lost = iter([True])
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        found = perform()
+        counts = operation.verb == "put" and operation.path == LAYOUT.head and world.head.failures
+        if counts and next(lost, False):
+            raise Unavailable("no answer")
+        return found
+
+    spec = spec_with(retries_failures=1)
+    vm = world.boot(exits_with(3), finish, store=disturbed(world, around), spec=spec)
+    assert vm.run() == 0
+    assert (world.head.state, world.head.failures) == (State.DONE, 1)
+
+
+def test_an_end_is_recorded_though_the_store_hiccups(world: World) -> None:
+    store = disturbed(world, raising(Unavailable("503"), "end.json", times=2))
+    vm = world.boot(stopped_after(1), store=store).start()
+    wait_until(lambda: vm.trainers)
+    assert vm.trainers[0].running.wait(20)
+    world.cloud.set("instance/preempted", "TRUE")
+    assert vm.ended() == 75
+    assert world.end_of(1).reason is Reason.PREEMPTED
+
+
+def test_an_end_is_not_recorded_for_longer_than_the_machine_lives(world: World) -> None:
+    store = disturbed(world, raising(Unavailable("503"), "end.json"))
+    vm = world.boot(stopped_after(1), store=store, spec=spec_with(stop=2.0)).start()
+    vm.terminate()
+    begun = time.monotonic()
+    assert vm.ended() == 75
+    assert time.monotonic() - begun < 5.0
+    assert any("was not recorded" in line for line in vm.said)
+
+
+def test_a_checkpoint_without_room_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = world.boot(stopped_after(2)).start()
+    first.terminate()
+    first.ended()
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MemoryStore, "fetch", full)
+    vm = world.boot()
+    assert vm.run() == 75
+    end = world.end_of(2)
+    assert end.reason is Reason.HOST_ERROR and vm.trainers == []
+    assert str(vm.boot.site.work) in end.message
+    assert "No space left" in end.message and "the checkpoint needs 11 bytes" in end.message
+    assert f"{vm.boot.site.work} has " in end.message
+
+
 # -- failures --------------------------------------------------------------------------------------
 
 
@@ -266,6 +412,7 @@ def test_the_store_may_be_away_for_a_while(world: World) -> None:
         (exits_with(-9), Reason.OUT_OF_MEMORY),
         (exits_with(137), Reason.OUT_OF_MEMORY),
         (exits_with(64), Reason.USAGE),
+        (exits_with(75, steps=2), Reason.USER_FAILED),
         (exits_with(1, error=Error("too small", "does-not-fit")), Reason.DOES_NOT_FIT),
         (exits_with(1, error=Error("no state", "usage")), Reason.USAGE),
     ],
@@ -363,16 +510,36 @@ def test_the_deadline_ends_the_run_with_what_is_done(world: World) -> None:
 
 
 def test_a_machine_that_may_not_leave_does_not_train(world: World) -> None:
+    permissions, world.cloud.permissions = world.cloud.permissions, []
+    vm = world.boot(finish).start()
+    wait_until(lambda: sum(line.startswith("stuck-leaving") for line in vm.said) > 2)
+    assert vm.trainers == [] and not vm.code.done()
+    assert world.end_of(1).reason is Reason.REFUSED
+    # The run is open: who leaves it leaves nobody to go on with it.
+    assert not {"deleteInstances", "resize"} & set(world.cloud.calls)
+    world.cloud.permissions = permissions
+    assert vm.ended() == 0
+    assert (world.head.state, world.head.term) == (State.DONE, 2)
+    assert world.cloud.groups["group"] == []
+
+
+def test_a_machine_that_may_not_leave_sees_the_end_of_its_run(world: World) -> None:
     world.cloud.permissions = []
-    world.cloud.answers = {"deleteInstances": [403], "resize": [403]}
     vm = world.boot().start()
     wait_until(lambda: any(line.startswith("stuck-leaving") for line in vm.said))
-    assert vm.trainers == []
-    assert world.end_of(1).reason is Reason.REFUSED
-    assert not vm.code.done()
-    world.cloud.answers = {}
+    HeadFile(world.store, LAYOUT).end_from_outside(State.STOPPED, Reason.STOPPED)
     assert vm.ended() == 0
-    assert world.head.state is State.OPEN
+    assert vm.trainers == [] and world.cloud.groups["group"] == []
+
+
+def test_a_machine_that_may_not_leave_makes_way_for_its_successor(world: World) -> None:
+    world.cloud.permissions = []
+    vm = world.boot().start()
+    wait_until(lambda: any(line.startswith("stuck-leaving") for line in vm.said))
+    world.cloud.groups["group"] = [{"id": "7", "name": "group-0001"}]
+    assert vm.ended() == 76
+    assert vm.trainers == [] and world.head.term == 1
+    assert "deleteInstances" not in world.cloud.calls
 
 
 # -- the table at boot, acted on -------------------------------------------------------------------
@@ -426,6 +593,21 @@ def test_a_head_that_cannot_be_trusted(
     assert world.cloud.groups["group"] == []
 
 
+def test_a_head_that_may_not_be_read(world: World) -> None:
+    first = world.boot(stopped_after(1)).start()
+    first.terminate()
+    first.ended()
+    before = world.head
+    store = disturbed(world, raising(Forbidden("403"), LAYOUT.head, verb="get"))
+    vm = world.boot(store=store)
+    assert vm.run() == 0
+    end = world.boot_end_of(vm)
+    assert end is not None and end.reason is Reason.FORBIDDEN and "outlast repair" in end.message
+    assert sum("waiting up to" in line for line in vm.said) == 1
+    assert vm.trainers == [] and world.head == before
+    assert world.cloud.groups["group"] == []
+
+
 def test_a_head_that_vanishes_during_an_attempt(world: World) -> None:
     def script(life: Life) -> int:
         life.advance(1)
@@ -449,6 +631,39 @@ def test_all_checkpoints_damaged_is_an_error_and_no_fresh_start(world: World) ->
     assert vm.run() == 75
     assert vm.trainers == [] and world.end_of(2).reason is Reason.RESTORE_ERROR
     assert world.head.state is State.OPEN
+
+
+def test_the_tenth_restore_error_ends_the_run(world: World) -> None:
+    first = world.boot(stopped_after(2)).start()
+    first.terminate()
+    first.ended()
+    (checkpoint,) = world.head.chain
+    world.store.put(checkpoint.path + "state.json", b"{}")
+    barren = dataclasses.replace(world.head, barren=MAX_BARREN - 1)
+    world.store.put(LAYOUT.head, barren.to_json())
+    assert world.boot().run() == 75
+    vm = world.boot()
+    assert vm.run() == 0
+    end, head = world.boot_end_of(vm), world.head
+    assert end is not None and end.reason is Reason.RESTORE_ERROR
+    assert head.end is not None and head.end.reason is Reason.RESTORE_ERROR
+    assert world.cloud.groups["group"] == []
+
+
+def test_the_end_of_a_boot_is_recorded_though_the_store_hiccups(world: World) -> None:
+    world.boot(finish).run()
+    vm = world.boot(store=disturbed(world, raising(Unavailable("503"), ".end.json", times=2)))
+    assert vm.run() == 0
+    end = world.boot_end_of(vm)
+    assert end is not None and end.reason is Reason.ENDED
+
+
+def test_a_boot_ends_for_no_other_reason_than_a_boots(world: World) -> None:
+    vm = world.boot()
+    for reason in set(Reason) - BOOT_REASONS:
+        with pytest.raises(ValueError, match=f"reason {reason}: is none of a boot's end"):
+            _record_boot_end(vm.boot, reason, 0, "")
+    assert world.boot_end_of(vm) is None
 
 
 def test_the_operators_stop_is_acted_on(world: World) -> None:
@@ -557,6 +772,36 @@ def test_a_fenced_attempt_deletes_and_commits_nothing(world: World) -> None:
     go_on.set()
     assert new.ended() == 0
     assert world.steps() == list(range(1, 11)) and {entry.term for entry in world.head.chain} == {2}
+
+
+def test_an_upload_of_an_earlier_term_is_not_committed_in_a_later_one(world: World) -> None:
+    """Frozen in mid-commit while its process is fenced and takes the run again."""
+    frozen, thaw, go_on = threading.Event(), threading.Event(), threading.Event()
+    uploading: list[threading.Thread] = []
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        manifest = operation.verb == "put" and operation.path.endswith("MANIFEST.json")
+        if manifest and not uploading:
+            uploading.append(threading.current_thread())
+            frozen.set()
+            thaw.wait(20)
+        return perform()
+
+    store = disturbed(world, around)
+    vm = world.boot(offers_one, finish_when(go_on), store=store).start()
+    assert frozen.wait(20)
+    taken_over(world)
+    wait_until(lambda: len(vm.trainers) == 2)
+    assert vm.trainers[1].running.wait(20)
+    head = world.head
+    assert head.term == 3
+    thaw.set()
+    uploading[0].join(20)
+    assert world.head == head
+    go_on.set()
+    assert vm.ended() == 0
+    assert {entry.term for entry in world.head.chain} == {3}
+    assert world.steps() == list(range(1, 11))
 
 
 def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: World) -> None:

@@ -27,6 +27,7 @@ from outlast.run.head import Checkpoint, Claim, Fenced, HeadFile, Lineage, read_
 from outlast.run.store import (
     Damaged,
     FolderStore,
+    Forbidden,
     MemoryStore,
     NotFound,
     Operation,
@@ -372,6 +373,33 @@ def test_lines_that_are_no_rows_are_named(bench: Bench) -> None:
         steps_of(bench)
 
 
+def test_an_old_committer_commits_nothing_in_a_newer_term_of_its_process(bench: Bench) -> None:
+    """Its thread thaws after another machine committed and this process took the term again."""
+    head_file = HeadFile(bench.store, bench.layout, bench.clock)
+    head_file.take_term(bench.claim)
+    old = Committer(head_file, say=bench.said.append)
+    bench.restore(old)
+    bench.commit(old, 10, rows=rows(10))
+    second = bench.attempt()
+    bench.restore(second)
+    bench.commit(second, 20, rows=rows(20))
+    head_file.take_term(bench.claim)
+    new = Committer(head_file, say=bench.said.append)
+    assert (old.term, new.term) == (1, 3)
+    before = bench.head
+    with pytest.raises(Fenced):
+        bench.commit(old, 11, rows=rows(11))
+    with pytest.raises(Fenced):
+        old.finish(State.DONE, Reason.DONE)
+    with pytest.raises(Fenced):
+        old.restore(bench.work / "old")
+    assert bench.head == before
+    assert [(entry.term, entry.step) for entry in before.chain] == [(1, 10), (2, 20)]
+    bench.restore(new)
+    bench.commit(new, 30, rows=rows(30))
+    assert [(entry.term, entry.step) for entry in bench.head.chain] == [(1, 10), (2, 20), (3, 30)]
+
+
 # -- retention --------------------------------------------------------------------------------
 
 
@@ -509,6 +537,27 @@ def test_a_failing_sweep_stops_nothing(bench: Bench) -> None:
     second.finish(State.FAILED, Reason.USER_FAILED, exit=1)
     assert bench.head.state is State.FAILED
     assert any("sweep" in line for line in bench.said)
+
+
+def test_a_head_that_may_not_be_read_now_ends_no_sweeping_attempt(bench: Bench) -> None:
+    bench.store.put(bench.layout.snapshot(1, 1, "ab") + "state", b"x")
+    bench.attempt()
+    denied = [False]
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if denied[0] and operation.verb == "get" and operation.path == bench.layout.head:
+            raise Forbidden("403")
+        return apply()
+
+    second = bench.attempt(around)
+    denied[0] = True
+    bench.commit(second, 2)
+    assert [entry.step for entry in bench.head.chain] == [2]
+    assert any("sweep" in line and "403" in line for line in bench.said)
+    assert "t000001/s000000000001-ab/state" in bench.paths()
+    denied[0] = False
+    bench.commit(second, 3)
+    assert "t000001/s000000000001-ab/state" not in bench.paths()
 
 
 # -- the end ----------------------------------------------------------------------------------

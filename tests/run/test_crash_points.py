@@ -10,7 +10,8 @@ import pytest
 
 from outlast.run import head as head_module
 from outlast.run import store as store_module
-from tests.run.scripted import LAYOUT, How, play, violations
+from outlast.run.head import HeadFile
+from tests.run.scripted import LAYOUT, How, play, play_retaken, violations
 
 
 def disturbed(how: How) -> Iterator[list[str]]:
@@ -48,6 +49,29 @@ def test_guarantees_hold_when_the_successor_is_cut_too() -> None:
             played, _ = play(How.CRASH_AFTER, at, crash_successor_at=successor_at)
             broken += violations(played)
     assert broken == []
+
+
+def retaken() -> Iterator[list[str]]:
+    """The violations where the process of a frozen attempt takes the run again."""
+    _, sent = play(None, -1)
+    swaps = [at for at, sends in enumerate(sent) if sends.writes and sends.path == LAYOUT.head]
+    for at in range(swaps[0] + 1, swaps[-1] + 1):
+        # A frozen swap keeps its process from settling the next term: it is thawed at once.
+        for thaw_at in range(1) if at in swaps else range(0, len(sent), 5):
+            yield violations(play_retaken(at, thaw_at))
+
+
+def test_guarantees_hold_when_the_process_of_an_old_attempt_takes_the_run_again() -> None:
+    broken = [violation for found in retaken() for violation in found]
+    assert broken == []
+
+
+def test_a_twin_that_commits_in_whatever_term_its_process_holds_turns_the_check_red(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holding = HeadFile._holding
+    monkeypatch.setattr(HeadFile, "_holding", lambda head_file, term=None: holding(head_file))
+    assert any(retaken())
 
 
 def remove_precondition(monkeypatch: pytest.MonkeyPatch) -> None:

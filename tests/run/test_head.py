@@ -302,17 +302,39 @@ def test_terms_rise(head_file: HeadFile, claim: Claim) -> None:
     second.take_term(claim)
     assert (head_file.term, second.term) == (1, 2)
     with pytest.raises(Fenced) as caught:
-        head_file.swap(lambda known: known)
+        head_file.swap(lambda known: known, term=1)
     assert caught.value.head.term == 2
     with pytest.raises(Fenced):
-        head_file.check()
-    assert second.check().term == 2
+        head_file.check(term=1)
+    assert second.check(term=2).term == 2
+
+
+def test_an_earlier_term_of_the_same_process_is_fenced(head_file: HeadFile, claim: Claim) -> None:
+    """Term 1 here, term 2 elsewhere, term 3 here again: term 1 writes nothing any more."""
+    head_file.take_term(claim)
+    other(head_file).take_term(claim)
+    head_file.take_term(claim)
+    assert head_file.term == 3
+    before = read_head(head_file.store, head_file.layout)
+    digits = DataFingerprint("data/digits", 3, 100, "AAAAAA==")
+    for use in (
+        lambda: head_file.swap(lambda known: known, term=1),
+        lambda: head_file.check(term=1),
+        lambda: head_file.held(1),
+        lambda: head_file.count_failure(term=1, before=0, retries=9),
+        lambda: head_file.set_data(digits, term=1),
+    ):
+        with pytest.raises(Fenced) as caught:
+            use()
+        assert caught.value.head.term == 3
+    assert read_head(head_file.store, head_file.layout) == before
+    assert head_file.check(term=3) == head_file.held(3)
 
 
 def test_without_a_term_nothing_is_written(head_file: HeadFile, claim: Claim) -> None:
     other(head_file).take_term(claim)
     with pytest.raises(HeadError, match="no term was taken"):
-        head_file.swap(lambda known: known)
+        head_file.swap(lambda known: known, term=1)
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -320,7 +342,7 @@ def test_taking_survives_lost_answers(head_file: HeadFile, claim: Claim, applied
     unlucky = other(head_file, failing("put", [Unavailable("gone")], applied=applied))
     assert unlucky.take_term(claim).act is Act.TAKE
     assert unlucky.term == 1
-    assert unlucky.swap(lambda known: known).term == 1
+    assert unlucky.swap(lambda known: known, term=1).term == 1
 
 
 def test_a_lost_race_is_decided_again(head_file: HeadFile, claim: Claim) -> None:
@@ -374,13 +396,13 @@ def test_the_deadline_ends_the_run_by_server_time(
     copy = EndCopy.from_json(head_file.store.get(head_file.layout.end(0))[0])
     assert (copy.state, copy.reason) == (State.FAILED, Reason.LIMIT)
     with pytest.raises(HeadEnded):
-        head_file.check()
+        head_file.check(term=1)
 
 
 def test_an_ended_run_gets_its_missing_copy(head_file: HeadFile, claim: Claim) -> None:
     head_file.take_term(claim)
     result = Result("p/result/", 3, "dd")
-    head_file.swap(lambda known: known.ended(State.DONE, End(Reason.DONE, 0, 6, result)))
+    head_file.swap(lambda known: known.ended(State.DONE, End(Reason.DONE, 0, 6, result)), term=1)
     assert other(head_file).take_term(claim).act is Act.LEAVE
     data, first = head_file.store.get(head_file.layout.end(0))
     assert EndCopy.from_json(data).digest == "dd"
@@ -415,7 +437,7 @@ def test_barren_is_measured_by_the_stores_times(
     # The second commits after 20 s; the third lives 61 s without: more than three times that.
     beat = records(second, 2, seconds_to_commit=20.0)
     beat()
-    second.swap(lambda known: replace(known.with_lineage(2, 0), barren=0))
+    second.swap(lambda known: replace(known.with_lineage(2, 0), barren=0), term=2)
     third = other(head_file)
     third.take_term(claim)
     assert third.head.barren == 0
@@ -452,15 +474,15 @@ def test_a_swap_survives_lost_answers(
     unlucky = other(head_file, failing("put", errors, applied=applied))
     unlucky.take_term(claim)
     errors += [error] * 3
-    assert unlucky.count_failure(retries=1)
+    assert unlucky.count_failure(term=1, before=0, retries=1)
     assert read_head(head_file.store, head_file.layout).head.failures == 1
-    assert unlucky.count_failure(retries=2)
+    assert not unlucky.count_failure(term=1, before=1, retries=1)
 
 
 def test_a_write_given_up_is_recognised_later(
     head_file: HeadFile, claim: Claim, clock: FakeClock
 ) -> None:
-    """Its answer was lost for good; the next change is made on top of it."""
+    """Its answer was lost for good; the next change is made on top of it, and counts once."""
     errors: list[Exception] = []
     holder = other(head_file, failing("put", errors, applied=False))
     holder.take_term(claim)
@@ -475,11 +497,11 @@ def test_a_write_given_up_is_recognised_later(
     working = holder.store
     holder.store = working.view(around)
     with pytest.raises(Unavailable):
-        holder.count_failure(retries=5)
+        holder.count_failure(term=1, before=0, retries=1)
     holder.store = working
     written[0]()
-    assert holder.count_failure(retries=5)
-    assert read_head(head_file.store, head_file.layout).head.failures == 2
+    assert holder.count_failure(term=1, before=0, retries=1)
+    assert read_head(head_file.store, head_file.layout).head.failures == 1
 
 
 def test_head_is_written_at_most_once_a_second(
@@ -487,7 +509,7 @@ def test_head_is_written_at_most_once_a_second(
 ) -> None:
     head_file.take_term(claim)
     for _ in range(5):
-        head_file.swap(lambda known: known)
+        head_file.swap(lambda known: known, term=1)
     assert clock.elapsed >= 5
 
 
@@ -496,9 +518,9 @@ def test_head_gone_under_the_holder_is_lost(head_file: HeadFile, claim: Claim) -
     found = head_file.store.stat(head_file.layout.head)
     head_file.store.delete(found.path, generation=found.generation)
     with pytest.raises(HeadLost):
-        head_file.check()
+        head_file.check(term=1)
     with pytest.raises(HeadLost):
-        head_file.swap(lambda known: known)
+        head_file.swap(lambda known: known, term=1)
 
 
 def test_a_stranger_in_the_same_term_is_an_error(head_file: HeadFile, claim: Claim) -> None:
@@ -506,28 +528,29 @@ def test_a_stranger_in_the_same_term_is_an_error(head_file: HeadFile, claim: Cla
     known = read_head(head_file.store, head_file.layout).head
     head_file.store.put(head_file.layout.head, replace(known, nonce="x").to_json())
     with pytest.raises(HeadError, match="rewritten by somebody else") as caught:
-        head_file.swap(lambda known: known)
+        head_file.swap(lambda known: known, term=1)
     assert type(caught.value) is HeadError
 
 
 def test_failures_are_counted_against_the_retries(head_file: HeadFile, claim: Claim) -> None:
     head_file.take_term(claim)
-    assert head_file.count_failure(retries=2)
-    second = other(head_file)
-    second.take_term(claim)
-    assert second.count_failure(retries=2)
-    assert not second.count_failure(retries=2)
+    assert head_file.count_failure(term=1, before=0, retries=2)
+    for term, granted in ((2, True), (3, False)):
+        holder = other(head_file)
+        holder.take_term(claim)
+        before = holder.head.failures
+        assert holder.count_failure(term=term, before=before, retries=2) is granted
 
 
 def test_data_is_set_once(head_file: HeadFile, claim: Claim) -> None:
     head_file.take_term(claim)
     digits = DataFingerprint("data/digits", 3, 100, "AAAAAA==")
-    assert head_file.set_data(digits)
-    assert head_file.set_data(digits)
+    assert head_file.set_data(digits, term=1)
+    assert head_file.set_data(digits, term=1)
     second = other(head_file)
     second.take_term(claim)
-    assert second.set_data(digits)
-    assert not second.set_data(replace(digits, generation=4))
+    assert second.set_data(digits, term=2)
+    assert not second.set_data(replace(digits, generation=4), term=2)
     assert second.head.data == digits
 
 
@@ -540,9 +563,9 @@ def test_the_operators_stop_is_seen_by_the_holder(
     stopped = operator.end_from_outside(State.STOPPED, Reason.STOPPED)
     assert stopped.end == End(Reason.STOPPED, None, 0, None)
     with pytest.raises(HeadEnded):
-        head_file.check()
+        head_file.check(term=1)
     with pytest.raises(HeadEnded):
-        head_file.swap(lambda known: known)
+        head_file.swap(lambda known: known, term=1)
     again = operator.end_from_outside(State.FAILED, Reason.EXPIRED)
     assert again.state is State.STOPPED
 

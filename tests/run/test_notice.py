@@ -46,6 +46,16 @@ def test_preemption_gives_the_notice(cloud: FakeCloud, notices: Notices) -> None
     assert 110 < stopping.until - time.monotonic() <= 120
 
 
+def test_without_a_notice_the_flag_gives_the_time_of_a_stop(cloud: FakeCloud) -> None:
+    notices = Notices(Waits(notice=0.0, stop=30.0), Metadata())
+    inbox = heard(notices)
+    notices.start()
+    cloud.set("instance/preempted", "TRUE")
+    stopping = inbox.get(timeout=10)
+    assert stopping.reason is Reason.PREEMPTED
+    assert 20 < stopping.until - time.monotonic() <= 30
+
+
 def test_a_flag_that_was_up_at_boot_is_seen(cloud: FakeCloud, notices: Notices) -> None:
     cloud.set("instance/preempted", "TRUE")
     notices.start()

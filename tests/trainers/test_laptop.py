@@ -34,3 +34,25 @@ def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
     assert table["epoch"] == [100, 200]
     assert json.loads(evaluated.stdout)["test_accuracy"] == table["test_accuracy"][-1]
     programs.wait_until_alone(tmp_path)
+
+
+def test_a_run_dir_that_is_a_file_is_bad_usage(tmp_path: Path) -> None:
+    """And not 75, which would have a loop around the command try for ever."""
+    file = tmp_path / "run"
+    file.write_text("here first")
+    refused = programs.run(tmp_path, command(file))
+    assert refused.returncode == 64
+    assert "is a file; give a folder" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_of_two_on_one_folder_the_fenced_one_says_so(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    argv = command(run_dir, "--checkpoint-every", "10")
+    with programs.started(tmp_path, argv) as first:
+        programs.wait_for(lambda: programs.newest(run_dir) > 0, first)
+        with programs.started(tmp_path, argv) as second:
+            _, err = first.communicate(timeout=programs.WAIT_SEC)
+            assert first.returncode == 76, err
+            assert "another process works on this folder; end one of them" in err
+            out, err = second.communicate(timeout=programs.WAIT_SEC)
+            assert second.returncode == 0, err
