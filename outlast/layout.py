@@ -56,7 +56,10 @@ def parse_time(text: str) -> datetime:
         raise ValueError(f"time {text!r}: must be RFC 3339, such as 2026-11-27T23:59:59Z") from None
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r}: must end in Z or an offset")
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"time {text!r}: is outside the years 1 to 9999") from None
 
 
 # ---------------------------------------------------------------------------------------------

@@ -361,8 +361,9 @@ def run_vm(stop: "Stop") -> int:
         say("stopped; nothing was left to finish")
         code = exits.INTERRUPTED
     except StoreError as error:
+        # The shell records it, counts the boots in a row that came to nothing, and powers off.
         say(f"{store.url}: {error}")
-        code = FAILED
+        return FAILED
     finally:
         site.webhook.close()
     power_off(say)

@@ -523,6 +523,9 @@ class Attempt:
             outcome = self._host_error(f"{what}: {error}")
         except OSError as error:
             outcome = self._host_error(self._disk_message(error))
+            if error.errno in FULL and self._trainer is None:
+                # No VM of this machine type has the room either: ten of these end the run.
+                outcome = Outcome(Next.STOP, Reason.RESTORE_ERROR, outcome.message)
         except Interrupted:
             outcome = Outcome(Next.STOP, self._notice_reason(), "stopped before it trained")
         self._end(outcome)

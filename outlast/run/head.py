@@ -16,7 +16,7 @@ that no longer exists.
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
@@ -27,11 +27,13 @@ from outlast.layout import AttemptEnd, Beat, EndCopy, Layout, Record
 from outlast.run.store import (
     SYSTEM_CLOCK,
     Clock,
+    Damaged,
     Forbidden,
     NotFound,
     Object,
     PreconditionFailed,
     Store,
+    StoreError,
     Throttled,
     Unavailable,
     jittered,
@@ -168,6 +170,9 @@ class Head(Record):
     def __post_init__(self) -> None:
         if self.term < 1:
             raise ValueError(f"Head.term {self.term}: must be 1 or more")
+        for name in ("resume", "place", "failures", "barren"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"Head.{name} {getattr(self, name)}: must not be negative")
         if (self.end is not None) != self.state.ended:
             raise ValueError(f"Head.end {self.end!r}: does not go with state {self.state}")
 
@@ -440,10 +445,25 @@ def read_head(store: Store, layout: Layout) -> Reading:
         raise HeadLost(f"{store.url}/{layout.head}: no HEAD") from None
     except Forbidden as error:
         raise HeadForbidden(f"{store.url}/{layout.head}: may not be read ({error})") from None
+    except Damaged as error:
+        raise HeadUnreadable(f"{store.url}/{layout.head}: {error}") from None
     try:
-        return Reading(Head.from_json(data), found)
+        head = Head.from_json(data)
+        _check_paths(layout, head)
+        return Reading(head, found)
     except ValueError as error:
         raise HeadUnreadable(f"{store.url}/{layout.head}: {error}") from None
+
+
+def _check_paths(layout: Layout, head: Head) -> None:
+    """What HEAD names may be deleted one day, so it must lie where this run's things lie."""
+    paths: list[tuple[str, int | None]] = [(entry.path, entry.term) for entry in head.chain]
+    if head.end and head.end.result:
+        paths.append((head.end.result.path, None))
+    for path, term in paths:
+        place = layout.folder_of(f"{path}MANIFEST.json")
+        if place is None or place[1] != path or (term is not None and place[0] != term):
+            raise ValueError(f"Head path {path!r}: is no folder of this run")
 
 
 def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
@@ -453,7 +473,7 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
     """
     started = _updated(store, layout.attempt_start(head.term))
     reason = None
-    with contextlib.suppress(NotFound, ValueError):
+    with _where_whole():
         reason = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0]).reason
     if started is None:
         # The state was never restored: only the reason can count.
@@ -468,22 +488,30 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
 
 def _updated(store: Store, path: str) -> datetime | None:
     """Server time of the object's last write; None where there is none."""
-    try:
+    with _where_whole():
         return store.stat(path).updated
-    except NotFound:
-        return None
+    return None
 
 
 def _seconds_to_commit(store: Store, layout: Layout, head: Head) -> float | None:
     """What the last term that committed needed for its first commit, as its beat says."""
     for entry in reversed(head.lineage):
-        try:
+        with _where_whole():
             beat = Beat.from_json(store.get(layout.beat(entry.term))[0])
-        except (NotFound, ValueError):
-            continue
-        if beat.seconds_to_commit is not None:
-            return beat.seconds_to_commit
+            if beat.seconds_to_commit is not None:
+                return beat.seconds_to_commit
     return None
+
+
+@contextlib.contextmanager
+def _where_whole() -> Iterator[None]:
+    """A record that decides nothing counts as none where it is absent or damaged."""
+    try:
+        yield
+    except (Forbidden, Throttled, Unavailable):
+        raise
+    except (StoreError, ValueError):
+        pass
 
 
 def end_copy(layout: Layout, head: Head) -> EndCopy:
@@ -537,6 +565,27 @@ def silent_seconds(store: Store, layout: Layout, term: int, since: datetime) -> 
 
 
 Change = Callable[[Head], Head]
+
+
+class _Patience:
+    """The time that a boot waits for permissions to spread, said once."""
+
+    def __init__(self, clock: Clock, seconds: float, say: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._say = say
+        self._start = clock.monotonic()
+        self._said = False
+
+    def wait(self, why: str) -> bool:
+        """A few seconds of it; False where it is used up."""
+        if self._clock.monotonic() - self._start >= self._seconds:
+            return False
+        if not self._said:
+            self._say(f"{why}; waiting up to {self._seconds:.0f} s for permissions to spread")
+            self._said = True
+        self._clock.sleep(jittered(min(5.0, self._seconds)))
+        return True
 
 
 class _Held(NamedTuple):
@@ -617,22 +666,28 @@ class HeadFile:
         waited for `forbidden_seconds`, said once by `say`.
         """
         tried: dict[str, Decision] = {}
+        patience = _Patience(self.clock, forbidden_seconds, say)
         while True:
-            look, generation = self._look(forbidden_seconds, say)
-            if isinstance(look, Head) and is_own(look, tried):
-                return self._settled(tried[look.nonce], generation)
-            decision = self._decision(look, claim)
-            if decision.act is Act.LEAVE and decision.head is not None:
-                write_end_copy(self.store, self.layout, decision.head, clock=self.clock)
-            if decision.act in (Act.LEAVE, Act.REFUSE):
-                return decision
-            assert decision.head is not None
-            tried[decision.head.nonce] = decision
             try:
+                look, generation = self._look(say)
+                if isinstance(look, Head) and is_own(look, tried):
+                    return self._settled(tried[look.nonce], generation)
+                decision = self._decision(look, claim)
+                if decision.act is Act.LEAVE and decision.head is not None:
+                    write_end_copy(self.store, self.layout, decision.head, clock=self.clock)
+                if decision.act in (Act.LEAVE, Act.REFUSE):
+                    return decision
+                assert decision.head is not None
+                tried[decision.head.nonce] = decision
                 self._pace()
                 written = self.store.put(
                     self.layout.head, decision.head.to_json(), if_generation_match=generation
                 )
+            except (HeadForbidden, Forbidden) as error:
+                # Bindings spread one by one: reading may be allowed long before writing.
+                if not patience.wait(str(error)):
+                    return self._decision(Missing.FORBIDDEN, claim)
+                continue
             except (PreconditionFailed, Throttled, Unavailable):
                 self.clock.sleep(jittered(1.0))
                 if not still_member():
@@ -697,29 +752,16 @@ class HeadFile:
                 # An own write with a lost answer is found as the end on the next look.
                 self.clock.sleep(jittered(WRITE_INTERVAL_SECONDS))
 
-    def _look(self, forbidden_seconds: float, say: Callable[[str], None]) -> tuple[Look, int]:
+    def _look(self, say: Callable[[str], None]) -> tuple[Look, int]:
         """A patient look at HEAD, and the generation to swap from; 0 where it is absent."""
-        start = self.clock.monotonic()
-        said = False
-        while True:
-            try:
-                found = self.read()
-                return found.head, found.object.generation
-            except HeadLost:
-                return Missing.ABSENT, 0
-            except HeadUnreadable as error:
-                say(str(error))
-                return Missing.UNREADABLE, 0
-            except HeadForbidden as error:
-                if self.clock.monotonic() - start >= forbidden_seconds:
-                    return Missing.FORBIDDEN, 0
-                if not said:
-                    say(
-                        f"{error}; waiting up to {forbidden_seconds:.0f} s for permissions to "
-                        "spread"
-                    )
-                    said = True
-                self.clock.sleep(jittered(min(5.0, forbidden_seconds)))
+        try:
+            found = self.read()
+            return found.head, found.object.generation
+        except HeadLost:
+            return Missing.ABSENT, 0
+        except HeadUnreadable as error:
+            say(str(error))
+            return Missing.UNREADABLE, 0
 
     def _decision(self, look: Look, claim: Claim) -> Decision:
         previous = None

@@ -97,3 +97,25 @@ def test_a_bundle_that_lacks_a_module_fails_and_is_not_completed_from_elsewhere(
     assert {end.reason for end in ends} == {Reason.SETUP_FAILED}
     assert all("outlast.run.notice" in end.message for end in ends)
     assert list(store.list(layout.attempts)) == []
+
+
+def test_a_lasting_refusal_to_write_head_leaves_instead_of_booting_for_ever(
+    stack: Project, store: Store
+):
+    stack.set("outlast:waitIamSec", "3")
+    rule = {"match": {"object": "/HEAD$", "method": "POST", "count": 0}, "when": "before"}
+    stack.cloud.call("POST", "/_local/faults", {**rule, "do": {"status": 403}})
+    stack.up()
+    outputs = stack.outputs()
+    layout = Layout(outputs["prefix"], outputs["run"])
+
+    def gone() -> bool:
+        return stack.cloud.group_size(outputs["group"], outputs["groupZone"]) == 0
+
+    wait_until(gone, "the refused VM leaves")
+    ends = [
+        BootEnd.from_json(store.get(item.path)[0])
+        for item in store.list(layout.boots)
+        if item.path.endswith(".end.json")
+    ]
+    assert [end.reason for end in ends] == [Reason.FORBIDDEN]

@@ -395,7 +395,7 @@ def test_a_checkpoint_without_room_is_said(world: World, monkeypatch: pytest.Mon
     vm = world.boot()
     assert vm.run() == 75
     end = world.end_of(2)
-    assert end.reason is Reason.HOST_ERROR and vm.trainers == []
+    assert end.reason is Reason.RESTORE_ERROR and vm.trainers == []
     assert str(vm.boot.site.work) in end.message
     assert "No space left" in end.message and "the checkpoint needs 11 bytes" in end.message
     assert f"{vm.boot.site.work} has " in end.message

@@ -36,6 +36,7 @@ from outlast.run.head import (
     silent_seconds,
 )
 from outlast.run.store import (
+    Damaged,
     Forbidden,
     MemoryStore,
     Operation,
@@ -385,6 +386,80 @@ def test_forbidden_is_waited_for(head_file: HeadFile, claim: Claim, clock: FakeC
     assert 60 <= clock.elapsed - before < 120
 
 
+@pytest.mark.parametrize("verb", ["put", "stat"])
+def test_forbidden_to_write_or_to_read_records_is_waited_for_too(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, memory: MemoryStore, verb: str
+) -> None:
+    """Bindings spread one by one; a boot must not end each time that one is late."""
+    head_file.take_term(claim)
+    until = 30.0
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if operation.verb == verb and clock.elapsed < until:
+            raise Forbidden(f"{operation.path}: 403")
+        return perform()
+
+    said: list[str] = []
+    late = HeadFile(memory.view(around), head_file.layout, clock)
+    made = late.take_term(claim, forbidden_seconds=60, say=said.append)
+    assert (made.act, made.head and made.head.term) == (Act.TAKE, 2)
+    assert clock.elapsed >= 30 and len(said) == 1
+
+    until = float("inf")
+    before = clock.elapsed
+    made = HeadFile(memory.view(around), head_file.layout, clock).take_term(
+        claim, forbidden_seconds=60
+    )
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.FORBIDDEN)
+    assert 60 <= clock.elapsed - before < 120
+
+
+def test_a_head_whose_bytes_are_damaged_is_unreadable(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, memory: MemoryStore
+) -> None:
+    head_file.take_term(claim)
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if operation.verb == "get" and operation.path == head_file.layout.head:
+            raise Damaged(f"{operation.path}: crc32c differs")
+        return perform()
+
+    made = HeadFile(memory.view(around), head_file.layout, clock).take_term(claim)
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.UNREADABLE)
+
+
+def test_a_damaged_record_of_the_term_before_counts_as_none(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, memory: MemoryStore
+) -> None:
+    head_file.take_term(claim)
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if "/attempts/" in operation.path and operation.verb in ("get", "stat"):
+            raise Damaged(f"{operation.path}: crc32c differs")
+        return perform()
+
+    made = HeadFile(memory.view(around), head_file.layout, clock).take_term(claim)
+    assert (made.act, made.head and made.head.term) == (Act.TAKE, 2)
+
+
+@pytest.mark.parametrize("path", ["", "experiments/demo/", "experiments/other/0/t000001/s1-a/"])
+def test_a_head_that_names_what_is_not_this_runs_is_unreadable(
+    head_file: HeadFile, claim: Claim, path: str
+) -> None:
+    """What HEAD names is deleted one day."""
+    head_file.take_term(claim)
+    foreign = Checkpoint(path, 1, "b3", 1, 1, ())
+    head_file.swap(lambda known: replace(known, chain=(foreign,)), term=1)
+    with pytest.raises(HeadUnreadable, match="is no folder of this run"):
+        read_head(head_file.store, head_file.layout)
+
+
+@pytest.mark.parametrize("name", ["resume", "place", "failures", "barren"])
+def test_negative_counters_are_no_head(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Head.{name} -1: must not be negative"):
+        head(**{name: -1})
+
+
 def test_the_deadline_ends_the_run_by_server_time(
     head_file: HeadFile, claim: Claim, clock: FakeClock
 ) -> None:
@@ -401,7 +476,7 @@ def test_the_deadline_ends_the_run_by_server_time(
 
 def test_an_ended_run_gets_its_missing_copy(head_file: HeadFile, claim: Claim) -> None:
     head_file.take_term(claim)
-    result = Result("p/result/", 3, "dd")
+    result = Result(head_file.layout.result(1), 3, "dd")
     head_file.swap(lambda known: known.ended(State.DONE, End(Reason.DONE, 0, 6, result)), term=1)
     assert other(head_file).take_term(claim).act is Act.LEAVE
     data, first = head_file.store.get(head_file.layout.end(0))
