@@ -39,7 +39,18 @@ LIMIT_RUN_MINUTES = 525_600
 RESUME_LIMIT = 9999
 """More would not fit into the name of a VM."""
 
-_BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9]")
+LIMIT_WAIT_SEC = 86_400
+"""A day."""
+
+_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9]")
+_IMAGE_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_IMAGE_PROJECT = r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]*"
+_IMAGE = re.compile(
+    # The forms that the provider resolves.
+    rf"(?:https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/projects/{_IMAGE_PROJECT}/"
+    rf"|projects/{_IMAGE_PROJECT}/)?global/images/(?:family/)?{_IMAGE_NAME}"
+    rf"|(?:{_IMAGE_PROJECT}/|family/)?{_IMAGE_NAME}"
+)
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
 _MACHINE = re.compile(r"[a-z][-a-z0-9]*")
 _FLAG = re.compile(r"[a-z][-a-z0-9]*")
@@ -213,7 +224,7 @@ def check(
     zone = read.text("zone") or str(values.get("gcp:zone", ""))
     if not _ZONE.fullmatch(zone):
         raise _bad("zone", zone, "must be a zone such as europe-west4-a", "or set gcp:zone")
-    notice_sec = read.integer("noticeSec", 0)
+    notice_sec = read.integer("noticeSec", 0, LIMIT_WAIT_SEC)
     if cloud != LOCAL_PROJECT and notice_sec not in (0, 120):
         raise _bad("noticeSec", notice_sec, "must be 120 or 0, the platform gives no other")
 
@@ -221,10 +232,6 @@ def check(
     trainer = read.text("trainer")
     args = _args(read.mapping("args"))
     run = _run(read, trainer, args)
-    image = read.text("image")
-    if not image:
-        raise _bad("image", image, "must name an image or an image family")
-
     return Settings(
         project=cloud,
         region=zone.rpartition("-")[0],
@@ -245,7 +252,13 @@ def check(
             "must be a machine type's bare name such as e2-standard-2",
         ),
         spot=read.boolean("spot"),
-        image=image,
+        image=_matching(
+            "image",
+            read.text("image"),
+            _IMAGE,
+            "must name an image or an image family, such as"
+            " projects/debian-cloud/global/images/family/debian-13",
+        ),
         boot_disk_gb=read.integer("bootDiskGb", 10, 65_536),
         boot_disk_type=_matching(
             "bootDiskType",
@@ -257,7 +270,8 @@ def check(
             "bucket",
             read.text("bucket") or f"{cloud}-outlast",
             _BUCKET,
-            "must have 3 to 63 lower-case letters, digits, dashes, underscores and dots",
+            "must have 3 to 63 lower-case letters, digits, dashes, underscores and dots, the first"
+            " and the last a letter or digit, no two dots in a row",
         ),
         labels=label_rules.of_stack(project, stack, experiment, _labels(read.mapping("labels"))),
         webhook=_webhook(read.text("webhook")),
@@ -480,7 +494,13 @@ def _labels(user: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _webhook(url: str) -> str:
-    if url and (urlsplit(url).scheme != "https" or not urlsplit(url).hostname):
+    try:
+        parts = urlsplit(url)
+        # Reading the port checks it.
+        good = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if url and not good:
         raise _bad("webhook", url, "must be an https address", "or leave it empty")
     return url
 
@@ -488,14 +508,14 @@ def _webhook(url: str) -> str:
 def _waits(read: _Reader, notice_sec: int) -> str:
     return identity.canonical_json(
         {
-            "beat": read.integer("waitBeatSec", 1),
-            "verdict": read.integer("waitVerdictSec", 0),
-            "backoff": read.integer("waitBackoffSec", 1),
-            "iam": read.integer("waitIamSec", 0),
-            "silent": read.integer("waitSilentSec", 1),
+            "beat": read.integer("waitBeatSec", 1, LIMIT_WAIT_SEC),
+            "verdict": read.integer("waitVerdictSec", 0, LIMIT_WAIT_SEC),
+            "backoff": read.integer("waitBackoffSec", 1, LIMIT_WAIT_SEC),
+            "iam": read.integer("waitIamSec", 0, LIMIT_WAIT_SEC),
+            "silent": read.integer("waitSilentSec", 1, LIMIT_WAIT_SEC),
             "notice": notice_sec,
-            "stop": read.integer("stopSec", 0),
-            "stall": read.integer("limitStallMinutes", 1) * 60,
+            "stop": read.integer("stopSec", 0, LIMIT_WAIT_SEC),
+            "stall": read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60,
             "keep": 0,
         }
     )

@@ -28,6 +28,8 @@ SPLIT_SEED = 1797
 TEST_SHARE = 0.2
 BATCH_SIZE_MOST = 200  # MLPClassifier cuts larger ones into several updates
 ROWS_LEAST = 50
+LAYERS_MOST = 8
+LAYER_SIZE_MOST = 4096
 MODEL_FILE = "model.json"
 
 
@@ -86,11 +88,21 @@ def parser() -> flags.Parser:
     model.add_argument(
         "--hidden",
         metavar="SIZES",
-        type=flags.sizes,
+        type=_hidden,
         default=(512, 256),
         help="sizes of the hidden layers, such as 64,32",
     )
     return made
+
+
+def _hidden(text: str) -> tuple[int, ...]:
+    """Layer sizes that fit into a machine, for ``type=``."""
+    sizes = flags.sizes(text)
+    if len(sizes) > LAYERS_MOST or max(sizes) > LAYER_SIZE_MOST:
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be at most {LAYERS_MOST} sizes of 1 to {LAYER_SIZE_MOST}"
+        )
+    return sizes
 
 
 def build(config: Config) -> State:

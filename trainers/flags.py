@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 from outlast import exits
 from outlast.loop import schedule
 
+THREADS_MOST = 1024
+"""More than any machine has; a slip of the finger would crawl."""
+
 
 class UsageError(Exception):
     """What the flags name cannot be used; the message is one sentence, the exit code 64."""
@@ -182,7 +185,7 @@ def add_common(
     training.add_argument(
         "--threads",
         metavar="N",
-        type=whole(1),
+        type=whole(1, THREADS_MOST),
         default=threads,
         help="threads of the arithmetic; another number may give other last digits",
     )

@@ -11,6 +11,7 @@ in a folder, for a run that failed.
 
 import argparse
 import contextlib
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -87,6 +88,7 @@ from outlast.run.store import StoreError, Unsupported, open_store, put_new
 FAILED = 1
 WATCH_SEC_MIN = 0.2
 LAPTOP_STOP_SEC = 30.0
+WORK_PREFIX = "outlast-supervisor-"
 
 Say = Callable[[str], None]
 
@@ -100,6 +102,8 @@ class Boot:
     site: Site
     records: bool
     """Whether this machine has boot records."""
+    run_dir: Path | None = None
+    """The run's folder, where it is in one."""
 
 
 def supervise(boot: Boot) -> int:
@@ -163,7 +167,7 @@ def _still_member(site: Site, waits: Waits) -> bool:
 def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     """This boot has no part in the run: say so, leave."""
     if not boot.records:
-        return _turn_away(boot.site, decision)
+        return _turn_away(boot, decision)
     boot.site.say(decision.message)
     if not took:
         reason = decision.reason or Reason.ENDED
@@ -172,11 +176,17 @@ def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     return exits.DONE
 
 
-def _turn_away(site: Site, decision: Decision) -> int:
+def _turn_away(boot: Boot, decision: Decision) -> int:
     """Tell the waiting trainer of a folder why there is nothing to do."""
-    head = decision.head
+    site, head = boot.site, decision.head
     if decision.act is Act.REFUSE or head is None or not head.state.ended:
-        site.door.turn_away(protocol.Error(decision.message, "supervisor"))
+        message = decision.message
+        if decision.reason is Reason.OTHER_OWNER:
+            message = (
+                f"run folder {boot.run_dir}: belongs to another run (other flags, or another "
+                "version of the trainer); use another --run-dir, or the flags it was begun with"
+            )
+        site.door.turn_away(protocol.Error(message, "supervisor"))
         return FAILED
     code = exits.DONE if head.state is State.DONE else FAILED
     site.door.turn_away(protocol.Ended(head.state.value, code, ended_head(head)))
@@ -464,7 +474,8 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     except (Unsupported, StoreError, OSError) as error:
         say(str(error))
         return exits.USAGE
-    work = Path(tempfile.mkdtemp(prefix="outlast-work-"))
+    _drop_left_work()
+    work, held = _make_work()
     door = Door(options.socket)
     try:
         site = Site(
@@ -480,7 +491,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
             webhook=Webhook("", say),
         )
         head_file = HeadFile(store, Layout("", ""), site.clock)
-        return supervise(Boot(spec, head_file, site, records=False))
+        return supervise(Boot(spec, head_file, site, records=False, run_dir=options.run_dir))
     except Interrupted:
         return exits.INTERRUPTED
     except StoreError as error:
@@ -489,6 +500,34 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     finally:
         door.close()
         shutil.rmtree(work, ignore_errors=True)
+        os.close(held)
+
+
+def _make_work() -> tuple[Path, int]:
+    """A folder for snapshots, and the descriptor that holds its lock for as long as we live."""
+    while True:
+        work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+        with contextlib.suppress(FileNotFoundError):
+            held = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # without locks nobody clears anything away
+                fcntl.flock(held, fcntl.LOCK_EX)
+            # Another supervisor may have cleared it away before it was locked.
+            if work.exists():
+                return work, held
+            os.close(held)
+
+
+def _drop_left_work() -> None:
+    """Clears away the folders of this user's supervisors that were killed: nobody locks them."""
+    for work in Path(tempfile.gettempdir()).glob(f"{WORK_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            left = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(left).st_uid == os.getuid():
+                    fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(work, ignore_errors=True)
+            finally:
+                os.close(left)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -385,7 +385,9 @@ class FolderStore:
     that is killed at any instant leaves the old object or the new one.
     """
 
-    _BLOB = re.compile(r"(\d+)-(\d+)-([0-9a-f]{8})")
+    # A generation is a moment in microseconds: 17 digits last until the year 5138.
+    _BLOB = re.compile(r"([0-9]{1,17})-([0-9]+)-([0-9a-f]{8})")
+    _COUNTER = re.compile(rb"[0-9]{1,16}")
     _LOCK_SECONDS = 20.0
 
     # On these a lock holds on this machine only, or not at all, or a rename is not atomic.
@@ -573,11 +575,19 @@ class FolderStore:
 
     def _next_generation(self, counter: int, current: tuple[Path, Object] | None) -> int:
         """Higher than every one before, also of deleted objects: microseconds, never repeated."""
-        last = int(os.pread(counter, 32, 0).strip() or b"0")
-        floor = max(last, current[1].generation if current else 0)
+        floor = max(self._last_generation(counter), current[1].generation if current else 0)
         generation = max(time.time_ns() // 1000, floor + 1)
         os.pwrite(counter, f"{generation:<32}".encode(), 0)
+        os.ftruncate(counter, 32)
         return generation
+
+    def _last_generation(self, counter: int) -> int:
+        """What the lock file keeps; where that is no generation, the highest among the blobs."""
+        kept = os.pread(counter, 64, 0).strip()
+        if self._COUNTER.fullmatch(kept):
+            return int(kept)
+        names = (self._BLOB.fullmatch(entry.name) for entry in self._blobs.iterdir())
+        return max((int(match[1]) for match in names if match), default=0)
 
     def _link(self, link: Path, blob: Path) -> None:
         try:

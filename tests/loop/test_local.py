@@ -144,7 +144,8 @@ def test_a_finished_run_is_kept_as_it_is(tmp_path: Path, argv: list[str]) -> Non
     assert again.returncode == 0 and not again.stdout and "done" in again.stderr
     other = programs.run(tmp_path, [*argv[:-1], "2.0"])
     assert other.returncode not in (0, 75)
-    assert "owner" in other.stderr
+    assert f"run folder {run_dir}: belongs to another run (other flags, or" in other.stderr
+    assert "use another --run-dir, or the flags it was begun with" in other.stderr
     assert programs.head(run_dir) == before
 
 

@@ -92,6 +92,39 @@ def test_the_zone_of_outlast_goes_before_that_of_gcp():
     assert check({"outlast:zone": "us-east1-b"}).region == "us-east1"
 
 
+@pytest.mark.parametrize(
+    "image",
+    [
+        "projects/debian-cloud/global/images/family/debian-13",
+        "projects/acme-research/global/images/outlast-1",
+        "projects/example.com:acme/global/images/outlast-1",
+        "https://www.googleapis.com/compute/v1/projects/p/global/images/family/f",
+        "https://compute.googleapis.com/compute/beta/projects/p/global/images/i",
+        "global/images/i",
+        "global/images/family/f",
+        "family/f",
+        "debian-cloud/debian-13",
+        "debian-13",
+    ],
+)
+def test_images(image):
+    assert check({"outlast:image": image}).image == image
+
+
+@pytest.mark.parametrize("bucket", ["abc", "a.b", "a-_.b", "0runs0", "a" * 63])
+def test_bucket_names(bucket):
+    assert check({"outlast:bucket": bucket}).bucket == bucket
+
+
+@pytest.mark.parametrize("url", ["", "https://h", "https://h:8443/x?y", "https://[::1]/"])
+def test_webhooks(url):
+    assert check({"outlast:webhook": url}).webhook == url
+
+
+def test_a_wait_may_last_a_day():
+    assert json.loads(check({"outlast:waitIamSec": "86400"}).waits)["iam"] == 86400
+
+
 @pytest.mark.parametrize("name", ["a", "a1", "a-b", "a" * 40])
 def test_experiment_names(name):
     assert check(name=name).experiment == name
@@ -203,7 +236,8 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("experiment", "1a", "the first a letter"),
         ("limitRunMinutes", "0", "outlast:limitRunMinutes '0': must be a whole number from 1 to"),
         ("limitRunMinutes", "9999999", "from 1 to 525600"),
-        ("limitStallMinutes", "0", "1 or more"),
+        ("limitStallMinutes", "0", "from 1 to 525600"),
+        ("limitStallMinutes", "525601", "from 1 to 525600"),
         ("resume", "-1", "a whole number from 0 to 9999"),
         ("resume", "1.5", "a whole number"),
         ("rerun", "-1", "0 or more"),
@@ -216,11 +250,31 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("machineType", "zones/z/machineTypes/m", "bare name"),
         ("bootDiskType", "", "bare name"),
         ("image", "", "must name an image"),
+        ("image", "../../x", "outlast:image '../../x': must name an image or an image family"),
+        ("image", "projects/p/images/i", "must name an image"),
+        ("image", "projects/p/global/images/", "must name an image"),
+        ("image", "global/images/family/Debian", "must name an image"),
+        ("image", "p/global/images/i", "must name an image"),
         ("bucket", "Bucket", "must have 3 to 63 lower-case"),
         ("bucket", "gs://b", "must have 3 to 63 lower-case"),
+        ("bucket", "a..b", "no two dots in a row"),
+        ("bucket", "-ab", "the first and the last a letter or digit"),
+        ("bucket", "ab.", "the first and the last a letter or digit"),
+        ("bucket", "ab", "must have 3 to 63"),
+        ("bucket", "a" * 64, "must have 3 to 63"),
         ("noticeSec", "60", "must be 120 or 0"),
-        ("waitBeatSec", "0", "1 or more"),
+        ("noticeSec", "86401", "from 0 to 86400"),
+        ("waitBeatSec", "0", "from 1 to 86400"),
+        ("waitBeatSec", "99999999999", "outlast:waitBeatSec '99999999999': must be a whole number"),
+        ("waitVerdictSec", "86401", "outlast:waitVerdictSec '86401': must be a whole"),
+        ("waitBackoffSec", "86401", "from 1 to 86400"),
+        ("waitIamSec", "86401", "from 0 to 86400"),
+        ("waitSilentSec", "86401", "from 1 to 86400"),
+        ("stopSec", "86401", "outlast:stopSec '86401': must be a whole number from 0 to 86400"),
         ("webhook", "http://h/", "must be an https address"),
+        ("webhook", "https://", "must be an https address"),
+        ("webhook", "https://[x", "outlast:webhook 'https://[x': must be an https address"),
+        ("webhook", "https://h:99999/", "must be an https address"),
         ("labels", '{"Team":"x"}', "a key has at most 63 lower-case"),
         ("labels", '{"team":"Vision"}', "labels.team 'Vision': a value is a text of at most 63"),
         ("labels", '{"team":5}', "a value is a text"),

@@ -1,10 +1,12 @@
 """The supervisor as a process, with a real trainer, the fake cloud and a folder for a bucket."""
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import outlast
 import trainers
 from outlast.exits import Reason, State
 from outlast.layout import AttemptEnd, BootEnd, Layout
+from outlast.run import __main__ as entry
 from outlast.run.commit import read_record, read_rows
 from outlast.run.head import Head, HeadLost, read_head
 from outlast.run.store import FolderStore
@@ -282,6 +285,71 @@ def test_a_spec_with_a_hole_is_said(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-owner": ""})
     assert vm.wait(30) == 64
     assert "outlast-owner: missing" in machines.serial(0)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_work_of_killed_supervisors_is_cleared_away(temporary: Path) -> None:
+    """What a living one holds stays, and so does everything that is no folder of a supervisor."""
+    killed, held = entry._make_work()
+    (killed / "snapshot").mkdir()
+    (killed / "snapshot" / "arrays").write_bytes(b"x")
+    os.close(held)
+    living, held = entry._make_work()
+    strangers = temporary / "strangers"
+    strangers.mkdir()
+    (strangers / "kept").touch()
+    link = temporary / f"{entry.WORK_PREFIX}link"
+    link.symlink_to(strangers)
+    try:
+        entry._drop_left_work()
+        assert sorted(temporary.iterdir()) == sorted([living, strangers, link])
+        assert (strangers / "kept").exists()
+    finally:
+        os.close(held)
+    entry._drop_left_work()
+    assert not living.exists()
+
+
+def test_another_users_work_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, held = entry._make_work()
+    os.close(held)
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(work).st_uid + 1)
+    entry._drop_left_work()
+    assert work.exists()
+
+
+def test_work_that_was_cleared_away_before_its_lock_is_made_anew(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At either instant: before it is opened, and between that and the lock."""
+    made, locked = [], []
+    make, lock = tempfile.mkdtemp, fcntl.flock
+
+    def mkdtemp(**kwargs: Any) -> str:
+        made.append(Path(make(**kwargs)))
+        if len(made) == 1:
+            made[0].rmdir()
+        return str(made[-1])
+
+    def flock(file: int, how: int) -> None:
+        lock(file, how)
+        locked.append(file)
+        if len(locked) == 1:
+            made[-1].rmdir()
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    work, held = entry._make_work()
+    os.close(held)
+    assert len(made) == 3 and len(locked) == 2
+    assert list(temporary.iterdir()) == [work] == made[2:]
 
 
 def test_two_at_once_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

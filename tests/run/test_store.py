@@ -274,6 +274,31 @@ def test_network_folder_is_refused(
         FolderStore(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "kept", ["abc", "", " ", "-5", "1" * 20, "9" * 32, "9" * 40, "1" * 17, "\0\0", "\u0663"]
+)
+def test_folder_with_a_broken_counter_goes_on_above_what_it_has(tmp_path: Path, kept: str) -> None:
+    """An object of the future stands for a clock that was set back."""
+    store = FolderStore(tmp_path)
+    future = (time.time_ns() // 1000) + 10**12
+    (tmp_path / ".objects" / "lock").write_text(str(future))
+    first = store.put("a", b"x")
+    assert first.generation == future + 1
+    (tmp_path / ".objects" / "lock").write_text(kept)
+    store = FolderStore(tmp_path)
+    second = store.put("b", b"x")
+    assert second.generation == future + 2
+    assert store.put("b", b"y", if_generation_match=second.generation).generation == future + 3
+    assert store.get("a") == (b"x", first) and store.get("b")[0] == b"y"
+
+
+def test_a_link_with_no_moment_for_a_generation_is_named(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    (tmp_path / "x").symlink_to(f".objects/{'9' * 20}-1-00000000")
+    with pytest.raises(StoreError, match="which is no object of this run"):
+        store.get("x")
+
+
 def test_foreign_file_in_a_folder_is_named(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     (tmp_path / "HEAD").write_text("mine")

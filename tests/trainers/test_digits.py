@@ -11,7 +11,7 @@ from outlast.loop import snapshot, state
 from outlast.protocol import Snapshot, Stop
 from tests.loop.fake_supervisor import FakeSupervisor
 from trainers import __main__ as command
-from trainers import digits
+from trainers import digits, flags
 
 # 104 training rows in batches of 32: the last step of each of the 3 epochs has 8.
 SMALL = [
@@ -34,6 +34,34 @@ def make(training: digits.State, steps: int) -> digits.State:
 def files_of(folder: Path | None) -> dict[str, bytes]:
     assert folder is not None
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--hidden", "999999999,999999999"], "must be at most 8 sizes of 1 to 4096"),
+        (["--hidden", "64,4097"], "digits: --hidden: 64,4097: must be at most 8 sizes of 1 to"),
+        (["--hidden", ",".join("1" * 9)], "must be at most 8 sizes"),
+        (["--hidden", "9" * 5000], "must be whole numbers above 0"),
+        (["--threads", "100000"], "digits: --threads: 100000: must be 1 to 1024"),
+        (["--threads", "0"], "must be 1 to 1024"),
+    ],
+)
+def test_what_no_machine_can_hold_is_refused(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        digits.parser().parse_args(argv)
+    assert caught.value.code == exits.USAGE
+    said = capsys.readouterr().err
+    assert says in said and len(said.splitlines()) == 1
+
+
+def test_the_largest_network_and_most_threads_are_taken() -> None:
+    sizes = (digits.LAYER_SIZE_MOST,) * digits.LAYERS_MOST
+    argv = ["--hidden", ",".join(map(str, sizes)), "--threads", str(flags.THREADS_MOST)]
+    config = digits.Config.of(digits.parser().parse_args(argv))
+    assert (config.hidden, config.threads) == (sizes, flags.THREADS_MOST)
 
 
 def test_the_last_step_of_an_epoch_has_what_is_left() -> None:
