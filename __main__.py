@@ -40,7 +40,8 @@ template = VmTemplate("trainer", {
         "bundle": bundle.object, "bundle_sha256": code.sha256, "trainer": config.trainer,
         "arguments": config.args, "deadline": pin.deadline, "waits": config.waits,
         "checkpoint_every": config.checkpoint_every, "webhook": config.webhook,
-        "retries_failures": config.retries_failures,
+        "retries_failures": config.retries_failures, "trainer_python": config.trainer_python,
+        "keep_every_steps": config.keep_every_steps,
     }),
 })
 group = HealingGroup("trainer", {

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -89,6 +89,8 @@ class Settings:
     resume: int
     checkpoint_every: str
     retries_failures: int
+    keep_every_steps: int
+    trainer_python: str
     limit_run_minutes: int
     machine_type: str
     spot: bool
@@ -244,6 +246,8 @@ def check(
         resume=read.integer("resume", 0, RESUME_LIMIT),
         checkpoint_every=_checkpoint_every(read.text("checkpointEvery")),
         retries_failures=read.integer("retriesFailures", 0),
+        keep_every_steps=read.integer("keepEverySteps", 0),
+        trainer_python=_interpreter(read.text("trainerPython")),
         limit_run_minutes=read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES),
         machine_type=_matching(
             "machineType",
@@ -491,6 +495,12 @@ def _labels(user: Mapping[str, Any]) -> dict[str, str]:
                 " underscores",
             )
     return dict(user)
+
+
+def _interpreter(path: str) -> str:
+    if path and not PurePosixPath(path).is_absolute():
+        raise _bad("trainerPython", path, "must be an absolute path", "or leave it empty")
+    return path
 
 
 def _webhook(url: str) -> str:

@@ -36,6 +36,10 @@ class MetadataArgs(TypedDict):
     waits: str
     """JSON object of seconds."""
     retries_failures: int
+    keep_every_steps: int
+    """0 for none."""
+    trainer_python: str
+    """Empty for the supervisor's own."""
     webhook: str
     """Empty for none."""
 
@@ -62,6 +66,10 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
     for flag, value in args["arguments"].items():
         if value is not False:  # a switch that is off is a flag that is not there
             items[f"outlast-arg-{flag}"] = text(value)
+    if args["keep_every_steps"]:
+        items["outlast-keep-every-steps"] = str(args["keep_every_steps"])
+    if args["trainer_python"]:
+        items["outlast-trainer-python"] = args["trainer_python"]
     if args["webhook"]:
         items["outlast-webhook"] = args["webhook"]
     _check_sizes(items)

@@ -395,7 +395,7 @@ def _vm_site(
 
     def make_trainer(term: int) -> Trainer:
         return TrainerProcess(
-            trainer_argv(spec.trainer, spec.argv()),
+            trainer_argv(spec.trainer, spec.argv(), python=spec.trainer_python),
             folder=work / "cwd",
             environment=trainer_environment(door.socket_path, bundle),
             log=log_of(term),

@@ -48,7 +48,14 @@ from outlast.protocol import (
     Welcome,
     greet,
 )
-from outlast.run.commit import CommitError, Committer, Restored, RestoreError, write_record
+from outlast.run.commit import (
+    CommitError,
+    Committer,
+    Restored,
+    RestoreError,
+    Retention,
+    write_record,
+)
 from outlast.run.group import Membership, wait_for_permission
 from outlast.run.head import (
     Fenced,
@@ -472,7 +479,8 @@ class Attempt:
         self._work = site.work / f"t{self.term:06d}"
         self.rows_path = self._work / "rows.jsonl"
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._committer = Committer(head_file, say=site.say)
+        retention = Retention(keep_every_steps=spec.keep_every_steps or None)
+        self._committer = Committer(head_file, retention=retention, say=site.say)
         self._restored: Restored | None = None
         self._trainer: Trainer | None = None
         self._worker: _Worker | None = None

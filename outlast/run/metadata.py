@@ -262,6 +262,10 @@ class Spec:
     checkpoint_every: str = "auto"
     waits: Waits = Waits()
     retries_failures: int = 0
+    keep_every_steps: int = 0
+    """Beside the last checkpoints and the best, one each so many steps is kept; 0 for none."""
+    trainer_python: str = ""
+    """The trainer's interpreter; empty for the supervisor's own."""
     bucket: str = ""
     bundle: str = ""
     bundle_sha256: str = ""
@@ -287,6 +291,8 @@ class Spec:
             "deadline": format_time(self.deadline),
             "checkpoint_every": self.checkpoint_every,
             "retries_failures": self.retries_failures,
+            "keep_every_steps": self.keep_every_steps,
+            "trainer_python": self.trainer_python,
             "waits": {spec.name: getattr(self.waits, spec.name) for spec in fields(Waits)},
             "bundle": self.bundle,
             "bundle_sha256": self.bundle_sha256,
@@ -332,6 +338,8 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         checkpoint_every=parse_checkpoint_every(attributes.get("outlast-checkpoint-every", "")),
         waits=Waits.parse(attributes.get("outlast-waits", "") or "{}"),
         retries_failures=count("outlast-retries-failures", "0"),
+        keep_every_steps=count("outlast-keep-every-steps", "0"),
+        trainer_python=attributes.get("outlast-trainer-python", ""),
         bundle=attributes.get("outlast-bundle", ""),
         bundle_sha256=attributes.get("outlast-bundle-sha256", ""),
         webhook=attributes.get("outlast-webhook", ""),

@@ -151,9 +151,9 @@ class CallingTrainer:
         return ()
 
 
-def trainer_argv(trainer: str, flags: Iterable[str]) -> list[str]:
-    """The command of a trainer of the bundle, in this interpreter."""
-    return [sys.executable, "-P", "-m", "trainers", trainer, *flags]
+def trainer_argv(trainer: str, flags: Iterable[str], *, python: str = "") -> list[str]:
+    """The command of a trainer of the bundle, in its interpreter or else in this one."""
+    return [python or sys.executable, "-P", "-m", "trainers", trainer, *flags]
 
 
 def trainer_environment(socket: Path, bundle: Path) -> dict[str, str]:

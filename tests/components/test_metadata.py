@@ -23,6 +23,8 @@ ARGS = {
     "checkpoint_every": "auto",
     "waits": '{"beat":10}',
     "retries_failures": 3,
+    "keep_every_steps": 0,
+    "trainer_python": "",
     "webhook": "",
 }
 
@@ -59,6 +61,13 @@ def test_an_argument_is_text(value, text):
 
 def test_a_switch_that_is_off_is_left_out():
     assert "outlast-arg-x" not in composed(arguments={"x": False})
+
+
+def test_what_is_kept_and_the_trainers_interpreter_are_optional():
+    assert not {"outlast-keep-every-steps", "outlast-trainer-python"} & composed().keys()
+    given = composed(keep_every_steps=500, trainer_python="/opt/conda/bin/python")
+    assert given["outlast-keep-every-steps"] == "500"
+    assert given["outlast-trainer-python"] == "/opt/conda/bin/python"
 
 
 def test_a_webhook_is_optional():

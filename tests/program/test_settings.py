@@ -192,6 +192,8 @@ def test_infrastructure_is_the_same_run():
         "outlast:resume": "1",
         "outlast:labels": '{"team":"vision"}',
         "outlast:retriesFailures": "2",
+        "outlast:keepEverySteps": "500",
+        "outlast:trainerPython": "/opt/conda/bin/python",
     }
     assert check(changes, name="other").run == check().run
 
@@ -242,6 +244,8 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("resume", "1.5", "a whole number"),
         ("rerun", "-1", "0 or more"),
         ("retriesFailures", "x", "0 or more"),
+        ("keepEverySteps", "-1", "0 or more"),
+        ("trainerPython", "python3", "outlast:trainerPython 'python3': must be an absolute path"),
         ("bootDiskGb", "5", "from 10 to"),
         ("spot", "maybe", "outlast:spot 'maybe': must be true or false"),
         ("checkpointEvery", "2 s", "must be auto, seconds such as 30s, or steps such as 200"),

@@ -103,6 +103,17 @@ def test_a_run_from_beginning_to_end(world: World) -> None:
     assert world.boot_end_of(vm) is None
 
 
+def test_a_checkpoint_of_each_so_many_steps_is_kept_beside_the_last(world: World) -> None:
+    def script(life: Life) -> int:
+        for _ in range(6):
+            life.advance(1)
+            life.commit()
+        return life.complete()
+
+    assert world.boot(script, spec=spec_with(keep_every_steps=2)).run() == 0
+    assert [checkpoint.step for checkpoint in world.head.chain] == [2, 4, 5, 6]
+
+
 def test_the_next_boot_of_a_finished_run_only_leaves(world: World) -> None:
     world.boot(finish).run()
     head = world.head

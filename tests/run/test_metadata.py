@@ -114,6 +114,7 @@ def test_a_whole_spec() -> None:
     assert spec.argv() == ["--epochs=3", "--note=-dash first", "--shuffle"]
     assert spec.checkpoint_every == "auto"
     assert spec.waits == Waits()
+    assert (spec.keep_every_steps, spec.trainer_python) == (0, "")
     assert json.dumps(spec.to_json())
 
 
@@ -130,6 +131,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         ("outlast-resume", "-1", "whole number"),
         ("outlast-place", "one", "whole number"),
         ("outlast-retries-failures", "1.5", "whole number"),
+        ("outlast-keep-every-steps", "few", "whole number"),
         ("outlast-run", "Up Down", "must match"),
         ("outlast-prefix", "experiments/first/", "no slash"),
         ("outlast-deadline", "tomorrow", "UTC time such as"),

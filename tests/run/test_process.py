@@ -140,6 +140,7 @@ def test_the_bundle_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert trainer_argv("digits", ["--epochs=3"]) == [
         sys.executable, "-P", "-m", "trainers", "digits", "--epochs=3",
     ]  # fmt: skip
+    assert trainer_argv("digits", [], python="/opt/conda/bin/python")[0] == "/opt/conda/bin/python"
 
 
 def test_a_calling_trainer_that_has_died_is_noticed(tmp_path: Path) -> None:
