@@ -5,10 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import AttemptEnd, AttemptStart, Beat, Layout
+from outlast.layout import AttemptEnd, Layout
 from outlast.operate import ledger
 from outlast.run.head import Checkpoint, End, Head, Lineage
 from outlast.run.store import MemoryStore
+from tests.operate.records import beat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
@@ -40,39 +41,15 @@ def head(term: int, state: State = State.OPEN) -> Head:
 
 def put_start(store: MemoryStore, term: int, seconds: float, step: int) -> None:
     NOW.seconds = seconds
-    record = AttemptStart(
-        term=term,
-        resume=0,
-        place=0,
-        instance="dev-vm",
-        instance_id=str(term),
-        boot_id=f"b{term}",
-        zone="europe-west4-a",
-        machine_type="n2-standard-2",
-        image="i",
-        trainer="digits",
-        spec={},
-        versions={},
-        step=step,
-        restored="x" if step else None,
-        time=at(seconds + 500),  # its writer's clock, which counts for nothing
-    )
+    # Its writer's clock is off and counts for nothing.
+    record = start_record(term, step, at(seconds + 500), restored="x" if step else None)
     store.put(LAYOUT.attempt_start(term), record.to_json())
 
 
 def put_beat(store: MemoryStore, term: int, seconds: float, step: int) -> None:
     NOW.seconds = seconds
-    record = Beat(
-        term=term,
-        step=step,
-        total=100,
-        phase="train",
-        rate=1.0,
-        committed=None,
-        seconds_to_commit=None,
-        rows=({"step": step, "loss": 0.5},),
-        time=at(seconds + 500),  # its writer's clock, which counts for nothing
-    )
+    row = {"step": step, "loss": 0.5}
+    record = beat_record(term, step, at(seconds + 500), total=100, row=row)
     store.put(LAYOUT.beat(term), record.to_json())
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import AttemptStart, Layout
+from outlast.layout import Layout
 from outlast.operate.errors import OperateError
 from outlast.operate.repair import rebuild, repair
 from outlast.run.commit import Committer, Restored
 from outlast.run.head import Act, Claim, Head, HeadFile, HeadLost, read_head
 from outlast.run.store import MemoryStore
+from tests.operate.records import start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
@@ -43,22 +44,12 @@ class Machine:
         self.committer = Committer(self.head_file)
         found = self.committer.restore(folder / f"restored-{self.head_file.term}")
         self.step = found.step
-        start = AttemptStart(
-            term=self.head_file.term,
-            resume=claim.resume,
-            place=claim.place,
-            instance="vm",
-            instance_id="1",
-            boot_id="b",
-            zone="z",
-            machine_type="m",
-            image="i",
-            trainer="digits",
-            spec={},
-            versions={},
-            step=self.step,
+        start = start_record(
+            self.head_file.term,
+            self.step,
+            START,
             restored=found.checkpoint.path if isinstance(found, Restored) else None,
-            time=START,
+            resume=claim.resume,
         )
         store.put(LAYOUT.attempt_start(start.term), start.to_json())
 

@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import AttemptStart, Beat, Layout
+from outlast.layout import Layout
 from outlast.operate import engine, resume, status
 from outlast.operate.errors import OperateError
 from outlast.operate.stack import Deployed
 from outlast.run.head import End, Head, Result, read_head
 from outlast.run.store import MemoryStore
+from tests.operate.records import beat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
@@ -98,34 +99,9 @@ def test_before_head_a_run_waits_or_never_started():
 
 def test_an_open_run_shows_its_newest_row():
     made = stack(replace(OPEN, term=1))
-    beat = Beat(
-        term=1,
-        step=7,
-        total=9,
-        phase="train",
-        rate=None,
-        committed=None,
-        seconds_to_commit=None,
-        rows=({"step": 7, "train_loss": 0.5, "note": "x"},),
-        time=START,
-    )
-    start = AttemptStart(
-        term=1,
-        resume=0,
-        place=0,
-        instance="vm",
-        instance_id="1",
-        boot_id="b",
-        zone="z",
-        machine_type="m",
-        image="i",
-        trainer="digits",
-        spec={},
-        versions={},
-        step=0,
-        restored=None,
-        time=START,
-    )
+    row = {"step": 7, "train_loss": 0.5, "note": "x"}
+    beat = beat_record(1, 7, START, total=9, row=row)
+    start = start_record(1, 0, START)
     made.memory.put(LAYOUT.attempt_start(1), start.to_json())
     made.memory.put(LAYOUT.beat(1), beat.to_json())
     assert status.read(made).metrics == {"step": 7, "train_loss": 0.5}
