@@ -163,6 +163,12 @@ class Group:
             if not answer.final:
                 return Unknown(answer.why)
             refusal = answer.why
+        # Refused perhaps because it is no member any more: the group is then a successor's.
+        again = self.membership()
+        if isinstance(again, NotMember):
+            return Gone(again.why)
+        if isinstance(again, Unknown):
+            return again
         try:
             self._call(f"{self._url}/resize?size=0", {})
             return Gone(f"group {self.name} resized to 0 ({refusal})")

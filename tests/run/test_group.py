@@ -1,6 +1,7 @@
 """Membership and leaving: yes, no and not known are never mixed up."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,24 @@ def test_a_refusal_tries_to_resize(cloud: FakeCloud, group: Group) -> None:
     cloud.answers["deleteInstances"] = [403]
     assert isinstance(group.leave(), Gone)
     assert cloud.calls[-1] == "resize" and cloud.groups["group"] == []
+
+
+def test_a_refusal_because_a_successor_is_there_resizes_nothing(
+    cloud: FakeCloud, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    successor = [{"id": "18", "name": "group-0001"}]
+    call = group._call
+
+    def replaced_meanwhile(url: str, body: Any) -> Any:
+        if url.endswith("deleteInstances"):
+            cloud.groups["group"] = successor
+        return call(url, body)
+
+    monkeypatch.setattr(group, "_call", replaced_meanwhile)
+    cloud.answers["deleteInstances"] = [400]
+    assert isinstance(group.leave(), Gone)
+    assert "resize" not in cloud.calls
+    assert cloud.groups["group"] == successor
 
 
 def test_a_deletion_of_unknown_fate_is_looked_at_again(cloud: FakeCloud, group: Group) -> None:
