@@ -124,6 +124,10 @@ class Layout:
     def log_piece(self, term: int, index: int) -> str:
         return self.attempt(term) + f"log/{_padded(index, _PIECE_DIGITS)}.log"
 
+    def log_file(self, term: int, name: str) -> str:
+        """A file that the term's trainer left in LOG_DIR."""
+        return self.attempt(term) + f"logs/{check_object_name(name)}"
+
     def metrics(self, term: int) -> str:
         """Prefix of one term's pieces of rows."""
         return self._path("metrics", f"t{_padded(term, _TERM_DIGITS)}/")
@@ -170,6 +174,43 @@ class Layout:
         if match is None or not path.startswith(self.root):
             return None
         return int(match["term"]), self.root + match["folder"]
+
+
+_PIN = re.compile(
+    r"(?P<root>(?:[^#]*/)?)(?P<folder>t\d{6,}/s\d{12,}-[0-9a-z]+/)#(?P<digest>[0-9a-f]{64})"
+)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A checkpoint of any run, named by where it is and what it is:
+    `gs://BUCKET/experiments/NAME/RUN/t000001/s000000000010-0a1b/#<digest>`, or in a run's folder.
+    """
+
+    root: str
+    """`gs://…/` or the run's folder, ending in a slash."""
+    folder: str
+    """Prefix of its objects below the root, ending in a slash."""
+    digest: str
+    """BLAKE3 of its manifest, 64 hexadecimal digits."""
+
+    def __str__(self) -> str:
+        return f"{self.path}#{self.digest}"
+
+    @property
+    def path(self) -> str:
+        return self.root + self.folder
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """ValueError with a sentence for anything else."""
+        match = _PIN.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"init {text!r}: must name a checkpoint with its digest, as `outlast checkpoints`"
+                " prints it"
+            )
+        return cls(match["root"], match["folder"], match["digest"])
 
 
 def _padded(number: int, digits: int) -> str:
@@ -290,6 +331,8 @@ class AttemptEnd(Record):
     message: str
     stderr: tuple[str, ...]
     """Last lines of the trainer's stderr."""
+    staged_sec: float
+    """Time that went by while the trainer waited for data to be fetched."""
     time: datetime
 
 
@@ -311,17 +354,23 @@ class Beat(Record):
     rows: tuple[dict[str, Any], ...]
     """The last rows, newest last."""
     time: datetime
+    commit_sec: float | None = None
+    """What this attempt's last commit took; None where it committed nothing so far."""
 
 
 @dataclass(frozen=True)
 class ManifestObject:
-    """One object of a checkpoint."""
+    """One object of a checkpoint: a file, or a part of a large one."""
 
     name: str
     size: int
     crc32c: str
     blake3: str
     generation: int
+    file: str | None = None
+    """The file that it is a part of; None where it is all of the file `name`."""
+    offset: int = 0
+    """Where in the file its bytes begin."""
 
 
 @dataclass(frozen=True)
@@ -339,6 +388,26 @@ class Manifest(Record):
     def __post_init__(self) -> None:
         for entry in self.objects:
             check_object_name(entry.name)
+            check_object_name(entry.file or entry.name)
+        for file, parts in self.files().items():
+            at = 0
+            for part in parts:
+                if part.offset != at:
+                    raise ValueError(
+                        f"Manifest.objects {part.name!r}: begins at byte {part.offset} of {file}, "
+                        f"the parts before it end at {at}"
+                    )
+                at += part.size
+
+    def files(self) -> dict[str, tuple[ManifestObject, ...]]:
+        """The objects of each file, in the order of their places in it."""
+        found: dict[str, list[ManifestObject]] = {}
+        for entry in self.objects:
+            found.setdefault(entry.file or entry.name, []).append(entry)
+        return {
+            file: tuple(sorted(parts, key=lambda part: part.offset))
+            for file, parts in found.items()
+        }
 
 
 @dataclass(frozen=True)

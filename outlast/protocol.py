@@ -12,7 +12,11 @@ from trainer    means                                      answer
 ``tick``        still alive: the step and what I am doing  none
 ``complete``    training is over, this is the result       ``accepted`` (id ``complete``)
 ``error``       what I cannot do, before I exit            none
+``fetch``       where is this data, as a local path?       ``fetched`` or ``error``
 ==============  =========================================  =====================================
+
+``fetch`` may also be the first and only message on a connection of its own: a trainer asks for its
+data before it knows how many steps it will make.
 
 The supervisor also pushes ``stop`` (hand over a snapshot and exit 75 within so many seconds) and
 ``checkpoint`` (hand over a snapshot at the next step boundary and train on).
@@ -31,6 +35,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import select
 import socket
 import threading
@@ -47,6 +52,9 @@ COMPLETE_ID = "complete"
 LINE_BYTES_MAX = 1 << 20
 SOCKET_PATH_BYTES_MAX = 100  # the kernel's own limit is 108 on Linux, 104 on macOS
 
+_SECONDS = re.compile(r"([0-9]*\.?[0-9]+)s", re.ASCII)
+_STEPS = re.compile(r"[0-9]{1,15}", re.ASCII)
+
 
 class ProtocolError(Exception):
     """The conversation between trainer and supervisor cannot go on."""
@@ -58,6 +66,27 @@ class UnknownMessage(ProtocolError):
 
 class Closed(ProtocolError):
     """The other side has closed the connection."""
+
+
+@dataclass(frozen=True)
+class Every:
+    """A parsed ``checkpoint_every``; both None means ``auto``."""
+
+    seconds: float | None = None
+    steps: int | None = None
+
+
+def parse_every(text: str) -> Every:
+    """``auto``, ``30s`` or ``200``; a ValueError with a sentence for anything else."""
+    if text == "auto":
+        return Every()
+    if (match := _SECONDS.fullmatch(text)) and float(match[1]) > 0:
+        return Every(seconds=float(match[1]))
+    if _STEPS.fullmatch(text) and int(text) > 0:
+        return Every(steps=int(text))
+    raise ValueError(
+        f"checkpoint-every {text!r}: must be auto, seconds such as 30s, or steps such as 200"
+    )
 
 
 # From the trainer.
@@ -104,10 +133,19 @@ class Complete:
 @dataclass(frozen=True)
 class Error:
     """Why a side gives up. Kinds: ``protocol``, ``usage``, ``restore``, ``does-not-fit``,
-    ``trainer``, ``supervisor``."""
+    ``data-changed``, ``trainer``, ``supervisor``."""
 
     message: str
     kind: str
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """The data of ``url``, a ``gs://`` path or a local one, is needed as a local path."""
+
+    url: str
+    path: str = ""
+    """Where the trainer has it already; the supervisor then only looks at what it is."""
 
 
 # From the supervisor.
@@ -126,6 +164,33 @@ class Welcome:
     term: int
     checkpoint_every: str
     """``auto``, seconds such as ``30s``, or a number of steps such as ``200``."""
+    run_id: str = ""
+    """Name of the run."""
+    run_url: str = ""
+    """Where the run lives: ``gs://…/`` or a folder; no other run has the same."""
+    log_dir: str = ""
+    """Existing folder whose files are kept with the attempt, TensorBoard's for example."""
+    places: list[str] = field(default_factory=list)
+    """Other existing folders for snapshots, in order, where ``work`` has no room for two."""
+    machine_age_sec: float = 0.0
+    """Since this machine was started."""
+    commit_sec: float | None = None
+    """What the last commit of an earlier attempt took; null where none is known."""
+    init: bool = False
+    """``restore`` holds another run's state: take it, and start at step 0 without a history."""
+
+    def environment(self) -> dict[str, str]:
+        """What every trainer finds in its environment; one that began before this welcome, on a
+        laptop, sets it by itself."""
+        found = {"RUN_ID": self.run_id, "LOG_DIR": self.log_dir, "ATTEMPT": str(self.term)}
+        return {name: value for name, value in found.items() if value}
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The answer to ``fetch``."""
+
+    path: str
 
 
 @dataclass(frozen=True)
@@ -175,6 +240,8 @@ class Stop:
     """Hand over a snapshot at the next step boundary and exit 75, within ``seconds``."""
 
     seconds: float
+    snapshot: bool = True
+    """False where none could be committed in time any more: exit 75 at once."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +257,8 @@ Message = (
     | Tick
     | Complete
     | Error
+    | Fetch
+    | Fetched
     | Welcome
     | Ended
     | Accepted
@@ -234,7 +303,7 @@ def decode(line: bytes) -> Message:
     hints = typing.get_type_hints(cls)
     for key, spec in fields.items():
         if key not in body:
-            if spec.default is dataclasses.MISSING:
+            if dataclasses.MISSING is spec.default is spec.default_factory:
                 raise UnknownMessage(f"message {name}: field {key!r} is missing")
             continue
         if not _fits(body[key], hints[key]):
@@ -318,6 +387,11 @@ class Channel:
             if message is not None:
                 yield message
 
+    def detach(self) -> socket.socket:
+        """The bare connection, for another conversation than this module's; use no other method
+        of the channel before or after."""
+        return self._socket
+
     def close(self) -> None:
         """Close both directions; a thread blocked in ``receive`` gets Closed."""
         with contextlib.suppress(OSError):
@@ -375,14 +449,16 @@ class Listener:
         self.close()
 
 
-def greet(channel: Channel, *, timeout_sec: float | None = None) -> Hello | None:
-    """Read the trainer's hello on a new connection; None after ``timeout_sec`` without one.
+def greet(channel: Channel, *, timeout_sec: float | None = None) -> Hello | Fetch | None:
+    """Read the first message on a new connection; None after ``timeout_sec`` without one.
 
-    A first message that is no hello, or another version, is answered with ``error`` and raised.
+    One that is neither hello nor fetch, or another version, is answered with ``error`` and raised.
     """
     message = channel.receive(timeout_sec)
     if message is None:
         return None
+    if isinstance(message, Fetch):
+        return message
     if not isinstance(message, Hello):
         problem = f"first message {type(message).__name__.lower()}: must be hello"
     elif message.version != VERSION:

@@ -25,10 +25,15 @@ from outlast.run.head import (
     HeadLost,
     HeadUnreadable,
     Lineage,
+    contradicted,
     new_nonce,
     read_head,
 )
 from outlast.run.store import NotFound, PreconditionFailed, Store
+
+UNRECORDED_TERMS = 100
+"""A term is taken in HEAD before its attempt writes its first record, so a lost HEAD may have been
+at a higher term than any record tells; no number of these may be given a second time."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ def repair(store: Store, layout: Layout, owner: str) -> Mended:
     Raises StoreError where the store does not answer, HeadForbidden where HEAD may not be read.
     """
     expected = 0
+    known = None
     try:
         look = read_head(store, layout)
     except HeadLost:
@@ -58,13 +64,14 @@ def repair(store: Store, layout: Layout, owner: str) -> Mended:
                 f"owner {owner}: HEAD belongs to {look.head.owner}; repair it from that stack."
             )
         chain = look.head.chain
-        if not chain or any(_verified(store, layout, c.path) for c in chain):
+        fresh = not chain and contradicted(store, layout, look.head) is None
+        if fresh or any(_verified(store, layout, c.path) for c in chain):
             raise OperateError(
                 f"run {layout.run}: HEAD is whole ({look.head.state}, step {look.head.step}); "
                 "nothing to mend."
             )
-        expected = look.object.generation
-    mended = rebuild(store, layout, owner, store.now())
+        expected, known = look.object.generation, look.head
+    mended = rebuild(store, layout, owner, store.now(), known)
     try:
         store.put(layout.head, mended.head.to_json(), if_generation_match=expected)
     except PreconditionFailed:
@@ -74,8 +81,13 @@ def repair(store: Store, layout: Layout, owner: str) -> Mended:
     return mended
 
 
-def rebuild(store: Store, layout: Layout, owner: str, now: datetime) -> Mended:
-    """The HEAD that the bucket's records and manifests give; nothing is written."""
+def rebuild(
+    store: Store, layout: Layout, owner: str, now: datetime, known: Head | None = None
+) -> Mended:
+    """The HEAD that the bucket's records and manifests give; nothing is written.
+
+    `known` is the HEAD that is there, where it can be read: its term, resume and place only rise.
+    """
     terms, starts = _attempts(store, layout)
     if not terms:
         raise OperateError(
@@ -100,12 +112,17 @@ def rebuild(store: Store, layout: Layout, owner: str, now: datetime) -> Mended:
         if not chain:
             continue
         tip = chain[-1]
-        newest = max(starts.values(), key=lambda start: (start.resume, start.place))
+        pairs = [(start.resume, start.place) for start in starts.values()]
+        highest = max([*terms, *(place[0] for place, _ in manifests)]) + UNRECORDED_TERMS
+        if known is not None:
+            pairs.append((known.resume, known.place))
+            highest = max(highest, known.term)  # an older HEAD put back knows too little
+        resume, place = max(pairs)
         head = Head(
             owner=owner,
-            resume=newest.resume,
-            place=newest.place,
-            term=max([*terms, *(place[0] for place, _ in manifests)]) + 1,
+            resume=resume,
+            place=place,
+            term=highest + 1,
             state=State.STOPPED,
             end=End(Reason.STOPPED, None, tip.step, None),
             started=min(start.time for start in starts.values()),
@@ -114,7 +131,7 @@ def rebuild(store: Store, layout: Layout, owner: str, now: datetime) -> Mended:
             lineage=tuple(entry for entry in lineage if entry.term <= tip.term),
             failures=0,
             barren=0,
-            data=None,
+            data=known.data if known is not None else None,
             nonce=new_nonce(),
         )
         return Mended(head, set_aside)

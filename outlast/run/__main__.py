@@ -3,6 +3,7 @@
     python -P -m outlast.run vm                               on a VM, from its metadata
     python -m outlast.run folder --run-dir DIR --socket PATH --trainer NAME --run ID
                                                               for a trainer on this computer
+    python -m outlast.run fetch URL --into DIR                a result, or data, as a local path
 
 Exit codes are those of outlast/exits.py: 0 the run has ended or this machine has no part in it
 any more, 64 bad usage, 75 another machine is to go on, 76 fenced; 1 for a setup that failed and,
@@ -29,17 +30,20 @@ from pathlib import Path
 from outlast import exits, protocol
 from outlast.exits import Reason, State
 from outlast.layout import BootEnd, Layout
+from outlast.places import local_ssds
+from outlast.run import fetch as fetching
 from outlast.run.attempt import (
     END_RECORD_SEC,
     Attempt,
-    Door,
     MachineClock,
     Next,
     Outcome,
     Site,
-    Webhook,
     ended_head,
 )
+from outlast.run.data import Cache
+from outlast.run.door import Door
+from outlast.run.fetch import deliver
 from outlast.run.group import (
     LEAVE_PERMISSIONS,
     Member,
@@ -80,15 +84,19 @@ from outlast.run.process import (
     CallingTrainer,
     Trainer,
     TrainerProcess,
+    command_argv,
     trainer_argv,
     trainer_environment,
 )
 from outlast.run.store import StoreError, Unsupported, open_store, put_new
+from outlast.run.webhook import Webhook
 
 FAILED = 1
 WATCH_SEC_MIN = 0.2
 LAPTOP_STOP_SEC = 30.0
 WORK_PREFIX = "outlast-supervisor-"
+USER_REQUIREMENTS = "requirements/user.txt"
+"""In the bundle; startup/boot.sh makes an environment of it where it is."""
 
 Say = Callable[[str], None]
 
@@ -164,8 +172,23 @@ def _still_member(site: Site, waits: Waits) -> bool:
     raise AssertionError("backoffs never end")
 
 
+def _deliver(boot: Boot) -> None:
+    """The copy of the result that the user wants besides; each boot of a finished run tries."""
+    output = boot.spec.model_output_path
+    if output:
+        try:
+            head = boot.head_file.read().head
+        except (HeadError, StoreError) as error:
+            boot.site.say(f"model-output-path {output}: not written ({error})")
+        else:
+            store = boot.head_file.store
+            deliver(store, head, output, boot.site.work, boot.site.say, boot.site.clock)
+
+
 def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     """This boot has no part in the run: say so, leave."""
+    if decision.head is not None and decision.head.state is State.DONE:
+        _deliver(boot)
     if not boot.records:
         return _turn_away(boot, decision)
     boot.site.say(decision.message)
@@ -195,6 +218,8 @@ def _turn_away(boot: Boot, decision: Decision) -> int:
 
 def _end_of_run(boot: Boot, outcome: Outcome) -> int:
     site, waits = boot.site, boot.spec.waits
+    if outcome.reason is Reason.DONE:
+        _deliver(boot)
     if not boot.records:
         return exits.DONE if outcome.reason is Reason.DONE else FAILED
     if waits.keep > 0:
@@ -206,7 +231,8 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
 
 def _end_in_folder(site: Site, outcome: Outcome) -> int:
     """The run stays open: the same command goes on with it."""
-    if outcome.reason in (Reason.RESTORE_ERROR, Reason.HOST_ERROR):
+    # Of these the trainer knows nothing: it waits for its welcome still.
+    if outcome.reason in (Reason.RESTORE_ERROR, Reason.HOST_ERROR, Reason.USAGE):
         site.door.turn_away(protocol.Error(outcome.message, "supervisor"), timeout_sec=1.0)
         return FAILED
     infrastructure = outcome.reason in exits.INFRASTRUCTURE_REASONS
@@ -318,9 +344,11 @@ class SetupFailed(Exception):
     """This machine cannot run the supervisor as it must be run."""
 
 
-def check_origin(bundle: Path, trainer: str) -> None:
-    """Nothing but the bundle may be trained: refuse code that was found anywhere else."""
-    for name in ("outlast", "outlast.run", "trainers", f"trainers.{trainer}"):
+def check_origin(bundle: Path, trainer: str | None) -> None:
+    """Nothing but the bundle may be trained: refuse code that was found anywhere else. Without a
+    trainer a command is, which has its own ways."""
+    trained = ("outlast.loop",) if trainer is None else ("trainers", f"trainers.{trainer}")
+    for name in ("outlast", "outlast.run", *trained):
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError) as error:
@@ -360,7 +388,7 @@ def run_vm(stop: "Stop") -> int:
     layout = Layout(spec.prefix, spec.run)
     boot = Boot(spec, HeadFile(store, layout, site.clock), site, records=True)
     try:
-        check_origin(bundle, spec.trainer)
+        check_origin(bundle, spec.trainer if spec.command is None else None)
     except SetupFailed as error:
         say(f"setup-failed: {error}")
         _record_boot_end(boot, Reason.SETUP_FAILED, FAILED, str(error))
@@ -385,19 +413,27 @@ def _vm_site(
 ) -> Site:
     shared = rooted("/dev/shm")
     work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
-    shutil.rmtree(work, ignore_errors=True)  # an earlier supervisor's of this boot
-    work.mkdir(parents=True)
+    # Where memory has no room for two snapshots: local SSDs, and then the boot disk.
+    more = [*(ssd / "outlast" for ssd in local_ssds(rooted)), rooted("/var/lib/outlast/snapshots")]
+    for place in (work, *more):
+        shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
+        place.mkdir(parents=True)
     door = Door(rooted("/run/outlast/supervisor.sock"))
     logs = rooted("/var/log/outlast")
 
     def log_of(term: int) -> Path:
         return logs / f"trainer-{term:06d}.log"
 
+    def log_dir_of(term: int) -> Path:
+        return logs / f"files-{term:06d}"
+
     def make_trainer(term: int) -> Trainer:
+        argv = _trainer_argv(spec, bundle)
+        own = {"RUN_ID": spec.run, "ATTEMPT": str(term), "LOG_DIR": str(log_dir_of(term))}
         return TrainerProcess(
-            trainer_argv(spec.trainer, spec.argv(), python=spec.trainer_python),
+            argv,
             folder=work / "cwd",
-            environment=trainer_environment(door.socket_path, bundle),
+            environment={**trainer_environment(door.socket_path, bundle), **own},
             log=log_of(term),
         )
 
@@ -412,7 +448,30 @@ def _vm_site(
         clock=MachineClock(notices),
         say=say,
         webhook=Webhook(spec.webhook, say),
+        log_dir_of=log_dir_of,
+        data=Cache(rooted("/var/lib/outlast"), forbidden_sec=spec.waits.iam),
+        places=tuple(more),
     )
+
+
+def _trainer_argv(spec: Spec, bundle: Path) -> list[str]:
+    """The trainer's command. The environment that the startup scripts made of the user's own
+    requirements is the trainer's interpreter, or comes first on a command's PATH."""
+    programs = None
+    if (bundle / USER_REQUIREMENTS).is_file():
+        programs = rooted("/var/lib/outlast/user-venv/bin")
+    if spec.command is not None:
+        source = bundle / "source"
+        return command_argv(
+            spec.command,
+            home=rooted("/var/lib/outlast/command"),
+            quiet_sec=spec.quiet_sec,
+            data=spec.data,
+            source=source if source.is_dir() else None,
+            programs=programs,
+        )
+    python = spec.trainer_python or (str(programs / "python") if programs else "")
+    return trainer_argv(spec.trainer, spec.argv(), python=python, processes=spec.processes)
 
 
 def power_off(say: Say) -> None:
@@ -465,6 +524,8 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         trainer=options.trainer,
         deadline=NO_DEADLINE,
         checkpoint_every=parse_checkpoint_every(options.checkpoint_every),
+        init=options.init,
+        model_output_path=options.model_output_path,
         waits=replace(Waits(), stop=LAPTOP_STOP_SEC, verdict=0.0, iam=0.0),
     )
     notices = Notices(spec.waits)
@@ -489,6 +550,8 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
             clock=MachineClock(notices),
             say=say,
             webhook=Webhook("", say),
+            run_id=options.run,
+            restarts=False,
         )
         head_file = HeadFile(store, Layout("", ""), site.clock)
         return supervise(Boot(spec, head_file, site, records=False, run_dir=options.run_dir))
@@ -570,6 +633,18 @@ def parser() -> argparse.ArgumentParser:
     folder.add_argument(
         "--checkpoint-every", default="auto", help="auto, 30s or steps; default %(default)s"
     )
+    folder.add_argument("--init", default="", help="another run's checkpoint to begin with")
+    folder.add_argument("--model-output-path", default="", help="where the result goes besides")
+    fetch = entries.add_parser("fetch", help="get a finished run's result, or data")
+    fetch.add_argument("url", help="a run's folder, gs://BUCKET/experiments/NAME/RUN, or data")
+    fetch.add_argument("--into", type=Path, required=True, help="cache folder; prints the path in")
+    fetch.add_argument(
+        "--kind",
+        choices=("auto", "data", "result"),
+        default="auto",
+        help="what it is; auto: a result where a run is",
+    )
+    fetch.add_argument("--json", action="store_true", help="answer as JSON, refusals too")
     return top
 
 
@@ -579,6 +654,8 @@ def main(argv: Sequence[str]) -> int:
         options = parser().parse_args(argv)
     except SystemExit as error:
         return exits.USAGE if error.code else exits.DONE
+    if options.entry == "fetch":
+        return fetching.main(options.url, options.kind, options.into, as_json=options.json)
     # Any thread may be the one that a signal interrupts, but only the main thread runs handlers:
     # it waits on a descriptor that a signal in whatever thread makes readable.
     wakes, wake = socket.socketpair()

@@ -9,22 +9,19 @@ one end, and rows that no other attempt's overlap.
 """
 
 import contextlib
-import errno
 import importlib.metadata
-import json
 import platform
 import queue
 import shutil
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from outlast import exits
+from outlast import exits, places
 from outlast.exits import FINAL_USER_REASONS, RETRIED_USER_REASONS, Reason, State
 from outlast.layout import AttemptEnd, AttemptStart, Beat
 from outlast.protocol import (
@@ -38,26 +35,30 @@ from outlast.protocol import (
     Complete,
     Error,
     Failed,
+    Fetch,
     Hello,
-    Listener,
     Message,
-    ProtocolError,
     Snapshot,
     Stop,
     Tick,
     Welcome,
-    greet,
 )
+from outlast.run import planner
 from outlast.run.commit import (
     CommitError,
     Committer,
+    Fresh,
     Restored,
     RestoreError,
     Retention,
+    read_record,
     write_record,
 )
-from outlast.run.group import Membership, wait_for_permission
+from outlast.run.data import Cache, Desk, user_cache
+from outlast.run.door import HELLO_SEC, Asked, Connected, Door, Hung, Said
+from outlast.run.group import Membership, Say, wait_for_permission
 from outlast.run.head import (
+    DataFingerprint,
     Fenced,
     Head,
     HeadEnded,
@@ -67,44 +68,29 @@ from outlast.run.head import (
     HeadLost,
     HeadUnreadable,
 )
-from outlast.run.metadata import Machine, Spec
+from outlast.run.initial import InitError, is_init, take_over
+from outlast.run.logs import Logs
+from outlast.run.metadata import Machine, Spec, machine_age_sec
 from outlast.run.notice import Interrupted, Maintenance, Notices, Stopping
 from outlast.run.process import Exited, Trainer
-from outlast.run.store import (
-    Forbidden,
-    StoreError,
-    Throttled,
-    Unavailable,
-    jittered,
-    patiently,
-    put_new,
-)
+from outlast.run.pulse import HeadSpoke, Pulse
+from outlast.run.staging import PHASE, Over, Refused, Sign, Staged, Staging, Unanswered
+from outlast.run.store import StoreError, Throttled, Unavailable, patiently, put_new
+from outlast.run.webhook import Webhook
+from outlast.run.worker import Finished, Job, Worker
 
-HELLO_SEC = 60.0
 LAST_WORDS_SEC = 5.0
 """After a trainer's process has gone, for what it said before to arrive."""
 POLL_SEC = 0.5
-RETRY_SEC = 2.0
-RETRY_MAX_SEC = 30.0
-RETRY_LIMIT_SEC = 900.0
-"""A store that does not answer for so long ends the attempt: another machine may reach it."""
 END_RECORD_SEC = 10.0
 """The record of an end is tried for so long."""
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 TRAINERS_ERRORS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 """What reading a folder raises where the trainer made it badly, not the machine."""
-RESERVE_MIN_SEC = 1.0
 LIMIT_MARGIN_SEC = 120.0
 LIMIT_MARGIN_SHARE = 0.1
 LIMIT_MARGIN_COMMITS = 3
 MAINTENANCE_EVERY_SEC = 30.0
-LOG_PIECE_SEC = 60.0
-LOG_PIECE_BYTES = 1 << 20
-LAST_ROWS = 5
-LAST_ROWS_BYTES = 16_384
 RECORDED_PACKAGES = ("outlast", "blake3", "google-cloud-storage", "numpy", "scikit-learn")
-
-Say = Callable[[str], None]
 
 
 class Next(Enum):
@@ -138,7 +124,7 @@ class Site:
     machine: Machine
     group: Membership
     notices: Notices
-    door: "Door"
+    door: Door
     work: Path
     """A folder for snapshots, this supervisor's alone."""
     make_trainer: Callable[[int], Trainer]
@@ -147,7 +133,21 @@ class Site:
     """The log file of a term's trainer; None where nobody keeps one."""
     clock: "MachineClock"
     say: Say
-    webhook: "Webhook"
+    webhook: Webhook
+    log_dir_of: Callable[[int], Path] | None = None
+    """Where a term's trainer leaves files to be kept with the attempt; None for in ``work``."""
+    run_id: str = ""
+    """Name of the run, where the spec has none because it is in a folder."""
+    restarts: bool = True
+    """Whether an attempt that ended for a reason of the user's own ends the run; in a folder
+    whoever starts the command again retries."""
+    data: Cache = field(default_factory=lambda: Cache(user_cache()))
+    """Where data of buckets is fetched to."""
+    places: tuple[Path, ...] = ()
+    """Other folders for snapshots, this supervisor's alone, in order, where ``work`` has no room
+    for two."""
+    machine_age_sec: Callable[[], float] = machine_age_sec
+    """Since the machine was started."""
 
 
 class MachineClock:
@@ -169,297 +169,18 @@ class MachineClock:
             self._notices.sleep(seconds)
 
 
-class Webhook:
-    """Tells an address of the user's choice about ends; never waited for, never retried."""
-
-    def __init__(self, url: str, say: Say) -> None:
-        self._url = url
-        self._say = say
-        self._thread: threading.Thread | None = None
-
-    def post(self, body: dict[str, Any]) -> None:
-        """Send in the background; does nothing without an address."""
-        if self._url:
-            self._thread = threading.Thread(target=self._send, args=(body,), daemon=True)
-            self._thread.start()
-
-    def close(self, timeout_sec: float = 2.0) -> None:
-        """Give the last message a moment."""
-        if self._thread is not None:
-            self._thread.join(timeout_sec)
-
-    def _send(self, body: dict[str, Any]) -> None:
-        import urllib.request
-
-        try:
-            request = urllib.request.Request(
-                self._url,
-                data=json.dumps(body).encode(),
-                headers={"Content-Type": "application/json"},
-                method="POST",
-            )
-            urllib.request.urlopen(request, timeout=10.0).close()
-        except (OSError, ValueError) as error:
-            self._say(f"webhook: {error}")
-
-
-# What arrives in the inbox, beside Exited, Stopping and Maintenance.
-
-
-@dataclass(frozen=True)
-class _Connected:
-    channel: Channel
-    hello: Hello
-
-
-@dataclass(frozen=True)
-class _Said:
-    channel: Channel
-    message: Message
-
-
-@dataclass(frozen=True)
-class _Hung:
-    channel: Channel
-
-
-@dataclass(frozen=True)
-class _Finished:
-    """A job of the committing thread is over."""
-
-    job: "_Job"
-    value: Any
-    error: Exception | None
-
-
-@dataclass(frozen=True)
-class _HeadSpoke:
-    """HEAD says that this attempt is over."""
-
-    error: HeadError
-
-
-@dataclass(frozen=True)
-class _Job:
-    name: str
-    run: Callable[[], Any]
-    snapshot: Snapshot | None = None
-
-
-Post = Callable[[Any], None]
-
-
-class Door:
-    """Accepts trainers, for as long as the supervisor lives, for the attempt that listens."""
-
-    def __init__(self, socket_path: Path) -> None:
-        socket_path.parent.mkdir(parents=True, exist_ok=True)
-        self.socket_path = socket_path
-        self._listener = Listener(socket_path)
-        self._post: Post | None = None
-        self._open = threading.Event()
-        threading.Thread(target=self._accept, name="door", daemon=True).start()
-
-    def listen(self, post: Post | None) -> None:
-        """Hand connections and what they say to ``post``; None lets them wait outside."""
-        self._post = post
-        if post is None:
-            self._open.clear()
-        else:
-            self._open.set()
-
-    def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> None:
-        """Answer the next trainer's hello with ``answer`` and wait until it has gone."""
-        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.listen(inbox.put)
-        end = time.monotonic() + timeout_sec
-        with contextlib.suppress(queue.Empty, Closed):
-            while True:
-                match inbox.get(timeout=max(0.0, end - time.monotonic())):
-                    case _Connected(channel):
-                        channel.send(answer)
-                    case _Hung():
-                        return
-
-    def close(self) -> None:
-        self._listener.path.unlink(missing_ok=True)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                channel = self._listener.accept()
-            except Closed:
-                return
-            if channel is not None:
-                threading.Thread(target=self._read, args=(channel,), daemon=True).start()
-
-    def _read(self, channel: Channel) -> None:
-        self._open.wait()
-        post = self._post
-        if post is None:
-            channel.close()
-            return
-        try:
-            hello = greet(channel, timeout_sec=HELLO_SEC)
-            if hello is None:
-                return
-            post(_Connected(channel, hello))
-            for message in channel:
-                post(_Said(channel, message))
-        except ProtocolError as error:
-            with contextlib.suppress(Closed):
-                channel.send(Error(str(error), "protocol"))
-        finally:
-            channel.close()
-            post(_Hung(channel))
-
-
-class _Worker:
-    """The one thread that commits: jobs in order, each until it is done or pointless."""
-
-    def __init__(self, post: Post, say: Say, *, forbidden_sec: float) -> None:
-        """A 401 or 403 is retried for ``forbidden_sec``: permissions may be spreading."""
-        self._post = post
-        self._say = say
-        self._forbidden_sec = forbidden_sec
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        threading.Thread(target=self._work, name="commit", daemon=True).start()
-
-    def submit(self, job: _Job) -> None:
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """No retry and no job any more; what is being done now is left alone."""
-        self._closed.set()
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._closed.is_set():
-            value, error = self._do(job)
-            self._post(_Finished(job, value, error))
-
-    def _do(self, job: _Job) -> tuple[Any, Exception | None]:
-        wait_sec = RETRY_SEC
-        failing_since: float | None = None
-        while True:
-            try:
-                return job.run(), None
-            except Exception as error:
-                # The store's trouble, not the snapshot's: the trainer hears "busy" meanwhile.
-                now = time.monotonic()
-                failing_since = now if failing_since is None else failing_since
-                if now - failing_since >= self._retried_sec(error):
-                    return None, error
-                self._say(f"{job.name}: {error}; trying again")
-                if self._closed.wait(jittered(wait_sec)):
-                    return None, error
-                wait_sec = min(wait_sec * 2, RETRY_MAX_SEC)
-
-    def _retried_sec(self, error: Exception) -> float:
-        """For how long it may pass by itself."""
-        if isinstance(error, Throttled | Unavailable):
-            return RETRY_LIMIT_SEC
-        if isinstance(error, Forbidden | HeadForbidden):
-            return self._forbidden_sec
-        return 0.0
-
-
-class _Pulse:
-    """Beats, pieces of log, and a look at HEAD with each beat."""
-
-    def __init__(self, attempt: "Attempt", post: Post) -> None:
-        self._attempt = attempt
-        self._post = post
-        self._closed = threading.Event()
-        self._log_path = attempt.site.log_of(attempt.term)
-        self._log_offset = 0
-        self._log_index = 0
-        self._log_at = time.monotonic()
-        self._before = (time.monotonic(), attempt.step)
-        self._beat_at: float | None = None
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
-        self._thread.start()
-
-    def close(self, *, last_words: bool) -> None:
-        """End the beats; with ``last_words`` after one last beat and the rest of the log."""
-        self._closed.set()
-        self._thread.join(LAST_WORDS_SEC)
-        if last_words and not self._thread.is_alive():
-            with contextlib.suppress(StoreError, OSError):
-                if self._beat_at is None or time.monotonic() - self._beat_at >= 1.0:
-                    self._beat()
-                self._put_log()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                # HEAD first: a fenced attempt does not beat any more.
-                self._attempt.head_file.check(term=self._attempt.term)
-                self._beat()
-                if self._log_due():
-                    self._put_log()
-            except (HeadForbidden, StoreError, OSError) as error:
-                self._attempt.site.say(f"beat: {error}")
-            except HeadError as error:
-                self._post(_HeadSpoke(error))
-                return
-            if self._closed.wait(self._attempt.spec.waits.beat):
-                return
-
-    def _beat(self) -> None:
-        attempt = self._attempt
-        now, step = time.monotonic(), attempt.step
-        before, step_before = self._before
-        self._before = (now, step)
-        rate = (step - step_before) / (now - before) if step > step_before else None
-        beat = Beat(
-            term=attempt.term,
-            step=step,
-            total=attempt.total,
-            phase=attempt.phase,
-            rate=None if rate is None else round(rate, 3),
-            committed=attempt.committed,
-            seconds_to_commit=attempt.seconds_to_commit,
-            rows=_last_rows(attempt.rows_path),
-            time=attempt.head_file.store.now(),
-        )
-        self._beat_at = now
-        attempt.head_file.store.put(attempt.head_file.layout.beat(attempt.term), beat.to_json())
-
-    def _log_due(self) -> bool:
-        if self._log_path is None or not self._log_path.exists():
-            return False
-        size = self._log_path.stat().st_size - self._log_offset
-        return size >= LOG_PIECE_BYTES or (
-            size > 0 and time.monotonic() - self._log_at >= LOG_PIECE_SEC
-        )
-
-    def _put_log(self) -> None:
-        if self._log_path is None or not self._log_path.exists():
-            return
-        with self._log_path.open("rb") as log:
-            while True:
-                log.seek(self._log_offset)
-                data = log.read(8 * LOG_PIECE_BYTES)
-                if not data:
-                    return
-                path = self._attempt.head_file.layout.log_piece(self._attempt.term, self._log_index)
-                # Only this attempt names it: a repeated piece is the same piece or a longer one.
-                self._attempt.head_file.store.put(path, data)
-                self._log_offset += len(data)
-                self._log_index += 1
-                self._log_at = time.monotonic()
-
-
 @dataclass(frozen=True)
 class _Leaving:
     """A stop that the trainer was told of."""
 
     reason: Reason
     message: str
+    until: float
+    """The machine ends then."""
     trainer_until: float
     """It is killed then."""
+    snapshot: bool
+    """Whether it was asked for one."""
 
 
 class Attempt:
@@ -476,15 +197,25 @@ class Attempt:
         self.phase = "start"
         self.committed: int | None = None
         self.seconds_to_commit: float | None = None
+        self.commit_sec: float | None = None
+        """What the last commit took."""
+        self._commit_sec_before: float | None = None
+        self._step_sec = 0.0
+        self._stepped_at: tuple[float, int] | None = None
         self._work = site.work / f"t{self.term:06d}"
+        self._places = [place / f"t{self.term:06d}" for place in (site.work, *site.places)]
+        self._place_said: Path | None = None
         self.rows_path = self._work / "rows.jsonl"
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
         self._committer = Committer(head_file, retention=retention, say=site.say)
         self._restored: Restored | None = None
         self._trainer: Trainer | None = None
-        self._worker: _Worker | None = None
-        self._pulse: _Pulse | None = None
+        self._worker: Worker | None = None
+        self._pulse: Pulse | None = None
+        self._logs: Logs | None = None
+        log_dir_of = site.log_dir_of or (lambda term: self._work / "logs")
+        self._log_dir = log_dir_of(self.term)
         self._started_at = time.monotonic()
         self._channel: Channel | None = None
         self._hung = False
@@ -498,12 +229,15 @@ class Attempt:
         self._sign_at = time.monotonic()
         self._jobs = 0
         self._snapshots = 0
-        self._commit_sec = 0.0
         self._maintenance_at: float | None = None
         self._verdict_at: float | None = None
         self._judged = False
         self._ending = False
         self._outcome: Outcome | None = None
+        desk = Desk(site.data, lambda: head_file.held(self.term).data or ())
+        self._staging = Staging(desk, self._inbox.put, site.say)
+        self._phase_before = self.phase
+        self._kept_data: set[DataFingerprint] = set()
 
     def run(self) -> Outcome:
         """Restore, train, commit, end.
@@ -531,13 +265,19 @@ class Attempt:
             outcome = self._host_error(f"{what}: {error}")
         except OSError as error:
             outcome = self._host_error(self._disk_message(error))
-            if error.errno in FULL and self._trainer is None:
+            if error.errno in places.FULL and self._trainer is None:
                 # No VM of this machine type has the room either: ten of these end the run.
                 outcome = Outcome(Next.STOP, Reason.RESTORE_ERROR, outcome.message)
         except Interrupted:
             outcome = Outcome(Next.STOP, self._notice_reason(), "stopped before it trained")
         self._end(outcome)
         return outcome
+
+    def _unusable(self, message: str) -> Outcome:
+        """What the run was told to begin with cannot be used; it would meet the same again."""
+        if self.site.restarts:
+            return self._finish_failed(Reason.USAGE, message)
+        return Outcome(Next.STOP, Reason.USAGE, message)
 
     def _host_error(self, message: str) -> Outcome:
         """This machine cannot go on; another one may. One that is stopping has its own reason."""
@@ -547,13 +287,13 @@ class Attempt:
 
     def _disk_message(self, error: OSError) -> str:
         message = f"files in {self.site.work}: {error}"
-        if error.errno not in FULL:
+        if error.errno not in places.FULL:
             return message
         sizes = []
         if self._committer.restore_bytes is not None:
             sizes.append(f"the checkpoint needs {self._committer.restore_bytes} bytes")
         with contextlib.suppress(OSError):
-            sizes.append(f"{self.site.work} has {shutil.disk_usage(self.site.work).free} free")
+            sizes.append(places.told([self.site.work, *self.site.places]))
         return "; ".join([message, ", ".join(sizes), "make room or choose a larger machine"])
 
     # -- before the trainer -------------------------------------------------------------------
@@ -574,10 +314,18 @@ class Attempt:
                 "this VM may not leave its group, so it must not train: the group would start the "
                 "finished run again and again",
             )
-        shutil.rmtree(self._work, ignore_errors=True)
-        self._work.mkdir(parents=True)
+        for place in self._places:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
         self.rows_path.touch()
-        restored = self._committer.restore(self._work / "restored")
+        restored = self._committer.restore(
+            self._work / "restored", place=lambda size: places.choose(self._places, size)
+        )
+        if isinstance(restored, Fresh) and self.spec.init:
+            try:
+                restored = self._take_over()
+            except InitError as error:
+                return self._unusable(str(error))
         if isinstance(restored, Restored):
             self._restored = restored
             self.step = restored.step
@@ -607,14 +355,27 @@ class Attempt:
         write_record(self.head_file.store, path, start, clock=self.site.clock)
         return None
 
+    def _take_over(self) -> Restored:
+        return take_over(
+            self._committer,
+            self.spec.init,
+            self._work / "restored",
+            place=lambda size: places.choose(self._places, size),
+            clock=self.site.clock,
+            forbidden_sec=self.spec.waits.iam,
+        )
+
     # -- with the trainer ---------------------------------------------------------------------
 
     def _train(self) -> Outcome:
         self.site.clock.training = True
         self._started_at = self._sign_at = time.monotonic()
         post = self._inbox.put
-        self._worker = _Worker(post, self.site.say, forbidden_sec=self.spec.waits.iam)
-        self._pulse = _Pulse(self, post)
+        self._worker = Worker(post, self.site.say, forbidden_sec=self.spec.waits.iam)
+        self._pulse = Pulse(self, post)
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._logs = Logs(self._log_dir, self._put_log_file, self.site.say)
+        self._commit_sec_before = self._read_commit_sec()
         self._trainer = self.site.make_trainer(self.term)
         self.site.door.listen(post)
         self._trainer.start(post)
@@ -629,6 +390,17 @@ class Attempt:
                 self._tend(quiet=False)
         return self._outcome
 
+    def _read_commit_sec(self) -> float | None:
+        """What the last commit of an earlier attempt took, as its beat says; None if unknown."""
+        for entry in reversed(self.head_file.held(self.term).lineage):
+            with contextlib.suppress(StoreError):
+                beat = read_record(
+                    self.head_file.store, self.head_file.layout.beat(entry.term), Beat
+                )
+                if beat is not None and beat.commit_sec is not None:
+                    return beat.commit_sec
+        return None
+
     def _poll_sec(self) -> float:
         """Until the next moment that a timer may care about."""
         ends = [self._verdict_at, self._leaving.trainer_until if self._leaving else None]
@@ -638,12 +410,14 @@ class Attempt:
 
     def _handle(self, event: Any) -> None:
         match event:
-            case _Connected(channel, hello):
+            case Connected(channel, hello):
                 self._welcome(channel, hello)
-            case _Said(channel, message) if channel is self._channel:
+            case Asked(channel, request):
+                self._stage(request, channel)
+            case Said(channel, message) if channel is self._channel:
                 self._sign_at = time.monotonic()
                 self._hear(message)
-            case _Hung(channel) if channel is self._channel:
+            case Hung(channel) if channel is self._channel:
                 self._hung = True
             case Exited():
                 self._exited, self._exited_at = event, time.monotonic()
@@ -652,9 +426,22 @@ class Attempt:
             case Maintenance(kind):
                 self.site.say(f"maintenance-event {kind}: committing now and oftener")
                 self._maintenance_at = time.monotonic()
-            case _Finished():
+            case Finished():
                 self._finished(event)
-            case _HeadSpoke(error):
+            case Sign():
+                self._sign_at = time.monotonic()
+            case Staged(fingerprint):
+                self._keep_data(fingerprint)
+            case Refused(error):
+                self._error = self._error or error
+            case Unanswered(error):
+                raise error
+            case Over():
+                self._staging.over()
+                self._sign_at = time.monotonic()
+                if not self._staging.under_way and self.phase == PHASE:
+                    self.phase = self._phase_before
+            case HeadSpoke(error):
                 # The end that the pulse saw may be this attempt's own, still being written.
                 if not (self._ending and isinstance(error, HeadEnded)):
                     raise error
@@ -676,14 +463,22 @@ class Attempt:
                 rows=str(self.rows_path),
                 term=self.term,
                 checkpoint_every=self.spec.checkpoint_every,
+                run_id=self.spec.run or self.site.run_id,
+                run_url=f"{self.head_file.store.url}/{self.head_file.layout.root}",
+                log_dir=str(self._log_dir),
+                places=[str(place) for place in self._places[1:]],
+                machine_age_sec=self.site.machine_age_sec(),
+                commit_sec=self._commit_sec_before,
+                init=self._restored is not None and is_init(self._restored.checkpoint),
             )
         )
         if self._leaving is not None:
-            self._send(Stop(max(0.0, self._leaving.trainer_until - time.monotonic())))
+            self._tell_stop(self._leaving)
 
     def _hear(self, message: Message) -> None:
         match message:
             case Tick(step, phase):
+                self._note_step(step)
                 self.step, self.phase = step, phase
                 if self._restored is not None:  # loaded: its memory is the trainer's again
                     shutil.rmtree(self._restored.path, ignore_errors=True)
@@ -693,12 +488,41 @@ class Attempt:
                 self.step = message.step
                 self._complete = message
                 self._send(Accepted(COMPLETE_ID))
-                self._submit(_Job("result", lambda: self._finish_done(message)))
+                self._submit(Job("result", lambda: self._finish_done(message)))
             case Error():
                 self._error = self._error or message
+            case Fetch() if self._channel is not None:
+                self._stage(message, self._channel)
             case _:
                 name = type(message).__name__.lower()
                 self._send(Error(f"{name}: is not for a trainer to say", "protocol"))
+
+    def _stage(self, request: Fetch, channel: Channel) -> None:
+        """Let the trainer have its data; what comes of it arrives as events."""
+
+        def answer(message: Message) -> None:
+            with contextlib.suppress(Closed):
+                channel.send(message)
+
+        if not self._staging.under_way:
+            self._phase_before, self.phase = self.phase, PHASE
+        self._staging.ask(request, answer)
+
+    def _keep_data(self, fingerprint: DataFingerprint) -> None:
+        """In HEAD before anything that is committed from now on."""
+        if fingerprint not in self._kept_data:
+            self._kept_data.add(fingerprint)
+            keep = lambda: self.head_file.set_data(fingerprint, term=self.term)  # noqa: E731
+            self._submit(Job("data", keep, keeps_data=True))
+
+    def _note_step(self, step: int) -> None:
+        """How long a step takes: after a notice the trainer finishes the one it is in."""
+        now, before = time.monotonic(), self._stepped_at
+        if before is None or step < before[1]:
+            self._stepped_at = (now, step)
+        elif step > before[1]:
+            self._step_sec = (now - before[0]) / (step - before[1])
+            self._stepped_at = (now, step)
 
     def _offer(self, snapshot: Snapshot) -> None:
         """At most one snapshot in flight; while stopping the last one may wait for it."""
@@ -706,16 +530,34 @@ class Attempt:
         if self._snapshots >= room or self._complete is not None:
             self._send(Busy(snapshot.id))
             return
-        self.step = max(self.step, snapshot.step)
-        if Path(snapshot.path).parent != self._work:
-            self._send(Accepted(snapshot.id))
-            self._send(Failed(snapshot.id, f"{snapshot.path}: must be a folder in {self._work}"))
+        if self._leaving is not None and not self._fits(self._leaving):
+            self._send(Busy(snapshot.id))
             return
+        self.step = max(self.step, snapshot.step)
+        place = Path(snapshot.path).parent
+        if place not in self._places:
+            known = " or ".join(map(str, self._places))
+            self._send(Accepted(snapshot.id))
+            self._send(Failed(snapshot.id, f"{snapshot.path}: must be a folder in {known}"))
+            return
+        if place != self._place_said:
+            self._place_said = place
+            self.site.say(f"snapshots are written to {place}")
         self._snapshots += 1
         self._send(Accepted(snapshot.id))
-        self._submit(_Job("commit", lambda: self._commit(snapshot), snapshot))
+        self._submit(Job("commit", lambda: self._commit(snapshot), snapshot))
 
-    def _finished(self, done: _Finished) -> None:
+    def _fits(self, leaving: _Leaving) -> bool:
+        """Whether a commit begun now can finish before the machine ends; says so where not."""
+        left_sec = leaving.until - time.monotonic()
+        if not leaving.snapshot or self._plan(left_sec, written=True).plan.new:
+            return leaving.snapshot
+        self.site.say("a snapshot handed over now could not be committed in time: not begun")
+        self._leaving = replace(leaving, snapshot=False)
+        self._tell_stop(self._leaving)
+        return False
+
+    def _finished(self, done: Finished) -> None:
         self._jobs -= 1
         snapshot, error = done.job.snapshot, done.error
         if snapshot is not None:
@@ -726,7 +568,7 @@ class Attempt:
             raise error
         if snapshot is not None:
             if error is None:
-                self._commit_sec = done.value
+                self.commit_sec = done.value
                 self.committed = snapshot.step
                 if self.seconds_to_commit is None:
                     self.seconds_to_commit = round(time.monotonic() - self._started_at, 3)
@@ -740,7 +582,7 @@ class Attempt:
             self._error = Error(f"the result could not be kept: {error}", "trainer")
         elif error is not None:
             raise error
-        else:
+        elif not done.job.keeps_data:
             self._outcome = done.value
 
     def _tend(self, *, quiet: bool) -> None:
@@ -768,7 +610,7 @@ class Attempt:
         """Once the trainer is there and nothing is in flight; then again after a while."""
         if self._channel is not None and self._snapshots == 0:
             self._send(Checkpoint("maintenance"))
-            self._maintenance_at = now + max(MAINTENANCE_EVERY_SEC, 3 * self._commit_sec)
+            self._maintenance_at = now + max(MAINTENANCE_EVERY_SEC, 3 * (self.commit_sec or 0.0))
 
     def _never_came(self, now: float) -> bool:
         """Whether a trainer that only had to connect has not done so: it died before."""
@@ -791,22 +633,58 @@ class Attempt:
 
     def _stop(self, reason: Reason, message: str, until: float) -> None:
         """Tell the trainer to hand over its state; the upload needs the rest of the time."""
-        budget_sec = max(0.0, until - time.monotonic())
-        reserve_sec = min(budget_sec / 2, max(RESERVE_MIN_SEC, 2 * self._commit_sec))
-        trainer_until = until - reserve_sec
+        now = time.monotonic()
+        found = self._plan(until - now)
+        wanted = found.plan.new
+        # Where no snapshot is wanted it has all of the time to end by itself.
+        trainer_until = now + found.trainer_sec if wanted else until
         before = self._leaving
         if before is not None:
             trainer_until = min(trainer_until, before.trainer_until)
-        self._leaving = _Leaving(reason, message, trainer_until)
-        if before is not None and trainer_until == before.trainer_until:
+        self._leaving = leaving = _Leaving(reason, message, until, trainer_until, wanted)
+        if (
+            before is not None
+            and trainer_until == before.trainer_until
+            and wanted == before.snapshot
+        ):
             return
-        self.site.say(f"{reason}: {message}; the trainer has {budget_sec - reserve_sec:.1f} s")
+        self.site.say(
+            f"{reason}: {message}; plan: {found.plan.value}, "
+            f"the trainer has {max(0.0, trainer_until - now):.1f} s"
+        )
         if self._complete is not None:
             return
         if self._channel is None:
             self._kill("had not begun")  # nothing to hand over
         else:
-            self._send(Stop(max(0.0, trainer_until - time.monotonic())))
+            self._tell_stop(leaving)
+
+    def _tell_stop(self, leaving: _Leaving) -> None:
+        left_sec = max(0.0, leaving.trainer_until - time.monotonic())
+        self._send(Stop(left_sec, leaving.snapshot))
+
+    def _plan(self, left_sec: float, *, written: bool = False) -> planner.Decision:
+        """What is worth doing with the seconds left, by what was measured so far. ``written``: the
+        trainer has its snapshot ready."""
+        committer = self._committer
+        rate, overhead_sec = None, 0.0
+        new_bytes = committer.sent_bytes
+        if new_bytes is None:
+            new_bytes = committer.restore_bytes or 0
+        if committer.pace is not None:
+            rate, overhead_sec = committer.pace.bytes_per_sec, committer.pace.overhead_sec
+        elif self._commit_sec_before and committer.restore_bytes:
+            rate = committer.restore_bytes / self._commit_sec_before
+        return planner.decide(
+            planner.Outlook(
+                left_sec=left_sec,
+                in_flight_bytes=committer.bytes_left if self._snapshots else None,
+                new_bytes=new_bytes,
+                bytes_per_sec=rate,
+                overhead_sec=overhead_sec,
+                write_sec=0.0 if written else self._step_sec,
+            )
+        )
 
     def _stall(self) -> None:
         self._stalled = True
@@ -831,7 +709,7 @@ class Attempt:
         head = self.head_file.held(self.term)
         whole_sec = (head.deadline - head.started).total_seconds()
         margin = min(LIMIT_MARGIN_SEC, whole_sec * LIMIT_MARGIN_SHARE)
-        return max(margin, LIMIT_MARGIN_COMMITS * self._commit_sec)
+        return max(margin, LIMIT_MARGIN_COMMITS * (self.commit_sec or 0.0))
 
     def _limit_in_sec(self) -> float:
         left = self.head_file.held(self.term).deadline - self.head_file.store.now()
@@ -870,7 +748,7 @@ class Attempt:
         if reason in FINAL_USER_REASONS:
             self._submit_failed(reason, message)
         elif reason in RETRIED_USER_REASONS:
-            self._submit(_Job("failure", lambda: self._count_failure(reason, message)))
+            self._submit(Job("failure", lambda: self._count_failure(reason, message)))
         else:
             self._outcome = Outcome(Next.STOP, reason, message)
 
@@ -883,6 +761,8 @@ class Attempt:
             return Reason.STALLED, f"no step and no tick for {self.spec.waits.stall:.0f} s"
         if kind == "does-not-fit":
             return Reason.DOES_NOT_FIT, said
+        if kind == "data-changed":
+            return Reason.DATA_CHANGED, said
         if kind == "restore":
             return Reason.RESTORE_ERROR, said
         if kind == "usage":
@@ -909,10 +789,10 @@ class Attempt:
 
     # -- jobs of the committing thread ----------------------------------------------------------
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: Job) -> None:
         assert self._worker is not None
         self._jobs += 1
-        self._ending = job.snapshot is None
+        self._ending = job.snapshot is None and not job.keeps_data
         self._worker.submit(job)
 
     def _commit(self, snapshot: Snapshot) -> float:
@@ -940,7 +820,7 @@ class Attempt:
         return Outcome(Next.LEAVE, Reason.DONE, f"done at step {complete.step}")
 
     def _submit_failed(self, reason: Reason, message: str) -> None:
-        self._submit(_Job("end", lambda: self._finish_failed(reason, message)))
+        self._submit(Job("end", lambda: self._finish_failed(reason, message)))
 
     def _finish_failed(self, reason: Reason, message: str) -> Outcome:
         self._committer.finish(State.FAILED, reason, exit=self._exit_code)
@@ -988,12 +868,18 @@ class Attempt:
         if self._worker is not None:
             self._worker.close()
 
+    def _put_log_file(self, name: str, data: bytes) -> None:
+        # Only this attempt names it: a repeated write is the same file or a longer one.
+        self.head_file.store.put(self.head_file.layout.log_file(self.term, name), data)
+
     def _end(self, outcome: Outcome) -> None:
         """The record of the end. Its own name, so that it harms nobody even when fenced."""
         self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
         self.site.say(f"term {self.term}: {outcome.reason}: {outcome.message}")
         if self._pulse is not None:
             self._pulse.close(last_words=outcome.next is not Next.WATCH)
+        if self._logs is not None:
+            self._logs.close(last_words=outcome.next is not Next.WATCH)
         state = State.OPEN
         if outcome.next is Next.LEAVE:
             with contextlib.suppress(HeadError, StoreError):
@@ -1008,6 +894,7 @@ class Attempt:
             committed=self.committed,
             message=outcome.message,
             stderr=self._trainer.last_lines() if self._trainer is not None else (),
+            staged_sec=round(self._staging.seconds, 3),
             time=datetime.now(UTC),
         )
         try:
@@ -1034,7 +921,8 @@ class Attempt:
             }
         )
         self.site.clock.training = False
-        shutil.rmtree(self._work, ignore_errors=True)
+        for place in self._places:
+            shutil.rmtree(place, ignore_errors=True)
 
     def _end_record_sec(self) -> float:
         """What a stopping machine has left, at most."""
@@ -1052,23 +940,6 @@ def _reason_of(error: HeadError) -> Reason:
     if isinstance(error, HeadForbidden):
         return Reason.FORBIDDEN
     return Reason.INTERRUPTED
-
-
-def _last_rows(path: Path) -> tuple[dict[str, Any], ...]:
-    """The last whole rows of a file that is being written."""
-    try:
-        with path.open("rb") as rows:
-            rows.seek(max(0, rows.seek(0, 2) - LAST_ROWS_BYTES))
-            lines = rows.read().split(b"\n")[:-1]
-    except OSError:
-        return ()
-    found = []
-    for line in lines[-LAST_ROWS:]:
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                found.append(row)
-    return tuple(found)
 
 
 def _versions() -> dict[str, str]:

@@ -1,22 +1,26 @@
 """Commits, restores and ends: what may be lost, and what cannot be.
 
 A commit is: rows flushed, objects under a name that nobody else has, a manifest of their hashes,
-and HEAD swapped to name it. Only what HEAD's chain names was ever committed. What a swap that is
-known to have succeeded dropped is deleted after it, generation by generation; a write whose fate
-is unknown is left for a later term's sweep.
+and HEAD swapped to name it. A large file goes in parts, each an object of its own; what is equal to
+an object of the checkpoint before is copied inside the store. Only what HEAD's chain names was ever
+committed. What a swap that is known to have succeeded dropped is deleted after it, generation by
+generation; a write whose fate is unknown is left for a later term's sweep.
 
     CommitError
     ├── BadSnapshot       the trainer's folder is no snapshot
     └── RestoreError      no checkpoint of the chain can be read
 """
 
+import copy
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,15 +47,16 @@ from outlast.run.head import (
     write_end_copy,
 )
 from outlast.run.store import (
-    CHUNK_BYTES,
     SYSTEM_CLOCK,
+    Checksum,
     Clock,
     Damaged,
     NotFound,
     Object,
+    Slice,
     Store,
     StoreError,
-    checksum_of,
+    copy_new,
     delete_quietly,
     patiently,
     put_new,
@@ -65,7 +70,14 @@ KEEP_LAST = 3
 BEST_TAG = "best"
 """Tag of a checkpoint with a new best value; the newest one is kept."""
 
+PART_BYTES = 32 << 20
+"""A larger file goes up and down in parts of this size, several at the same time."""
+
+HASHED_BYTES = 1 << 18
+"""Read at a time to be hashed; small enough that the second hash finds it in the cache."""
+
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+T = TypeVar("T")
 
 
 class CommitError(Exception):
@@ -126,6 +138,45 @@ class Retention:
         return tuple(entry for entry in chain if entry in kept)
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A file of a snapshot, or a part of a large one: what becomes one object."""
+
+    name: str
+    file: str
+    path: Path
+    offset: int
+    size: int
+
+
+@dataclass
+class _Upload:
+    """A snapshot on its way up; kept where a try failed, so that only the rest is sent again."""
+
+    identity: tuple[Path, int, int, int]
+    prefix: str
+    size: int
+    written: dict[str, ManifestObject] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Bytes that the store does not have yet."""
+        return self.size - sum(entry.size for entry in list(self.written.values()))
+
+
+class _BadCopy(Exception):
+    """A copy inside the store is not what it is a copy of; its name is taken now."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast commits go, as measured so far in this attempt."""
+
+    bytes_per_sec: float
+    overhead_sec: float
+    """What a commit takes beside its bytes: rows, the manifest, HEAD."""
+
+
 class Committer:
     """Commits and ends a run for the holder of a term. One thread at a time."""
 
@@ -135,6 +186,7 @@ class Committer:
         *,
         retention: Retention | None = None,
         say: Callable[[str], None] = log.warning,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self._head_file = head_file
         self.term = head_file.term
@@ -144,8 +196,16 @@ class Committer:
         self._clock: Clock = head_file.clock
         self._retention = retention or Retention()
         self._say = say
+        self._part_bytes = part_bytes
         self.restore_bytes: int | None = None
         """Size of the checkpoint that is or was restored last, once known."""
+        self.pace: Pace | None = None
+        """None before the first commit."""
+        self.sent_bytes: int | None = None
+        """Of the last commit, without what was copied; None before the first one."""
+        self._upload: _Upload | None = None
+        self._known: dict[tuple[int, str], tuple[str, ManifestObject]] = {}
+        """(folder, object) by size and BLAKE3: what the newest checkpoint holds."""
         self._from_step = 0
         self._bad: set[Checkpoint] = set()
         self._dropped: list[Checkpoint] = []
@@ -160,10 +220,19 @@ class Committer:
         """Bytes of the term's rows that are in the bucket; a commit is given those after."""
         return self._rows_flushed
 
+    @property
+    def bytes_left(self) -> int:
+        """Of the snapshot on its way, what the store does not have yet; for any thread."""
+        upload = self._upload
+        return 0 if upload is None else upload.left
+
     # -- restore ------------------------------------------------------------------------------
 
-    def restore(self, into: Path) -> Restored | Fresh:
-        """Reads the newest checkpoint of the chain that is whole into the folder `into`.
+    def restore(
+        self, into: Path, *, place: Callable[[int], Path] | None = None
+    ) -> Restored | Fresh:
+        """Reads the newest checkpoint of the chain that is whole into the folder `into`, or into
+        one of that name in the folder that `place` gives for so many bytes.
 
         Every byte is hashed before anybody reads it as anything else. A hash that fails on a
         second download too goes to the checkpoint before; that is said, and the next swap drops
@@ -181,52 +250,85 @@ class Committer:
         skipped: list[Checkpoint] = []
         for checkpoint in reversed(chain):
             try:
-                manifest = self._download_twice(checkpoint, into)
+                manifest, found = self._download_twice(checkpoint, into, place)
             except (Damaged, NotFound) as error:
                 # What a successor's retention removed is not damaged: HEAD tells, and raises.
                 patiently(lambda: self._head_file.check(term=self.term), clock=self._clock)
                 skipped.append(checkpoint)
                 self._say(f"checkpoint {checkpoint.path}: {error}; going to the one before")
                 continue
+            self._note_objects(checkpoint.path, manifest.objects)
             self._bad.update(skipped)
             self._from_step = checkpoint.step
             self._rows = manifest.rows if checkpoint.term == self.term else 0
-            return Restored(into, checkpoint.step, checkpoint, tuple(skipped))
+            return Restored(found, checkpoint.step, checkpoint, tuple(skipped))
         raise RestoreError(
             f"run {self._layout.run}: none of the {len(chain)} checkpoints that HEAD names can be "
             "read; see `outlast repair`"
         )
 
-    def _download_twice(self, checkpoint: Checkpoint, into: Path) -> Manifest:
-        try:
-            return self._download(checkpoint, into)
-        except Damaged as error:
-            self._say(f"checkpoint {checkpoint.path}: {error}; downloading it again")
-            return self._download(checkpoint, into)
+    def read_from(
+        self,
+        store: Store,
+        checkpoint: Checkpoint,
+        into: Path,
+        *,
+        place: Callable[[int], Path] | None = None,
+    ) -> Path:
+        """Reads another run's checkpoint from the store of that run, as `restore` reads one."""
+        reader = copy.copy(self)
+        reader._store = store
+        return reader._download_twice(checkpoint, into, place)[1]
 
-    def _download(self, checkpoint: Checkpoint, into: Path) -> Manifest:
-        manifest = self._manifest(checkpoint)
+    def _download_twice(
+        self, checkpoint: Checkpoint, into: Path, place: Callable[[int], Path] | None = None
+    ) -> tuple[Manifest, Path]:
+        manifest = self._twice(checkpoint, lambda: self._manifest(checkpoint))
         self.restore_bytes = sum(entry.size for entry in manifest.objects)
+        if place is not None:
+            into = place(self.restore_bytes) / into.name
         part = into.with_name(f"{into.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
-            for entry in manifest.objects:
-                self._download_object(checkpoint, entry, part / entry.name)
+            for name, entries in manifest.files().items():
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
+                with (part / name).open("wb") as file:
+                    file.truncate(sum(entry.size for entry in entries))
+            in_parallel(
+                [
+                    lambda entry=entry: self._twice(
+                        checkpoint, lambda: self._download_object(checkpoint, entry, part)
+                    )
+                    for entry in manifest.objects
+                ],
+                self._store.streams,
+            )
             shutil.rmtree(into, ignore_errors=True)
             os.rename(part, into)
-            return manifest
+            return manifest, into
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
-    def _download_object(self, checkpoint: Checkpoint, entry: ManifestObject, to: Path) -> None:
-        path = checkpoint.path + entry.name
-        to.parent.mkdir(parents=True, exist_ok=True)
-        patiently(
-            lambda: self._store.fetch(path, to, generation=entry.generation), clock=self._clock
-        )
-        found = _blake3_of(to)
-        if to.stat().st_size != entry.size or found != entry.blake3:
+    def _twice(self, checkpoint: Checkpoint, download: Callable[[], T]) -> T:
+        try:
+            return download()
+        except Damaged as error:
+            self._say(f"checkpoint {checkpoint.path}: {error}; downloading it again")
+            return download()
+
+    def _download_object(self, checkpoint: Checkpoint, entry: ManifestObject, into: Path) -> None:
+        """Writes the object to its place in its file, hashed on its way."""
+        path, to = checkpoint.path + entry.name, into / (entry.file or entry.name)
+
+        def once() -> _Place:
+            with _Place(to, entry.offset, blake3(), until=entry.offset + entry.size) as place:
+                self._store.stream(path, place, generation=entry.generation)
+            return place
+
+        place = patiently(once, clock=self._clock)
+        found = place.hasher.hexdigest()
+        if place.written != entry.size or found != entry.blake3:
             raise Damaged(f"{path}: BLAKE3 is {found}, committed was {entry.blake3}")
 
     def _manifest(self, checkpoint: Checkpoint) -> Manifest:
@@ -265,11 +367,21 @@ class Committer:
             raise BadSnapshot(
                 f"step {step}: is before the step {self._from_step} that this attempt started at"
             )
-        files = snapshot_files(folder)
+        begun = time.monotonic()
+        pieces = [piece for name, path in snapshot_files(folder) for piece in self._cut(name, path)]
+        upload = self._begin_upload(folder, step, pieces)
         self.flush_rows(rows, row_count=row_count)
-        term, nonce = self.term, new_nonce()
-        prefix = self._layout.snapshot(term, step, nonce)
-        objects = tuple(self._put_object(prefix, name, path) for name, path in files)
+        try:
+            upload_sec, sent_bytes = self._put_objects(upload, pieces)
+        except _BadCopy as error:
+            # The name is taken by what is not ours to delete: all of it anew, and not by copies.
+            self._say(f"snapshot of step {step}: {error}; uploading it anew")
+            self._known.clear()
+            self._upload = None
+            upload = self._begin_upload(folder, step, pieces)
+            upload_sec, sent_bytes = self._put_objects(upload, pieces)
+        term, prefix = self.term, upload.prefix
+        objects = tuple(upload.written[piece.name] for piece in pieces)
         manifest = Manifest(
             run=self._layout.run,
             term=term,
@@ -278,7 +390,7 @@ class Committer:
             rows=self._rows,
             objects=objects,
         ).to_json()
-        written = self._put_new(f"{prefix}MANIFEST.json", manifest)
+        written = put_new(self._store, f"{prefix}MANIFEST.json", manifest, clock=self._clock)
         checkpoint = Checkpoint(
             path=prefix,
             generation=written.generation,
@@ -292,7 +404,9 @@ class Committer:
         def change(head: Head) -> Head:
             nonlocal before
             before = head.chain
-            whole = (entry for entry in (*head.chain, checkpoint) if entry not in self._bad)
+            # An earlier swap of unknown fate may have been applied: it is there already then.
+            others = (entry for entry in head.chain if entry != checkpoint)
+            whole = (entry for entry in (*others, checkpoint) if entry not in self._bad)
             return replace(
                 head.with_lineage(term, self._from_step),
                 chain=self._retention.kept(whole),
@@ -300,6 +414,9 @@ class Committer:
             )
 
         after = self._head_file.swap(change, term=self.term)
+        self._upload = None
+        self._note_objects(prefix, objects)
+        self._note_pace(sent_bytes, upload_sec, time.monotonic() - begun)
         self._note_dropped(before, after)
         self._delete_dropped()
         if not self._swept:
@@ -323,7 +440,8 @@ class Committer:
             if not rows.startswith(piece):
                 raise BadSnapshot("rows: do not go on where the last ones of unknown fate began")
             self._pending_piece = piece
-            self._put_new(self._layout.metrics_piece(self.term, self._piece), piece)
+            path = self._layout.metrics_piece(self.term, self._piece)
+            put_new(self._store, path, piece, clock=self._clock)
             self._pending_piece = None
             self._piece += 1
             self._rows_flushed += len(piece)
@@ -338,25 +456,89 @@ class Committer:
         self._rows_flushed = 0
         self._rows = 0
 
-    def _put_object(self, prefix: str, name: str, file: Path) -> ManifestObject:
-        digest = _blake3_of(file)
-        written = self._put_new(prefix + name, file)
-        return ManifestObject(
-            name=name,
+    def _cut(self, name: str, path: Path) -> list[_Piece]:
+        """The file as one object under its own name, or as parts in a folder of that name."""
+        size, step = path.stat().st_size, self._part_bytes
+        if size <= step:
+            return [_Piece(name, name, path, 0, size)]
+        return [
+            _Piece(f"{name}/{place // step:06d}", name, path, place, min(step, size - place))
+            for place in range(0, size, step)
+        ]
+
+    def _begin_upload(self, folder: Path, step: int, pieces: Sequence[_Piece]) -> _Upload:
+        """The upload of this folder: the one that was not finished, or a new one."""
+        found = folder.stat()
+        identity = (folder, found.st_ino, found.st_ctime_ns, step)
+        if self._upload is None or self._upload.identity != identity:
+            prefix = self._layout.snapshot(self.term, step, new_nonce())
+            self._upload = _Upload(identity, prefix, sum(piece.size for piece in pieces))
+        return self._upload
+
+    def _put_objects(self, upload: _Upload, pieces: Sequence[_Piece]) -> tuple[float, int]:
+        """Writes the pieces that are not written yet; the seconds it took, and the bytes sent."""
+        begun = time.monotonic()
+        sent = in_parallel(
+            [
+                lambda piece=piece: self._put_piece(upload, piece)
+                for piece in pieces
+                if piece.name not in upload.written
+            ],
+            self._store.streams,
+        )
+        return time.monotonic() - begun, sum(sent)
+
+    def _put_piece(self, upload: _Upload, piece: _Piece) -> int:
+        """Copies or uploads it; gives the bytes that were sent."""
+        digest, crc32c = _hashed(piece)
+        path = upload.prefix + piece.name
+        written, sent_bytes = self._copied(piece, digest, path), 0
+        if written is None:
+            part = Slice(piece.path, piece.offset, piece.size, crc32c)
+            written, sent_bytes = put_new(self._store, path, part, clock=self._clock), piece.size
+        upload.written[piece.name] = ManifestObject(
+            name=piece.name,
             size=written.size,
             crc32c=written.crc32c,
             blake3=digest,
             generation=written.generation,
+            file=None if piece.name == piece.file else piece.file,
+            offset=piece.offset,
         )
+        return sent_bytes
 
-    def _put_new(self, path: str, data: bytes | Path) -> Object:
-        expected = checksum_of(data)
-        written = put_new(self._store, path, data, clock=self._clock)
-        if (written.size, written.crc32c) != expected:
-            raise Damaged(
-                f"{path}: arrived as {(written.size, written.crc32c)}, sent was {expected}"
+    def _copied(self, piece: _Piece, digest: str, path: str) -> Object | None:
+        """A copy of the same bytes in the newest checkpoint; None where there are none."""
+        known = self._known.get((piece.size, digest))
+        if known is None:
+            return None
+        folder, entry = known
+        try:
+            return copy_new(
+                self._store,
+                folder + entry.name,
+                path,
+                source_generation=entry.generation,
+                expected=(entry.size, entry.crc32c),
+                clock=self._clock,
             )
-        return written
+        except Damaged as error:
+            raise _BadCopy(str(error)) from None
+
+    def _note_objects(self, folder: str, objects: Iterable[ManifestObject]) -> None:
+        self._known = {(entry.size, entry.blake3): (folder, entry) for entry in objects}
+
+    def _note_pace(self, sent_bytes: int, upload_sec: float, whole_sec: float) -> None:
+        """The newest commit counts as much as all before it."""
+        self.sent_bytes = sent_bytes
+        before = self.pace
+        rate = sent_bytes / upload_sec if sent_bytes and upload_sec > 0 else None
+        overhead_sec = whole_sec - upload_sec
+        if before is not None:
+            rate = before.bytes_per_sec if rate is None else (before.bytes_per_sec + rate) / 2
+            overhead_sec = (before.overhead_sec + overhead_sec) / 2
+        if rate is not None:
+            self.pace = Pace(rate, overhead_sec)
 
     # -- retention ----------------------------------------------------------------------------
 
@@ -445,12 +627,20 @@ class Committer:
 
     def _put_result(self, folder: Path) -> Result:
         prefix = self._layout.result(self.term)
-        files = []
-        for name, path in snapshot_files(folder):
-            self._put_new(prefix + name, path)
-            files.append(ResultFile(name, path.stat().st_size, _sha256_of(path)))
+
+        def put(name: str, path: Path) -> ResultFile:
+            sha256, crc32c = _sha256_and_crc32c(path)
+            whole = Slice(path, 0, path.stat().st_size, crc32c)
+            put_new(self._store, prefix + name, whole, clock=self._clock)
+            return ResultFile(name, whole.size, sha256)
+
+        files = in_parallel(
+            [lambda name=name, path=path: put(name, path) for name, path in snapshot_files(folder)],
+            self._store.streams,
+        )
         manifest = ResultManifest.of(files)
-        written = self._put_new(self._layout.result_manifest(self.term), manifest.to_json())
+        path = self._layout.result_manifest(self.term)
+        written = put_new(self._store, path, manifest.to_json(), clock=self._clock)
         return Result(path=prefix, generation=written.generation, digest=manifest.digest)
 
 
@@ -532,16 +722,71 @@ def fetch_result(
         raise Damaged(
             f"{result.path}RESULT.json: digest is {manifest.digest}, HEAD names {result.digest}"
         )
+
+    def fetch(file: ResultFile) -> None:
+        to, path = into / file.name, result.path + file.name
+
+        def once() -> _Place:
+            with _Place(to, 0, hashlib.sha256(), until=file.size) as place:
+                store.stream(path, place)
+            return place
+
+        place = patiently(once, clock=clock)
+        found = place.hasher.hexdigest()
+        if place.written != file.size or found != file.sha256:
+            raise Damaged(f"{path}: sha256 is {found}, committed was {file.sha256}")
+
     for file in manifest.files:
-        to = into / file.name
-        to.parent.mkdir(parents=True, exist_ok=True)
-        patiently(lambda f=file, t=to: store.fetch(result.path + f.name, t), clock=clock)
-        found = _sha256_of(to)
-        if found != file.sha256:
-            raise Damaged(
-                f"{result.path}{file.name}: sha256 is {found}, committed was {file.sha256}"
-            )
+        (into / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (into / file.name).write_bytes(b"")
+    in_parallel([lambda file=file: fetch(file) for file in manifest.files], store.streams)
     return manifest
+
+
+def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
+    """What the jobs give, in their order, `streams` of them at a time.
+
+    Where one raises, the ones not begun are dropped, those under way are waited for, and the error
+    of the first job that had one is raised.
+    """
+    if streams == 1 or len(jobs) <= 1:
+        return [job() for job in jobs]
+    with ThreadPoolExecutor(min(streams, len(jobs)), "transfer") as pool:
+        futures = [pool.submit(job) for job in jobs]
+        _, pending = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in pending:
+            future.cancel()
+    return [future.result() for future in futures if not future.cancelled()]
+
+
+class _Place:
+    """A stretch of an existing file to write to, once and in order; hashes what it is given."""
+
+    def __init__(self, file: Path, offset: int, hasher: Any, *, until: int) -> None:
+        self._file = file.open("r+b")
+        self._at = self._begin = offset
+        self._until = until
+        self.hasher = hasher
+
+    @property
+    def written(self) -> int:
+        """Bytes that it was given."""
+        return self._at - self._begin
+
+    def write(self, data: bytes) -> int:
+        # What is too much would overwrite the neighbour; it counts, and so the size is wrong.
+        kept = data[: max(0, self._until - self._at)]
+        self._file.seek(self._at)
+        self._file.write(kept)
+        self.hasher.update(kept)
+        self._at += len(data)
+        return len(data)
+
+    def __enter__(self) -> "_Place":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def snapshot_files(folder: Path) -> list[tuple[str, Path]]:
@@ -565,15 +810,25 @@ def snapshot_files(folder: Path) -> list[tuple[str, Path]]:
     return sorted(files)
 
 
-def _blake3_of(file: Path) -> str:
-    hasher = blake3(max_threads=blake3.AUTO)
-    hasher.update_mmap(file)
-    return hasher.hexdigest()
+def _hashed(piece: _Piece) -> tuple[str, str]:
+    """(BLAKE3, CRC32C) in one pass; BadSnapshot where the file has shrunk meanwhile."""
+    hasher, checksum = blake3(), Checksum()
+    with piece.path.open("rb", buffering=0) as source:
+        source.seek(piece.offset)
+        while checksum.size < piece.size and (
+            data := source.read(min(HASHED_BYTES, piece.size - checksum.size))
+        ):
+            hasher.update(data)
+            checksum.update(data)
+    if checksum.size != piece.size:
+        raise BadSnapshot(f"snapshot {piece.path}: became shorter while it was read")
+    return hasher.hexdigest(), checksum.crc32c
 
 
-def _sha256_of(file: Path) -> str:
-    hasher = hashlib.sha256()
-    with file.open("rb") as source:
-        while chunk := source.read(CHUNK_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()
+def _sha256_and_crc32c(file: Path) -> tuple[str, str]:
+    hasher, checksum = hashlib.sha256(), Checksum()
+    with file.open("rb", buffering=0) as source:
+        while data := source.read(HASHED_BYTES):
+            hasher.update(data)
+            checksum.update(data)
+    return hasher.hexdigest(), checksum.crc32c

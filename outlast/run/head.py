@@ -38,10 +38,11 @@ from outlast.run.store import (
     Unavailable,
     jittered,
     patiently,
+    pause_after,
 )
 
-WRITE_INTERVAL_SECONDS = 1.0
-"""Cloud Storage takes one write of one name a second."""
+RETRY_SECONDS = 1.0
+"""Before a write is tried again, where its answer names no other time."""
 
 BARREN_SECONDS = 600.0
 """A term without a commit is barren after this long where no time to a commit is known."""
@@ -140,10 +141,12 @@ class End:
 
 @dataclass(frozen=True)
 class DataFingerprint:
-    """Which data a run is trained on; set once."""
+    """What a run found at one path of its data; `outlast/run/data.py` says how it is made."""
 
     name: str
+    """The `gs://` path, or a local path's base name."""
     generation: int
+    """0 for a local path."""
     size: int
     crc32c: str
 
@@ -164,7 +167,8 @@ class Head(Record):
     lineage: tuple[Lineage, ...]
     failures: int
     barren: int
-    data: DataFingerprint | None
+    data: tuple[DataFingerprint, ...] | None
+    """One entry for each path of data that a trainer asked for, set once; None before the first."""
     nonce: str
 
     def __post_init__(self) -> None:
@@ -190,6 +194,13 @@ class Head(Record):
         others = tuple(entry for entry in self.lineage if entry.term != term)
         own = [entry.from_step for entry in self.lineage if entry.term == term]
         return replace(self, lineage=(*others, Lineage(term, min([from_step, *own]))))
+
+    def with_data(self, found: DataFingerprint) -> "Head":
+        """With the fingerprint, unless one of its name is there already."""
+        known = self.data or ()
+        if any(entry.name == found.name for entry in known):
+            return self
+        return replace(self, data=(*known, found))
 
     def ended(self, state: State, end: End) -> "Head":
         """With its end."""
@@ -486,6 +497,23 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
     )
 
 
+def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
+    """What the records tell that a HEAD without a checkpoint does not know; None where nothing.
+
+    Such a HEAD would begin the run anew. An older one that was put back is one; its own term's
+    beat, or the next term's start record, tells of what came after it.
+    """
+    if head.chain:
+        return None
+    with _where_whole():
+        committed = Beat.from_json(store.get(layout.beat(head.term))[0]).committed
+        if committed is not None:
+            return f"term {head.term} committed step {committed}"
+    if _updated(store, layout.attempt_start(head.term + 1)) is not None:
+        return f"term {head.term + 1} has begun"
+    return None
+
+
 def _updated(store: Store, path: str) -> datetime | None:
     """Server time of the object's last write; None where there is none."""
     with _where_whole():
@@ -673,6 +701,25 @@ class HeadFile:
                 if isinstance(look, Head) and is_own(look, tried):
                     return self._settled(tried[look.nonce], generation)
                 decision = self._decision(look, claim)
+                if decision.reason is Reason.LOST and self._look(say)[0] is not Missing.ABSENT:
+                    # Another machine began the run after this one had looked for HEAD.
+                    continue
+                if decision.act is Act.TAKE and isinstance(look, Head):
+                    known = look
+                    stale = patiently(
+                        lambda: contradicted(self.store, self.layout, known),  # noqa: B023
+                        clock=self.clock,
+                    )
+                    if stale is not None:
+                        again = self._look(say)[0]
+                        if not isinstance(again, Head) or again.nonce != look.nonce:
+                            continue  # HEAD went on meanwhile
+                        decision = Decision(
+                            Act.REFUSE,
+                            Reason.UNREADABLE,
+                            f"HEAD is older than the run: it names no checkpoint, and {stale}; "
+                            "`outlast repair` mends it, then `outlast resume`",
+                        )
                 if decision.act is Act.LEAVE and decision.head is not None:
                     write_end_copy(self.store, self.layout, decision.head, clock=self.clock)
                 if decision.act in (Act.LEAVE, Act.REFUSE):
@@ -688,8 +735,8 @@ class HeadFile:
                 if not patience.wait(str(error)):
                     return self._decision(Missing.FORBIDDEN, claim)
                 continue
-            except (PreconditionFailed, Throttled, Unavailable):
-                self.clock.sleep(jittered(1.0))
+            except (PreconditionFailed, Throttled, Unavailable) as error:
+                self.clock.sleep(pause_after(error, 1.0))
                 if not still_member():
                     raise NotMember(
                         "this VM is no member of its group any more; it may take no term"
@@ -723,13 +770,11 @@ class HeadFile:
         counted = self.swap(lambda head: replace(head, failures=before + 1), term=term)
         return counted.failures <= retries
 
-    def set_data(self, fingerprint: DataFingerprint, *, term: int) -> bool:
-        """Sets the data's fingerprint once; False where the run was begun on other data."""
-        known = self.held(term).data
-        if known is None:
-            self.swap(lambda head: replace(head, data=fingerprint), term=term)
-            return True
-        return known == fingerprint
+    def set_data(self, fingerprint: DataFingerprint, *, term: int) -> None:
+        """Keeps the fingerprint of a path of the run's data; one that is there already stays."""
+        held = self.held(term)
+        if held.with_data(fingerprint) != held:
+            self.swap(lambda head: head.with_data(fingerprint), term=term)
 
     def end_from_outside(self, state: State, reason: Reason) -> Head:
         """Ends an open run for the operator (stopped, expired); an ended one stays as it is.
@@ -748,9 +793,9 @@ class HeadFile:
                     self.layout.head, mine.to_json(), if_generation_match=found.object.generation
                 )
                 return mine
-            except (PreconditionFailed, Throttled, Unavailable):
+            except (PreconditionFailed, Throttled, Unavailable) as error:
                 # An own write with a lost answer is found as the end on the next look.
-                self.clock.sleep(jittered(WRITE_INTERVAL_SECONDS))
+                self.clock.sleep(pause_after(error, RETRY_SECONDS))
 
     def _look(self, say: Callable[[str], None]) -> tuple[Look, int]:
         """A patient look at HEAD, and the generation to swap from; 0 where it is absent."""
@@ -816,10 +861,10 @@ class HeadFile:
                     raise self._refusal(found.head, wanted.term) from None
                 self._held = _Held(found.head, found.object.generation)
                 return found.head.nonce == wanted.nonce
-            except (Throttled, Unavailable):
+            except (Throttled, Unavailable) as error:
                 if self.clock.monotonic() >= limit:
                     raise
-                self.clock.sleep(jittered(WRITE_INTERVAL_SECONDS))
+                self.clock.sleep(pause_after(error, RETRY_SECONDS))
 
     def _refusal(self, found: Head, term: int) -> HeadError:
         if found.state.ended:
@@ -840,10 +885,10 @@ class HeadFile:
         return held
 
     def _pace(self) -> None:
-        """Waits until a second has passed since this process wrote HEAD last."""
+        """Waits until the store may be given HEAD again after this process's last write."""
         now = self.clock.monotonic()
         if self._last_write is not None:
-            wait = self._last_write + WRITE_INTERVAL_SECONDS - now
+            wait = self._last_write + self.store.rewrite_sec - now
             if wait > 0:
                 self.clock.sleep(wait)
         self._last_write = self.clock.monotonic()

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from outlast.layout import format_time
+from outlast.layout import Pin, format_time
+from outlast.protocol import parse_every
 
 DEFAULT_HOST = "metadata.google.internal"
 ANSWER_TIMEOUT_SEC = 10.0
@@ -37,7 +38,6 @@ NO_DEADLINE = datetime(9999, 12, 31, tzinfo=UTC)
 """Of a run in a folder."""
 
 RUN_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-CHECKPOINT_EVERY_PATTERN = re.compile(r"auto|[1-9][0-9]*s?|[0-9]*\.[0-9]+s")
 
 
 class MetadataError(Exception):
@@ -60,6 +60,17 @@ def rooted(path: str) -> Path:
     """An absolute path of the VM, under ``OUTLAST_ROOT`` where that is set."""
     root = os.environ.get("OUTLAST_ROOT", "")
     return Path(root + path) if root else Path(path)
+
+
+_STARTED_AT = time.monotonic()
+
+
+def machine_age_sec() -> float:
+    """Seconds since this machine was started; since this process was, where none tells."""
+    try:
+        return float(rooted("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return time.monotonic() - _STARTED_AT
 
 
 class Metadata:
@@ -266,10 +277,22 @@ class Spec:
     """Beside the last checkpoints and the best, one each so many steps is kept; 0 for none."""
     trainer_python: str = ""
     """The trainer's interpreter; empty for the supervisor's own."""
+    processes: int = 1
+    """Processes that train together on this machine."""
+    command: str | tuple[str, ...] | None = None
+    """What trains instead of a trainer: a line for the shell, or a program and its arguments."""
+    quiet_sec: float = 10.0
+    """A command's checkpoint folder that held still for so long is complete."""
+    data: tuple[str, ...] = ()
+    """A command's data: gs:// paths."""
     bucket: str = ""
     bundle: str = ""
     bundle_sha256: str = ""
     webhook: str = ""
+    init: str = ""
+    """Another run's checkpoint that this one begins with, pinned by its digest; empty for none."""
+    model_output_path: str = ""
+    """Where a copy of the result goes besides; empty for nowhere."""
 
     def argv(self) -> list[str]:
         """The trainer's flags, sorted."""
@@ -293,6 +316,12 @@ class Spec:
             "retries_failures": self.retries_failures,
             "keep_every_steps": self.keep_every_steps,
             "trainer_python": self.trainer_python,
+            "processes": self.processes,
+            "init": self.init,
+            "model_output_path": self.model_output_path,
+            "command": self.command,
+            "quiet_sec": self.quiet_sec,
+            "data": self.data,
             "waits": {spec.name: getattr(self.waits, spec.name) for spec in fields(Waits)},
             "bundle": self.bundle,
             "bundle_sha256": self.bundle_sha256,
@@ -340,20 +369,52 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         retries_failures=count("outlast-retries-failures", "0"),
         keep_every_steps=count("outlast-keep-every-steps", "0"),
         trainer_python=attributes.get("outlast-trainer-python", ""),
+        processes=max(1, count("outlast-processes", "1")),
+        command=_parse_command(attributes.get("outlast-command", "")),
+        quiet_sec=max(1, count("outlast-quiet-sec", "10")),
+        data=tuple(attributes.get("outlast-data", "").split()),
         bundle=attributes.get("outlast-bundle", ""),
         bundle_sha256=attributes.get("outlast-bundle-sha256", ""),
         webhook=attributes.get("outlast-webhook", ""),
+        init=_parse_init(attributes.get("outlast-init", "")),
+        model_output_path=attributes.get("outlast-arg-model-output-path", ""),
     )
+
+
+def _parse_init(text: str) -> str:
+    """A pinned checkpoint, or nothing."""
+    try:
+        return str(Pin.parse(text)) if text else ""
+    except ValueError as error:
+        raise BadSpec(f"metadata key outlast-{error}") from None
 
 
 def parse_checkpoint_every(text: str) -> str:
     """``auto``, seconds such as ``30s``, or steps such as ``200``; empty means ``auto``."""
     text = text or "auto"
-    if not CHECKPOINT_EVERY_PATTERN.fullmatch(text):
-        raise BadSpec(
-            f"checkpoint-every {text!r}: must be auto, seconds such as 30s, or steps such as 200"
-        )
+    try:
+        parse_every(text)
+    except ValueError as error:
+        raise BadSpec(str(error)) from None
     return text
+
+
+def _parse_command(text: str) -> str | tuple[str, ...] | None:
+    """JSON: a text is a line for the shell, a list of texts a program and its arguments."""
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, str) and found.strip():
+        return found
+    if isinstance(found, list) and found and all(isinstance(word, str) for word in found):
+        return tuple(found)
+    raise BadSpec(
+        f"metadata key outlast-command is {text[:80]!r}: must be JSON, a text for the shell or a "
+        "list of texts"
+    )
 
 
 def _parse_time(key: str, text: str) -> datetime:

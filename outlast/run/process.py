@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from outlast import tree
 from outlast.protocol import SOCKET_VARIABLE
+from outlast.tree import kill_tree
 
 LAST_LINES = 100
 LINE_BYTES_MAX = 4096
@@ -68,7 +70,7 @@ class TrainerProcess:
         self._folder = folder
         self._environment = dict(environment)
         self._log_path = log
-        self._mark = f"{SOCKET_VARIABLE}={environment.get(SOCKET_VARIABLE, '')}"
+        self._mark = f"{tree.VARIABLE}={environment.get(tree.VARIABLE, '')}"
         self._process: subprocess.Popen[bytes] | None = None
         self._tail = _Tail()
 
@@ -151,9 +153,35 @@ class CallingTrainer:
         return ()
 
 
-def trainer_argv(trainer: str, flags: Iterable[str], *, python: str = "") -> list[str]:
-    """The command of a trainer of the bundle, in its interpreter or else in this one."""
-    return [python or sys.executable, "-P", "-m", "trainers", trainer, *flags]
+def trainer_argv(
+    trainer: str, flags: Iterable[str], *, python: str = "", processes: int = 1
+) -> list[str]:
+    """The command of a trainer of the bundle, in its interpreter or else in this one; several
+    processes are started by torch's own launcher, which the trainer's interpreter has."""
+    launcher = ["outlast.loop.launch", str(processes)] if processes > 1 else []
+    return [python or sys.executable, "-P", "-m", *launcher, "trainers", trainer, *flags]
+
+
+def command_argv(
+    command: str | tuple[str, ...],
+    *,
+    home: Path,
+    quiet_sec: float,
+    data: Iterable[str] = (),
+    **options: Path | None,
+) -> list[str]:
+    """The runner of a command, in this interpreter; the command's own is on its PATH.
+
+    ``options`` are the runner's: ``source`` and ``programs``."""
+    argv = [sys.executable, "-P", "-m", "outlast.loop.command", "--home", str(home)]
+    argv += ["--quiet-sec", repr(quiet_sec)]
+    argv += [f"--data={url}" for url in data]
+    for name, path in options.items():
+        if path is not None:
+            argv += [f"--{name}", str(path)]
+    if isinstance(command, str):
+        return [*argv, "--shell", "--", command]
+    return [*argv, "--", *command]
 
 
 def trainer_environment(socket: Path, bundle: Path) -> dict[str, str]:
@@ -161,35 +189,13 @@ def trainer_environment(socket: Path, bundle: Path) -> dict[str, str]:
     return {
         **os.environ,
         SOCKET_VARIABLE: str(socket),
+        tree.VARIABLE: str(socket),
         "PYTHONPATH": str(bundle),
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         # A trainer that iterates over a set of strings shall do so alike in every attempt.
         "PYTHONHASHSEED": "0",
     }
-
-
-def kill_tree(pid: int, mark: str) -> None:
-    """SIGKILL the process group of ``pid`` and whoever carries ``mark`` in its environment.
-
-    A child in a session of its own is found by the mark, which it inherited."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for other in marked(mark):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(other, signal.SIGKILL)
-
-
-def marked(mark: str) -> list[int]:
-    """Processes with ``NAME=value`` in their environment, this one left out; none where the
-    system has no /proc."""
-    wanted = mark.encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
 
 
 class _Tail:

@@ -18,6 +18,7 @@ import base64
 import contextlib
 import errno
 import fcntl
+import io
 import itertools
 import os
 import random
@@ -35,13 +36,21 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import google_crc32c
 
+from outlast.places import file_system_type
+
 T = TypeVar("T")
 
 CHUNK_BYTES = 8 * 1024 * 1024
 
+RETRY_AFTER_MAX_SEC = 60.0
+"""A server that asks for a longer pause is asked again after this one."""
+
 
 class StoreError(Exception):
     """Base of everything that a store raises."""
+
+    retry_after_sec: float | None = None
+    """The pause that the server asked for, where it did."""
 
 
 class NotFound(StoreError):
@@ -85,10 +94,35 @@ class Object:
     """Server time at which this generation was written."""
 
 
+@dataclass(frozen=True)
+class Slice:
+    """A stretch of a file, as the content of an object of its own."""
+
+    file: Path
+    offset: int
+    size: int
+    crc32c: str
+    """Of these bytes: whoever cut the slice has read them, and nobody needs to again."""
+
+
+Data = bytes | Path | Slice
+"""The content of an object: bytes, a whole file, or a stretch of one."""
+
+
+class Sink(Protocol):
+    """Where content is written as it arrives."""
+
+    def write(self, data: bytes, /) -> Any: ...
+
+
 class Store(Protocol):
     """The contract; tests/run/test_store.py holds all implementations to it."""
 
     url: str
+    streams: int
+    """Objects that are worth moving at the same time."""
+    rewrite_sec: float
+    """Seconds to leave between two writes of one object."""
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
         """The whole content, verified, and what it is the content of."""
@@ -98,12 +132,33 @@ class Store(Protocol):
         """Streams the content into the file `to`, verified; `to` appears whole or not at all."""
         ...
 
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        """`size` bytes of one generation, from byte `start` on; only their number is checked."""
+        ...
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        """Writes the content to `sink`, verified; after an error what it wrote is void."""
+        ...
+
     def stat(self, path: str) -> Object: ...
 
-    def put(
-        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
-    ) -> Object:
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
         """Writes once, without a retry; 0 means only where the object is absent."""
+        ...
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        """Writes the content of another object once, inside the store; gives the new object.
+
+        A source that has not this generation is NotFound or PreconditionFailed, one whose bytes
+        are found not to match its checksum is Damaged.
+        """
         ...
 
     def delete(self, path: str, *, generation: int) -> None:
@@ -151,11 +206,17 @@ def patiently(
     for attempt in itertools.count():
         try:
             return action()
-        except (Throttled, Unavailable):
+        except (Throttled, Unavailable) as error:
             if clock.monotonic() - start >= limit_seconds:
                 raise
-            clock.sleep(jittered(min(1.0 * 2**attempt, 16.0)))
+            clock.sleep(pause_after(error, min(1.0 * 2**attempt, 16.0)))
     raise AssertionError("unreachable")
+
+
+def pause_after(error: Exception, seconds: float) -> float:
+    """How long to wait before the next try: about `seconds`, or what the server asked for."""
+    asked = error.retry_after_sec if isinstance(error, StoreError) else None
+    return max(jittered(seconds), min(asked or 0.0, RETRY_AFTER_MAX_SEC))
 
 
 def jittered(seconds: float) -> float:
@@ -166,23 +227,75 @@ def jittered(seconds: float) -> float:
 def put_new(
     store: Store,
     path: str,
-    data: bytes | Path,
+    data: Data,
     *,
     clock: Clock = SYSTEM_CLOCK,
     limit_seconds: float = 60.0,
 ) -> Object:
     """Creates an object that only this writer can name; an earlier try of ours counts as success.
 
-    An object that is there already with other bytes is PreconditionFailed.
+    An object that is there already with other bytes is PreconditionFailed; one that arrived with
+    other bytes than were sent is Damaged.
     """
     expected = checksum_of(data)
+    written = _create(
+        store,
+        path,
+        lambda: store.put(path, data, if_generation_match=0),
+        expected,
+        clock=clock,
+        limit_seconds=limit_seconds,
+    )
+    if (written.size, written.crc32c) != expected:
+        raise Damaged(f"{path}: arrived as {(written.size, written.crc32c)}, sent was {expected}")
+    return written
+
+
+def copy_new(
+    store: Store,
+    source: str,
+    path: str,
+    *,
+    source_generation: int,
+    expected: tuple[int, str],
+    clock: Clock = SYSTEM_CLOCK,
+) -> Object | None:
+    """As `put_new`, with the content of an object that is in the store already.
+
+    None where there is no copy to be had: the source is gone, or its bytes are found to be bad.
+    Damaged where the copy was made and has not the `expected` (size, CRC32C).
+    """
 
     def once() -> Object:
+        return store.copy(source, path, source_generation=source_generation, if_generation_match=0)
+
+    try:
+        written = _create(store, path, once, expected, clock=clock, limit_seconds=60.0)
+    except (NotFound, PreconditionFailed, Damaged):
+        return None
+    if (written.size, written.crc32c) != expected:
+        raise Damaged(f"{path}: was copied as {(written.size, written.crc32c)}, not {expected}")
+    return written
+
+
+def _create(
+    store: Store,
+    path: str,
+    write: Callable[[], Object],
+    expected: tuple[int, str],
+    *,
+    clock: Clock,
+    limit_seconds: float,
+) -> Object:
+    def once() -> Object:
         try:
-            return store.put(path, data, if_generation_match=0)
+            return write()
         except PreconditionFailed:
-            found = store.stat(path)
-            if (found.size, found.crc32c) != expected:
+            try:
+                found = store.stat(path)
+            except NotFound:
+                found = None  # the refusal was about something else than this name
+            if found is None or (found.size, found.crc32c) != expected:
                 raise
             return found
 
@@ -216,16 +329,58 @@ class Checksum:
         return base64.b64encode(self._crc.digest()).decode()
 
 
-def checksum_of(data: bytes | Path) -> tuple[int, str]:
-    """(size, CRC32C) of bytes or of a file."""
+def checksum_of(data: Data) -> tuple[int, str]:
+    """(size, CRC32C) of the data; a slice knows its own."""
+    if isinstance(data, Slice):
+        return data.size, data.crc32c
     checksum = Checksum()
-    if isinstance(data, Path):
-        with data.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                checksum.update(chunk)
-    else:
-        checksum.update(data)
+    with _opened(data) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            checksum.update(chunk)
     return checksum.size, checksum.crc32c
+
+
+def _opened(data: Data) -> Any:
+    """The data as a binary file to read from."""
+    if isinstance(data, Slice):
+        return _Window(data)
+    return data.open("rb") if isinstance(data, Path) else io.BytesIO(data)
+
+
+class _Window(io.RawIOBase):
+    """A slice of a file as if it were all of it."""
+
+    def __init__(self, part: Slice) -> None:
+        self._part = part
+        self._file = part.file.open("rb")
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._part.size - self._at
+        size = left if size is None or size < 0 else min(size, left)
+        data = b""
+        if size > 0:
+            data = os.pread(self._file.fileno(), size, self._part.offset + self._at)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._part.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def check_path(path: str) -> str:
@@ -248,7 +403,15 @@ def open_store(url: str, *, credentials: Any = None) -> Store:
         bucket = rest.removeprefix("//").rstrip("/")
         if not bucket or "/" in bucket:
             raise StoreError(f"store {url!r}: must be gs:// and a bucket's name, without a path")
-        return GcsStore(bucket, credentials=credentials)
+        from google.auth.exceptions import GoogleAuthError
+
+        try:
+            return GcsStore(bucket, credentials=credentials)
+        except GoogleAuthError as error:
+            raise Forbidden(
+                f"gs://{bucket}: there are no credentials ({error}); run gcloud auth "
+                "application-default login"
+            ) from None
     if scheme == "file":
         return FolderStore(Path(urllib.parse.unquote(rest.removeprefix("//"))))
     if url == "memory:":
@@ -256,6 +419,23 @@ def open_store(url: str, *, credentials: Any = None) -> Store:
     if re.match(r"[a-z][a-z0-9+]*://", url):
         raise StoreError(f"store {url!r}: must be gs://bucket, a folder or memory:")
     return FolderStore(Path(url))
+
+
+class _Fetching:
+    """`fetch` for a store that can `stream`."""
+
+    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+        part = to.with_name(f"{to.name}.part")
+        try:
+            with part.open("wb") as file:
+                found = self.stream(path, file, generation=generation)
+            os.replace(part, to)
+        finally:
+            part.unlink(missing_ok=True)
+        return found
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        raise NotImplementedError
 
 
 # ---------------------------------------------------------------------------------------------
@@ -274,10 +454,13 @@ Around = Callable[[Operation, Callable[[], Any]], Any]
 """Called with each operation and the function that performs it; may fail before or after it."""
 
 
-class MemoryStore:
+class MemoryStore(_Fetching):
     """Objects in this process. Views share the objects and see their own operations only."""
 
     url = "memory:"
+    streams = 1
+    """One after another, so that what a test disturbs is the same operation every time."""
+    rewrite_sec = 1.0
 
     def __init__(
         self, *, clock: Callable[[], datetime] | None = None, around: Around | None = None
@@ -298,29 +481,49 @@ class MemoryStore:
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
         return self._perform("get", path, lambda: self._found(path, generation))
 
-    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
         data, found = self._perform("fetch", path, lambda: self._found(path, generation))
-        _write_whole(to, data)
+        sink.write(data)
         return found
+
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        data, _ = self._perform("read_range", path, lambda: self._found(path, generation))
+        return _whole_range(path, data[start : start + size], start, size)
 
     def stat(self, path: str) -> Object:
         return self._perform("stat", path, lambda: self._found(path, None)[1])
 
-    def put(
-        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
-    ) -> Object:
-        content = data.read_bytes() if isinstance(data, Path) else bytes(data)
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        with _opened(data) as file:
+            content = file.read()
 
         def apply() -> Object:
-            check_path(path)
-            current = self._objects.get(path)
-            _check_generation(path, current[1].generation if current else 0, if_generation_match)
-            size, crc32c = checksum_of(content)
-            written = Object(path, next(self._generations), size, crc32c, self.now())
-            self._objects[path] = (content, written)
-            return written
+            return self._write(path, content, if_generation_match)
 
         return self._perform("put", path, apply, writes=True)
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        def apply() -> Object:
+            content, found = self._found(source, source_generation)
+            _verify(found, checksum_of(content))
+            return self._write(to, content, if_generation_match)
+
+        return self._perform("copy", to, apply, writes=True)
+
+    def _write(self, path: str, content: bytes, if_generation_match: int | None) -> Object:
+        current = self._objects.get(check_path(path))
+        _check_generation(path, current[1].generation if current else 0, if_generation_match)
+        size, crc32c = checksum_of(content)
+        written = Object(path, next(self._generations), size, crc32c, self.now())
+        self._objects[path] = (content, written)
+        return written
 
     def delete(self, path: str, *, generation: int) -> None:
         def apply() -> None:
@@ -366,17 +569,24 @@ def _not_found(path: str, generation: int | None) -> NotFound:
     return NotFound(f"{path}: no such object{which}")
 
 
-def _write_whole(to: Path, data: bytes) -> None:
-    part = to.with_name(f"{to.name}.part")
-    part.write_bytes(data)
-    os.replace(part, to)
+def _whole_range(path: str, data: bytes, start: int, size: int) -> bytes:
+    if len(data) != size:
+        raise Damaged(f"{path}: {len(data)} bytes came from byte {start} on, asked were {size}")
+    return data
+
+
+def _verify(found: Object, actual: tuple[int, str]) -> None:
+    if (found.size, found.crc32c) != actual:
+        raise Damaged(
+            f"{found.path}: has size and CRC32C {actual}, written were {(found.size, found.crc32c)}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------
 # A folder
 
 
-class FolderStore:
+class FolderStore(_Fetching):
     """Objects as files of a folder on a local disk.
 
     Each object is a symbolic link to `.objects/<generation>-<size>-<crc32c>`, so that one rename
@@ -384,6 +594,9 @@ class FolderStore:
     folder is the same run. Writers exclude each other by `flock` on `.objects/lock`; a write
     that is killed at any instant leaves the old object or the new one.
     """
+
+    streams = 4
+    rewrite_sec = 0.0
 
     # A generation is a moment in microseconds: 17 digits last until the year 5138.
     _BLOB = re.compile(r"([0-9]{1,17})-([0-9]+)-([0-9a-f]{8})")
@@ -408,23 +621,20 @@ class FolderStore:
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
         with self._opened(path, generation) as (file, found):
             data = file.read()
-        self._verify(found, checksum_of(data))
+        _verify(found, checksum_of(data))
         return data, found
 
-    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
-        part = to.with_name(f"{to.name}.part")
-        checksum = Checksum()
-        with self._opened(path, generation) as (file, found), part.open("wb") as copy:
-            while chunk := file.read(CHUNK_BYTES):
-                checksum.update(chunk)
-                copy.write(chunk)
-        try:
-            self._verify(found, (checksum.size, checksum.crc32c))
-        except Damaged:
-            part.unlink()
-            raise
-        os.replace(part, to)
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        with self._opened(path, generation) as (file, found):
+            checksum = _poured(file, sink)
+        _verify(found, (checksum.size, checksum.crc32c))
         return found
+
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        with self._opened(path, generation) as (file, _):
+            file.seek(start)
+            data = file.read(size)
+        return _whole_range(path, data, start, size)
 
     def stat(self, path: str) -> Object:
         found = self._linked(path)
@@ -432,11 +642,33 @@ class FolderStore:
             raise _not_found(path, None)
         return found[1]
 
-    def put(
-        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        with _opened(data) as source:
+            return self._put(path, source, if_generation_match)
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        with self._opened(source, source_generation) as (file, found):
+            return self._put(to, file, if_generation_match, expected=found)
+
+    def _put(
+        self,
+        path: str,
+        source: Any,
+        if_generation_match: int | None,
+        *,
+        expected: Object | None = None,
     ) -> Object:
         link = self._folder / check_path(path)
-        with self._staged(data) as (staged, size, crc32c), self._locked() as counter:
+        with self._staged(source) as (staged, size, crc32c), self._locked() as counter:
+            if expected is not None:
+                _verify(expected, (size, crc32c))
             current = self._linked(path)
             _check_generation(path, current[1].generation if current else 0, if_generation_match)
             generation = self._next_generation(counter, current)
@@ -520,31 +752,16 @@ class FolderStore:
                 yield file, entry[1]
             return
 
-    def _verify(self, found: Object, actual: tuple[int, str]) -> None:
-        if (found.size, found.crc32c) != actual:
-            raise Damaged(
-                f"{found.path}: has size and CRC32C {actual}, written were "
-                f"{(found.size, found.crc32c)}"
-            )
-
     @contextlib.contextmanager
-    def _staged(self, data: bytes | Path) -> Iterator[tuple[Path, int, str]]:
+    def _staged(self, source: Any) -> Iterator[tuple[Path, int, str]]:
         """A synced copy of the data beside the blobs; locked, so that no other clears it away."""
         staged = self._blobs / f"part-{uuid.uuid4().hex}"
-        checksum = Checksum()
         try:
             with contextlib.ExitStack() as stack:
                 with self._locked():
                     copy = stack.enter_context(staged.open("wb"))
                     fcntl.flock(copy, fcntl.LOCK_EX)
-                if isinstance(data, Path):
-                    with data.open("rb") as source:
-                        while chunk := source.read(CHUNK_BYTES):
-                            checksum.update(chunk)
-                            copy.write(chunk)
-                else:
-                    checksum.update(data)
-                    copy.write(data)
+                checksum = _poured(source, copy)
                 copy.flush()
                 os.fsync(copy.fileno())
                 yield staged, checksum.size, checksum.crc32c
@@ -634,7 +851,7 @@ class FolderStore:
                     entry.unlink(missing_ok=True)
 
     def _refuse_type(self) -> None:
-        kind = _file_system_type(self._folder)
+        kind = file_system_type(self._folder)
         if kind and self._REFUSED_TYPES.fullmatch(kind):
             raise Unsupported(
                 f"run folder {self._folder}: is on {kind}, where locks or renames "
@@ -667,6 +884,15 @@ class FolderStore:
             probe.unlink(missing_ok=True)
 
 
+def _poured(source: Any, sink: Sink) -> Checksum:
+    """Copies what is left of a file to the sink."""
+    checksum = Checksum()
+    while chunk := source.read(CHUNK_BYTES):
+        checksum.update(chunk)
+        sink.write(chunk)
+    return checksum
+
+
 def _moment(generation: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=generation)
 
@@ -679,37 +905,25 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _file_system_type(folder: Path) -> str | None:
-    """Type of the file system that holds the folder; None where the system does not tell."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return None
-    best, kind = "", None
-    real = os.path.realpath(folder)
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind
-
-
 # ---------------------------------------------------------------------------------------------
 # Cloud Storage
 
 
-class GcsStore:
+class GcsStore(_Fetching):
     """A bucket through google-cloud-storage; honours STORAGE_EMULATOR_HOST.
 
     On a VM the metadata server's token is used, in the local cloud too: without it the client
     would be anonymous there, and permissions would not be rehearsed.
     """
 
-    # Connect and read; the client hands it to requests, which takes a pair.
-    _TIMEOUT: Any = (10.0, 60.0)
+    streams = 4
+    rewrite_sec = 1.0  # Cloud Storage takes one write of one name a second
+
+    # Sending a chunk (and connecting before it), and waiting for an answer; the client hands it
+    # to requests, which takes a pair. A stalled upload ends with the first.
+    _TIMEOUT: Any = (30.0, 60.0)
     _NO_RETRY: Any = None
+    _NO_CHECKSUM: Any = None
     _READ_SECONDS = 60.0
 
     def __init__(self, bucket: str, *, credentials: Any = None) -> None:
@@ -724,7 +938,7 @@ class GcsStore:
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.url = f"gs://{bucket}"
         self._server: tuple[datetime, float] | None = None
-        self._read_retry = DEFAULT_RETRY.with_timeout(self._READ_SECONDS)
+        self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(self._READ_SECONDS))
         credentials = credentials or _machine_credentials()
         if isinstance(credentials, AnonymousCredentials):
             session = _anonymous_session()
@@ -744,43 +958,41 @@ class GcsStore:
         self._session.close()
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
-        data: bytes = b""
+        content = io.BytesIO()
+        found = self.stream(path, content, generation=generation)
+        return content.getvalue(), found
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        counted = _Counted(sink)
 
         def download(blob: Any) -> None:
-            nonlocal data
-            data = blob.download_as_bytes(
+            # The client does not verify what it resumed in the middle; we do, all of it.
+            blob.download_to_file(
+                counted,
                 raw_download=True,
-                checksum="crc32c",
+                checksum=self._NO_CHECKSUM,
                 timeout=self._TIMEOUT,
                 retry=self._read_retry,
             )
 
         found = self._read(path, generation, download)
-        if checksum_of(data) != (found.size, found.crc32c):
+        counted.flush()
+        if (counted.checksum.size, counted.checksum.crc32c) != (found.size, found.crc32c):
             raise Damaged(f"{path}: the bytes that arrived do not match its CRC32C or size")
-        return data, found
-
-    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
-        part = to.with_name(f"{to.name}.part")
-
-        def download(blob: Any) -> None:
-            with part.open("wb") as file:
-                blob.download_to_file(
-                    file,
-                    raw_download=True,
-                    checksum="crc32c",
-                    timeout=self._TIMEOUT,
-                    retry=self._read_retry,
-                )
-
-        try:
-            found = self._read(path, generation, download)
-            if checksum_of(part) != (found.size, found.crc32c):
-                raise Damaged(f"{path}: the bytes that arrived do not match its CRC32C or size")
-            os.replace(part, to)
-        finally:
-            part.unlink(missing_ok=True)
         return found
+
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        blob = self._bucket.blob(check_path(path), generation=generation)
+        with self._mapped(path):
+            data = blob.download_as_bytes(
+                start=start,
+                end=start + size - 1,
+                raw_download=True,
+                checksum=self._NO_CHECKSUM,
+                timeout=self._TIMEOUT,
+                retry=self._read_retry,
+            )
+        return _whole_range(path, data, start, size)
 
     def stat(self, path: str) -> Object:
         blob = self._bucket.blob(check_path(path))
@@ -788,25 +1000,22 @@ class GcsStore:
             blob.reload(timeout=self._TIMEOUT, retry=self._read_retry)
         return _object(blob)
 
-    def put(
-        self, path: str, data: bytes | Path, *, if_generation_match: int | None = None
-    ) -> Object:
-        blob = self._bucket.blob(check_path(path))
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        blob = self._bucket.blob(check_path(path), chunk_size=CHUNK_BYTES)
         size, crc32c = checksum_of(data)
-        # Large files go up in parts, which the client may retry by asking the upload's session.
-        retry = None if size <= CHUNK_BYTES else self._read_retry
-        arguments: dict[str, Any] = {
-            "content_type": "application/octet-stream",
-            "if_generation_match": if_generation_match,
-            "checksum": "crc32c",
-            "timeout": self._TIMEOUT,
-            "retry": retry,
-        }
-        with self._mapped(path):
-            if isinstance(data, Path):
-                blob.upload_from_filename(str(data), **arguments)
-            else:
-                blob.upload_from_string(data, **arguments)
+        blob.crc32c = crc32c  # sent along: the server refuses other bytes
+        # Large objects go up in chunks, which the client may send again: their session knows
+        # which it has.
+        with self._mapped(path), _opened(data) as file:
+            blob.upload_from_file(
+                file,
+                size=size,
+                content_type="application/octet-stream",
+                if_generation_match=if_generation_match,
+                checksum=self._NO_CHECKSUM,
+                timeout=self._TIMEOUT,
+                retry=self._NO_RETRY if size <= CHUNK_BYTES else self._read_retry,
+            )
         written = _object(blob)
         if (written.size, written.crc32c) != (size, crc32c):
             raise Damaged(
@@ -814,6 +1023,30 @@ class GcsStore:
                 f"sent were {size} and {crc32c}"
             )
         return written
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        blob = self._bucket.blob(check_path(to))
+        origin = self._bucket.blob(check_path(source), generation=source_generation)
+        token = None
+        with self._mapped(to):
+            while True:
+                token, _, _ = blob.rewrite(
+                    origin,
+                    token=token,
+                    if_generation_match=if_generation_match,
+                    if_source_generation_match=source_generation,
+                    timeout=self._TIMEOUT,
+                    retry=self._NO_RETRY,
+                )
+                if token is None:
+                    return _object(blob)
 
     def delete(self, path: str, *, generation: int) -> None:
         # Without a generation in the name, so that another one is refused and not just absent.
@@ -872,7 +1105,9 @@ class GcsStore:
         try:
             yield
         except api.RetryError as error:
-            raise _error_of_status(path, getattr(error.cause, "code", None), error) from error
+            status = getattr(error.cause, "code", None)
+            status = getattr(getattr(error.cause, "response", None), "status_code", status)
+            raise _error_of_status(path, status, error) from error
         except api.GoogleAPICallError as error:
             raise _error_of_status(path, error.code, error) from error
         except InvalidResponse as error:
@@ -904,7 +1139,67 @@ def _error_of_status(path: str, status: int | None, error: Exception) -> StoreEr
         None: Unavailable,
     }
     kind = kinds.get(status, Unavailable if (status or 0) >= 500 else StoreError)
-    return kind(f"{path}: {error}")
+    found = kind(f"{path}: {error}")
+    found.retry_after_sec = _retry_after(error)
+    _close_answer(error)
+    return found
+
+
+def _close_answer(error: Any) -> None:
+    """Gives the connection back of an answer that the client did not read to its end."""
+    response = getattr(getattr(error, "cause", None) or error, "response", None)
+    if response is not None:
+        response.close()
+
+
+def _retry_after(error: Any) -> float | None:
+    """The pause in seconds that an answer asked for, as a number or as a time; else None."""
+    response = getattr(getattr(error, "cause", None) or error, "response", None)
+    text = getattr(response, "headers", {}).get("Retry-After", "")
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    return None
+
+
+class _Obedient:
+    """The client's own retry, and the pause that the server asked for before each of its tries."""
+
+    def __init__(self, retry: Any) -> None:
+        self._retry = retry
+
+    def __call__(self, call: Callable[..., T]) -> Callable[..., T]:
+        return self._retry(call, on_error=self._pause)
+
+    def _pause(self, error: Exception) -> None:
+        _close_answer(error)
+        time.sleep(min(_retry_after(error) or 0.0, RETRY_AFTER_MAX_SEC))
+
+
+class _Counted:
+    """A sink that knows the checksum of what went through it.
+
+    The client hands over 8 KiB at a time, which is too little to hash or to write well.
+    """
+
+    _GATHERED_BYTES = 1 << 18
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._gathered = bytearray()
+        self.checksum = Checksum()
+
+    def write(self, data: bytes) -> int:
+        self._gathered += data
+        if len(self._gathered) >= self._GATHERED_BYTES:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        data, self._gathered = bytes(self._gathered), bytearray()
+        self.checksum.update(data)
+        self._sink.write(data)
 
 
 def _anonymous_session() -> Any:

@@ -1,0 +1,99 @@
+"""Where there is room for snapshots: memory, a local SSD or the boot disk.
+
+Standard library only; used by the loop and by the supervisor.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+STATES = 2
+"""Snapshots that must fit at the same time: one on its way to the bucket, one being written."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What writing to a full disk, or over a quota, raises."""
+
+_MEMORY_TYPES = frozenset({"tmpfs", "ramfs"})
+
+
+def room(folder: Path) -> int:
+    """Bytes that can be written below an existing folder.
+
+    In memory no more than the machine has left: a file system there may promise more, and whoever
+    takes it at its word is killed.
+    """
+    free = shutil.disk_usage(folder).free
+    if file_system_type(folder) in _MEMORY_TYPES:
+        available = _available_memory()
+        free = free if available is None else min(free, available)
+    return free
+
+
+def choose(folders: Sequence[Path], size: int) -> Path:
+    """The first folder with room for ``STATES`` snapshots of ``size`` bytes, or else the one with
+    most room: one snapshot after the other may fit there yet."""
+    rooms = [room(folder) for folder in folders]
+    for folder, found in zip(folders, rooms, strict=True):
+        if found >= STATES * size:
+            return folder
+    return folders[rooms.index(max(rooms))]
+
+
+def told(folders: Sequence[Path]) -> str:
+    """The folders with the room they have, for a message."""
+    return ", ".join(f"{folder} has {room(folder)} bytes free" for folder in folders)
+
+
+def file_system_type(folder: Path) -> str | None:
+    """Type of the file system that holds the folder; None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    best, kind = "", None
+    real = os.path.realpath(folder)
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = _unescaped(before.split()[4])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def local_ssds(rooted: Callable[[str], Path]) -> list[Path]:
+    """Where a VM's local SSDs are mounted, by the names that the guest environment gives them.
+
+    ``rooted`` maps an absolute path of the VM to where it is found.
+    """
+    try:
+        devices = {
+            os.path.realpath(link) for link in rooted("/dev/disk/by-id").glob("google-local-*")
+        }
+        mounts = rooted("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in mounts:
+        device, point, _, options, *_ = line.split()
+        writable = "rw" in options.split(",")
+        if writable and os.path.realpath(rooted(_unescaped(device))) in devices:
+            found.append(rooted(_unescaped(point)))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), text)
+
+
+def _available_memory() -> int | None:
+    """Bytes that can be taken without swapping; None where the system does not tell."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^MemAvailable:\s+([0-9]+) kB$", text, re.MULTILINE)
+    return None if match is None else int(match[1]) * 1024

@@ -1,0 +1,118 @@
+"""Where trainers come in: their connections, and what they say, for the attempt that listens."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast.protocol import (
+    Channel,
+    Closed,
+    Error,
+    Fetch,
+    Hello,
+    Listener,
+    Message,
+    ProtocolError,
+    greet,
+)
+
+HELLO_SEC = 60.0
+
+Post = Callable[[Any], None]
+"""Puts an event into the inbox of the attempt."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    channel: Channel
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Asked:
+    """On a connection of its own; it is hung up once it was answered."""
+
+    channel: Channel
+    request: Fetch
+
+
+@dataclass(frozen=True)
+class Said:
+    channel: Channel
+    message: Message
+
+
+@dataclass(frozen=True)
+class Hung:
+    channel: Channel
+
+
+class Door:
+    """Accepts trainers, for as long as the supervisor lives, for the attempt that listens."""
+
+    def __init__(self, socket_path: Path) -> None:
+        socket_path.parent.mkdir(parents=True, exist_ok=True)
+        self.socket_path = socket_path
+        self._listener = Listener(socket_path)
+        self._post: Post | None = None
+        self._open = threading.Event()
+        threading.Thread(target=self._accept, name="door", daemon=True).start()
+
+    def listen(self, post: Post | None) -> None:
+        """Hand connections and what they say to ``post``; None lets them wait outside."""
+        self._post = post
+        if post is None:
+            self._open.clear()
+        else:
+            self._open.set()
+
+    def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> None:
+        """Answer the next trainer's hello with ``answer`` and wait until it has gone."""
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.listen(inbox.put)
+        end = time.monotonic() + timeout_sec
+        with contextlib.suppress(queue.Empty, Closed):
+            while True:
+                match inbox.get(timeout=max(0.0, end - time.monotonic())):
+                    case Connected(channel) | Asked(channel):
+                        channel.send(answer)
+                    case Hung():
+                        return
+
+    def close(self) -> None:
+        self._listener.path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                channel = self._listener.accept()
+            except Closed:
+                return
+            if channel is not None:
+                threading.Thread(target=self._read, args=(channel,), daemon=True).start()
+
+    def _read(self, channel: Channel) -> None:
+        self._open.wait()
+        post = self._post
+        if post is None:
+            channel.close()
+            return
+        try:
+            first = greet(channel, timeout_sec=HELLO_SEC)
+            if first is None:
+                return
+            asks = isinstance(first, Fetch)
+            post(Asked(channel, first) if asks else Connected(channel, first))
+            for message in channel:
+                post(Said(channel, message))
+        except ProtocolError as error:
+            with contextlib.suppress(Closed):
+                channel.send(Error(str(error), "protocol"))
+        finally:
+            channel.close()
+            post(Hung(channel))

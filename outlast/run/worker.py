@@ -1,0 +1,88 @@
+"""The thread that commits, and its patience with the store."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from outlast.protocol import Snapshot
+from outlast.run.door import Post
+from outlast.run.group import Say
+from outlast.run.head import HeadForbidden
+from outlast.run.store import Forbidden, Throttled, Unavailable, pause_after
+
+RETRY_SEC = 2.0
+RETRY_MAX_SEC = 30.0
+RETRY_LIMIT_SEC = 900.0
+"""A store that does not answer for so long ends the attempt: another machine may reach it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    run: Callable[[], Any]
+    snapshot: Snapshot | None = None
+    keeps_data: bool = False
+    """It only keeps a fingerprint of data; whatever else is no snapshot ends the attempt."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job of the committing thread is over."""
+
+    job: "Job"
+    value: Any
+    error: Exception | None
+
+
+class Worker:
+    """The one thread that commits: jobs in order, each until it is done or pointless."""
+
+    def __init__(self, post: Post, say: Say, *, forbidden_sec: float) -> None:
+        """A 401 or 403 is retried for ``forbidden_sec``: permissions may be spreading."""
+        self._post = post
+        self._say = say
+        self._forbidden_sec = forbidden_sec
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        threading.Thread(target=self._work, name="commit", daemon=True).start()
+
+    def submit(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """No retry and no job any more; what is being done now is left alone."""
+        self._closed.set()
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._closed.is_set():
+            value, error = self._do(job)
+            self._post(Finished(job, value, error))
+
+    def _do(self, job: Job) -> tuple[Any, Exception | None]:
+        wait_sec = RETRY_SEC
+        failing_since: float | None = None
+        while True:
+            try:
+                return job.run(), None
+            except Exception as error:
+                # The store's trouble, not the snapshot's: the trainer hears "busy" meanwhile.
+                now = time.monotonic()
+                failing_since = now if failing_since is None else failing_since
+                if now - failing_since >= self._retried_sec(error):
+                    return None, error
+                self._say(f"{job.name}: {error}; trying again")
+                if self._closed.wait(pause_after(error, wait_sec)):
+                    return None, error
+                wait_sec = min(wait_sec * 2, RETRY_MAX_SEC)
+
+    def _retried_sec(self, error: Exception) -> float:
+        """For how long it may pass by itself."""
+        if isinstance(error, Throttled | Unavailable):
+            return RETRY_LIMIT_SEC
+        if isinstance(error, Forbidden | HeadForbidden):
+            return self._forbidden_sec
+        return 0.0

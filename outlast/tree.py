@@ -1,0 +1,104 @@
+"""Process trees: found by their group, by descent and by a mark in their environment.
+
+A mark is a ``NAME=value`` that the first process of a tree was given: all that it starts inherit
+it, so a child in a session of its own, whose parent has gone, is found by it. Where the system has
+no ``/proc`` only the group is.
+
+As a program (``python tree.py MARK``) it waits for the end of its stdin, which its starter holds
+open for as long as it lives, and then kills whatever carries the mark: so a tree does not outlive
+a starter that was killed. Standard library only.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+VARIABLE = "OUTLAST_TREE"
+"""Marks all that a supervisor's trainer has started."""
+
+KILL_ROUNDS = 100
+KILL_ROUND_SEC = 0.01
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with ``NAME=value`` in their environment, this one left out; none where the
+    system has no /proc."""
+    wanted = mark.encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def signal_tree(pid: int, mark: str, number: int) -> None:
+    """Send a signal to the process group of ``pid`` and to everybody else of its tree, once."""
+    others = set(marked(mark)) | _descendants(pid)
+    # Before the group is told: who reacts to it by ending would take his group along.
+    with_group = {other for other in others if _group_of(other) == pid}
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+    for other in others - with_group:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(other, number)
+
+
+def kill_tree(pid: int, mark: str) -> None:
+    """SIGKILL the process group of ``pid`` and whoever carries ``mark`` in its environment, until
+    none is left that could have started another meanwhile."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    kill_marked(mark)
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL whoever carries ``mark``, for about a second: who waits for a disk dies later."""
+    for _ in range(KILL_ROUNDS):
+        left = marked(mark)
+        if not left:
+            return
+        for other in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(other, signal.SIGKILL)
+        time.sleep(KILL_ROUND_SEC)
+
+
+def _descendants(pid: int) -> set[int]:
+    """All below ``pid``, by their parents."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in brackets may hold anything; the parent is the second field after it.
+            after_name = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(entry.name))
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def _guard(mark: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 1024):
+        pass
+    kill_marked(mark)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1])
