@@ -4,6 +4,12 @@ Public names, imported on first use so that ``import outlast`` costs nothing:
 
 ``train``
     the loop of a trainer, see :mod:`outlast.loop`.
+``data``
+    a local path for a local or gs:// path, see :mod:`outlast.loop.data`.
+``BatchSampler``
+    batches in an order whose place is one number, see :mod:`outlast.loop.sampler`.
+``open``, ``load``
+    a run, or an object of its result, for notebooks and scripts, see :mod:`outlast.operate.runs`.
 """
 
 import importlib
@@ -11,17 +17,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outlast.loop import train
+    from outlast.loop.data import data
+    from outlast.loop.sampler import BatchSampler
+    from outlast.operate.runs import load
+    from outlast.operate.runs import open_run as open
 
-__all__ = ["train"]
+__all__ = ["BatchSampler", "data", "load", "open", "train"]
 
-_HOMES = {"train": "outlast.loop"}
+_HOMES = {
+    "BatchSampler": "outlast.loop.sampler",
+    "data": "outlast.loop.data",
+    "load": "outlast.operate.runs",
+    "open": "outlast.operate.runs",
+    "train": "outlast.loop",
+}
+_NAMES = {"open": "open_run"}
+"""What a public name is called at its home, where that differs."""
 
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'outlast' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(home), _NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:

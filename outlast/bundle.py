@@ -4,14 +4,20 @@ It holds `outlast/` without `operate/`, the whole `trainers/` package and `requi
 stored, sorted, with fixed times and modes, so that the same sources give the same bytes in every
 checkout. Only Python sources are taken, by name, so that a key, an `.env` or a `.git` that lies
 among them never leaves the machine.
+
+A command's own files come under `source/`, the user's requirements as `requirements/user.txt`. Of
+a folder in a git repository these are the files that git does not ignore; names that begin with a
+dot and names of keys are left out everywhere.
 """
 
+import fnmatch
 import hashlib
 import io
 import os
+import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +25,17 @@ PACKAGES = ("outlast", "trainers")
 LEFT_OUT = frozenset({"outlast/operate"})
 """Runs on the user's machine only."""
 REQUIREMENTS = "requirements/vm.txt"
+USER_REQUIREMENTS = "requirements/user.txt"
+SOURCE = "source"
+SOURCE_BYTES_MAX = 100 << 20
+"""More is data, which a VM reads from the bucket."""
+
+SECRETS = (
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_ed25519*", "id_ecdsa*"),
+    *("*credentials*.json", "*service-account*.json", "*service_account*.json"),
+    *("secrets.json", "secrets.toml", "secrets.yml", "secrets.yaml"),
+)
+"""Names of files that never leave the machine, whatever a repository says of them."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
@@ -37,12 +54,13 @@ class Bundle:
     sha256: str
 
 
-def build(root: Path, into: Path) -> Bundle:
+def build(root: Path, into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
     """Write the bundle of the checkout `root` to `into/<sha256>.zip`; written once, whole.
 
-    Raises BundleError where the checkout lacks a part.
+    `extra` are more files by their names in the bundle. Raises BundleError where the checkout
+    lacks a part.
     """
-    data = pack(root)
+    data = pack(root, extra)
     sha256 = hashlib.sha256(data).hexdigest()
     path = into / f"{sha256}.zip"
     if not path.exists():
@@ -58,16 +76,18 @@ def build(root: Path, into: Path) -> Bundle:
     return Bundle(path, sha256)
 
 
-def pack(root: Path) -> bytes:
+def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
     """The bundle's bytes; a function of the sources' names and bytes alone."""
-    names = sorted(members(root))
+    extra = extra or {}
+    names = sorted({*members(root), *extra})
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in names:
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.external_attr = _MODE
             entry.create_system = _UNIX  # else the bytes would name the packing system
-            archive.writestr(entry, (root / name).read_bytes())
+            data = extra[name] if name in extra else (root / name).read_bytes()
+            archive.writestr(entry, data)
     return buffer.getvalue()
 
 
@@ -84,6 +104,58 @@ def members(root: Path) -> Iterator[str]:
             f"{REQUIREMENTS}: is missing in {root}; restore it, a VM installs from it"
         )
     yield REQUIREMENTS
+
+
+def source_files(folder: Path) -> dict[str, bytes]:
+    """A command's own files, by their names below `folder`.
+
+    Raises BundleError for a folder that holds none or too much, and for a link.
+    """
+    found: dict[str, bytes] = {}
+    total = 0
+    listed = _listed_by_git(folder)
+    for name in sorted(_listed(folder) if listed is None else listed):
+        parts = name.split("/")
+        if any(part.startswith(".") or part == "__pycache__" for part in parts):
+            continue
+        if any(fnmatch.fnmatchcase(parts[-1].lower(), secret) for secret in SECRETS):
+            continue
+        path = folder / name
+        if path.is_symlink():
+            raise BundleError(
+                f"{folder.name}/{name}: is a link, which the bundle cannot hold; put the file there"
+            )
+        if not path.is_file():  # deleted, and git does not know yet; or another repository
+            continue
+        total += path.stat().st_size
+        if total > SOURCE_BYTES_MAX:
+            raise BundleError(
+                f"{folder.name}: has more than {SOURCE_BYTES_MAX >> 20} MiB of files; keep data in"
+                " the bucket, or let git ignore what is none of the code"
+            )
+        found[name] = path.read_bytes()
+    if not found:
+        raise BundleError(f"{folder.name}: holds no file to deliver; check the folder")
+    return found
+
+
+def _listed_by_git(folder: Path) -> list[str] | None:
+    """What git would commit of the folder; None where there is no repository, or no git."""
+    argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(argv, cwd=folder, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _listed(folder: Path) -> list[str]:
+    """Every file and link of the folder."""
+    return [
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    ]
 
 
 def _sources(root: Path, folder: str) -> Iterator[str]:

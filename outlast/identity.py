@@ -23,7 +23,10 @@ from typing import Any
 RUN_PATTERN = re.compile(r"[0-9a-f]{10}")
 """What a run is called: ten hexadecimal digits."""
 
-OPERATIONAL = frozenset({"mode", "run_dir", "checkpoint_every"})
+COMMAND = "command"
+"""What stands for the trainer's name where any command trains."""
+
+OPERATIONAL = frozenset({"mode", "run_dir", "checkpoint_every", "model_output_path"})
 """Arguments that say where and how often, not what is trained; no part of the identity."""
 
 
@@ -45,6 +48,8 @@ class Spec:
     init: Mapping[str, Any] | None = field(default=None)
     """Path and digest of another run's checkpoint to start from."""
     rerun: int = 0
+    requirements: str = ""
+    """Digest of the user's own requirements file; empty for none."""
 
 
 def run_id(spec: Spec) -> str:
@@ -58,6 +63,8 @@ def run_id(spec: Spec) -> str:
         "source": spec.source,
         "trainer": spec.trainer,
     }
+    if spec.requirements:
+        document["requirements"] = spec.requirements
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:10]
 
 
@@ -101,6 +108,14 @@ def arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str,
     parser.error = refuse  # type: ignore[method-assign]  # argparse's own hook prints and exits
     parsed = vars(parser.parse_args(list(argv)))
     return {key: value for key, value in parsed.items() if key not in OPERATIONAL}
+
+
+def files_digest(files: Mapping[str, bytes]) -> str:
+    """The sha256 of files by name, byte for byte; empty for no file."""
+    if not files:
+        return ""
+    listed = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    return hashlib.sha256(canonical_json(listed).encode()).hexdigest()
 
 
 def source_digest(entry: Path) -> str:

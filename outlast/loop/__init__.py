@@ -17,6 +17,7 @@ the loop starts for a folder on this machine.
 
 from outlast.loop.errors import (
     CheckpointFailed,
+    DataError,
     DoesNotFit,
     LoopError,
     StateError,
@@ -26,6 +27,7 @@ from outlast.loop.training import Run, RunEnded, train
 
 __all__ = [
     "CheckpointFailed",
+    "DataError",
     "DoesNotFit",
     "LoopError",
     "Run",

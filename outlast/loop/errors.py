@@ -3,7 +3,9 @@
 LoopError
 ├── StateError        a part of the state cannot be saved, by name
 │   └── DoesNotFit    a checkpoint is sound but is not of this program's shape
+├── DataError         data that is not there, cannot be fetched, or is not what it was
 ├── CheckpointFailed  the supervisor could not commit a snapshot
+├── RankLost          another process of the same training has gone, or does something else
 └── SupervisorLost    no supervisor answers, or it has gone
 """
 
@@ -20,8 +22,16 @@ class DoesNotFit(StateError):
     """A verified checkpoint does not load into the objects that this program has built."""
 
 
+class DataError(LoopError):
+    """Data cannot be used: absent, forbidden, too large for this machine, or changed."""
+
+
 class CheckpointFailed(LoopError):
     """A snapshot that was handed over could not be committed."""
+
+
+class RankLost(LoopError):
+    """Another rank has ended, failed, or makes other steps: this one cannot go on without it."""
 
 
 class SupervisorLost(LoopError):

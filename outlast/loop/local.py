@@ -5,7 +5,6 @@ the trainer only. It ends by itself when the trainer's connection closes.
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,35 +16,53 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import outlast
 from outlast import exits, identity, layout
+from outlast.loop import data
 from outlast.loop.errors import LoopError, SupervisorLost
-from outlast.protocol import SOCKET_VARIABLE
 
 STOP_SEC = 120.0
 """How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
 
 
-def run_name(trainer: str, arguments: Mapping[str, Any], source: Path | None) -> str:
-    """What the run is called; the same command gives the same name."""
+def run_name(
+    trainer: str, arguments: Mapping[str, Any], source: Path | None, init: str | None = None
+) -> str:
+    """What the run is called; the same command gives the same name.
+
+    ``init`` is another run's checkpoint, pinned; LoopError where it is not.
+    """
     seed = arguments.get("seed")
+    try:
+        pin = layout.Pin.parse(init) if init else None
+    except ValueError as error:
+        raise LoopError(str(error)) from None
     return identity.run_id(
         identity.Spec(
             trainer=trainer,
             arguments=arguments,
             source="" if source is None else identity.source_digest(source),
             seed=seed if isinstance(seed, int) else None,
+            init=None if pin is None else {"path": pin.path, "blake3": pin.digest},
         )
     )
 
 
-def default_folder(trainer: str, arguments: Mapping[str, Any], source: Path | None) -> Path:
+def default_folder(
+    trainer: str, arguments: Mapping[str, Any], source: Path | None, init: str | None = None
+) -> Path:
     """Where a run lives that was given no folder; another set of arguments has another."""
-    return Path("runs") / f"{trainer}-{run_name(trainer, arguments, source)}"
+    return Path("runs") / f"{trainer}-{run_name(trainer, arguments, source, init)}"
 
 
-def finished_result(run_dir: Path) -> Path:
-    """The folder with the result files of the run in ``run_dir``; LoopError if it has none."""
+def finished_result(run: str | Path) -> Path:
+    """The folder with the result files of the finished run in a folder, or at
+    ``gs://BUCKET/experiments/NAME/RUN``, from where they are fetched and verified.
+
+    LoopError where there is no run, or it has no result.
+    """
+    if "://" in str(run):
+        return data.fetch(str(run), "result")
+    run_dir = Path(run)
     try:
         head = json.loads((run_dir / layout.Layout("", "").head).read_bytes())
         state, result = head["state"], head["end"] and head["end"]["result"]
@@ -64,23 +81,29 @@ def finished_result(run_dir: Path) -> Path:
 class LocalSupervisor:
     """The supervisor process of a run in a folder, and the socket it listens on."""
 
-    def __init__(self, run_dir: Path, *, trainer: str, run: str, checkpoint_every: str) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        trainer: str,
+        run: str,
+        checkpoint_every: str,
+        init: str | None = None,
+        model_output_path: str | None = None,
+    ) -> None:
         # Not in run_dir: a socket's path has little room, and some file systems have no sockets.
         self._folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.socket_path = self._folder / "supervisor.sock"
-        home = str(Path(outlast.__file__).resolve().parents[1])
-        path = os.environ.get("PYTHONPATH")
-        environment = {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
-        environment.pop(SOCKET_VARIABLE, None)
         command = [sys.executable, "-m", "outlast.run", "folder"]
         command += ["--run-dir", str(run_dir), "--socket", str(self.socket_path)]
         command += ["--trainer", trainer, "--run", run, "--checkpoint-every", checkpoint_every]
+        command += [f"--init={init or ''}", f"--model-output-path={model_output_path or ''}"]
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
-                env=environment,
+                stdout=sys.stderr.fileno() if data.is_file(sys.stderr) else None,
+                env=data.environment(),
                 start_new_session=True,
             )
         except OSError as error:
@@ -144,12 +167,3 @@ class Interrupts:
             self.impatient = True
             raise SystemExit(exits.INTERRUPTED)
         self.requested = True
-
-
-def _has_fileno(stream: Any) -> bool:
-    """Whether a stream is a real file: a notebook's or a test's is not."""
-    try:
-        stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True

@@ -6,8 +6,11 @@ Single-threaded: what the supervisor pushes is read when the loop asks, between 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from outlast import exits
+from outlast.loop.data import answer_path
 from outlast.loop.errors import CheckpointFailed, LoopError, SupervisorLost
 from outlast.protocol import (
     COMPLETE_ID,
@@ -22,6 +25,8 @@ from outlast.protocol import (
     Ended,
     Error,
     Failed,
+    Fetch,
+    Fetched,
     Hello,
     Message,
     ProtocolError,
@@ -45,6 +50,8 @@ class Session:
         self.checkpoint_wanted = False
         self.commit_sec: float | None = None
         """How long the last commit took, from hand-over to the push."""
+        self.last_snapshot_wanted = True
+        """False once the supervisor has said that none could be committed in time any more."""
         self._stop_at: float | None = None
         self._in_flight: dict[str, float] = {}
         """Snapshots accepted and not yet committed, with the time of their hand-over."""
@@ -121,6 +128,21 @@ class Session:
             self.poll()
         return True
 
+    def fetch(self, url: str, path: Path, *, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Tell what data is used, which this process has at ``path``; DataError where the run was
+        begun on other data. It is looked at now, which takes as long as reading it; SystemExit 75
+        once ``stopped`` says so."""
+        self._send(Fetch(url, str(path)))
+        while True:
+            if stopped():
+                raise SystemExit(exits.INTERRUPTED)
+            message = self._receive(TICK_SEC)
+            if isinstance(message, Fetched | Error):
+                answer_path(message, url)
+                return
+            if message is not None:
+                self._take(message)
+
     def complete(self, step: int, result: Path, rows_offset: int) -> None:
         """Hand the result over and wait until it is the supervisor's."""
         self._send(Complete(step, str(result), rows_offset))
@@ -151,8 +173,9 @@ class Session:
 
     def _take(self, message: Message) -> None:
         match message:
-            case Stop(seconds):
+            case Stop(seconds, wanted):
                 self._stop_at = time.monotonic() + seconds
+                self.last_snapshot_wanted = wanted
             case Checkpoint():
                 self.checkpoint_wanted = True
             case Committed(identifier):
@@ -172,7 +195,7 @@ class Session:
                     "does not take; use the same version of outlast on both sides"
                 )
 
-    def _receive(self, timeout_sec: float) -> Message | None:
+    def _receive(self, timeout_sec: float | None) -> Message | None:
         try:
             return self._channel.receive(timeout_sec)
         except Closed:

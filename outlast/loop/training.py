@@ -9,21 +9,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from outlast import exits, layout
-from outlast.loop import schedule, snapshot, state
-from outlast.loop.errors import DoesNotFit, LoopError, StateError, SupervisorLost
+from outlast import exits, layout, places
+from outlast.loop import data, ranks, schedule, snapshot, state, trackers
+from outlast.loop.errors import DataError, DoesNotFit, LoopError, StateError, SupervisorLost
 from outlast.loop.history import Direction, History
 from outlast.loop.local import STOP_SEC, Interrupts, LocalSupervisor, default_folder, run_name
 from outlast.loop.session import CONNECT_SEC, Session
-from outlast.protocol import SOCKET_VARIABLE, Ended, Snapshot, Welcome
+from outlast.protocol import SOCKET_VARIABLE, Ended, Snapshot, Welcome, parse_every
 
 BUSY_RETRY_SEC = 1.0
+_ROW = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+FULL_RETRY_SEC = 60.0
+"""A snapshot that finds its disk full is tried for so long; the one before frees its room."""
+SPARE = "tmp-spare.bin"
 
 
 class RunEnded(SystemExit):
@@ -48,6 +52,11 @@ def train(
     arguments: Mapping[str, Any] | None = None,
     source: str | Path | None = None,
     checkpoint_every: str = "auto",
+    rank_state: Mapping[str, object] | None = None,
+    tracker: str | None = None,
+    init: str | None = None,
+    init_only: Collection[str] | None = None,
+    model_output_path: str | None = None,
 ) -> "Run":
     """A training of ``total`` steps as a context manager.
 
@@ -56,11 +65,29 @@ def train(
     and ``load_state_dict``. They are restored in place. What cannot be saved is a StateError that
     names it, before the first step.
 
-    The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``run_dir``
-    (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``, ``arguments`` and
+    Under ``torchrun`` every rank calls this alike: ``state`` is what is equal in all ranks (rank 0
+    saves it, all restore it), ``rank_state`` what differs, such as random numbers and the position
+    in a rank's share of the data; each rank saves and restores its own.
+
+    ``tracker`` (or ``OUTLAST_TRACKER``), ``mlflow`` or ``wandb``, is given every row as well: one
+    tracker's run for the whole run, never waited for.
+
+    A run may begin with a checkpoint of another one (``outlast:init``, ``init``): what ``state``
+    names is taken from there, or of that only the names in ``init_only``; the steps begin at 1, the
+    history is empty, ``rank_state`` begins anew. What the other checkpoint holds besides does not
+    matter, so an optimiser that ``state`` does not name, or ``init_only`` leaves out, is not kept.
+
+    The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``init``, a
+    checkpoint as ``outlast checkpoints`` prints it; ``model_output_path``, a folder or ``gs://``
+    path that gets a copy of the finished result where it is absent there; ``run_dir`` (default
+    ``runs/<name>-<run>``), and what the run's name is made of: ``name``, ``arguments`` and
     ``source`` (default: this program, its command line and its text).
     """
-    return Run(
+    world = ranks.world()
+    kind = Run
+    if world is not None and world.rank > 0:
+        from outlast.loop.follower import Follower as kind
+    return kind(
         state,
         total,
         run_dir=run_dir,
@@ -68,6 +95,11 @@ def train(
         arguments=arguments,
         source=source,
         checkpoint_every=checkpoint_every,
+        rank_state=rank_state,
+        tracker=tracker,
+        init=init,
+        init_only=init_only,
+        model_output_path=model_output_path,
     )
 
 
@@ -87,12 +119,29 @@ class Run:
         arguments: Mapping[str, Any] | None = None,
         source: str | Path | None = None,
         checkpoint_every: str = "auto",
+        rank_state: Mapping[str, object] | None = None,
+        tracker: str | None = None,
+        init: str | None = None,
+        init_only: Collection[str] | None = None,
+        model_output_path: str | None = None,
     ) -> None:
         if not isinstance(total, int) or isinstance(total, bool) or total < 1:
             raise LoopError(f"total {total!r}: must be a number of steps, 1 or more")
         self._state = state
         self._total = total
+        wrong = isinstance(init_only, str) or (init_only and not set(init_only) <= set(state))
+        if wrong:
+            raise LoopError(f"init_only {init_only!r}: must be names in state")
+        self._init_only = None if init_only is None else sorted(init_only)
         self._local = (run_dir, name, arguments, source, checkpoint_every)
+        self._beside = (init, model_output_path)
+        self._world = ranks.world()
+        self._leader: ranks.Leader | None = None
+        self._rank_state = (
+            None if rank_state is None else ranks.RankState(rank_state, self.rank, self.world_size)
+        )
+        self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
+        self._tracker: trackers.Tracker | None = None
         self._step = 0
         self._making: int | None = None
         self._started = self._finished = False
@@ -107,6 +156,7 @@ class Run:
         self._unproved = False
         self._supervisor: LocalSupervisor | None = None
         self._interrupts: Interrupts | None = None
+        self._terminated = False
         self._cleanup = contextlib.ExitStack()
 
     # What a trainer calls.
@@ -120,6 +170,16 @@ class Run:
     def total(self) -> int:
         """Steps of the whole training."""
         return self._total
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those of the training, from 0."""
+        return 0 if self._world is None else self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Processes that make this training together; 1 without ``torchrun``."""
+        return 1 if self._world is None else self._world.size
 
     def steps(self) -> Iterator[int]:
         """The steps still to make: their numbers, from one more than what is done up to total.
@@ -180,17 +240,19 @@ class Run:
     def tick(self, phase: str = "train") -> None:
         """A sign of life in a long phase without steps; raises if a checkpoint has failed."""
         self._session.poll()
-        if self._session.tick(self._step, phase):
-            self._rows.flush()  # the supervisor shows the last rows while it beats
+        self._say_alive(phase)
 
     def data(self, path: str | Path) -> Path:
-        """A local file or folder of training data, checked to exist."""
-        text = os.fspath(path)
-        if "://" in text:
-            raise LoopError(f"data {text}: only local paths are read; copy it to this machine")
-        found = Path(text)
-        if not found.exists():
-            raise LoopError(f"data {text}: no such file or folder")
+        """A local path for training data at a local or ``gs://`` path, as ``outlast.data`` gives
+        it, within the training."""
+        try:
+            found = data.find(path, lambda: self.tick("staging"))
+        except LoopError:
+            # The terminal's Ctrl-C ended the download, too; it is gone on with.
+            if self._is_interrupted():
+                raise SystemExit(exits.INTERRUPTED) from None
+            raise
+        self._tell_data()
         return found
 
     def result(self, name: str) -> Path:
@@ -230,6 +292,8 @@ class Run:
 
     def _begin(self) -> None:
         state.check_top(self._state)
+        if self._world is not None:
+            self._leader = ranks.Leader(self._world, before_exit=self._say_lost)
         socket_path = os.environ.get(SOCKET_VARIABLE)
         if socket_path:
             self._leave_signals_to_supervisor()
@@ -240,24 +304,61 @@ class Run:
         if self._supervisor is not None:
             self._supervisor.forget_socket()
         answer = self._session.welcome()
+        if self._leader is not None:
+            self._leader.gather(self._total, self._rank_state is not None, self._told_to_leave)
         if isinstance(answer, Ended):
             print(f"outlast: {answer.message}", file=sys.stderr)
             raise RunEnded(answer.exit)
+        self._tell_data()
+        os.environ.update(answer.environment())
         self._work = Path(answer.work)
         self._result_folder = self._work / "tmp-result"
+        self._places = [self._work, *map(Path, answer.places)]
+        for place in self._places:
+            spare = place / SPARE
+            spare.unlink(missing_ok=True)  # of a trainer before, and perhaps still read
+            self._cleanup.callback(spare.unlink, missing_ok=True)
+        self._place, self._place_size = self._work, -1
         self._rows = self._cleanup.enter_context(open(answer.rows, "ab"))  # noqa: SIM115
-        if answer.restore is None:
+        if answer.restore is not None and not answer.init:
+            here = self._rank_state is not None
+            ranks.check_parts(Path(answer.restore), self.world_size, here)
+        if self._leader is not None:
+            begin = {"restore": answer.restore, "init": answer.init, "work": answer.work}
+            self._leader.begin({**begin, "environment": answer.environment()})
+        if answer.restore is None or answer.init:
+            if answer.restore is not None:
+                self._take_init(Path(answer.restore))
             self._prove()
             self._unproved = True  # optimisers make their state in the first step
         else:
             self._restore(answer)
+        if self._leader is not None:  # before the first tick, which gives the restored folder up
+            self._leader.wait_ready(self._step)
+        if self._tracker_name is not None:
+            self._tracker = trackers.Tracker(self._tracker_name, answer, self._local[2] or {})
         self._schedule = schedule.Schedule(
-            schedule.parse(answer.checkpoint_every), now_sec=time.monotonic(), step=self._step
+            parse_every(answer.checkpoint_every),
+            now_sec=time.monotonic(),
+            step=self._step,
+            age_sec=answer.machine_age_sec,
+            commit_sec=answer.commit_sec,
         )
+
+    def _tell_data(self) -> None:
+        """On a laptop: what data is used, so that another attempt on other data is refused."""
+        used = data.take_used()
+        if self._supervisor is not None:
+            for url, path in used.items():
+                self._session.fetch(url, path, stopped=self._is_interrupted)
+
+    def _is_interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed in a training on a laptop."""
+        return self._interrupts is not None and self._interrupts.requested
 
     def _start_supervisor(self) -> str:
         run_dir, name, arguments, source, checkpoint_every = self._local
-        schedule.parse(checkpoint_every)
+        parse_every(checkpoint_every)
         program = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
         if source is None and name is None and program.suffix == ".py" and program.is_file():
             source = program
@@ -265,13 +366,19 @@ class Run:
             arguments = {"argv": sys.argv[1:]}
         name = name or program.stem
         source = None if source is None else Path(source)
-        run = run_name(name, arguments, source)
-        folder = default_folder(name, arguments, source) if run_dir is None else Path(run_dir)
+        init, model_output_path = self._beside
+        run = run_name(name, arguments, source, init)
+        folder = default_folder(name, arguments, source, init) if run_dir is None else Path(run_dir)
         self._interrupts = Interrupts()
         self._interrupts.install()
         self._cleanup.callback(self._interrupts.restore)
         self._supervisor = LocalSupervisor(
-            folder, trainer=name, run=run, checkpoint_every=checkpoint_every
+            folder,
+            trainer=name,
+            run=run,
+            checkpoint_every=checkpoint_every,
+            init=init,
+            model_output_path=model_output_path,
         )
         self._cleanup.callback(self._supervisor.forget_socket)
         self._supervisor.wait_for_socket(CONNECT_SEC)
@@ -289,25 +396,41 @@ class Run:
             if os.getpid() != own:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
+            self._terminated = True
 
         for number, handler in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, leave)):
             previous = signal.signal(number, handler)
             self._cleanup.callback(signal.signal, number, previous)
 
+    def _told_to_leave(self) -> bool:
+        """Whether this process was signalled to; before the first step nothing is lost by it."""
+        return self._terminated or (self._interrupts is not None and self._interrupts.requested)
+
+    def _take_init(self, folder: Path) -> None:
+        """Begin with another run's state."""
+        saved = snapshot.read(folder)
+        names = list(self._state) if self._init_only is None else self._init_only
+        state.restore_named(self._state, saved.nodes, saved.blobs, names)
+
     def _restore(self, welcome: Welcome) -> None:
-        saved = snapshot.read(Path(welcome.restore or ""))
+        folder = Path(welcome.restore or "")
+        saved = snapshot.read(folder)
         if saved.step != welcome.step or saved.step > self._total:
             raise DoesNotFit(
                 f"the checkpoint is of step {saved.step}; expected was {welcome.step}, "
                 f"of {self._total} in all"
             )
         state.restore_all(self._state, saved.nodes, saved.blobs)
+        if self._rank_state is not None:
+            self._rank_state.restore(folder)
         self._history.load_node(saved.loop)
         self._step = self._accepted_step = saved.step
 
     def _complete(self) -> None:
         if not self._started:
             raise LoopError("the training has made no steps: loop over run.steps()")
+        if self._leader is not None:
+            self._leader.wait_finished(self._step)
         self._write_row()
         self._result_folder.mkdir(parents=True, exist_ok=True)
         (self._result_folder / layout.METRICS_FILE).write_bytes(self._history.metrics_json())
@@ -316,6 +439,7 @@ class Run:
             self._retry_at_sec = 0.0
             self._offer_pending()
         self._drop_pending()
+        self._rows.flush()  # the last snapshot may have been before the last rows
         self._session.complete(self._step, result, self._rows.tell())
 
     def _end(self, error: BaseException | None) -> None:
@@ -329,6 +453,8 @@ class Run:
             session.report(str(error) or type(error).__name__, _kind_of(error))
         if session is not None:
             session.close()
+        if self._tracker is not None:
+            self._tracker.close(interrupted=error is not None)
         try:
             impatient = self._interrupts is not None and self._interrupts.impatient
             if self._supervisor is not None and session is None:
@@ -345,6 +471,23 @@ class Run:
                     )
         finally:
             self._cleanup.close()
+            if self._leader is not None:
+                self._end_ranks(self._leader, error)
+
+    def _end_ranks(self, leader: ranks.Leader, error: BaseException | None) -> None:
+        """The other ranks leave last, with this one's exit code: torchrun, which ends all as soon
+        as one fails, must not cut the hand-over short."""
+        if error is None:
+            leader.end(exits.DONE)
+        elif isinstance(error, SystemExit) and isinstance(error.code, int):
+            leader.end(error.code)
+        else:
+            leader.fail(str(error) or type(error).__name__)
+
+    def _say_lost(self, why: str) -> None:
+        """From the ranks' watch, before it ends this process."""
+        if hasattr(self, "_session"):
+            self._session.report(why, "trainer")
 
     # Between two steps.
 
@@ -355,12 +498,12 @@ class Run:
             self._prove()
             self._unproved = False
         left_sec = self._session.stop_in_sec
-        if left_sec is None and self._interrupts is not None and self._interrupts.requested:
+        if left_sec is None and self._is_interrupted():
             left_sec = STOP_SEC
             print("outlast: stopping; Ctrl-C again leaves at once", file=sys.stderr)
         if left_sec is not None:
             self._leave(left_sec)
-        self.tick()
+        self._say_alive("train")
         if self._best_due:
             self._drop_pending()  # an older best is none any more
             self._pending = self._write(["best"])
@@ -371,6 +514,8 @@ class Run:
             self._pending = self._write([])
             if not self._offer_pending():
                 self._drop_pending()
+        if self._leader is not None:
+            self._leader.go(self._step)
 
     def _due(self) -> bool:
         now_sec = time.monotonic()
@@ -383,19 +528,86 @@ class Run:
             or self._schedule.due(now_sec=now_sec, step=self._step)
         )
 
-    def _write(self, tags: list[str]) -> _Offer:
-        """The state as a complete folder under its final name."""
+    def _write(self, tags: list[str], *, limit_sec: float | None = None) -> _Offer:
+        """The state as a complete folder under its final name; DoesNotFit where there stays no
+        room for it."""
+        limit_sec = FULL_RETRY_SEC if limit_sec is None else min(limit_sec, FULL_RETRY_SEC)
+        deadline = time.monotonic() + limit_sec
+        while True:
+            try:
+                return self._write_once(tags)
+            except OSError as error:
+                if error.errno not in places.FULL:
+                    raise
+                self._drop_unfinished()
+                if time.monotonic() >= deadline:
+                    raise DoesNotFit(
+                        f"a snapshot of {self._place_size} bytes could not be written for "
+                        f"{limit_sec:.0f} s ({error.strerror}); {places.told(self._places)}; "
+                        "choose a machine with more memory or a larger disk"
+                    ) from None
+                print(f"outlast: no room for a snapshot ({error}); trying again", file=sys.stderr)
+            # Room is made by the commit of the one before, or by whoever else filled the disk.
+            self._session.tick(self._step, "snapshot")
+            if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
+                time.sleep(BUSY_RETRY_SEC / 2)
+
+    def _drop_unfinished(self) -> None:
+        """Give the room of what could not be written back, and look for a place anew."""
+        for place in self._places:
+            (place / SPARE).unlink(missing_ok=True)
+            for left in place.glob("tmp-*"):
+                if left != self._result_folder:
+                    shutil.rmtree(left, ignore_errors=True)
+        self._place_size = -1
+
+    def _choose_place(self, size: int) -> None:
+        """Where two snapshots of ``size`` bytes fit; looked at again where they have grown."""
+        if size <= self._place_size:
+            return
+        self._place_size = size
+        place = places.choose(self._places, size) if len(self._places) > 1 else self._work
+        if place != self._place:
+            print(
+                f"outlast: snapshots of {size} bytes go to {place}: {places.told([self._place])}",
+                file=sys.stderr,
+            )
+            (self._place / SPARE).unlink(missing_ok=True)
+            self._place = place
+
+    def _write_once(self, tags: list[str]) -> _Offer:
         begun_sec = time.monotonic()
         self._count += 1
         identifier = f"{self._count:06d}"
-        temporary = self._work / f"tmp-{identifier}"
         nodes, blobs = state.capture_all(self._state)
+        self._choose_place(sum(blob.nbytes for blob in blobs.items))
+        temporary = self._place / f"tmp-{identifier}"
+        parts = self._place / f"tmp-{identifier}-ranks"
+        if self._rank_state is not None:
+            parts.mkdir()
+            if self._leader is not None:
+                self._leader.ask_parts(self._step, parts)
+            self._rank_state.write(parts, self._step)
         saved = snapshot.Saved(self._step, self._history.to_node(), nodes, blobs)
-        snapshot.write(temporary, saved)
-        folder = snapshot.publish(temporary, self._work / f"snap-{identifier}")
+        snapshot.write(temporary, saved, spare=self._spare_file())
+        if self._rank_state is not None:
+            if self._leader is not None:
+                self._leader.wait_parts(self._step)
+            for part in parts.iterdir():
+                part.rename(temporary / part.name)
+            parts.rmdir()
+        folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
         self._rows.flush()
         message = Snapshot(identifier, str(folder), self._step, tags, self._rows.tell())
         return _Offer(folder, message, time.monotonic() - begun_sec)
+
+    def _spare_file(self) -> Path:
+        """Where the next snapshot's arrays go: over those of the last one, if nobody reads it."""
+        spare = self._place / SPARE
+        with contextlib.suppress(FileNotFoundError):
+            if self._session.busy or spare.stat().st_nlink > 1:
+                spare.unlink()
+        return spare
 
     def _offer_pending(self) -> bool:
         """Hand the pending folder over, unless the supervisor is busy."""
@@ -412,7 +624,10 @@ class Run:
         if "best" in offer.message.tags:
             self._best_saved = None
         self._schedule.taken(
-            now_sec=time.monotonic(), step=offer.message.step, cost_sec=offer.cost_sec
+            now_sec=time.monotonic(),
+            step=offer.message.step,
+            cost_sec=offer.cost_sec,
+            commit_sec=self._session.commit_sec,
         )
         return True
 
@@ -444,6 +659,9 @@ class Run:
 
     def _hand_over(self, deadline: float) -> bool:
         """Whether this step's state is the supervisor's, at the latest by ``deadline``."""
+        if not self._session.last_snapshot_wanted:
+            self._drop_pending()
+            return self._step == self._accepted_step
         self._save_pending(deadline)
         tags = ["best"] if self._best_due else []
         if self._best_saved is not None and not tags:
@@ -451,9 +669,9 @@ class Run:
             self._history.best, self._best_saved = self._best_saved, None
         if self._step == self._accepted_step:
             return True
-        offer = self._write(tags)
+        offer = self._write(tags, limit_sec=deadline - time.monotonic())
         while not self._session.offer(offer.message):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or not self._session.last_snapshot_wanted:
                 shutil.rmtree(offer.folder, ignore_errors=True)
                 return False
             self._session.tick(self._step, "stop")
@@ -477,24 +695,33 @@ class Run:
 
     def _prove(self) -> None:
         """Save the state, restore it and compare: what does not survive fails now, by name."""
-        folder = self._work / "tmp-proof"
         before = state.capture_all(self._state)
-        snapshot.write(folder, snapshot.Saved(self._step, {}, *before))
+        self._choose_place(sum(blob.nbytes for blob in before[1].items))
+        folder = self._place / "tmp-proof"
+        saved = snapshot.Saved(self._step, {}, *before)
+        snapshot.write(folder, saved, spare=self._spare_file())
         saved = snapshot.read(folder)
         state.restore_all(self._state, saved.nodes, saved.blobs)
         found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._state))
         shutil.rmtree(folder)
+        if self._rank_state is not None:
+            self._rank_state.prove(self._work)
         if found is not None:
             raise StateError(
                 f"{found} is not the same after it was saved and restored; "
                 "make its load_state_dict put back all that its state_dict gives"
             )
 
+    def _say_alive(self, phase: str) -> None:
+        if self._session.tick(self._step, phase):
+            self._rows.flush()  # the supervisor shows the last rows while it beats
+
     def _write_row(self) -> None:
         if self._row:
-            row = {"step": self._step, **self._row}
-            line = json.dumps(row, allow_nan=False, separators=(",", ":"))
+            line = _ROW.encode({"step": self._step, **self._row})
             self._rows.write(line.encode() + b"\n")
+            if self._tracker is not None:
+                self._tracker.log(self._step, self._row)
             self._row = {}
 
 
@@ -519,4 +746,4 @@ def _cell(name: str, value: Any) -> Any:
 def _kind_of(error: BaseException) -> str:
     if isinstance(error, DoesNotFit):
         return "does-not-fit"
-    return "usage" if isinstance(error, StateError) else "trainer"
+    return "usage" if isinstance(error, StateError | DataError) else "trainer"

@@ -47,6 +47,30 @@ def rehearse(limit_rows: int | None, epochs: int | None, as_json: bool) -> None:
     sys.exit(exits.DONE if report.held else 1)
 
 
+class _Verbatim(click.Command):
+    """A command that parses its own words, ``--`` among them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.params["words"] = list(args)
+        return []
+
+
+@cli.command(cls=_Verbatim)
+def train(words: list[str]) -> None:
+    """Run any training command so that it can be killed: outlast train -- python train.py"""
+    from outlast.loop.command.__main__ import main as run_command
+
+    sys.exit(run_command(words))
+
+
+@cli.command(cls=_Verbatim)
+def mark(words: list[str]) -> None:
+    """Inside of outlast train: say that the checkpoint is complete."""
+    from outlast.loop.command.mark import main as say_complete
+
+    sys.exit(say_complete(["mark", *words]))
+
+
 @cli.command()
 @click.argument("experiment")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -61,6 +85,28 @@ def status(experiment: str, as_json: bool) -> None:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
         show_status(found)
+
+
+@cli.command()
+@click.argument("experiment")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def checkpoints(experiment: str, as_json: bool) -> None:
+    """List a run's checkpoints, and how another run begins with one.
+
+    EXPERIMENT may also be a run's folder or gs:// path. The name under a checkpoint is what
+    outlast:init takes, and init of outlast.train.
+    """
+    from outlast.operate.runs import open_run
+
+    found = [dict(row) for row in open_run(experiment).checkpoints()]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for row in found:
+        tags = f"  {row['tags']}" if row["tags"] else ""
+        click.echo(f"step {row['step']}  term {row['term']}{tags}\n  {row['init']}")
+    if not found:
+        click.echo(f"{experiment}: no checkpoint is committed yet")
 
 
 @cli.command()

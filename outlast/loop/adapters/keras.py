@@ -1,0 +1,157 @@
+"""Keras 3, with any backend: layers and models, optimisers, metrics, seed generators, variables.
+
+An object is its variables in their order, each with its path. A compiled model takes its
+optimiser and its metrics with it. Keras makes the variables of an optimiser and of compiled
+metrics when it first needs them; a resumed program does not have them yet: the optimiser's are
+made at once, the metrics' with the first batch. Everything else must be built already.
+
+``keras.random`` without a seed generator of one's own draws from a global one, which is not saved.
+With the backend torch, dropout without a seed draws from torch's: put ``torch.random`` into the
+state too.
+"""
+
+# The project's own environment need not have it, where a checker would look into this file instead.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from outlast.loop import state
+from outlast.loop.errors import DoesNotFit, StateError
+from outlast.loop.state import MISSING, Blobs, Node, foreign, kind_of
+
+_KINDS = {
+    "Layer": keras.Layer,
+    "Optimizer": keras.optimizers.Optimizer,
+    "Metric": keras.metrics.Metric,
+    "SeedGenerator": keras.random.SeedGenerator,
+    "Variable": keras.Variable,
+}
+
+
+def capture(value: Any, path: str, blobs: Blobs) -> Node:
+    kind = next((name for name, cls in _KINDS.items() if isinstance(value, cls)), None)
+    if kind is None:
+        return MISSING
+    node = {"$object": f"keras.{kind}", "variables": _capture_all(_of(value, path), path, blobs)}
+    if _is_compiled(value):
+        model_optimizer = value.optimizer
+        _build(model_optimizer, value)
+        node["optimizer"] = state.capture(model_optimizer, f"{path}.optimizer", blobs)
+        node["metrics"] = _capture_all(value.metrics_variables, f"{path}.metrics", blobs)
+    return node
+
+
+def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    kind = node["$object"].partition(".")[2]
+    if not isinstance(target, _KINDS[kind]):
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a Keras {kind}")
+    if ("optimizer" in node) != _is_compiled(target):
+        ours, theirs = ("not ", "") if "optimizer" in node else ("", "not ")
+        raise DoesNotFit(f"{path} is {ours}compiled: the checkpoint's is {theirs}compiled")
+    _restore_all(_of(target, path), node["variables"], path, blobs)
+    if "optimizer" in node:
+        _build(target.optimizer, target)
+        if state.restore(target.optimizer, node["optimizer"], f"{path}.optimizer", blobs) is not (
+            target.optimizer
+        ):
+            raise DoesNotFit(f"{path}.optimizer: is another object in the checkpoint")
+        _restore_metrics(target, node["metrics"], f"{path}.metrics", blobs)
+    return target
+
+
+def _is_compiled(value: object) -> bool:
+    return isinstance(value, keras.Model) and bool(value.compiled) and value.optimizer is not None
+
+
+def _of(value: Any, path: str) -> list[Any]:
+    """The variables of an object; StateError where they are not made yet."""
+    if isinstance(value, keras.Variable):
+        return [value]
+    if isinstance(value, keras.random.SeedGenerator):
+        return [value.state]
+    if isinstance(value, keras.Layer) and not value.built:
+        raise StateError(
+            f"{path} is not built and has no variables yet; give the model an Input, or call "
+            "build(input_shape) before outlast.train"
+        )
+    if isinstance(value, keras.optimizers.Optimizer) and not value.built:
+        raise StateError(
+            f"{path} is not built and has no variables yet; call "
+            "build(model.trainable_variables) before outlast.train"
+        )
+    if isinstance(value, keras.Layer):
+        metrics = [] if _is_compiled(value) else value.metrics_variables
+        return _once([*value.variables, *metrics])
+    return list(value.variables)
+
+
+def _once(variables: Iterable[Any]) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _build(optimizer: Any, model: Any) -> None:
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def _capture_all(variables: Iterable[Any], path: str, blobs: Blobs) -> Node:
+    return [
+        {"path": item.path, "value": state.capture(_raw(item), f"{path}.{item.path}", blobs)}
+        for item in variables
+    ]
+
+
+def _raw(variable: Any) -> Any:
+    """The backend's own array where an adapter knows it, else numpy's, of the same dtype."""
+    if keras.backend.backend() == "torch":
+        return variable.value.detach()
+    return keras.ops.convert_to_numpy(variable.value)
+
+
+def _restore_all(variables: list[Any], nodes: list[Any], path: str, blobs: Blobs) -> None:
+    if len(variables) != len(nodes):
+        raise DoesNotFit(
+            f"{path} has {len(variables)} variables: the checkpoint's has {len(nodes)}; "
+            "a changed model is a new run"
+        )
+    for variable, node in zip(variables, nodes, strict=True):
+        value = state.restore(MISSING, node["value"], f"{path}.{variable.path}", blobs)
+        ours = (tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
+        theirs = (tuple(value.shape), keras.backend.standardize_dtype(value.dtype))
+        if ours != theirs or _role(variable.path) != _role(node["path"]):
+            raise DoesNotFit(
+                f"{path}.{variable.path} is {ours[0]} of {ours[1]}: the checkpoint holds "
+                f"{node['path']}, {theirs[0]} of {theirs[1]}; a changed model is a new run"
+            )
+        variable.assign(value)
+
+
+def _role(path: str) -> str:
+    """The end of a path without the numbers by which Keras counts a process's layers."""
+    return re.sub(r"_\d+", "", path.rpartition("/")[2])
+
+
+def _restore_metrics(model: Any, nodes: list[Any], path: str, blobs: Blobs) -> None:
+    if len(nodes) == len(model.metrics_variables):
+        _restore_all(model.metrics_variables, nodes, path, blobs)
+        return
+
+    # The program's first call makes the metrics' variables, from the shapes of its first batch.
+    def put_back(name: str) -> None:
+        method = getattr(model, name)
+
+        def first(x: Any, y: Any = None, sample_weight: Any = None, **more: Any) -> Any:
+            for each in ("train_on_batch", "test_on_batch"):
+                vars(model).pop(each, None)
+            foreign(path, lambda: model._symbolic_build(data_batch=(x, y, sample_weight)))
+            _restore_all(model.metrics_variables, nodes, path, blobs)
+            return method(x, y, sample_weight, **more)
+
+        vars(model)[name] = first
+
+    for name in ("train_on_batch", "test_on_batch"):
+        put_back(name)

@@ -1,0 +1,455 @@
+"""PyTorch: tensors, modules, optimisers and random generators.
+
+``torch.nn.Module``
+    parameters, persistent buffers and extra state under the names of ``state_dict()``, which of
+    the parameters are frozen and which of the modules are in evaluation mode. Wrappers
+    (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) are taken off: a checkpoint
+    does not know of them. Tied parameters are saved once and must be tied again. Buffers that are
+    not persistent, gradients and plain attributes are not saved.
+``torch.optim.Optimizer``
+    its groups in order and the state of each parameter, every tensor in its own dtype.
+``torch.Generator``
+    its state; the module ``torch.random`` stands for the global generators of the CPU and of
+    every CUDA device.
+
+Schedulers and scalers have ``state_dict`` and need nothing of their own here. Values come back
+onto the device of what they are restored into.
+"""
+
+# The project's own environment need not have it, where a checker would look into this file instead.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
+import ctypes
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from outlast.loop import state
+from outlast.loop.errors import DoesNotFit, StateError
+from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node, foreign, kind_of
+
+_COMPILED = "_orig_mod."
+_SHARDED = "sharded over the ranks; rank 0 saves what is whole in every rank, use DDP"
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_NAMES = {
+    item: str(item).removeprefix("torch.")
+    for item in vars(torch).values()
+    if isinstance(item, torch.dtype)
+}
+_DTYPES = {name: value for value, name in _NAMES.items()}
+
+
+def capture(value: Any, path: str, blobs: Blobs) -> Node:
+    if isinstance(value, torch.Tensor):
+        return _capture_tensor(value, path, blobs)
+    if isinstance(value, torch.nn.Module):
+        return _capture_module(value, path, blobs)
+    if isinstance(value, torch.optim.Optimizer):
+        return _capture_optimizer(value, path, blobs)
+    if isinstance(value, torch.Generator):
+        inner = state.capture(value.get_state(), f"{path}.state", blobs)
+        return {"$object": "torch.Generator", "device": str(value.device), "state": inner}
+    if value is torch.random:
+        return _capture_global(path, blobs)
+    if isinstance(value, torch.dtype):
+        return {"$object": "torch.dtype", "name": _NAMES[value]}
+    if isinstance(value, torch.device):
+        return {"$object": "torch.device", "name": str(value)}
+    if isinstance(value, torch.Size):
+        return {"$object": "torch.Size", "sizes": list(value)}
+    return MISSING
+
+
+def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    if "$tensor" in node:
+        return _restore_tensor(target, node, path, blobs)
+    match node["$object"]:
+        case "torch.Module":
+            return _restore_module(target, node, path, blobs)
+        case "torch.Optimizer":
+            return _restore_optimizer(target, node, path, blobs)
+        case "torch.Generator":
+            return _restore_generator(target, node, path, blobs)
+        case "torch.random":
+            return _restore_global(target, node, path, blobs)
+        case "torch.dtype":
+            return _DTYPES[node["name"]]
+        case "torch.device":
+            return torch.device(node["name"])
+        case "torch.Size":
+            return torch.Size(node["sizes"])
+    raise DoesNotFit(f"{path}: the checkpoint holds {node['$object']}, unknown here")
+
+
+# Tensors
+
+
+def _capture_tensor(value: torch.Tensor, path: str, blobs: Blobs) -> Node:
+    _refuse(value, path)
+    memory = _memory(value)
+    node: dict[str, Any] = {"$tensor": blobs.add(value, memory, path, lambda: _blob(value, path))}
+    if value.device.type != "cpu":
+        node["device"] = str(value.device)
+    if value.requires_grad:
+        node["grad"] = True
+    if isinstance(value, torch.nn.Parameter):
+        node["parameter"] = True
+    return node
+
+
+def _refuse(value: torch.Tensor, path: str) -> None:
+    why = None
+    if value.is_quantized:
+        why = "quantised; save the module before it is quantised"
+    elif torch.nn.parameter.is_lazy(value):
+        why = "not initialised; run one batch through the module first"
+    elif _is_of(value, "torch.distributed.tensor", "DTensor"):
+        why = _SHARDED
+    elif type(value) not in _PLAIN_TENSORS:
+        why = "a kind of tensor of its own; save its parts"
+    elif value.layout != torch.strided:
+        why = f"of layout {value.layout}; save its indices and values"
+    elif value.device.type == "meta":
+        why = "on the meta device and has no values; make it on a real one"
+    elif not value.is_leaf:
+        why = "the result of a computation that gradients flow through; detach it"
+    elif value.is_conj() or value.is_neg():
+        why = "a conjugated or negated view; resolve it"
+    elif any(
+        step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)
+    ):
+        why = "expanded: several elements are one in memory; clone it"
+    if why:
+        raise StateError(f"{path} is {kind_of(value)}, which cannot be saved: it is {why}")
+
+
+def _is_of(value: object, module: str, name: str) -> bool:
+    """Whether a value is of a class of torch's that is not imported with torch itself."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _memory(value: torch.Tensor) -> Memory | None:
+    if not value.numel():
+        return None
+    start, shape, strides = value.data_ptr(), value.shape, value.stride()
+    if value.is_contiguous():
+        end = start + value.nbytes
+        layout = (value.dtype, shape)
+    else:
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        end = start + (last + 1) * value.element_size()
+        layout = (value.dtype, shape, strides)
+    return Memory(str(value.device), start, end, layout)
+
+
+def _blob(value: torch.Tensor, path: str) -> Blob:
+    shape, order = tuple(value.shape), None
+    value = value.detach()
+    if not value.is_contiguous():
+        # Channels-last and other permutations stay as they are in memory.
+        strides = value.stride()
+        dense = sorted(range(value.dim()), key=lambda i: -strides[i])
+        if value.permute(dense).is_contiguous():
+            value, order = value.permute(dense), tuple(dense)
+        else:
+            value = value.contiguous()
+    name, nbytes = _NAMES[value.dtype], value.nbytes
+    if not nbytes:
+        return Blob(name, shape, b"", 0, order)
+    if value.device.type == "cpu":
+        return Blob(name, shape, _bytes_of(value), nbytes, order)
+    return Blob(name, shape, lambda: _bytes_of(value.cpu()), nbytes, order)
+
+
+def _bytes_of(value: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, without a copy and without numpy."""
+    array = (ctypes.c_ubyte * value.nbytes).from_address(value.data_ptr())
+    array._owner = value  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
+
+
+def _view(blob: Blob, path: str) -> torch.Tensor:
+    """The tensor of a blob on the CPU, without a copy."""
+    dtype = _DTYPES.get(blob.dtype)
+    if dtype is None:
+        raise DoesNotFit(f"{path}: the checkpoint holds {blob.dtype}, which this torch has not")
+    order = range(len(blob.shape)) if blob.order is None else blob.order
+    inner = [blob.shape[i] for i in order]
+    if not blob.nbytes:
+        flat = torch.empty(inner, dtype=dtype)
+    else:
+        flat = torch.frombuffer(blob.data, dtype=torch.uint8).view(dtype).reshape(inner)
+    return flat.permute([list(order).index(i) for i in range(len(inner))])
+
+
+def _restore_tensor(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    index = node["$tensor"]
+    blob = blobs.items[index]
+    if isinstance(target, torch.Tensor):
+        _check_fits(target, blob, path)
+    done = blobs.restored.get(index)
+    if done is not None:
+        same = isinstance(target, torch.Tensor) and _memory(target) == _memory(done)
+        return target if same and target.numel() else done
+    target = blobs.take(target) if isinstance(target, torch.Tensor) else MISSING
+    if target is MISSING:
+        target = _view(blob, path).clone(memory_format=torch.preserve_format)
+        if node.get("device") and torch.device(node["device"]).type in _devices():
+            target = target.to(node["device"])
+        if node.get("parameter"):
+            target = torch.nn.Parameter(target, requires_grad=node.get("grad", False))
+        elif node.get("grad"):
+            target.requires_grad_()
+    else:
+        with torch.no_grad():
+            target.copy_(_view(blob, path))
+    blobs.restored[index] = target
+    return target
+
+
+def _devices() -> set[str]:
+    return {"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"}
+
+
+def _check_fits(target: torch.Tensor, blob: Blob, path: str) -> None:
+    ours, theirs = (_NAMES[target.dtype], tuple(target.shape)), (blob.dtype, tuple(blob.shape))
+    if ours != theirs:
+        raise DoesNotFit(
+            f"{path} is a tensor {ours[1]} of {ours[0]}: the checkpoint holds {theirs[1]} of "
+            f"{theirs[0]}; a changed model is a new run"
+        )
+
+
+# Modules
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, without torch.compile's and the data-parallel wrappers."""
+    wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(module, wrappers):
+            module = module.module
+        elif "_orig_mod" in module._modules:
+            module = module._modules["_orig_mod"]  # type: ignore[assignment]
+        else:
+            return module
+
+
+def _capture_module(value: torch.nn.Module, path: str, blobs: Blobs) -> Node:
+    value = unwrapped(value)
+    for name, inner in value.named_modules():
+        # Its state_dict() waits for all ranks, and its optimiser holds a part of the state.
+        if _is_of(inner, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+            place = f"{path}.{name}" if name else path
+            raise StateError(
+                f"{place} is {kind_of(inner)}, which cannot be saved: it is {_SHARDED}"
+            )
+    tensors = foreign(f"{path}.state_dict()", lambda: value.state_dict(keep_vars=True))
+    entries = {
+        key: state.capture(item, f"{path}.{key}", blobs) for key, item in _named(tensors, path)
+    }
+    return {
+        "$object": "torch.Module",
+        "entries": entries,
+        # Some modules read their state by the version that wrote it.
+        "versions": state.capture(
+            {_plain(name): dict(item) for name, item in _versions(tensors)},
+            f"{path}.state_dict()._metadata",
+            blobs,
+        ),
+        "eval": [name for name, inner in dict(_modules(value)).items() if not inner.training],
+    }
+
+
+def _restore_module(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    if not isinstance(target, torch.nn.Module):
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a torch module")
+    module = unwrapped(target)
+    held = module.state_dict(keep_vars=True)
+    names = {key.replace(_COMPILED, ""): key for key in held}
+    _check_keys(path, theirs=node["entries"], ours=names)
+    values: dict[str, Any] = {}
+    for name, entry in node["entries"].items():
+        place, ours = f"{path}.{name}", held[names[name]]
+        if isinstance(entry, dict) and "$tensor" in entry and isinstance(ours, torch.Tensor):
+            blob, index = blobs.items[entry["$tensor"]], entry["$tensor"]
+            _check_fits(ours, blob, place)
+            tied = blobs.restored.setdefault(index, ours)
+            if tied is not ours and _memory(tied) != _memory(ours):
+                raise DoesNotFit(
+                    f"{place} is a tensor of its own: the checkpoint holds it tied to another; "
+                    "a changed model is a new run"
+                )
+            values[names[name]] = _view(blob, place)
+            ours.requires_grad_(entry.get("grad", False))
+        else:
+            values[names[name]] = state.restore(MISSING, entry, place, blobs)
+    _check_untied(path, node["entries"], {name: held[key] for name, key in names.items()})
+    versions = state.restore(MISSING, node["versions"], f"{path}.state_dict()._metadata", blobs)
+    full = {_plain(name): name for name, _ in _versions(held)}
+    loaded = _WithVersions(values)
+    loaded._metadata = {str(full.get(name, name)): item for name, item in versions.items()}
+    foreign(f"{path}.load_state_dict", module.load_state_dict, loaded, fits=True)
+    asleep = set(node["eval"])
+    for name, inner in _modules(module):
+        inner.training = name not in asleep
+    return target
+
+
+class _WithVersions(dict):
+    """What load_state_dict takes: the values, and the versions of the modules that wrote them."""
+
+    _metadata: dict[str, Any]
+
+
+def _named(tensors: Any, path: str) -> Iterable[tuple[str, Any]]:
+    for key, item in tensors.items():
+        if not isinstance(key, str):
+            raise StateError(f"{path}.state_dict() has the key {key!r}: must be a string")
+        yield key.replace(_COMPILED, ""), item
+
+
+def _versions(tensors: Any) -> Iterable[tuple[str, Any]]:
+    return getattr(tensors, "_metadata", {}).items()
+
+
+def _modules(module: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
+    return ((_plain(name), inner) for name, inner in module.named_modules())
+
+
+def _plain(name: str) -> str:
+    """The name of a module without those that torch.compile puts in between."""
+    return f"{name}.".replace(_COMPILED, "").removesuffix(".")
+
+
+def _check_keys(path: str, *, theirs: Iterable[str], ours: Iterable[str]) -> None:
+    lacking, extra = sorted(set(theirs) - set(ours)), sorted(set(ours) - set(theirs))
+    if lacking or extra:
+        says = [f"the checkpoint holds {_few(lacking)}, which it lacks"] if lacking else []
+        says += [f"it has {_few(extra)}, which the checkpoint does not hold"] if extra else []
+        raise DoesNotFit(f"{path}: {'; '.join(says)}; a changed model is a new run")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _check_untied(path: str, entries: Node, held: dict[str, Any]) -> None:
+    """What is one tensor here must be one in the checkpoint."""
+    first: dict[Memory, str] = {}
+    for name, item in held.items():
+        memory = _memory(item) if isinstance(item, torch.Tensor) else None
+        if memory is None:
+            continue
+        other = first.setdefault(memory, name)
+        if entries[other]["$tensor"] != entries[name]["$tensor"]:
+            raise DoesNotFit(
+                f"{path}.{name} is tied to {other}: the checkpoint holds two; "
+                "a changed model is a new run"
+            )
+
+
+# Optimisers
+
+
+def _capture_optimizer(value: torch.optim.Optimizer, path: str, blobs: Blobs) -> Node:
+    inner = foreign(f"{path}.state_dict()", value.state_dict)
+    if not isinstance(inner, dict) or not {"state", "param_groups"} <= inner.keys():
+        raise StateError(
+            f"{path}.state_dict() has no state and param_groups, as those of torch.optim have; "
+            "put the optimiser that it wraps into the state"
+        )
+    return {
+        "$object": "torch.Optimizer",
+        "params": [[list(p.shape), str(p.device)] for p in _parameters(value)],
+        "state": state.capture(inner, f"{path}.state_dict()", blobs),
+    }
+
+
+def _restore_optimizer(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    if not isinstance(target, torch.optim.Optimizer):
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a torch optimiser")
+    params = list(_parameters(target))
+    value = state.restore(MISSING, node["state"], f"{path}.state_dict()", blobs)
+    theirs = [len(group["params"]) for group in value["param_groups"]]
+    ours = [len(group["params"]) for group in target.param_groups]
+    if theirs != ours:
+        raise DoesNotFit(
+            f"{path} has groups of {ours} parameters: the checkpoint's has {theirs}; "
+            "a changed model is a new run"
+        )
+    for i, (param, (shape, _)) in enumerate(zip(params, node["params"], strict=True)):
+        if list(param.shape) != shape:
+            raise DoesNotFit(
+                f"{path}: parameter {i} is {tuple(param.shape)}, the checkpoint's is "
+                f"{tuple(shape)}; a changed model is a new run"
+            )
+    foreign(f"{path}.load_state_dict", target.load_state_dict, value, fits=True)
+    # load_state_dict casts what it loads to the parameters' dtype, and moves it.
+    names = [name for group in value["param_groups"] for name in group["params"]]
+    for param, name, (_, device) in zip(params, names, node["params"], strict=True):
+        held = target.state.get(param, {})
+        for key, saved in value["state"].get(name, {}).items():
+            held[key] = _placed(saved, held.get(key), torch.device(device), param.device)
+    return target
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return (param for group in optimizer.param_groups for param in group["params"])
+
+
+def _placed(saved: Any, held: Any, was: torch.device, now: torch.device) -> Any:
+    """A value of a parameter's state: where the parameter is, if it was there, in its own dtype.
+
+    A number (Adam's step) is where load_state_dict has put it, which knows who counts on a device.
+    """
+    if isinstance(saved, torch.Tensor):
+        device = now if saved.device == was or was.type not in _devices() else saved.device
+        if isinstance(held, torch.Tensor) and not saved.dim():
+            device = held.device
+        kept = isinstance(held, torch.Tensor) and (held.dtype, held.device) == (saved.dtype, device)
+        return held if kept else saved.to(device)
+    if isinstance(saved, list):
+        return [_placed(item, None, was, now) for item in saved]
+    return saved
+
+
+# Random numbers
+
+
+def _capture_global(path: str, blobs: Blobs) -> Node:
+    states: list[torch.Tensor] = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    inner = state.capture(states, f"{path}.states", blobs)
+    return {"$object": "torch.random", "state": inner}
+
+
+def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    cpu, *cuda = state.restore(MISSING, node["state"], f"{path}.states", blobs)
+    if target is not torch.random:
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds torch.random")
+    torch.set_rng_state(cpu)
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device, item in enumerate(cuda[:here]):
+        torch.cuda.set_rng_state(item, device)
+    if len(cuda) > here:
+        print(
+            f"outlast: {path} holds the random numbers of {len(cuda)} GPUs, this machine has "
+            f"{here}; what the run draws on them will differ",
+            file=sys.stderr,
+        )
+    return target
+
+
+def _restore_generator(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    value = state.restore(MISSING, node["state"], f"{path}.state", blobs)
+    if target is MISSING:
+        target = torch.Generator(node["device"])
+    if not isinstance(target, torch.Generator):
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a torch.Generator")
+    foreign(f"{path}.set_state", target.set_state, value, fits=True)
+    return target

@@ -1,0 +1,70 @@
+"""XGBoost: a Booster by its raw model (UBJSON) and its configuration.
+
+A Booster that samples rows or columns keeps the place in its random numbers to itself, and a
+restored one would draw others: it is refused, and so is gblinear. Train such a model in segments,
+each with a fresh Booster made from the raw bytes of the one before and a seed of its own, and keep
+those bytes in the state. XGBoost's scikit-learn estimators hold a Booster and are no other.
+"""
+
+# The project's own environment need not have it, where a checker would look into this file instead.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
+import json
+from typing import Any
+
+import xgboost
+
+from outlast.loop import state
+from outlast.loop.errors import DoesNotFit, StateError
+from outlast.loop.state import MISSING, Blobs, Node, foreign, kind_of
+
+_SHARES = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
+_DROPS = ("rate_drop", "one_drop")
+
+
+def capture(value: Any, path: str, blobs: Blobs) -> Node:
+    if not isinstance(value, xgboost.Booster):
+        return MISSING
+    config = value.save_config()
+    _refuse(json.loads(config), path)
+    raw = bytes(value.save_raw("ubj"))
+    return {
+        "$object": "xgboost.Booster",
+        "raw": state.capture(raw, path, blobs),
+        "config": state.capture(config.encode(), path, blobs),
+    }
+
+
+def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    if target is MISSING or target is None:
+        target = xgboost.Booster()
+    if not isinstance(target, xgboost.Booster):
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds an XGBoost Booster")
+    raw = state.restore(MISSING, node["raw"], path, blobs)
+    config = state.restore(MISSING, node["config"], path, blobs)
+    foreign(f"{path}.load_model", target.load_model, bytearray(raw), fits=True)
+    foreign(f"{path}.load_config", target.load_config, config.decode(), fits=True)
+    return target
+
+
+def _refuse(config: dict[str, Any], path: str) -> None:
+    if config["learner"]["gradient_booster"]["name"] == "gblinear":
+        raise StateError(
+            f"{path} is a Booster of the kind gblinear, whose learning rate XGBoost does not put "
+            "back; keep booster.save_raw() in a dict and make a new Booster of it in each step"
+        )
+    for name, value in _numbers(config):
+        if (name in _SHARES and value != 1) or (name in _DROPS and value != 0):
+            raise StateError(
+                f"{path} samples ({name}={value:g}), and XGBoost cannot be asked how far its "
+                "random numbers are; train in segments and keep save_raw() of the last in a dict"
+            )
+
+
+def _numbers(config: Any) -> Any:
+    """The names and values of all numbers in a configuration, which has them as strings."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif name in (*_SHARES, *_DROPS):
+            yield name, float(value)

@@ -1,0 +1,236 @@
+"""``python -m outlast.loop.command [--run-dir DIR] -- python train.py …``; also ``outlast train``.
+
+Exit codes: 0 done, 64 bad usage or no such program, 75 interrupted and to be resumed by the same
+command, 76 another process has taken the run's folder over, else the command's own.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from outlast import exits
+from outlast.identity import COMMAND
+from outlast.loop.command.runner import (
+    QUIET_SEC,
+    Command,
+    CommandError,
+    CommandFailed,
+    Heard,
+    Runner,
+    remove_home,
+)
+from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost
+from outlast.loop.local import Interrupts, LocalSupervisor, default_folder, run_name
+from outlast.loop.session import CONNECT_SEC, Session
+from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
+
+LAST_WORDS_SEC = 10.0
+"""For a supervisor whose command has ended to end as well."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options before the command."""
+    top = argparse.ArgumentParser(
+        prog="outlast train",
+        usage="outlast train [options] -- COMMAND …",
+        description="Run any training command so that it can be killed and goes on: CHECKPOINT_DIR "
+        "holds its last checkpoint when it starts, and what it writes there is kept.",
+        allow_abbrev=False,
+    )
+    top.add_argument("--run-dir", type=Path, help="folder of the run; default runs/command-<run>")
+    top.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        help="what {data} and DATA_DIR are: a file or a folder, local or gs://; may be repeated",
+    )
+    top.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
+    top.add_argument(
+        "--checkpoint-every",
+        type=_every,
+        default="auto",
+        help="at least so long between two checkpoints, such as 60s; default %(default)s",
+    )
+    top.add_argument(
+        "--quiet-sec",
+        type=_seconds,
+        default=QUIET_SEC,
+        help="a folder that held still for so long is complete, where the command does not say "
+        "so itself; default %(default)s",
+    )
+    # Of the supervisor of a VM.
+    top.add_argument("--home", type=Path, help=argparse.SUPPRESS)
+    top.add_argument("--source", type=Path, help=argparse.SUPPRESS)
+    top.add_argument("--programs", type=Path, help=argparse.SUPPRESS)
+    return top
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; every error for a person is one sentence on stderr."""
+    own, command = _split(argv)
+    try:
+        options, rest = parser().parse_known_args(own)
+        if rest:
+            raise CommandError(
+                f"{' '.join(rest)}: is no option of outlast train; write the command after --, as "
+                "in outlast train -- python train.py"
+            )
+        command = _command(options, command)
+    except SystemExit as error:
+        return exits.USAGE if error.code else exits.DONE
+    except CommandError as error:
+        print(f"outlast: {error}", file=sys.stderr)
+        return exits.USAGE
+    try:
+        if os.environ.get(SOCKET_VARIABLE):
+            with _signals_left_to_supervisor() as signals:
+                return _run(command, os.environ[SOCKET_VARIABLE], signals)
+        return _run_in_folder(command, options)
+    except CommandFailed as error:
+        if not os.environ.get(SOCKET_VARIABLE):
+            print(f"outlast: {error.sentence}", file=sys.stderr)
+        return error.code
+    except SupervisorLost as error:
+        print(f"outlast: {error}", file=sys.stderr)
+        if error.exit == exits.FENCED:
+            print("outlast: another process works on this folder; end one of them", file=sys.stderr)
+        return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
+    except (LoopError, OSError) as error:
+        print(f"outlast: {error}", file=sys.stderr)
+        return exits.USAGE if isinstance(error, CommandError | DataError) else 1
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options before ``--``, and the command after it."""
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
+def _command(options: argparse.Namespace, words: list[str]) -> Command:
+    if not words or not words[0]:
+        raise CommandError("command: is missing; write it after --, as in -- python train.py")
+    if options.shell and len(words) != 1:
+        raise CommandError(
+            f"--shell with {len(words)} words: takes one line; put it into quotes, or leave "
+            "--shell out"
+        )
+    for path in options.data:
+        if "://" not in path and not Path(path).exists():
+            raise CommandError(f"--data {path}: no such file or folder")
+    home = options.home
+    return Command(
+        argv=() if options.shell else tuple(words),
+        line=words[0] if options.shell else "",
+        home=home,
+        source=options.source,
+        cwd=Path.cwd() if home is None else None,
+        programs=options.programs,
+        data=tuple(options.data),
+        quiet_sec=options.quiet_sec,
+    )
+
+
+def _run(command: Command, socket_path: str, signals: Interrupts | Heard) -> int:
+    with contextlib.closing(Session(socket_path, total=None)) as session:
+        try:
+            answer = session.welcome()
+            if isinstance(answer, Ended):
+                print(f"outlast: {answer.message}", file=sys.stderr)
+                return answer.exit
+            runner = Runner(command, session, answer, signals)
+            signal.signal(signal.SIGABRT, runner.dump_stacks)
+            return runner.run()
+        except SupervisorLost:
+            raise
+        except (LoopError, OSError) as error:
+            session.report(str(error), _kind_of(error))
+            raise
+
+
+def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
+    """With a supervisor of our own, for a folder."""
+    folder = options.run_dir or default_folder(COMMAND, command.identity, None)
+    home = folder.absolute() / "live"
+    with contextlib.ExitStack() as cleanup:
+        interrupts = Interrupts()
+        interrupts.install()
+        cleanup.callback(interrupts.restore)
+        # What a second Ctrl-C leaves behind may still be read by the supervisor.
+        cleanup.callback(lambda: interrupts.impatient or remove_home(home))
+        supervisor = LocalSupervisor(
+            folder,
+            trainer=COMMAND,
+            run=run_name(COMMAND, command.identity, None),
+            checkpoint_every=options.checkpoint_every,
+        )
+        cleanup.callback(supervisor.forget_socket)
+        supervisor.wait_for_socket(CONNECT_SEC)
+        try:
+            code = _run(replace(command, home=home), str(supervisor.socket_path), interrupts)
+        except SupervisorLost as error:
+            if error.exit is None:
+                error.exit = supervisor.wait(LAST_WORDS_SEC)
+            raise
+        except (LoopError, OSError):
+            supervisor.wait(LAST_WORDS_SEC)
+            raise
+        # It finishes what it was given; only a completed run must wait for all of it.
+        ended = supervisor.wait(None if code == exits.DONE else LAST_WORDS_SEC)
+        if code == exits.DONE and ended != exits.DONE:
+            lost = SupervisorLost(
+                f"the supervisor ended with exit code {ended} while it stored the result; the "
+                "same command tries again"
+            )
+            lost.exit = ended
+            raise lost
+        return code
+
+
+@contextlib.contextmanager
+def _signals_left_to_supervisor() -> Iterator[Heard]:
+    """The terminal's Ctrl-C and a stopping system's SIGTERM reach every process; what they mean,
+    the supervisor tells over the socket. Handlers, because the command would inherit SIG_IGN."""
+    heard = Heard()
+    previous = {
+        number: signal.signal(number, heard.note) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield heard
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _kind_of(error: BaseException) -> str:
+    if isinstance(error, DoesNotFit):
+        return "does-not-fit"
+    return "usage" if isinstance(error, CommandError | DataError) else "trainer"
+
+
+def _every(text: str) -> str:
+    try:
+        if parse_every(text).steps is None:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: must be auto, or seconds such as 60s")
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds above 0")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""The runner's end of ``outlast mark``: a socket, and a program of that name on the PATH."""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from outlast.loop.command import mark
+
+READ_SEC = 5.0
+
+Answer = Callable[[str], dict[str, object]]
+"""From the folder that was named, absolute or empty, to what the program is told."""
+
+
+class Marks:
+    """Where a command's marks arrive. Single-threaded: ``serve`` answers who is waiting."""
+
+    def __init__(self) -> None:
+        # Not in the run's folder: a socket's path has little room.
+        self.folder = Path(tempfile.mkdtemp(prefix="outlast-"))
+        self.path = self.folder / "marks.sock"
+        self.programs = self.folder / "bin"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(str(self.path))
+            self._socket.listen(64)
+            self._socket.setblocking(False)
+            self._write_program()
+        except BaseException:
+            self.close()
+            raise
+
+    def _write_program(self) -> None:
+        """``outlast``: this very interpreter on one file, whatever the command's own Python is;
+        what is no mark is left to a command line that may be installed further down the PATH."""
+        python, file = shlex.quote(sys.executable), shlex.quote(os.path.abspath(mark.__file__))
+        own = shlex.quote(str(self.programs))
+        self.programs.mkdir()
+        program = self.programs / "outlast"
+        program.write_text(
+            "#!/bin/sh\n"
+            f'[ "$1" = mark ] && exec {python} -I -S {file} "$@"\n'
+            f'PATH="$(printf %s "$PATH" | tr : "\\n" | grep -vxF {own} | paste -sd : -)"\n'
+            'exec outlast "$@"\n'
+        )
+        program.chmod(0o755)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def serve(self, answer: Answer) -> None:
+        """Answer everybody who has connected."""
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                connection.settimeout(READ_SEC)
+                line = b""
+                while not line.endswith(b"\n") and (data := connection.recv(65536)):
+                    line += data
+                said = answer(str(json.loads(line)["folder"]))
+                connection.sendall(json.dumps(said).encode() + b"\n")
+
+    def close(self) -> None:
+        self._socket.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

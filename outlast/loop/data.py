@@ -1,0 +1,158 @@
+"""``outlast.data``: a local path for a local or gs:// path, before a training is set up.
+
+Under a supervisor it is asked for the data, on a connection of its own. On a laptop a process of
+``python -m outlast.run fetch`` gets it into the user's cache folder (``OUTLAST_CACHE``, by default
+``~/.cache/outlast``); ``outlast.train`` then tells its supervisor what was used.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import outlast
+from outlast.loop.errors import DataError, LoopError, SupervisorLost
+from outlast.protocol import (
+    SOCKET_VARIABLE,
+    Channel,
+    Error,
+    Fetch,
+    Fetched,
+    ProtocolError,
+)
+
+CONNECT_SEC = 30.0
+TICK_SEC = 1.0
+
+_found: dict[str, Path] = {}
+"""What this process asked for, and where it is."""
+_untold: dict[str, Path] = {}
+"""What it asked for since a training took note of it."""
+
+
+def data(path: str | os.PathLike[str]) -> Path:
+    """A local path for the data at ``path``: a file, or a folder with files.
+
+    ``gs://BUCKET/PATH`` names an object, or all objects below ``PATH/``. They are fetched once a
+    boot (on a laptop: once), side by side, checked by CRC32C and size, and what a cut left is gone
+    on with. Do not write there. What a run uses is remembered: another attempt of it that finds
+    other bytes ends.
+
+    Raises DataError with a sentence for what is not there, may not be read, has no room on this
+    machine, or has changed since the run began; LoopError where nobody answers.
+    """
+    return find(path)
+
+
+def take_used() -> Mapping[str, Path]:
+    """What was asked for since this was called last, and where it is: a training's data."""
+    used = dict(_untold)
+    _untold.clear()
+    return used
+
+
+def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) -> Path:
+    """As ``data``; ``tick`` is called once a second while it is fetched on a laptop."""
+    text = os.fspath(path)
+    if "://" not in text:
+        text = os.path.abspath(text)
+        if not os.path.exists(text):
+            raise DataError(f"data {os.fspath(path)}: no such file or folder")
+        if not (os.path.isfile(text) or os.path.isdir(text)):
+            raise DataError(
+                f"data {os.fspath(path)}: is neither a file nor a folder; a run that resumes reads "
+                "its data again"
+            )
+    if text not in _found:
+        socket_path = os.environ.get(SOCKET_VARIABLE)
+        if socket_path:
+            _found[text] = _ask(socket_path, text)
+        elif "://" in text:
+            _found[text] = fetch(text, "data", tick)
+        else:
+            _found[text] = Path(text)
+    _untold[text] = _found[text]
+    return _found[text] if "://" in text else Path(path)
+
+
+def _ask(socket_path: str, url: str) -> Path:
+    """From the supervisor; it may take as long as a download does."""
+    try:
+        with Channel.connect(socket_path, timeout_sec=CONNECT_SEC) as channel:
+            channel.send(Fetch(url))
+            answer = channel.receive()
+    except (ProtocolError, OSError) as error:
+        raise SupervisorLost(f"data {url}: the supervisor gave no answer ({error})") from None
+    return answer_path(answer, url)
+
+
+def answer_path(answer: object, url: str) -> Path:
+    """The path in a supervisor's answer; DataError where it refuses."""
+    if isinstance(answer, Fetched):
+        return Path(answer.path)
+    if isinstance(answer, Error) and answer.kind in ("usage", "data-changed"):
+        raise DataError(answer.message)
+    said = answer.message if isinstance(answer, Error) else type(answer).__name__.lower()
+    raise LoopError(f"data {url}: the supervisor answered: {said}")
+
+
+def cache_folder() -> Path:
+    """Where things that can be fetched again are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("OUTLAST_CACHE") or Path(home) / "outlast")
+
+
+def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
+    """Data or a run's result (``kind``) in the cache folder, fetched by a process of its own."""
+    command = [sys.executable, "-m", "outlast.run", "fetch", url, "--kind", kind]
+    command += ["--into", str(cache_folder()), "--json"]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if is_file(sys.stderr) else subprocess.DEVNULL,
+            env=environment(),
+        )
+    except OSError as error:
+        raise LoopError(f"{kind} {url}: cannot be fetched ({error})") from None
+    with process:
+        while True:
+            try:
+                said, _ = process.communicate(timeout=TICK_SEC)
+                break
+            except subprocess.TimeoutExpired:
+                tick()
+            except BaseException:
+                process.terminate()
+                raise
+    try:
+        found = json.loads(said)
+        if "path" in found:
+            return Path(found["path"])
+        sentence, refused = str(found["error"]), bool(found["usage"])
+    except (ValueError, KeyError, TypeError):
+        raise LoopError(
+            f"{kind} {url}: was not fetched (exit code {process.returncode}); try again, it goes on"
+        ) from None
+    raise (DataError if refused else LoopError)(sentence)
+
+
+def environment() -> dict[str, str]:
+    """For a process of ``outlast.run``: the same outlast, and no supervisor of its own."""
+    home = str(Path(outlast.__file__).resolve().parents[1])
+    path = os.environ.get("PYTHONPATH")
+    found = {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
+    found.pop(SOCKET_VARIABLE, None)
+    return found
+
+
+def is_file(stream: object) -> bool:
+    """Whether a stream is a real file: a notebook's or a test's is not."""
+    try:
+        stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,146 @@
+"""``outlast.train`` in every rank but the first: the same steps, at rank 0's word."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from outlast import layout
+from outlast.loop import ranks, snapshot, state
+from outlast.loop.errors import LoopError, RankLost
+from outlast.loop.history import Direction
+from outlast.loop.training import Run, RunEnded
+
+
+class Follower(Run):
+    """One rank's part in a training that rank 0 leads. What rank 0 keeps is nothing here: ``log``,
+    ``eval`` and ``tick`` do nothing, and what is written to ``result`` is thrown away."""
+
+    def steps(self) -> Iterator[int]:
+        if self._started:
+            raise LoopError("run.steps() was used already; a run has one loop")
+        self._started = True
+        try:
+            while True:
+                self._follow()
+                if self._step >= self._total:
+                    return
+                self._making = self._step + 1
+                yield self._making
+                self._step, self._making = self._making, None
+        finally:
+            if self._making is not None:  # left by break: that step counts as made
+                self._step, self._making = self._making, None
+            self._finished = True
+
+    def log(self, **values: Any) -> None:
+        """Nothing: rank 0's rows are the run's."""
+
+    def eval(self, *, best: Direction | None = None, of: str | None = None, **values: Any) -> None:
+        """Nothing: rank 0's evaluations are the run's."""
+
+    def tick(self, phase: str = "train") -> None:
+        """Nothing: rank 0's signs of life are the run's."""
+
+    def result(self, name: str) -> Path:
+        """A file to write to, so that all ranks may do the same; rank 0's is the one kept."""
+        if not self._finished:
+            raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
+        layout.check_object_name(name)
+        path = self._result_folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def __enter__(self) -> Self:
+        try:
+            self._join()
+        except BaseException as error:
+            self._part(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            try:
+                self._finish()
+            except BaseException as late:
+                self._part(late)
+                raise
+        self._part(error)
+
+    def _join(self) -> None:
+        world = self._world
+        assert world is not None
+        self._member = ranks.Member(world)
+        # The terminal's Ctrl-C and torchrun's SIGTERM reach every rank; what they mean, rank 0
+        # says at the next boundary. Where rank 0 has gone, the watch ends this rank.
+        self._leave_signals_to_supervisor()
+        state.check_top(self._state)
+        said = self._member.join(self._total, self._rank_state is not None, self._told_to_leave)
+        if said.kind == ranks.END:
+            raise RunEnded(said.body)
+        where = said.body
+        os.environ.update(where["environment"])
+        self._work = Path(where["work"])
+        self._result_folder = self._work / f"tmp-result-{ranks.part_name(world.rank)}"
+        if where["restore"] is not None and not where["init"]:
+            folder = Path(where["restore"])
+            saved = snapshot.read(folder)
+            state.restore_all(self._state, saved.nodes, saved.blobs)
+            if self._rank_state is not None:
+                self._rank_state.restore(folder)
+            self._step = saved.step
+        else:
+            if where["init"]:
+                self._take_init(Path(where["restore"]))
+            self._unproved = True
+            self._prove_rank_state()
+        self._member.say(ranks.READY, self._step)
+
+    def _follow(self) -> None:
+        """Do what rank 0 says at this boundary, until it says go on."""
+        if self._unproved and self._step == 1:
+            self._prove_rank_state()
+            self._unproved = False
+        while (said := self._member.word(self._step)).kind != ranks.GO:
+            if said.kind == ranks.END:
+                raise SystemExit(said.body)
+            if self._rank_state is not None:
+                self._rank_state.write(Path(said.body), self._step)
+            self._member.say(ranks.WRITTEN, self._step)
+
+    def _finish(self) -> None:
+        if not self._started:
+            raise LoopError("the training has made no steps: loop over run.steps()")
+        self._member.say(ranks.FINISHED, self._step)
+        said = self._member.word(self._step)
+        if said.kind != ranks.END:
+            raise RankLost(
+                f"rank 0 goes on after step {self._step}, where this rank has ended: all ranks "
+                "must make the same steps"
+            )
+        if said.body:
+            raise SystemExit(said.body)
+
+    def _part(self, error: BaseException | None) -> None:
+        """Leave the others; tell them why if this rank failed."""
+        if hasattr(self, "_result_folder"):
+            shutil.rmtree(self._result_folder, ignore_errors=True)
+        try:
+            if isinstance(error, Exception | KeyboardInterrupt) and not isinstance(error, RankLost):
+                self._member.fail(str(error) or type(error).__name__)
+            else:
+                self._member.close()
+        finally:
+            self._cleanup.close()
+
+    def _prove_rank_state(self) -> None:
+        if self._rank_state is not None:
+            self._rank_state.prove(self._work)

@@ -1,0 +1,557 @@
+"""Several processes of one training on one machine, as ``torchrun --nproc-per-node N`` starts them.
+
+Every process, a *rank*, makes the same steps. Only rank 0, the *leader*, speaks with the
+supervisor; at each step boundary the others, its *members*, wait for its word, so that all write
+their part of the same snapshot and all stop after the same step. They talk over a Unix socket in a
+folder that only this user can enter. The cost of a boundary is one small message a member.
+
+One death ends all: each rank watches the connection to the others and the launcher's process, and
+leaves by force where its own main thread hangs in a collective that will never end.
+
+A message is a kind, a step and some JSON. From the leader: ``BEGIN`` (where to begin), ``GO`` (make
+the next step), ``PART`` (write your part of a snapshot), ``END`` (leave with this exit code). From
+a member: ``HELLO``, ``READY`` (restored), ``WRITTEN`` (its part) and ``FINISHED`` (its loop is
+over). ``FAILED`` goes both ways: why this rank gives up.
+
+Standard library only; knows nothing of torch.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import shutil
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast import exits
+from outlast.loop import snapshot, state
+from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
+from outlast.protocol import Channel, Closed, Listener, ProtocolError
+
+GATHER_SEC = 600.0
+"""Ranks import and load at their own pace before they call outlast.train."""
+NOTICE_SEC = 3.0
+"""A rank that has not noticed another one's death by itself for so long ends at once."""
+LEAVE_SEC = 15.0
+"""A rank that has noticed is given so long to end by itself."""
+END_SEC = 10.0
+"""How long the leader waits for members that have not heard of the end yet."""
+LAUNCHER_POLL_SEC = 0.5
+TOLD_POLL_SEC = 0.5
+FAILED_EXIT = 1
+
+_HEADER = struct.Struct("!cxxxIQ")  # kind, bytes of JSON that follow, step
+_BODY_BYTES_MAX = 1 << 20
+
+BEGIN, GO, PART, END = b"b", b"g", b"p", b"x"
+HELLO, READY, WRITTEN, FINISHED = b"h", b"r", b"w", b"f"
+FAILED = b"e"
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks, from the launcher's environment variables."""
+
+    rank: int
+    size: int
+    key: str
+    """Equal in all ranks of one launch and in no other launch on this machine."""
+    launcher: int | None
+    """Process of the launcher where it is torchrun and our parent: its death ends us."""
+
+
+def world(environment: Mapping[str, str] = os.environ) -> World | None:
+    """The ranks that this process is one of; None where it trains alone.
+
+    LoopError: the variables make no sense, or name ranks on other machines.
+    """
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    if size == 1 and rank == 0:
+        return None
+    if rank >= size:
+        raise LoopError(f"RANK {rank}: must be below WORLD_SIZE, which is {size}")
+    here = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else size
+    if here != size:
+        raise LoopError(
+            f"LOCAL_WORLD_SIZE {here} of WORLD_SIZE {size}: all ranks of a run are processes of "
+            "one machine; start torchrun with --nnodes 1, on a larger machine if need be"
+        )
+    if not environment.get("MASTER_PORT"):
+        raise LoopError(
+            "MASTER_PORT: is not set though RANK is; start the ranks with torchrun, or unset RANK "
+            "and WORLD_SIZE to train in one process"
+        )
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    launch = "\0".join([str(size), *(environment.get(name, "") for name in names)])
+    return World(
+        rank,
+        size,
+        hashlib.sha256(launch.encode()).hexdigest()[:16],
+        os.getppid() if environment.get("TORCHELASTIC_RUN_ID") else None,
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.isascii() or not text.isdigit():
+        raise LoopError(f"{name} {text!r}: must be a whole number, as torchrun sets it")
+    return int(text)
+
+
+def socket_path(key: str) -> Path:
+    """Where the leader of a launch listens: in a folder that only this user can enter."""
+    folder = Path(tempfile.gettempdir()) / f"outlast-ranks-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LoopError(
+            f"{folder}: must be a folder of this user that nobody else may enter; remove it, or "
+            "set TMPDIR to another folder"
+        )
+    return folder / f"{key}.sock"
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message of another rank."""
+
+    kind: bytes
+    step: int
+    body: Any
+
+
+class _Link:
+    """A connection to another rank. One thread receives, one at a time sends."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        connection.settimeout(None)
+        self.socket = connection
+        self.name = name
+
+    def send(self, kind: bytes, step: int = 0, body: Any = None) -> None:
+        """RankLost where the other side has gone, with its own last words if it had any."""
+        text = b"" if body is None else json.dumps(body).encode()
+        try:
+            self.socket.sendall(_HEADER.pack(kind, len(text), step) + text)
+        except OSError:
+            while True:  # what it said before it went; ends with RankLost
+                self.receive(END_SEC)
+
+    def receive(self, timeout_sec: float | None = None) -> Said:
+        """The next message; RankLost where the other side has failed, gone or says nothing."""
+        self.socket.settimeout(timeout_sec)
+        try:
+            kind, size, step = _HEADER.unpack(self._exactly(_HEADER.size))
+            if size > _BODY_BYTES_MAX:
+                raise RankLost(f"{self.name}: a message of {size} bytes makes no sense")
+            body = json.loads(self._exactly(size)) if size else None
+        except TimeoutError:
+            raise RankLost(f"{self.name} said nothing for {timeout_sec:.0f} s") from None
+        except (OSError, ValueError, struct.error) as error:
+            raise RankLost(f"{self.name} has gone ({error})") from None
+        if kind == FAILED:
+            raise RankLost(f"{self.name} has failed: {body}")
+        return Said(kind, step, body)
+
+    def expect(self, kind: bytes, step: int, what: str) -> Said:
+        """The next message, which is to be ``kind`` at ``step``."""
+        said = self.receive()
+        if (said.kind, said.step) != (kind, step):
+            raise RankLost(
+                f"{self.name} is at step {said.step} and this rank, which waits for {what}, at "
+                f"{step}: all ranks must make the same steps"
+            )
+        return said
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def _exactly(self, size: int) -> bytes:
+        data = self.socket.recv(size)
+        while data and len(data) < size:
+            more = self.socket.recv(size - len(data))
+            if not more:
+                break
+            data += more
+        if len(data) < size:
+            raise OSError("its process has ended, or its training has")
+        return data
+
+
+class _Watch:
+    """A thread that ends this process where another rank or the launcher has died."""
+
+    def __init__(
+        self, links: list[_Link], launcher: int | None, before_exit: Callable[[str], None]
+    ) -> None:
+        self._links = links
+        self._launcher = launcher
+        self._before_exit = before_exit
+        self.noticed = threading.Event()
+        """The main thread knows, and is on its way out."""
+        self._over = threading.Event()
+        self._wakes, self._wake = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """This rank may go on alone from now on."""
+        if not self._over.is_set():
+            self._over.set()
+            self._wake.close()
+            self._thread.join()
+            self._wakes.close()
+
+    def _run(self) -> None:
+        names = {link.socket.fileno(): link.name for link in self._links}
+        poll = select.poll()
+        for number in names:
+            poll.register(number, 0)  # hang-ups are told of anyway; data is not for this thread
+        poll.register(self._wakes, select.POLLIN)
+        timeout_ms = None if self._launcher is None else LAUNCHER_POLL_SEC * 1000
+        gone = None
+        while gone is None and not self._over.is_set():
+            for number, event in poll.poll(timeout_ms):
+                if number in names and event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                    gone = names[number]
+            if self._launcher is not None and os.getppid() != self._launcher:
+                self._leave("the process that started the ranks (torchrun) has gone")
+        if gone is None or self._over.wait(NOTICE_SEC if not self.noticed.is_set() else 0.0):
+            return
+        if self.noticed.is_set() and self._over.wait(LEAVE_SEC):
+            return
+        self._leave(f"{gone} has gone, and this rank hangs in something that waits for it")
+
+    def _leave(self, why: str) -> None:
+        if self._over.is_set():
+            return
+        with contextlib.suppress(Exception):
+            self._before_exit(why)
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"outlast: {why}; this rank ends too\n")
+            sys.stderr.flush()
+        os._exit(FAILED_EXIT)
+
+
+class _Party:
+    """What leader and member have in common: links, a watch, and children that have neither."""
+
+    def __init__(self) -> None:
+        self._links: list[_Link] = []
+        self._watch: _Watch | None = None
+        self._own = os.getpid()
+        # A forked child, such as a data loader's, would keep a dead rank's connections open.
+        os.register_at_fork(after_in_child=self._forget)
+
+    @property
+    def links(self) -> list[_Link]:
+        return self._links
+
+    def _forget(self) -> None:
+        for link in self._links:
+            link.socket.close()
+        self._links = []
+
+    def _begin_watch(self, launcher: int | None, before_exit: Callable[[str], None]) -> None:
+        self._watch = _Watch(list(self._links), launcher, before_exit)
+
+    @contextlib.contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except RankLost:
+            if self._watch is not None:
+                self._watch.noticed.set()
+            raise
+
+    def fail(self, message: str) -> None:
+        """Tell the others why this rank gives up, as far as they still hear it."""
+        for link in self._links:
+            with contextlib.suppress(RankLost, OSError):
+                link.socket.settimeout(1.0)
+                link.socket.sendall(_failed(message))
+        self.close()
+
+    def close(self) -> None:
+        """Leave the others."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        for link in self._links:
+            link.close()
+        self._links = []
+
+
+class Leader(_Party):
+    """Rank 0's end. All methods belong to the thread of the loop."""
+
+    def __init__(self, world: World, before_exit: Callable[[str], None]) -> None:
+        """Listen; ``before_exit`` is given the reason where the watch ends this process."""
+        super().__init__()
+        self._world = world
+        self._before_exit = before_exit
+        try:
+            self._listener: Listener | None = Listener(socket_path(world.key))
+        except (OSError, ProtocolError) as error:
+            raise LoopError(f"the ranks' socket cannot be made: {error}") from None
+        self._go = bytearray(_HEADER.size)
+
+    def gather(self, total: int, rank_state: bool, told: Callable[[], bool]) -> None:
+        """Wait for every other rank; LoopError where one does something else, or is missing, and
+        SystemExit once this process was ``told`` to leave, as torchrun does where one has failed.
+        """
+        if self._listener is None:
+            return
+        missing = set(range(1, self._world.size))
+        deadline = time.monotonic() + GATHER_SEC
+        while missing:
+            channel = self._listener.accept(TOLD_POLL_SEC)
+            if told():
+                raise SystemExit(exits.INTERRUPTED)
+            if channel is None and time.monotonic() < deadline:
+                continue
+            if channel is None:
+                names = ", ".join(map(str, sorted(missing)))
+                raise LoopError(
+                    f"rank {names} of {self._world.size}: did not come to outlast.train within "
+                    f"{GATHER_SEC:.0f} s; every rank must call it"
+                )
+            self._welcome(_Link(channel.detach(), "a rank"), missing, total, rank_state)
+        self._links.sort(key=lambda link: link.name)
+        self._listener.close()
+        self._listener = None
+        self._begin_watch(self._world.launcher, self._before_exit)
+
+    def _welcome(self, link: _Link, missing: set[int], total: int, rank_state: bool) -> None:
+        try:
+            said = link.receive(END_SEC)
+        except RankLost:
+            link.close()  # it went again: another try of its own, or of somebody else
+            return
+        rank, body = said.step, said.body or {}
+        own = {"total": total, "rank_state": rank_state}
+        problem = None
+        if said.kind != HELLO or rank not in missing:
+            problem = f"rank {rank}: is not one that is missing here"
+        else:
+            missing.discard(rank)
+            link.name = f"rank {rank}"
+            self._links.append(link)
+            for name, value in own.items():
+                if body.get(name) != value:
+                    raise LoopError(
+                        f"{name}: is {body.get(name)} in rank {rank} and {value} in rank 0; all "
+                        "ranks must call outlast.train alike"
+                    )
+        if problem is not None:
+            with contextlib.suppress(OSError):
+                link.socket.sendall(_failed(problem))
+            link.close()
+
+    def begin(self, where: Mapping[str, Any]) -> None:
+        """Tell the members where to begin."""
+        with self._noticing():
+            for link in self._links:
+                link.send(BEGIN, 0, dict(where))
+
+    def wait_ready(self, step: int) -> None:
+        """Wait until all have restored what ``begin`` told them."""
+        with self._noticing():
+            for link in self._links:
+                link.expect(READY, step, "its restore")
+
+    def go(self, step: int) -> None:
+        """All may make the step after ``step``."""
+        _HEADER.pack_into(self._go, 0, GO, 0, step)
+        for link in self._links:
+            try:
+                link.socket.sendall(self._go)
+            except OSError:
+                with self._noticing():
+                    link.send(GO, step)  # fails again, and says why
+
+    def ask_parts(self, step: int, folder: Path) -> None:
+        """Have every member write its part of the snapshot of ``step`` into ``folder``."""
+        with self._noticing():
+            for link in self._links:
+                link.send(PART, step, str(folder))
+
+    def wait_parts(self, step: int) -> None:
+        """Wait until all parts that were asked for are written."""
+        with self._noticing():
+            for link in self._links:
+                link.expect(WRITTEN, step, "its part of the snapshot")
+
+    def wait_finished(self, step: int) -> None:
+        """Wait until every member's loop is over too."""
+        with self._noticing():
+            for link in self._links:
+                link.expect(FINISHED, step, "its end")
+
+    def end(self, code: int) -> None:
+        """All leave with exit code ``code``; waits a little until they have."""
+        if self._watch is not None:
+            self._watch.close()
+        deadline = time.monotonic() + END_SEC
+        for link in self._links:
+            with contextlib.suppress(RankLost):
+                link.send(END, 0, code)
+        for link in self._links:
+            with contextlib.suppress(RankLost):
+                while (left := deadline - time.monotonic()) > 0:
+                    link.receive(left)  # until it hangs up
+        self.close()
+
+    def close(self) -> None:
+        super().close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+class Member(_Party):
+    """Any other rank's end. All methods belong to the thread of the loop."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    @property
+    def _leader(self) -> _Link:
+        if not self._links:
+            raise RankLost("rank 0 has gone")
+        return self._links[0]
+
+    def join(self, total: int, rank_state: bool, told: Callable[[], bool]) -> Said:
+        """Greet the leader and wait for its ``BEGIN`` or ``END``; SystemExit as in ``gather``."""
+        path = socket_path(self._world.key)
+        deadline = time.monotonic() + GATHER_SEC
+        while True:
+            try:
+                channel = Channel.connect(path, timeout_sec=TOLD_POLL_SEC)
+            except (Closed, OSError):
+                if told():
+                    raise SystemExit(exits.INTERRUPTED) from None
+                if time.monotonic() < deadline:
+                    continue
+                raise LoopError(
+                    f"rank 0 did not come to outlast.train within {GATHER_SEC:.0f} s; every rank "
+                    "must call it"
+                ) from None
+            link = _Link(channel.detach(), "rank 0")
+            self._links = [link]
+            self._begin_watch(self._world.launcher, lambda why: None)
+            with self._noticing():
+                link.send(HELLO, self._world.rank, {"total": total, "rank_state": rank_state})
+                return link.receive()
+
+    def say(self, kind: bytes, step: int) -> None:
+        with self._noticing():
+            self._leader.send(kind, step)
+
+    def word(self, step: int) -> Said:
+        """The leader's next word at the boundary after ``step``."""
+        with self._noticing():
+            said = self._leader.receive()
+            if said.kind != END and said.step != step:
+                raise RankLost(
+                    f"rank 0 is at step {said.step} and rank {self._world.rank} at {step}: all "
+                    "ranks must make the same steps"
+                )
+            return said
+
+
+def _failed(message: str) -> bytes:
+    text = json.dumps(message[:10_000]).encode()
+    return _HEADER.pack(FAILED, len(text), 0) + text
+
+
+# What differs from rank to rank.
+
+
+def part_name(rank: int) -> str:
+    """The folder of one rank's part inside a snapshot."""
+    return f"rank-{rank:05d}"
+
+
+class RankState:
+    """The ``rank_state`` of one rank: its random numbers, its position in its share of the data."""
+
+    def __init__(self, values: Mapping[str, object], rank: int, size: int) -> None:
+        with _named():
+            state.check_top(values)
+        self._values = values
+        self._rank = rank
+        self._size = size
+
+    def write(self, folder: Path, step: int) -> None:
+        """This rank's part of a snapshot, into ``folder``."""
+        with _named():
+            nodes, blobs = state.capture_all(self._values)
+        snapshot.write(folder / part_name(self._rank), snapshot.Saved(step, {}, nodes, blobs))
+
+    def restore(self, folder: Path) -> None:
+        """From the snapshot in ``folder``."""
+        saved = snapshot.read(folder / part_name(self._rank))
+        with _named():
+            state.restore_all(self._values, saved.nodes, saved.blobs)
+
+    def prove(self, work: Path) -> None:
+        """Save, restore and compare: what does not survive is a StateError that names it."""
+        folder = work / f"tmp-proof-{part_name(self._rank)}"
+        with _named():
+            before = state.capture_all(self._values)
+            snapshot.write(folder, snapshot.Saved(0, {}, *before))
+            saved = snapshot.read(folder)
+            state.restore_all(self._values, saved.nodes, saved.blobs)
+            found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._values))
+            shutil.rmtree(folder)
+            if found is not None:
+                raise StateError(
+                    f"{found} is not the same after it was saved and restored; "
+                    "make its load_state_dict put back all that its state_dict gives"
+                )
+
+
+def check_parts(folder: Path, size: int, rank_state: bool) -> None:
+    """DoesNotFit where the snapshot in ``folder`` is not of ``size`` ranks' states."""
+    found = len(list(folder.glob("rank-*")))
+    if found and not rank_state:
+        raise DoesNotFit(
+            f"the checkpoint holds a rank_state of {found} ranks, and this program has none; "
+            "a changed program is a new run"
+        )
+    if rank_state and not found:
+        raise DoesNotFit("rank_state: the checkpoint holds none; a changed program is a new run")
+    if found and found != size:
+        raise DoesNotFit(
+            f"rank_state: the checkpoint is of {found} ranks and this training has {size}; "
+            f"go on with {found} processes, or begin a new run"
+        )
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """The state's errors, about ``rank_state``."""
+    try:
+        yield
+    except StateError as error:
+        text = str(error)
+        if text.startswith("state"):
+            text = f"rank_{text}"
+        raise type(error)(text) from None

@@ -1,0 +1,132 @@
+"""Batches whose order is a function of seed and epoch, so that a place in it is one number."""
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from outlast.loop.errors import DoesNotFit, LoopError
+
+Batch = TypeVar("Batch")
+
+
+class BatchSampler:
+    """Endless batches of row numbers, epoch after epoch; put it into the state of a training.
+
+    Alone, or as ``batch_sampler`` of a ``torch.utils.data.DataLoader`` with any number of workers::
+
+        sampler = BatchSampler(len(dataset), batch_size=64, seed=1)
+        loader = DataLoader(dataset, batch_sampler=sampler)
+        with outlast.train(state={..., "sampler": sampler}, total=steps) as run:
+            for step, batch in zip(run.steps(), sampler.over(loader)):
+
+    ``position`` counts the batches that training was given, not those that workers fetched ahead.
+    A transform that draws random numbers in a worker must draw them from the row's number: a
+    worker's own generator starts anew in each attempt.
+
+    ``size`` rows; the last batch of an epoch is shorter, or left out with ``drop_last``. With
+    ``num_replicas`` processes each takes the batches of its ``rank`` from the same order, and an
+    epoch ends for all at the same step. LoopError for a size that gives no batch.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        for name, value in (("size", size), ("batch_size", batch_size), ("replicas", num_replicas)):
+            if type(value) is not int or value < 1:
+                raise LoopError(f"BatchSampler {name} {value!r}: must be a number, 1 or more")
+        if not 0 <= rank < num_replicas:
+            raise LoopError(f"BatchSampler rank {rank!r}: must be 0 to {num_replicas - 1}")
+        self.position = 0
+        self._order = {
+            "size": size,
+            "batch_size": batch_size,
+            "seed": seed,
+            "shuffle": shuffle,
+            "drop_last": drop_last or num_replicas > 1,
+            "num_replicas": num_replicas,
+        }
+        self._rank = rank
+        rows = batch_size * num_replicas
+        self.batches_per_epoch = size // rows if self._order["drop_last"] else -(-size // rows)
+        if not self.batches_per_epoch:
+            raise LoopError(
+                f"BatchSampler batch_size {batch_size}: {size} rows give no full batch for "
+                f"{num_replicas} processes; make it smaller"
+            )
+        self._begun = False
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are complete."""
+        return self.position // self.batches_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Batches from ``position`` on, without end; it does not move the position."""
+        self._begun = True
+        position, epoch, order = self.position, -1, []
+        rows = self._order["batch_size"] * self._order["num_replicas"]
+        while True:
+            if position // self.batches_per_epoch != epoch:
+                epoch = position // self.batches_per_epoch
+                order = self._permutation(epoch)
+            start = position % self.batches_per_epoch * rows
+            yield order[start : start + rows][self._rank :: self._order["num_replicas"]]
+            position += 1
+
+    def over(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of ``loader``, whose order is this sampler's, counting those given out.
+
+        Begins when the first is asked for: in the body of ``outlast.train``, after its restore.
+        """
+        batches = _begin(loader)
+        for batch in batches:
+            self.position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what the order is a function of."""
+        return {"position": self.position, **self._order}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Go on at a saved position; DoesNotFit naming what makes the order another one."""
+        for name, ours in self._order.items():
+            if values[name] != ours:
+                raise DoesNotFit(
+                    f"BatchSampler has {name} {ours!r}: the checkpoint's is {values[name]!r}; "
+                    "another order is a new run"
+                )
+        if self._begun and values["position"] != self.position:
+            raise DoesNotFit(
+                "BatchSampler was iterated before the restore: begin in the body of outlast.train"
+            )
+        self.position = values["position"]
+
+    def _permutation(self, epoch: int) -> list[int]:
+        order = list(range(self._order["size"]))
+        if self._order["shuffle"]:
+            random.Random(f"{self._order['seed']} {epoch}").shuffle(order)
+        return order
+
+
+def _begin(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """An iterator whose making leaves torch's random numbers as they are.
+
+    A DataLoader draws a seed for its workers when it begins, which a resumed run does once more.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return iter(loader)
+    before = torch.get_rng_state()
+    try:
+        return iter(loader)
+    finally:
+        torch.set_rng_state(before)

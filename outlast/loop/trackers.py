@@ -1,0 +1,253 @@
+"""MLflow or Weights & Biases beside the run's own rows: a copy for people, never waited for.
+
+One tracker's run for the whole run: found again, or begun, by a key that is derived from where the
+run lives, so that every attempt goes on with it. Steps that an attempt makes again after a cut are
+not sent again. A thread sends; training only puts rows into a queue of limited length. A tracker
+that is slow or down costs rows at the tracker, which are counted and said; the run's own rows,
+in its folder or bucket, are complete all the same.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import math
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from outlast.loop.errors import LoopError
+from outlast.protocol import Welcome
+
+VARIABLE = "OUTLAST_TRACKER"
+QUEUE_ROWS = 1000
+BATCH_ROWS = 100
+CLOSE_SEC = 10.0
+"""How long the end of a training waits for what is still queued."""
+RETRY_SEC = 5.0
+KEY_TAG = "outlast.run"
+PARAM_CHARACTERS_MAX = 500
+
+
+class _Sender(Protocol):
+    """One tracker's run. All methods belong to the sending thread and may raise anything."""
+
+    def last_step(self) -> int:
+        """The last step that the tracker has a row of; 0 for none."""
+        ...
+
+    def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+        """Rows with their steps, in order."""
+        ...
+
+    def close(self, *, interrupted: bool) -> None:
+        """No row follows in this attempt; ``interrupted``: another attempt may."""
+        ...
+
+
+def choose(name: str | None) -> str | None:
+    """The tracker to use: ``name``, else what the environment names, else none.
+
+    LoopError: it is not one that is known, or its package is not installed.
+    """
+    name = name if name is not None else os.environ.get(VARIABLE)
+    if not name:
+        return None
+    if name not in _SENDERS:
+        raise LoopError(f"tracker {name!r}: unknown; known are {', '.join(_SENDERS)}")
+    if importlib.util.find_spec(name) is None:
+        raise LoopError(
+            f"tracker {name!r}: its package is not installed; pip install 'outlast[{name}]', or "
+            "train without a tracker"
+        )
+    return name
+
+
+class Tracker:
+    """Sends rows from a thread of its own."""
+
+    def __init__(self, name: str, welcome: Welcome, params: Mapping[str, Any]) -> None:
+        self._name = name
+        self._key = run_key(welcome)
+        self._title = f"outlast-{welcome.run_id or self._key}"
+        self._params = {key: str(value)[:PARAM_CHARACTERS_MAX] for key, value in params.items()}
+        self._rows: queue.Queue[tuple[int, dict[str, float]]] = queue.Queue(QUEUE_ROWS)
+        self._dropped = 0
+        self._said = False
+        self._closing = threading.Event()
+        self._interrupted = False
+        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, row: Mapping[str, Any]) -> None:
+        """Queue the numbers of one row; dropped where the queue is full."""
+        numbers = {
+            key: float(value)
+            for key, value in row.items()
+            if type(value) in (int, float, bool) and math.isfinite(value)
+        }
+        if not numbers:
+            return
+        try:
+            self._rows.put_nowait((step, numbers))
+        except queue.Full:
+            self._drop(1)
+
+    def close(self, *, interrupted: bool) -> None:
+        """Send what is queued, for a limited time, and say what was not."""
+        self._interrupted = interrupted
+        self._closing.set()
+        self._thread.join(CLOSE_SEC)
+        left = self._rows.qsize()
+        if self._thread.is_alive():
+            _say(f"tracker {self._name}: does not answer; training ends without it")
+        if self._dropped + left:
+            _say(
+                f"tracker {self._name}: {self._dropped + left} rows are missing there; the run's "
+                "own rows are complete"
+            )
+
+    def _drop(self, rows: int) -> None:
+        self._dropped += rows
+        if not self._said:
+            self._said = True
+            _say(f"tracker {self._name}: too slow, rows are dropped there; training goes on")
+
+    def _run(self) -> None:
+        sender = None
+        while sender is None:
+            try:
+                sender = _SENDERS[self._name](self._key, self._title, self._params)
+                last_step = sender.last_step()
+            except Exception as error:  # whatever a foreign package raises must not matter
+                sender = None
+                _say(f"tracker {self._name}: {_first_line(error)}; training goes on")
+                if self._closing.wait(RETRY_SEC):
+                    return
+        failing = False
+        while rows := self._batch():
+            rows = [row for row in rows if row[0] > last_step]  # made, and sent, before a cut
+            while rows:
+                try:
+                    sender.send(rows)
+                    failing = False
+                    break
+                except Exception as error:
+                    if not failing:
+                        _say(f"tracker {self._name}: {_first_line(error)}; training goes on")
+                    failing = True
+                    if self._closing.wait(RETRY_SEC):
+                        self._dropped += len(rows)
+                        return
+        with contextlib.suppress(Exception):
+            sender.close(interrupted=self._interrupted)
+
+    def _batch(self) -> list[tuple[int, dict[str, float]]]:
+        """The next rows; empty once the training is over and all were taken."""
+        rows: list[tuple[int, dict[str, float]]] = []
+        while not rows:
+            with contextlib.suppress(queue.Empty):
+                rows.append(self._rows.get(timeout=0.1))
+                while len(rows) < BATCH_ROWS:
+                    rows.append(self._rows.get_nowait())
+            if not rows and self._closing.is_set():
+                break
+        return rows
+
+
+def run_key(welcome: Welcome) -> str:
+    """The same for every attempt at one run, and for no other run."""
+    text = f"{welcome.run_url}\0{welcome.run_id}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Mlflow:
+    """A run of MLflow, found by a tag in the experiment that MLflow's own settings name."""
+
+    def __init__(self, key: str, title: str, params: Mapping[str, str]) -> None:
+        import mlflow  # type: ignore[import-not-found]
+        from mlflow.entities import Metric, Param  # type: ignore[import-not-found]
+
+        self._metric = Metric
+        self._client = mlflow.MlflowClient()
+        experiment = _mlflow_experiment(self._client)
+        found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+        if found:
+            self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+        else:
+            tags = {KEY_TAG: key}
+            made = self._client.create_run(experiment, run_name=title, tags=tags)
+            self._id = made.info.run_id
+            self._client.log_batch(self._id, params=[Param(*item) for item in params.items()])
+
+    def last_step(self) -> int:
+        names = self._client.get_run(self._id).data.metrics
+        histories = [self._client.get_metric_history(self._id, name) for name in names]
+        return max((point.step for history in histories for point in history), default=0)
+
+    def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+        now_ms = int(time.time() * 1000)
+        points = [
+            self._metric(name, value, now_ms, step)
+            for step, row in rows
+            for name, value in row.items()
+        ]
+        for start in range(0, len(points), 1000):  # MLflow's own limit of one call
+            self._client.log_batch(self._id, metrics=points[start : start + 1000])
+
+    def close(self, *, interrupted: bool) -> None:
+        # An interrupted run is gone on with: for MLflow it is still running.
+        if not interrupted:
+            self._client.set_terminated(self._id)
+
+
+def _mlflow_experiment(client: Any) -> str:
+    """Id of the experiment that MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME names."""
+    if number := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return number
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+    found = client.get_experiment_by_name(name)
+    return client.create_experiment(name) if found is None else found.experiment_id
+
+
+class _Wandb:
+    """A run of Weights & Biases, whose id is the key; project and entity are W&B's own settings."""
+
+    def __init__(self, key: str, title: str, params: Mapping[str, str]) -> None:
+        import wandb  # type: ignore[import-not-found]
+
+        self._run = wandb.init(
+            id=key,
+            resume="allow",
+            name=title,
+            config=dict(params),
+            project=os.environ.get("WANDB_PROJECT", "outlast"),
+        )
+
+    def last_step(self) -> int:
+        return int(self._run.step) - 1 if self._run.resumed and self._run.step else 0
+
+    def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+        for step, row in rows:
+            self._run.log(row, step=step)
+
+    def close(self, *, interrupted: bool) -> None:
+        self._run.finish(exit_code=1 if interrupted else 0)
+
+
+_SENDERS: dict[str, Any] = {"mlflow": _Mlflow, "wandb": _Wandb}
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"outlast: {message}\n")
+        sys.stderr.flush()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
