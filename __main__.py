@@ -20,11 +20,9 @@ bucket = CheckpointBucket("bucket", {
 })
 identity = VmIdentity("identity", {
     "project": config.project, "experiment": config.experiment, "bucket": bucket.bucket,
-    "prefix": config.prefix,
-})
+    "prefix": config.prefix, "reads": config.reads})
 bundle = BundleObject("bundle", {
-    "bucket": bucket.bucket, "object": code.object, "path": code.path,
-})
+    "bucket": bucket.bucket, "object": code.object, "path": code.path})
 pin = RunPin("run", {
     "owner": config.owner, "bucket": config.bucket, "prefix": config.prefix, "run": config.run,
     "resume": config.resume, "zone": config.zone, "image": config.image,
@@ -41,7 +39,9 @@ template = VmTemplate("trainer", {
         "arguments": config.args, "deadline": pin.deadline, "waits": config.waits,
         "checkpoint_every": config.checkpoint_every, "webhook": config.webhook,
         "retries_failures": config.retries_failures, "trainer_python": config.trainer_python,
-        "keep_every_steps": config.keep_every_steps,
+        "keep_every_steps": config.keep_every_steps, "processes": config.processes,
+        "command": config.command, "quiet_sec": config.quiet_sec, "init": config.init,
+        "data": config.data_paths,
     }),
 })
 group = HealingGroup("trainer", {
@@ -52,8 +52,8 @@ group = HealingGroup("trainer", {
 
 outputs = {
     **settings.outputs(config, code), "bucket": bucket.bucket, "group": group.group,
-    "template": template.template, "serviceAccount": identity.email, "place": pin.place,
-    "deadline": pin.deadline,
+    "template": template.template, "serviceAccount": identity.email,
+    "place": pin.place, "deadline": pin.deadline,
 }
 for key, value in outputs.items():
     pulumi.export(key, value)

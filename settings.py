@@ -6,10 +6,11 @@ sentence with the field, the value and the rule, then what to do; the engine pri
 """
 
 import difflib
+import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -23,7 +24,7 @@ from components import labels as label_rules
 from components import metadata
 from outlast import bundle as bundles
 from outlast import identity
-from outlast.layout import EXPERIMENT_PATTERN, Layout
+from outlast.layout import EXPERIMENT_PATTERN, Layout, Pin
 from outlast.run.metadata import BadSpec, parse_checkpoint_every
 
 ROOT = Path(__file__).resolve().parent
@@ -36,6 +37,10 @@ NAMESPACE = "outlast"
 LIMIT_RUN_MINUTES = 525_600
 """A year."""
 
+DATA_PATHS_LIMIT = 16
+"""The platform takes 20 conditional bindings of one role and member; the bucket's own is one."""
+
+PROCESSES_LIMIT = 256
 RESUME_LIMIT = 9999
 """More would not fit into the name of a VM."""
 
@@ -51,6 +56,7 @@ _IMAGE = re.compile(
     rf"|projects/{_IMAGE_PROJECT}/)?global/images/(?:family/)?{_IMAGE_NAME}"
     rf"|(?:{_IMAGE_PROJECT}/|family/)?{_IMAGE_NAME}"
 )
+_GS_PATH = re.compile(r"gs://[a-z0-9][-_.a-z0-9]*(?:/(?!\.{1,2}(?:/|$))[^/#'\\\\\s]+)+/?")
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
 _MACHINE = re.compile(r"[a-z][-a-z0-9]*")
 _FLAG = re.compile(r"[a-z][-a-z0-9]*")
@@ -61,8 +67,6 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 _SET_ELSEWHERE = {
     "checkpoint-every": "set outlast:checkpointEvery",
-    "data": "a VM has no file of this machine; leave it out, the trainer brings data of its own",
-    "eval-data": "a VM has no file of this machine; leave it out",
     "mode": "leave it out",
     "run-dir": "a VM has a folder of its own; leave it out",
     "help": "leave it out",
@@ -91,6 +95,14 @@ class Settings:
     retries_failures: int
     keep_every_steps: int
     trainer_python: str
+    processes: int
+    command: str
+    """JSON of a text or a list of texts; empty where a trainer trains."""
+    source: str
+    """Folder of the checkout with the command's own files; empty for none."""
+    requirements: str
+    """File of the checkout; empty for none."""
+    quiet_sec: int
     limit_run_minutes: int
     machine_type: str
     spot: bool
@@ -98,6 +110,10 @@ class Settings:
     boot_disk_gb: int
     boot_disk_type: str
     bucket: str
+    data_paths: tuple[str, ...]
+    """`gs://` paths that the VM may read besides."""
+    init: str
+    """A pinned checkpoint; empty for none."""
     labels: Mapping[str, str]
     """The stack's, with the user's."""
     webhook: str
@@ -109,6 +125,13 @@ class Settings:
     def prefix(self) -> str:
         """Where the experiment lives in the bucket."""
         return f"experiments/{self.experiment}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the VM must be allowed to read beside its bucket's `data/` and its own prefix."""
+        init = Pin.parse(self.init).path if self.init else ""
+        own = f"gs://{self.bucket}/{self.prefix}/"
+        return self.data_paths + ((init,) if init and not init.startswith(own) else ())
 
 
 @dataclass(frozen=True)
@@ -138,7 +161,12 @@ def load() -> Settings:
 def bundle(settings: Settings) -> Code:
     """Packs the checkout into `.outlast/bundles`. Raises SettingsError."""
     try:
-        packed = bundles.build(ROOT, ROOT / ".outlast" / "bundles")
+        extra = {
+            f"{bundles.SOURCE}/{name}": data for name, data in _source(settings.source).items()
+        }
+        if settings.requirements:
+            extra[bundles.USER_REQUIREMENTS] = (ROOT / settings.requirements).read_bytes()
+        packed = bundles.build(ROOT, ROOT / ".outlast" / "bundles", extra)
     except bundles.BundleError as error:
         raise SettingsError(str(error)) from None
     name = Layout(settings.prefix, settings.run).bundle(packed.sha256)
@@ -231,9 +259,14 @@ def check(
         raise _bad("noticeSec", notice_sec, "must be 120 or 0, the platform gives no other")
 
     experiment = _experiment(read.text("experiment"), stack)
-    trainer = read.text("trainer")
+    command = _command(read)
+    trainer = identity.COMMAND if command else read.text("trainer")
     args = _args(read.mapping("args"))
-    run = _run(read, trainer, args)
+    run = _run(read, trainer, args, command)
+    bucket = _bucket(read, cloud)
+    data_paths = _data_paths(read)
+    if not command:
+        _check_paths(trainer, args, f"gs://{bucket}/", f"experiments/{experiment}/", data_paths)
     return Settings(
         project=cloud,
         region=zone.rpartition("-")[0],
@@ -248,6 +281,11 @@ def check(
         retries_failures=read.integer("retriesFailures", 0),
         keep_every_steps=read.integer("keepEverySteps", 0),
         trainer_python=_interpreter(read.text("trainerPython")),
+        processes=read.integer("processes", 1, PROCESSES_LIMIT),
+        command=command,
+        source=read.text("source"),
+        requirements=read.text("requirements"),
+        quiet_sec=read.integer("quietSec", 1, LIMIT_WAIT_SEC),
         limit_run_minutes=read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES),
         machine_type=_matching(
             "machineType",
@@ -270,13 +308,9 @@ def check(
             _MACHINE,
             "must be a disk type's bare name such as pd-balanced",
         ),
-        bucket=_matching(
-            "bucket",
-            read.text("bucket") or f"{cloud}-outlast",
-            _BUCKET,
-            "must have 3 to 63 lower-case letters, digits, dashes, underscores and dots, the first"
-            " and the last a letter or digit, no two dots in a row",
-        ),
+        bucket=bucket,
+        data_paths=data_paths,
+        init=_init(read, command),
         labels=label_rules.of_stack(project, stack, experiment, _labels(read.mapping("labels"))),
         webhook=_webhook(read.text("webhook")),
         notice_sec=notice_sec,
@@ -323,6 +357,17 @@ class _Reader:
         if text not in ("true", "false"):
             raise _bad(key, text, "must be true or false")
         return text == "true"
+
+    def array(self, key: str) -> list[Any]:
+        value = self._value(key)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                value = None
+        if not isinstance(value, list):
+            raise _bad(key, self._value(key), "must be a list")
+        return value
 
     def mapping(self, key: str) -> dict[str, Any]:
         value = self._value(key)
@@ -406,8 +451,108 @@ def _args(args: Mapping[str, Any]) -> dict[str, metadata.Argument]:
     return checked
 
 
-def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument]) -> str:
+def _command(read: _Reader) -> str:
+    """The command as JSON, a text for the shell or a list of texts; empty where there is none."""
+    text = read.text("command")
+    if not text:
+        if read.text("source"):
+            raise SettingsError(
+                f"{NAMESPACE}:source {read.text('source')!r}: is for a command's files; set"
+                f" {NAMESPACE}:command too, or leave it out"
+            )
+        return ""
+    command: Any = text
+    if text.startswith("["):
+        try:
+            command = json.loads(text)
+        except ValueError:
+            command = None
+        if not (command and isinstance(command, list) and all(isinstance(w, str) for w in command)):
+            raise _bad(
+                "command", text, 'a list must be JSON texts, such as ["python3", "train.py"]'
+            )
+    usual = {"trainer": declared()["trainer"]["default"], "processes": "1", "trainerPython": ""}
+    instead = {
+        "trainer": "a run has a trainer or a command",
+        "processes": "a command starts its own, with torchrun for example",
+        "trainerPython": "write the interpreter into the command",
+    }
+    for key, value in usual.items():
+        if read.text(key) != value:
+            raise SettingsError(
+                f"{NAMESPACE}:{key} {read.text(key)!r} beside {NAMESPACE}:command: {instead[key]};"
+                f" leave {NAMESPACE}:{key} out"
+            )
+    if read.mapping("args"):
+        raise SettingsError(
+            f"{NAMESPACE}:args beside {NAMESPACE}:command: are a trainer's; write the command's own"
+            " into it"
+        )
+    if re.fullmatch("[0-9]+", read.text("checkpointEvery")):
+        raise _bad(
+            "checkpointEvery",
+            read.text("checkpointEvery"),
+            "a command makes no steps; must be auto, or seconds such as 60s, the least time"
+            " between two checkpoints",
+        )
+    return json.dumps(command, ensure_ascii=True, separators=(",", ":"))
+
+
+def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """What `{data}` is in a command: all that it may read besides."""
+    if "{data}" in command and not paths:
+        raise _bad(
+            "command",
+            "{data}",
+            f"the run has no data; set {NAMESPACE}:dataPaths to the data's gs:// paths",
+            "without it",
+        )
+    return paths
+
+
+def _source(folder: str) -> dict[str, bytes]:
+    """The command's own files by name. Raises BundleError."""
+    return bundles.source_files(_of_checkout("source", folder)) if folder else {}
+
+
+def _requirements(read: _Reader) -> str:
+    """The digest of the user's requirements; empty where there are none."""
+    name = read.text("requirements")
+    if not name:
+        return ""
+    if read.text("trainerPython"):
+        raise SettingsError(
+            f"{NAMESPACE}:requirements beside {NAMESPACE}:trainerPython: an environment is made of"
+            " the one, the other names one that is there; leave one of them out"
+        )
+    return hashlib.sha256(_of_checkout("requirements", name).read_bytes()).hexdigest()
+
+
+def _of_checkout(key: str, name: str) -> Path:
+    """A file (`requirements`) or a folder (`source`) of the checkout."""
+    path = (ROOT / name).resolve()
+    kind, found = ("folder", path.is_dir()) if key == "source" else ("file", path.is_file())
+    if not found or not path.is_relative_to(ROOT) or path == ROOT:
+        raise _bad(key, name, f"must be a {kind} in the checkout", "or leave it empty")
+    return path
+
+
+def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument], command: str) -> str:
     """The run's name, checked by the trainer's own parser even where it is pinned."""
+    if command:
+        try:
+            source = identity.files_digest(_source(read.text("source")))
+        except bundles.BundleError as error:
+            raise SettingsError(f"{NAMESPACE}:source {error}") from None
+        spec = identity.Spec(
+            trainer=trainer,
+            arguments={"command": json.loads(command)},
+            source=source,
+            data=_command_data(command, _data_paths(read)),
+            rerun=read.integer("rerun", 0),
+            requirements=_requirements(read),
+        )
+        return _pinned(read) or identity.run_id(spec)
     known = sorted(trainers.names())
     if trainer not in known:
         raise SettingsError(
@@ -432,13 +577,16 @@ def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument]) -> 
     try:
         arguments = identity.arguments(parser, _argv(args))
         seed = arguments.pop("seed", None)
+        pin = Pin.parse(_init(read, command)) if read.text("init") else None
         named = identity.run_id(
             identity.Spec(
                 trainer=trainer,
                 arguments=arguments,
+                init=None if pin is None else {"path": pin.path, "blake3": pin.digest},
                 source=identity.source_digest(ROOT / "trainers" / f"{trainer}.py"),
                 seed=seed,
                 rerun=read.integer("rerun", 0),
+                requirements=_requirements(read),
             )
         )
     except identity.IdentityError as error:
@@ -446,10 +594,111 @@ def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument]) -> 
             f"{NAMESPACE}:args of trainer {trainer}: {error}; run python -m trainers {trainer}"
             " --help for the rules"
         ) from None
+    return _pinned(read) or named
+
+
+def _pinned(read: _Reader) -> str:
     pinned = read.text("run")
     if pinned and not identity.RUN_PATTERN.fullmatch(pinned):
         raise _bad("run", pinned, "must be a run's ten digits, 0-9 and a-f", "or leave it empty")
-    return pinned or named
+    return pinned
+
+
+def _bucket(read: _Reader, cloud: str) -> str:
+    return _matching(
+        "bucket",
+        read.text("bucket") or f"{cloud}-outlast",
+        _BUCKET,
+        "must have 3 to 63 lower-case letters, digits, dashes, underscores and dots, the first"
+        " and the last a letter or digit, no two dots in a row",
+    )
+
+
+def _data_paths(read: _Reader) -> tuple[str, ...]:
+    paths = read.array("dataPaths")
+    for path in paths:
+        if not isinstance(path, str) or not _GS_PATH.fullmatch(path):
+            raise _bad("dataPaths", path, "must be gs://BUCKET/PATH, an object or a folder")
+    if len(paths) > DATA_PATHS_LIMIT:
+        raise _bad(
+            "dataPaths",
+            f"{len(paths)} paths",
+            f"at most {DATA_PATHS_LIMIT} are allowed, each is an IAM binding; name a folder above"
+            " them",
+        )
+    return tuple(dict.fromkeys(paths))
+
+
+def _init(read: _Reader, command: str) -> str:
+    text = read.text("init")
+    if not text:
+        return ""
+    if command:
+        raise SettingsError(
+            f"{NAMESPACE}:init beside {NAMESPACE}:command: is a trainer's; let the command read"
+            " the other run's result"
+        )
+    try:
+        pin = Pin.parse(text)
+    except ValueError:
+        pin = None
+    if pin is None or not _GS_PATH.fullmatch(pin.path):
+        raise _bad(
+            "init",
+            text,
+            "must be a run's checkpoint in a bucket with its digest, as outlast checkpoints"
+            " EXPERIMENT prints it",
+            "or leave it empty",
+        )
+    return str(pin)
+
+
+def _check_paths(
+    trainer: str,
+    args: Mapping[str, metadata.Argument],
+    bucket: str,
+    prefix: str,
+    data_paths: Sequence[str],
+) -> None:
+    """Refuses paths in the trainer's flags that the VM could not read or write. `bucket` is
+    `gs://…/`, `prefix` the experiment's below it."""
+    dests = {
+        option.removeprefix("--"): action.dest
+        for action in trainers.load(trainer).parser()._actions
+        for option in action.option_strings
+    }
+    for flag, value in args.items():
+        if dests[flag] in ("data", "eval_data") and value != "":
+            _check_data(flag, str(value), bucket, prefix, data_paths)
+        elif dests[flag] == "model_output_path" and value != "":
+            _check_output(flag, str(value), bucket + prefix)
+
+
+def _check_data(flag: str, path: str, bucket: str, prefix: str, data_paths: Sequence[str]) -> None:
+    if not path.startswith("gs://"):
+        raise SettingsError(
+            f"{NAMESPACE}:args {flag} {path!r}: a VM has no file of this machine; copy it to"
+            f" {bucket}data/ (gcloud storage cp --recursive) and give its gs:// path, or leave it"
+            " out"
+        )
+    if not _GS_PATH.fullmatch(path):
+        raise _bad(f"args.{flag}", path, "must be gs://BUCKET/PATH, an object or a folder")
+    folders = [f"{bucket}data/", bucket + prefix, *(f"{one.rstrip('/')}/" for one in data_paths)]
+    if path not in data_paths and not any(f"{path}/".startswith(one) for one in folders):
+        raise SettingsError(
+            f"{NAMESPACE}:args {flag} {path!r}: the VM may not read it; add it, or a folder above"
+            f" it, to {NAMESPACE}:dataPaths, or copy it to {bucket}data/"
+        )
+
+
+def _check_output(flag: str, path: str, own: str) -> None:
+    first = path.removeprefix(own).partition("/")[0]
+    taken = identity.RUN_PATTERN.fullmatch(first) or first == "bundles"
+    if not _GS_PATH.fullmatch(path) or not path.startswith(own) or taken:
+        raise SettingsError(
+            f"{NAMESPACE}:args {flag} {path!r}: the VM writes only below {own}, and there not into"
+            f" a run's folder or bundles/; give a path such as {own}models/first"
+        )
 
 
 def _argv(args: Mapping[str, metadata.Argument]) -> list[str]:

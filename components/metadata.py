@@ -1,7 +1,7 @@
 """The instance metadata that carries a run to its VM; every key the scripts and the supervisor
 read, and its text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import pulumi
@@ -40,8 +40,17 @@ class MetadataArgs(TypedDict):
     """0 for none."""
     trainer_python: str
     """Empty for the supervisor's own."""
+    processes: int
+    """Processes that train together on the VM."""
+    command: str
+    """JSON of what runs instead of the trainer; empty for none."""
+    quiet_sec: int
+    data: Sequence[str]
+    """Of a command."""
     webhook: str
     """Empty for none."""
+    init: str
+    """A pinned checkpoint; empty for none."""
 
 
 def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
@@ -70,6 +79,15 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         items["outlast-keep-every-steps"] = str(args["keep_every_steps"])
     if args["trainer_python"]:
         items["outlast-trainer-python"] = args["trainer_python"]
+    if args["processes"] > 1:
+        items["outlast-processes"] = str(args["processes"])
+    if args["command"]:
+        items["outlast-command"] = args["command"]
+        items["outlast-quiet-sec"] = str(args["quiet_sec"])
+        if args["data"]:
+            items["outlast-data"] = " ".join(args["data"])
+    if args["init"]:
+        items["outlast-init"] = args["init"]
     if args["webhook"]:
         items["outlast-webhook"] = args["webhook"]
     _check_sizes(items)

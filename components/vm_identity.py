@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import pulumi
 from pulumi_gcp import projects, serviceaccount, storage
@@ -22,10 +22,14 @@ class VmIdentityArgs(TypedDict):
     bucket: pulumi.Input[str]
     prefix: str
     """What the VM may write, without a slash at the end."""
+    reads: NotRequired[Sequence[str]]
+    """`gs://` paths that it may read besides, in any bucket: objects, and folders with all that is
+    below them. Plain texts: each is a binding."""
 
 
 class VmIdentity(pulumi.ComponentResource):
-    """A service account of the stack's own: reads `data/`, writes its prefix, leaves its group.
+    """A service account of the stack's own: reads `data/` and what it is told to, writes its
+    prefix, leaves its group.
 
     The custom role reaches every group of the project, since no policy can be set on a single
     group; a project of its own is the remedy.
@@ -93,9 +97,28 @@ class VmIdentity(pulumi.ComponentResource):
             },
             opts=pulumi.ResourceOptions(parent=self),
         )
+        besides = [
+            self._reads(f"{name}-read-{_short_digest(path)}", path, member)
+            for path in args.get("reads", ())
+        ]
         self.email = account.email
-        self.bindings = [leave, write, read]
+        self.bindings = [leave, write, read, *besides]
         self.register_outputs({"email": self.email})
+
+    def _reads(self, name: str, path: str, member: pulumi.Input[str]) -> storage.BucketIAMMember:
+        bucket, _, prefix = path.removeprefix("gs://").partition("/")
+        return storage.BucketIAMMember(
+            name,
+            bucket=bucket,
+            role="roles/storage.objectViewer",
+            member=member,
+            condition={
+                "title": f"outlast-data-{_short_digest(path)}",
+                "description": f"Only {prefix}",
+                "expression": at_or_below(bucket, prefix),
+            },
+            opts=pulumi.ResourceOptions(parent=self),
+        )
 
 
 def account_id(experiment: str) -> str:
@@ -103,7 +126,7 @@ def account_id(experiment: str) -> str:
     whole = f"outlast-{experiment}"
     if len(whole) <= ACCOUNT_ID_LIMIT:
         return whole
-    digest = hashlib.sha256(experiment.encode()).hexdigest()[:7]
+    digest = _short_digest(experiment)
     return f"{whole[: ACCOUNT_ID_LIMIT - len(digest) - 1].rstrip('-')}-{digest}"
 
 
@@ -111,6 +134,21 @@ def role_id(experiment: str) -> str:
     """The custom role's id. The same for ever: a deleted role's id stays taken for weeks, and the
     provider brings that role back."""
     return f"outlast_{experiment.replace('-', '_')}"
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:7]
+
+
+def at_or_below(bucket: str, path: str) -> pulumi.Output[str]:
+    """The IAM condition "the object of this path, or objects below it"; only below it where the
+    path ends in a slash."""
+    folder = below(bucket, path.rstrip("/"))
+    if path.endswith("/"):
+        return folder
+    return pulumi.Output.concat(
+        folder, f" || resource.name == 'projects/_/buckets/{bucket}/objects/{path}'"
+    )
 
 
 def below(bucket: pulumi.Input[str], prefix: str) -> pulumi.Output[str]:

@@ -88,12 +88,15 @@ PREDEFINED_ROLES: dict[str, set[str]] = {
     "roles/iam.serviceAccountUser": {"iam.serviceAccounts.actAs"},
 }
 
-# The one form of condition that is understood: prefixes of object names and of listings, or-ed.
+# The one form of condition that is understood: names of objects, their prefixes and those of
+# listings, or-ed.
 CLAUSE = re.compile(
-    r"""\s*(?:
+    r"""\s*(?:(?:
       (?P<name>resource\.name)
       | api\.getAttribute\(\s*(['"])storage\.googleapis\.com/objectListPrefix\2\s*,\s*(?:''|"")\s*\)
-    )\.startsWith\(\s*(['"])(?P<prefix>[^'"\\]*)\3\s*\)\s*""",
+    )\.startsWith\(\s*(['"])(?P<prefix>[^'"\\]*)\3\s*\)
+    | resource\.name\s*==\s*(['"])(?P<whole>[^'"\\]*)\5
+    )\s*""",
     re.VERBOSE,
 )
 
@@ -113,11 +116,16 @@ OWNER = Caller()
 
 @dataclass(frozen=True)
 class Clause:
-    """`attribute.startsWith(prefix)`."""
+    """`attribute.startsWith(prefix)`, or equal to it."""
 
     attribute: str
     """`name` or `list`."""
     prefix: str
+    whole: bool = False
+
+    def holds(self, target: "Target") -> bool:
+        value = target.name if self.attribute == "name" else target.list_prefix
+        return value == self.prefix if self.whole else value.startswith(self.prefix)
 
 
 @dataclass(frozen=True)
@@ -139,9 +147,12 @@ def parse_condition(expression: str) -> list[Clause]:
             raise ApiError(
                 400,
                 f"condition {expression!r}: the local cloud knows only resource.name.startsWith(…) "
-                "and the objectListPrefix attribute's startsWith(…), joined by ||",
+                "and == …, and the objectListPrefix attribute's startsWith(…), joined by ||",
             )
-        clauses.append(Clause("name" if match["name"] else "list", match["prefix"]))
+        if match["whole"] is not None:
+            clauses.append(Clause("name", match["whole"], whole=True))
+        else:
+            clauses.append(Clause("name" if match["name"] else "list", match["prefix"]))
         at = match.end()
         if at == len(expression):
             return clauses
@@ -155,12 +166,7 @@ def holds(condition: Entry | None, target: Target) -> bool:
     """Whether a binding's condition is true for the target."""
     if not condition:
         return True
-    return any(
-        (target.name if clause.attribute == "name" else target.list_prefix).startswith(
-            clause.prefix
-        )
-        for clause in parse_condition(condition["expression"])
-    )
+    return any(clause.holds(target) for clause in parse_condition(condition["expression"]))
 
 
 def etag_of(value: Any) -> str:

@@ -197,36 +197,55 @@ boot::fetch_bundle() {
 }
 
 # boot::make_interpreter: PYTHON is the baked interpreter, else a virtual environment from the
-# bundle's hashed requirements. Its marker holds their sha256: without it, or with another one, the
-# environment is incomplete or of another bundle, and is built anew.
+# bundle's hashed requirements.
 boot::make_interpreter() {
-  local venv="$STATE_DIR/venv" requirements="$BUNDLE_DIR/requirements/vm.txt" wanted
   if [[ $BASE_PYTHON == */* ]]; then
     PYTHON="$BASE_PYTHON"
     return 0
   fi
-  PYTHON="$venv/bin/python"
+  PYTHON="$STATE_DIR/venv/bin/python"
+  boot::make_environment "$STATE_DIR/venv" vm.txt "give the VM a way to the package index" \
+    --require-hashes
+}
+
+# boot::make_user_environment: what the user's own requirements need, in an environment of their
+# own: it is the trainer's, or a command's, and never the supervisor's. Hashes are checked where the
+# file has any.
+boot::make_user_environment() {
+  local hint="mend the file, or give the VM a way to the package index" argv=()
+  if grep -q -- '--hash=' "$BUNDLE_DIR/requirements/user.txt"; then
+    argv=(--require-hashes)
+  fi
+  boot::make_environment "$STATE_DIR/user-venv" user.txt "$hint" "${argv[@]}"
+}
+
+# boot::make_environment VENV FILE HINT [PIP ARGUMENTS...]: a virtual environment of the bundle's
+# requirements/FILE. Its marker holds their sha256: without it, or with another one, the environment
+# is incomplete or of another bundle, and is built anew.
+boot::make_environment() {
+  local venv="$1" file="$2" hint="$3" python="$1/bin/python" wanted
+  local requirements="$BUNDLE_DIR/requirements/$file"
+  shift 3
   wanted="$(sha256sum <"$requirements")" || {
-    log::error "$CURRENT_STEP" "requirements/vm.txt: not in the bundle; run pulumi up again"
+    log::error "$CURRENT_STEP" "requirements/$file: not in the bundle; run pulumi up again"
     return 1
   }
-  if [[ -x $PYTHON && -e $venv/.complete && "$(<"$venv/.complete")" == "${wanted%% *}" ]]; then
+  if [[ -x $python && -e $venv/.complete && "$(<"$venv/.complete")" == "${wanted%% *}" ]]; then
     log::info "$CURRENT_STEP" "$venv is complete"
     return 0
   fi
   boot::ensure_venv_module || return
-  STEP_LOG="$LOG_DIR/pip.log"
+  STEP_LOG="$LOG_DIR/pip-${file%.txt}.log"
   : >"$STEP_LOG"
   rm -rf "$venv"
   if ! "$BASE_PYTHON" -m venv "$venv" >>"$STEP_LOG" 2>&1; then
     log::error "$CURRENT_STEP" "$BASE_PYTHON -m venv failed"
     return 1
   fi
-  if ! retry::run "$PIP_TRIES" "$PYTHON" -m pip install --require-hashes --no-input \
+  if ! retry::run "$PIP_TRIES" "$python" -m pip install "$@" --no-input \
     --disable-pip-version-check --progress-bar off --requirement "$requirements" \
     >>"$STEP_LOG" 2>&1; then
-    log::error "$CURRENT_STEP" "pip could not install requirements/vm.txt; give the VM a way to" \
-      "the package index"
+    log::error "$CURRENT_STEP" "pip could not install requirements/$file; $hint"
     return 1
   fi
   printf '%s\n' "${wanted%% *}" >"$venv/.complete.tmp" &&
@@ -483,6 +502,9 @@ boot::run() {
   step::run find-python boot::find_python
   step::run fetch-bundle boot::fetch_bundle
   step::run make-interpreter boot::make_interpreter
+  if [[ -e $BUNDLE_DIR/requirements/user.txt ]]; then
+    step::run make-user-environment boot::make_user_environment
+  fi
   if [[ -d $ROOT/run/systemd/system ]]; then
     step::run start-unit boot::start_unit
     SETTLED=1
