@@ -2,11 +2,13 @@
 
 PYTHON ?= python3
 VENV := .venv/bin
+FRAMEWORKS := .venv-frameworks
+BENCH := .venv-bench
 PYTEST := $(VENV)/python -m pytest
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-frameworks kill-matrix bench-setup check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,6 +30,24 @@ test-engine: setup ## tests with the Pulumi engine and the local cloud
 test-rehearsal: setup ## tests that boot VMs of the local cloud
 	$(PYTEST) -q -m 'rehearsal and not engine'
 
+test-frameworks: $(FRAMEWORKS)/installed ## tests with torch, Keras and XGBoost, in .venv-frameworks
+	$(FRAMEWORKS)/bin/python -m pytest -q -m frameworks
+
+$(FRAMEWORKS)/installed: requirements/frameworks.txt | setup
+	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(FRAMEWORKS)
+	$(VENV)/uv pip install --quiet --require-hashes --python $(FRAMEWORKS)/bin/python -r $<
+	touch $@
+
+kill-matrix: setup ## 30 kills each of the trainers dummy and digits; bench/README.md has the rest
+	$(VENV)/python -m bench.kill_matrix --trainer dummy --trainer digits --points 30 --seed 1
+
+bench-setup: $(BENCH)/installed ## .venv-bench: the peers that the benches measure beside us
+
+$(BENCH)/installed: bench/requirements.txt | setup
+	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(BENCH)
+	$(VENV)/uv pip install --quiet --require-hashes --python $(BENCH)/bin/python -r $<
+	touch $@
+
 check: setup ## ruff, pyright, then every test
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
@@ -40,10 +60,11 @@ fmt: setup ## formats Python and shell
 	$(VENV)/shfmt -w -i 2 startup/*.sh tools/hosts/*.sh tools/hosts/pulumi-*
 
 lock: setup ## locks requirements/*.in anew, with hashes
-	cd requirements && for set in runtime dev vm; do \
+	cd requirements && for set in runtime dev vm frameworks; do \
 	  ../$(COMPILE) $$set.in -o $$set.txt || exit 1; \
 	done
+	cd bench && ../$(COMPILE) --no-annotate requirements.in -o requirements.txt
 
 clean: ## removes what was made here; the cache outside the checkout stays
-	rm -rf .venv .outlast tools/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv $(FRAMEWORKS) $(BENCH) .outlast tools/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,15 +1,17 @@
 """What trains: one module a trainer, all of the same shape. No cloud, no signals.
 
-A trainer has ``parser()``, a frozen ``Config``, ``build``, ``train_step``, ``evaluate``,
-``state_dict`` and ``load_state_dict``, ``parameters`` and ``main(argv)``. Its module imports its
-framework only inside functions, so that the parser can be asked without it.
+A trainer has ``parser()``, a frozen ``Config``, ``build``, ``next_batch``, ``train_step``,
+``evaluate``, ``state_dict``, ``parameters``, ``save_model``, ``load_model`` and ``main(argv)``;
+``dummy`` explains each of them and is the file to copy. What they share is in ``flags``,
+``training`` and ``datasets``. A trainer's module imports its framework only inside functions, so
+that the parser can be asked without it.
 """
 
 import importlib
 import pkgutil
 from types import ModuleType
 
-_NO_TRAINERS = frozenset({"__main__", "flags"})
+_NO_TRAINERS = frozenset({"__main__", "datasets", "flags", "training"})
 
 
 def names() -> list[str]:

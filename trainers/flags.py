@@ -3,13 +3,14 @@
 import argparse
 import difflib
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, Self
 
 from outlast import exits
-from outlast.loop import schedule
+from outlast.protocol import parse_every
 
 THREADS_MOST = 1024
 """More than any machine has; a slip of the finger would crawl."""
@@ -77,21 +78,31 @@ def positive(text: str) -> float:
     return number
 
 
-def sizes(text: str) -> tuple[int, ...]:
-    """Layer sizes such as ``64,32``, for ``type=``."""
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers above 0, such as 64,32")
-    return numbers
+def layers(count_most: int, size_most: int) -> Callable[[str], tuple[int, ...]]:
+    """Layer sizes such as ``64,32`` that fit into a machine, for ``type=``."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in text.split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < 1:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: must be whole numbers above 0, such as 64,32"
+            )
+        if len(numbers) > count_most or max(numbers) > size_most:
+            raise argparse.ArgumentTypeError(
+                f"{text}: must be at most {count_most} sizes of 1 to {size_most}"
+            )
+        return numbers
+
+    return parse
 
 
 def interval(text: str) -> str:
     """A checkpoint interval, for ``type=``."""
     try:
-        schedule.parse(text)
+        parse_every(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be auto, seconds such as 30s, or steps such as 200"
@@ -99,15 +110,49 @@ def interval(text: str) -> str:
     return text
 
 
-def existing(text: str) -> str:
-    """A file that is there, for ``type=``; empty where none is named."""
-    if "://" in text:
+def text_path(text: str) -> str:
+    """A path of this machine or of a bucket (``gs://bucket/object``), for ``type=``.
+
+    Whether it is there is asked where the training runs, which may be another machine.
+    """
+    scheme, found, rest = text.partition("://")
+    if found and (scheme != "gs" or not rest.strip("/")):
         raise argparse.ArgumentTypeError(
-            f"{text}: only local files are read; copy it to this machine"
+            f"{text!r}: must be a path of this machine or gs://BUCKET/PATH"
         )
-    if text and not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text}: no such file")
     return text
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, from the flags; a trainer's own Config adds its fields.
+
+    Not a part: where the run is, how often it is saved, and where its model goes.
+    """
+
+    data: str
+    eval_data: str
+    limit_rows: int
+    epochs: int
+    eval_every: int
+    seed: int
+    threads: int
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """The flags of these names; lists, as JSON has them, become tuples."""
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            value = getattr(args, field.name)
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
+
+    @property
+    def thread_count(self) -> int:
+        """``threads``, and for 0 the cores that this process may use."""
+        if self.threads or not hasattr(os, "sched_getaffinity"):
+            return self.threads or os.cpu_count() or 1
+        return len(os.sched_getaffinity(0))
 
 
 def add_common(
@@ -116,24 +161,32 @@ def add_common(
     data: str,
     epochs: int,
     eval_every: int,
-    batch_size: int,
-    batch_size_most: int | None,
-    learning_rate: float,
-    threads: int,
+    data_alias: str | None = None,
+    eval_data: str | None = None,
+    an_epoch: str = "passes over the data",
+    batch_size: int | None = None,
+    batch_size_most: int | None = None,
+    learning_rate: float | None = None,
+    threads: int = 1,
 ) -> None:
-    """The shared flags, with the defaults that suit a trainer; ``data`` says what it reads."""
+    """The table of flags that all trainers share, with the defaults that suit one of them.
+
+    ``data`` and ``eval_data`` say what the trainer reads. ``batch_size`` and ``learning_rate`` are
+    left out where they make no sense.
+    """
     run = parser.add_argument_group("run", "where and how, not part of the run's identity")
     run.add_argument(
         "--mode",
         choices=("train", "eval"),
         default="train",
-        help="train, or evaluate the finished result in --run-dir",
+        help="train, or evaluate the finished model of --run-dir; the flags are then the run's own "
+        "where not given",
     )
     run.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="folder of a run on this machine; runs/NAME-RUN where not given, "
-        "not used under a supervisor",
+        help="folder of the run, and for eval also gs://BUCKET/experiments/NAME/RUN; runs/NAME-RUN "
+        "where not given, not used under a supervisor",
     )
     run.add_argument(
         "--checkpoint-every",
@@ -142,8 +195,30 @@ def add_common(
         default="auto",
         help="auto, seconds such as 30s, or steps such as 200",
     )
+    run.add_argument(
+        "--model-output-path",
+        metavar="PATH",
+        type=text_path,
+        default="",
+        help="folder, local or gs://, that gets a copy of the finished result, if absent there",
+    )
     training = parser.add_argument_group("training")
-    training.add_argument("--data", metavar="FILE", type=existing, default="", help=data)
+    training.add_argument(
+        "--data",
+        *([data_alias] if data_alias else []),
+        dest="data",
+        metavar="PATH",
+        type=text_path,
+        default="",
+        help=f"{data}; local or gs://",
+    )
+    training.add_argument(
+        "--eval-data",
+        metavar="PATH",
+        type=text_path,
+        default="",
+        help=f"{eval_data or 'test rows, in the form of --data'}; then all of --data is trained on",
+    )
     training.add_argument(
         "--limit-rows",
         metavar="N",
@@ -151,9 +226,7 @@ def add_common(
         default=0,
         help="use only the first N rows of the data; 0 for all",
     )
-    training.add_argument(
-        "--epochs", metavar="N", type=whole(1), default=epochs, help="passes over the data"
-    )
+    training.add_argument("--epochs", metavar="N", type=whole(1), default=epochs, help=an_epoch)
     training.add_argument(
         "--eval-every",
         metavar="N",
@@ -161,20 +234,22 @@ def add_common(
         default=eval_every,
         help="evaluate after every Nth epoch and after the last",
     )
-    training.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=whole(1, batch_size_most),
-        default=batch_size,
-        help="rows of one step",
-    )
-    training.add_argument(
-        "--learning-rate",
-        metavar="RATE",
-        type=positive,
-        default=learning_rate,
-        help="step size of the optimiser",
-    )
+    if batch_size is not None:
+        training.add_argument(
+            "--batch-size",
+            metavar="N",
+            type=whole(1, batch_size_most),
+            default=batch_size,
+            help="rows of one step",
+        )
+    if learning_rate is not None:
+        training.add_argument(
+            "--learning-rate",
+            metavar="RATE",
+            type=positive,
+            default=learning_rate,
+            help="step size of the optimiser",
+        )
     training.add_argument(
         "--seed",
         metavar="N",
@@ -185,7 +260,8 @@ def add_common(
     training.add_argument(
         "--threads",
         metavar="N",
-        type=whole(1, THREADS_MOST),
+        type=whole(0, THREADS_MOST),
         default=threads,
-        help="threads of the arithmetic; another number may give other last digits",
+        help="threads of the arithmetic, 0 for all cores; another number may give other last "
+        "digits",
     )

@@ -1,0 +1,277 @@
+"""What all trainers share beside their flags: the loop, the evaluation, order and environment.
+
+A trainer's module says what is trained; this one trains it. ``main`` is the whole of a trainer's
+command: it reads the flags, asks for the frameworks, builds the training, makes its steps inside
+``outlast.train`` (which saves, resumes and stops it), evaluates every so many epochs, and writes
+the result. No framework is imported at the top: parsers need none.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import outlast
+from outlast import exits, identity, layout
+from outlast.loop import DataError, LoopError, local
+from trainers import flags
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BEGUN_ANEW = frozenset({"order", "rng", "environment"})
+"""What a run that begins with another run's checkpoint does not take from there: where that one was
+in its data, its random numbers, and what it ran on."""
+CONFIG_FILE = "config.json"
+"""Result file with the trainer's name and the flags that it trained with."""
+
+
+def main(trainer: ModuleType, argv: Sequence[str]) -> int:
+    """Train or evaluate as the flags say; an exit code of outlast/exits.py.
+
+    ``trainer`` is a module of the shape that ``trainers/dummy.py`` explains. What its ``build``
+    makes has ``total``, the steps of the whole training, and ``epoch``, the whole epochs that are
+    done; where it computes on an accelerator, ``device`` is the name of that.
+
+    Raises UsageError for data that cannot be used and for a framework that is not installed, and
+    LoopError for what goes wrong with the run.
+    """
+    args = trainer.parser().parse_args(argv)
+    require(trainer.NEEDS)
+    if args.mode == "eval":
+        return _evaluate(trainer, args, argv)
+    config = trainer.Config.of(args)
+    state = trainer.build(config)
+    with limited(config.thread_count):
+        return _train(trainer, args, config, state)
+
+
+def require(needs: Mapping[str, str]) -> None:
+    """UsageError that says what to install unless all modules of ``needs`` can be imported."""
+    missing = [module for module in needs if importlib.util.find_spec(module) is None]
+    if missing:
+        packages = " ".join(dict.fromkeys(needs.values()))
+        raise flags.UsageError(
+            f"{', '.join(missing)}: not installed for {sys.executable}; "
+            f"run {sys.executable} -m pip install {packages}"
+        )
+
+
+def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> int:
+    device = getattr(state, "device", "cpu")
+    environment = Environment(trainer.NAME, trainer.NEEDS, config.thread_count, str(device))
+    changing = {**trainer.state_dict(state), "environment": environment}
+    with outlast.train(
+        state=changing,
+        total=state.total,
+        run_dir=args.run_dir,
+        name=trainer.NAME,
+        arguments=arguments(args),
+        source=trainer.__file__,
+        checkpoint_every=args.checkpoint_every,
+        init_only=changing.keys() - BEGUN_ANEW,
+        model_output_path=args.model_output_path,
+    ) as run:
+        for step in run.steps():
+            before = state.epoch
+            run.log(**trainer.train_step(state, trainer.next_batch(state)))
+            if due(before, state.epoch, every=config.eval_every, last=config.epochs):
+                report = {"epoch": state.epoch, **trainer.evaluate(state)}
+                run.eval(best="max", of="test_accuracy", **report)
+                print(json.dumps({"step": step, **report}), flush=True)
+        trainer.save_model(state, run.result)
+        recorded = {"trainer": trainer.NAME, "flags": arguments(args)}
+        run.result(CONFIG_FILE).write_text(identity.canonical_json(recorded) + "\n")
+    return exits.DONE
+
+
+def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
+    """Print the last row of a finished run's metrics, computed anew from its model."""
+    source = Path(trainer.__file__ or "")
+    run_dir = args.run_dir or local.default_folder(trainer.NAME, arguments(args), source)
+    result = local.finished_result(run_dir)
+    parser = trainer.parser()
+    parser.set_defaults(**_recorded_flags(trainer.NAME, run_dir, result))
+    config = trainer.Config.of(parser.parse_args(argv))
+    state = trainer.build(config)
+    with limited(config.thread_count):
+        trainer.load_model(state, result)
+        found = trainer.evaluate(state)
+    table = layout.check_metrics((result / layout.METRICS_FILE).read_bytes())
+    recorded = {name: column[-1] for name, column in table.items()}
+    print(json.dumps({**recorded, **found}))
+    differing = [name for name, value in found.items() if value != recorded.get(name)]
+    if differing:
+        told = ", ".join(f"{name} {recorded.get(name)} and not {found[name]}" for name in differing)
+        print(
+            f"{trainer.NAME}: the run recorded {told}; other data, another machine or another "
+            "version of a library evaluates here",
+            file=sys.stderr,
+        )
+    return exits.DONE
+
+
+def _recorded_flags(name: str, run_dir: str | Path, result: Path) -> dict[str, Any]:
+    try:
+        recorded = json.loads((result / CONFIG_FILE).read_bytes())
+        trainer, found = recorded["trainer"], dict(recorded["flags"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoopError(f"run-dir {run_dir}: its {CONFIG_FILE} cannot be read ({error})") from None
+    if trainer != name:
+        raise flags.UsageError(
+            f"run-dir {run_dir}: holds a run of trainer {trainer}; "
+            f"run python -m trainers {trainer} --mode eval"
+        )
+    return found
+
+
+def arguments(args: Any) -> dict[str, Any]:
+    """The flags that name the run: all but those that say where and how often."""
+    return {name: value for name, value in vars(args).items() if name not in identity.OPERATIONAL}
+
+
+def due(before: int, now: int, *, every: int, last: int) -> bool:
+    """Whether a step that led from epoch ``before`` to ``now`` passed one to evaluate after."""
+    return now // every > before // every or before < now == last
+
+
+def data(path: str) -> Path:
+    """The local path of the data that a flag names, fetched if it lies in a bucket.
+
+    Raises UsageError for data that cannot be used, LoopError where nobody answers for it.
+    """
+    try:
+        return outlast.data(path)
+    except DataError as error:
+        raise flags.UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """Arithmetic of numpy and scikit-learn with so many threads, where threadpoolctl is installed
+    (scikit-learn brings it); other frameworks are told in a trainer's ``build``.
+
+    It limits only what is imported already: build first.
+    """
+    if importlib.util.find_spec("threadpoolctl") is None:
+        yield
+        return
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(threads):
+        yield
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed of 31 bits, which every framework takes, out of several numbers.
+
+    ``seed_of(config.seed, step)`` gives each step random numbers of its own that are a function of
+    its number: there is no generator whose state would have to be saved.
+    """
+    import numpy as np
+
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
+
+
+class Order:
+    """The order in which rows are trained on: another in each epoch, a function of seed and epoch.
+
+    So the position in it is two numbers, and they are all that is saved.
+    """
+
+    def __init__(self, rows: int, batch_size: int, seed: int) -> None:
+        self._rows, self._batch_size, self._seed = rows, batch_size, seed
+        self.epoch = 0
+        """Whole passes that are done."""
+        self.row = 0
+        """Rows of the next one that are done."""
+        self._drawn: tuple[int, np.ndarray] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last step of an epoch may have fewer rows."""
+        return -(-self._rows // self._batch_size)
+
+    @property
+    def step(self) -> int:
+        """Batches handed out so far."""
+        return self.epoch * self.steps_per_epoch + -(-self.row // self._batch_size)
+
+    def next(self) -> "np.ndarray":
+        """Numbers of the next batch's rows; the position moves on."""
+        import numpy as np
+
+        if self._drawn is None or self._drawn[0] != self.epoch:
+            generator = np.random.default_rng((self._seed, self.epoch))
+            self._drawn = self.epoch, generator.permutation(self._rows)
+        chosen = self._drawn[1][self.row : self.row + self._batch_size]
+        self.row += len(chosen)
+        if self.row == self._rows:
+            self.epoch, self.row = self.epoch + 1, 0
+        return chosen
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "row": self.row}
+
+    def load_state_dict(self, saved: Mapping[str, int]) -> None:
+        self.epoch, self.row = saved["epoch"], saved["row"]
+
+
+class Environment:
+    """What decides about a result's last digits beside the training: saved with it, compared when
+    it resumes.
+
+    Another processor, device, thread count or library version can round differently. The run goes
+    on, for a finished training is worth more than an equal one; but it is said.
+    """
+
+    def __init__(
+        self, name: str, needs: Mapping[str, str], threads: int, device: str = "cpu"
+    ) -> None:
+        self._name = name
+        self.found = {
+            "threads": str(threads),
+            "device": device,
+            "processor": _processor(),
+            **{module: _version(package) for module, package in needs.items()},
+        }
+
+    def state_dict(self) -> dict[str, str]:
+        return dict(self.found)
+
+    def load_state_dict(self, saved: Mapping[str, str]) -> None:
+        """Say what has changed on stderr; what is found here counts from now on."""
+        changed = [
+            f"{part} {saved.get(part, 'unknown')} then and {value} now"
+            for part, value in self.found.items()
+            if saved.get(part) != value
+        ]
+        if changed:
+            print(
+                f"{self._name}: goes on in another environment ({'; '.join(changed)}); the last "
+                "digits of its result may differ from those of an uninterrupted run",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _processor() -> str:
+    """The processor's model, which decides which instructions the arithmetic uses."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"  # the module came with a package of another name
