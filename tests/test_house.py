@@ -20,7 +20,12 @@ FORBIDDEN = {
     "rehearsal": {"outlast", "components", "trainers", "settings"},
 }
 ENVIRONMENT_FREE = "components"
-STANDARD_LIBRARY_ONLY = ("outlast/layout.py", "outlast/exits.py", "outlast/protocol.py")
+STANDARD_LIBRARY_ONLY = (
+    "outlast/layout.py",
+    "outlast/exits.py",
+    "outlast/protocol.py",
+    "outlast/places.py",
+)
 
 
 def files_of(folder: str) -> list[Path]:
@@ -81,3 +86,13 @@ def test_the_engines_plugin_loads_the_run_pin_without_the_gcp_package():
     code = "import sys, components.providers; print('pulumi_gcp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_importing_outlast_costs_nothing():
+    code = (
+        "import sys, outlast; outlast.train; "
+        "print([name for name in ('google', 'numpy', 'click', 'outlast.operate', 'outlast.run') "
+        "if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

@@ -23,7 +23,7 @@ def bucket(**changes):
     )
 
 
-def identity():
+def identity(**changes):
     return VmIdentity(
         "identity",
         {
@@ -31,6 +31,7 @@ def identity():
             "experiment": "a-b",
             "bucket": "p-outlast",
             "prefix": "experiments/a-b",
+            **changes,
         },
     )
 
@@ -77,6 +78,7 @@ CASES = {
     "checkpoint_bucket": bucket,
     "checkpoint_bucket_adopted": lambda: bucket(adopt=True),
     "vm_identity": identity,
+    "vm_identity_reads": lambda: identity(reads=["gs://other/digits", "gs://p-outlast/faces/"]),
     "bundle_object": lambda: BundleObject(
         "bundle",
         {"bucket": "p-outlast", "object": "experiments/dev/bundles/00.zip", "path": "00.zip"},

@@ -25,7 +25,12 @@ ARGS = {
     "retries_failures": 3,
     "keep_every_steps": 0,
     "trainer_python": "",
+    "processes": 1,
+    "command": "",
+    "quiet_sec": 10,
+    "data": (),
     "webhook": "",
+    "init": "",
 }
 
 
@@ -51,6 +56,17 @@ def test_the_supervisor_reads_what_is_composed():
     assert spec.bundle == ARGS["bundle"] and spec.bundle_sha256 == ARGS["bundle_sha256"]
 
 
+def test_a_command_arrives_as_it_was_written():
+    items = composed(
+        command='["./train.sh","{data}"]', quiet_sec=30, data=("gs://b/rows/", "gs://b/names")
+    )
+    spec = parse_spec(items)
+    assert spec.command == ("./train.sh", "{data}") and spec.quiet_sec == 30
+    assert spec.data == ("gs://b/rows/", "gs://b/names")
+    assert parse_spec(composed()).command is None
+    assert not {"outlast-command", "outlast-quiet-sec", "outlast-data"} & set(composed())
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(5, "5"), (0.1, "0.1"), (1e-05, "1e-05"), (True, "true"), ("a b", "a b"), (-1, "-1")],
@@ -64,10 +80,23 @@ def test_a_switch_that_is_off_is_left_out():
 
 
 def test_what_is_kept_and_the_trainers_interpreter_are_optional():
-    assert not {"outlast-keep-every-steps", "outlast-trainer-python"} & composed().keys()
-    given = composed(keep_every_steps=500, trainer_python="/opt/conda/bin/python")
+    optional = {"outlast-keep-every-steps", "outlast-trainer-python", "outlast-processes"}
+    assert not optional & composed().keys()
+    given = composed(keep_every_steps=500, trainer_python="/opt/conda/bin/python", processes=4)
+    assert parse_spec(given).processes == 4
     assert given["outlast-keep-every-steps"] == "500"
     assert given["outlast-trainer-python"] == "/opt/conda/bin/python"
+
+
+def test_a_checkpoint_to_begin_with_is_optional():
+    pin = f"gs://b/experiments/e/0123456789/t000001/s000000000010-0a/#{'0' * 64}"
+    assert "outlast-init" not in composed()
+    assert parse_spec(composed(init=pin)).init == pin
+
+
+def test_the_supervisor_knows_where_a_copy_of_the_result_goes():
+    given = composed(arguments={"model-output-path": "gs://b/experiments/dev/models/"})
+    assert parse_spec(given).model_output_path == "gs://b/experiments/dev/models/"
 
 
 def test_a_webhook_is_optional():

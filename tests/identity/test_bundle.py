@@ -141,3 +141,85 @@ def test_the_real_bundle_imports_by_itself(tmp_path):
     assert outlast_file.startswith(str(unpacked)) and trainers_file.startswith(str(unpacked))
     assert "digits" in names
     assert not (unpacked / "outlast" / "operate").exists()
+
+
+# -- A command's own files
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A folder as people have them."""
+    folder = tmp_path / "code"
+    files = {
+        "train.py": "x = 1\n",
+        "lib/model.py": "y = 1\n",
+        "lib/vocabulary.txt": "a b\n",
+        **dict.fromkeys(
+            (
+                *(".env", "lib/.env.local", "key.pem", "id_rsa", "gcp-credentials.json"),
+                *("lib/service-account-7.json", "__pycache__/train.cpython-311.pyc", "secrets.yml"),
+            ),
+            "secret",
+        ),
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_of_a_folder_all_but_dotfiles_and_keys_is_delivered(code):
+    assert bundle.source_files(code) == {
+        "lib/model.py": b"y = 1\n",
+        "lib/vocabulary.txt": b"a b\n",
+        "train.py": b"x = 1\n",
+    }
+
+
+def test_of_a_repository_what_git_ignores_stays(code):
+    git = ["git", "-c", "init.defaultBranch=main", "-C", str(code)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (code / ".gitignore").write_text("data/\n*.ckpt\n")
+    (code / "data").mkdir()
+    (code / "data" / "rows.csv").write_text("1\n")
+    (code / "last.ckpt").write_text("1\n")
+    subprocess.run([*git, "add", "train.py", "key.pem"], check=True)
+    (code / "new.py").write_text("not added yet\n")
+    assert sorted(bundle.source_files(code)) == [
+        *("lib/model.py", "lib/vocabulary.txt", "new.py", "train.py"),
+    ]
+
+
+def test_a_folder_that_git_ignores_as_a_whole_delivers_nothing(code):
+    subprocess.run(["git", "-C", str(code), "init", "-q"], check=True)
+    (code / ".gitignore").write_text("lib/\n")
+    with pytest.raises(BundleError, match="^lib: holds no file to deliver"):
+        bundle.source_files(code / "lib")
+
+
+def test_a_link_among_a_commands_files_is_refused(code):
+    (code / "lib" / "data").symlink_to("/etc/hostname")
+    with pytest.raises(BundleError, match="^code/lib/data: is a link"):
+        bundle.source_files(code)
+
+
+def test_too_much_to_deliver_is_refused(code, monkeypatch):
+    monkeypatch.setattr(bundle, "SOURCE_BYTES_MAX", 10)
+    with pytest.raises(BundleError, match="^code: has more than 0 MiB of files; keep data in"):
+        bundle.source_files(code)
+
+
+def test_a_commands_files_are_packed_alike_wherever_they_lie(checkout, code, tmp_path):
+    def pack(folder):
+        files = bundle.source_files(folder)
+        return bundle.pack(checkout, {f"source/{name}": data for name, data in files.items()})
+
+    other = tmp_path / "elsewhere" / "code"
+    shutil.copytree(code, other)
+    (other / "train.py").touch()
+    assert pack(code) == pack(other)
+    (tmp_path / "b.zip").write_bytes(pack(code))
+    with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+        assert archive.read("source/lib/model.py") == b"y = 1\n"
+        assert archive.namelist() == sorted(archive.namelist())

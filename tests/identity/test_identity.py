@@ -85,6 +85,7 @@ def test_run_id_is_ten_hex_digits_and_stable():
         {"seed": 2},
         {"init": {"path": "experiments/a/0123456789/t000001", "digest": "c" * 64}},
         {"rerun": 1},
+        {"requirements": "d" * 64},
     ],
     ids=lambda change: next(iter(change)),
 )

@@ -24,9 +24,14 @@ class FakeSupervisor:
         self.restore: Path | None = None
         self.step = 0
         self.every = "1"
+        self.places: list[Path] = []
         self.instead_of_welcome: Message | None = None
         self.push_before_welcome: Message | None = None
         self.on_snapshot: Reply = FakeSupervisor.commit
+        self.on_fetch: Callable[[protocol.Fetch], Message] = lambda asked: protocol.Fetched(
+            asked.url
+        )
+        self.fetched: list[protocol.Fetch] = []
         self.received: list[Message] = []
         self.committed: list[tuple[Snapshot, Path]] = []
         self.result: Path | None = None
@@ -86,18 +91,25 @@ class FakeSupervisor:
             except protocol.Closed:
                 return
             if channel is not None:
-                with channel:
-                    self._talk(channel)
+                threading.Thread(target=self._greet, args=(channel,), daemon=True).start()
+
+    def _greet(self, channel: Channel) -> None:
+        with channel, contextlib.suppress(protocol.ProtocolError):
+            first = protocol.greet(channel)
+            if isinstance(first, protocol.Fetch):
+                self.fetched.append(first)
+                channel.send(self.on_fetch(first))
+            elif first is not None:
+                self._talk(channel, first)
                 self.gone.set()
 
-    def _talk(self, channel: Channel) -> None:
+    def _talk(self, channel: Channel, hello: protocol.Hello) -> None:
         self._channel = channel
         self.gone.clear()
         rows = self.folder / "rows.jsonl"
         rows.write_bytes(b"")
         try:
-            self.received = [hello := protocol.greet(channel)]
-            assert hello is not None
+            self.received = [hello]
             if self.push_before_welcome is not None:
                 channel.send(self.push_before_welcome)
             channel.send(
@@ -109,6 +121,7 @@ class FakeSupervisor:
                     rows=str(rows),
                     term=1,
                     checkpoint_every=self.every,
+                    places=[str(place) for place in self.places],
                 )
             )
             for message in channel:

@@ -25,6 +25,13 @@ def outlast(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
         (["status", "Dev"], 64, "experiment 'Dev': must match"),
         (["cloud", "start", "--port", "70000"], 64, "70000 is not in the range"),
         (["cloud", "kill"], 64, "Missing argument 'VM'"),
+        (["train"], 64, "command: is missing; write it after --, as in -- python train.py"),
+        (["train", "python", "train.py"], 64, "python train.py: is no option of outlast train"),
+        (["train", "--quiet-sec", "0", "--", "true"], 64, "must be a number of seconds above 0"),
+        (["train", "--checkpoint-every", "5", "--", "true"], 64, "must be auto, or seconds"),
+        (["train", "--shell", "--", "echo", "a"], 64, "takes one line; put it into quotes"),
+        (["train", "--data", "gone", "--", "true"], 64, "--data gone: no such file or folder"),
+        (["mark"], 64, "mark: is for a command that outlast runs"),
     ],
 )
 def test_a_mistyped_call_is_one_sentence_and_exit_64(args, code, sentence):

@@ -64,6 +64,7 @@ def put_end(store: MemoryStore, term: int, seconds: float, step: int, reason: Re
         committed=step,
         message="",
         stderr=(),
+        staged_sec=0.0,
         time=at(seconds + 500),  # its writer's clock, which counts for nothing
     )
     store.put(LAYOUT.attempt_end(term), record.to_json())

@@ -11,7 +11,7 @@ from outlast.layout import Layout
 from outlast.operate.errors import OperateError
 from outlast.operate.repair import rebuild, repair
 from outlast.run.commit import Committer, Restored
-from outlast.run.head import Act, Claim, Head, HeadFile, HeadLost, read_head
+from outlast.run.head import Act, Claim, Fenced, Head, HeadFile, HeadLost, read_head
 from outlast.run.store import MemoryStore
 from tests.operate.records import start_record
 
@@ -90,7 +90,7 @@ def test_chain_and_lineage_come_back_as_they_were_and_the_run_goes_on(store, tmp
     after = read_head(store, LAYOUT).head
     assert mended.set_aside == 0
     assert (after.chain, after.lineage) == (before.chain, before.lineage)
-    assert (after.state, after.term, after.owner) == (State.STOPPED, before.term + 1, OWNER)
+    assert (after.state, after.owner) == (State.STOPPED, OWNER) and after.term > before.term
     assert after.end is not None and after.end.reason is Reason.STOPPED
     later = Machine(store, tmp_path, replace(CLAIM, resume=1))
     assert later.step == 50
@@ -137,7 +137,29 @@ def test_a_term_whose_start_record_is_unreadable_is_not_given_again(store, tmp_p
     train(store, tmp_path)
     store.put(LAYOUT.attempt_start(7), b"garbage")
     lose_head(store)
-    assert repair(store, LAYOUT, OWNER).head.term == 8
+    assert repair(store, LAYOUT, OWNER).head.term > 7
+
+
+@pytest.mark.parametrize("damage", ["HEAD gone", "checkpoints damaged"])
+def test_a_term_that_left_no_record_is_not_given_again(store, tmp_path, damage):
+    """Its machine may live on, and must not take a later attempt's HEAD for its own."""
+    before = train(store, tmp_path)
+    for place in (0, 1, 2):
+        cut = HeadFile(store, LAYOUT, Quick())  # before it wrote its start record
+        cut.take_term(replace(CLAIM, place=place))
+    if damage == "HEAD gone":
+        lose_head(store)
+    else:
+        for checkpoint in before.chain[1:]:
+            store.put(checkpoint.path + "weights", b"flipped")
+        head = read_head(store, LAYOUT).head
+        store.put(LAYOUT.head, replace(head, chain=head.chain[1:]).to_json())
+    mended = repair(store, LAYOUT, OWNER).head
+    assert mended.term > cut.term
+    assert damage == "HEAD gone" or (mended.resume, mended.place) == (0, 2)
+    Machine(store, tmp_path, replace(CLAIM, resume=1))
+    with pytest.raises(Fenced):
+        cut.check(term=cut.term)
 
 
 def test_the_mended_head_fences_who_held_the_lost_one(store, tmp_path):
@@ -148,6 +170,19 @@ def test_the_mended_head_fences_who_held_the_lost_one(store, tmp_path):
     with pytest.raises(Exception, match="has ended: stopped"):
         first.commit(20)
     assert read_head(store, LAYOUT).head.step == 10
+
+
+def test_an_older_head_put_back_over_the_run_is_mended(store, tmp_path):
+    first = Machine(store, tmp_path)
+    stale = store.get(LAYOUT.head)[0]
+    for step in (10, 20):
+        first.commit(step)
+    last = Machine(store, tmp_path)
+    last.commit(30)
+    store.put(LAYOUT.head, stale)
+    mended = repair(store, LAYOUT, OWNER)
+    assert [entry.step for entry in mended.head.chain] == [10, 20, 30]
+    assert mended.head.state is State.STOPPED and mended.head.term > last.head_file.term
 
 
 def test_a_whole_head_and_a_foreign_one_are_left_alone(store, tmp_path):

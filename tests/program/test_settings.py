@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from datetime import datetime
 
 import pulumi
@@ -10,7 +12,7 @@ import yaml
 
 import settings
 from components import metadata
-from outlast.run.metadata import Spec, Waits
+from outlast.run.metadata import BadSpec, Spec, Waits, _parse_command
 from settings import SettingsError
 from tests.program import stack
 
@@ -40,7 +42,8 @@ def test_every_key_has_type_description_and_default():
     kinds = {"string": str, "integer": int, "boolean": bool, "object": dict, "array": list}
     for key, entry in settings.declared().items():
         assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", key)
-        assert set(entry) == {"type", "description", "default"}, key
+        of_a_list = {"items"} if entry["type"] == "array" else set()  # the engine wants it
+        assert set(entry) == {"type", "description", "default"} | of_a_list, key
         assert isinstance(entry["default"], kinds[entry["type"]]), key
         assert len(entry["description"]) > 10, key
 
@@ -177,6 +180,33 @@ def test_the_program_checks_the_words_that_the_vm_gives_its_trainer(args):
     assert settings._argv(args) == spec.argv()
 
 
+FRAMEWORK_ARGS = {
+    "census": {"cv-iterations": 7},
+    "torch_cnn": {"batch-size": 64},
+    "keras_mlp": {"hidden": "64,32"},
+}
+
+
+@pytest.mark.parametrize("trainer", FRAMEWORK_ARGS)
+def test_a_frameworks_trainer_is_named_where_the_framework_is_not_installed(trainer):
+    """A preview runs on a machine that only declares; the parser tells which run it is."""
+
+    def run(args):
+        return check({"outlast:trainer": trainer, "outlast:args": json.dumps(args)}).run
+
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['xgboost', 'torch', 'keras', 'sklearn', 'numpy']))\n"
+        "from tests.program import test_settings as tests\n"
+        "print(tests.check({'outlast:trainer': sys.argv[1], 'outlast:args': sys.argv[2]}).run)\n"
+    )
+    args = FRAMEWORK_ARGS[trainer]
+    argv = [sys.executable, "-c", code, trainer, json.dumps(args)]
+    done = subprocess.run(argv, cwd=stack.ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{run(args)}\n", done.stderr
+    assert run(args) != run({})
+
+
 def test_a_switch_that_is_off_is_the_same_run_as_none():
     assert run_of(epochs="false") == run_of(epochs=False) == run_of()
 
@@ -194,8 +224,61 @@ def test_infrastructure_is_the_same_run():
         "outlast:retriesFailures": "2",
         "outlast:keepEverySteps": "500",
         "outlast:trainerPython": "/opt/conda/bin/python",
+        "outlast:processes": "2",
     }
     assert check(changes, name="other").run == check().run
+
+
+DATA = "outlast:args", "outlast:dataPaths"
+
+
+@pytest.mark.parametrize(
+    ("path", "listed"),
+    [
+        ("gs://acme-research-outlast/data/digits", []),
+        ("gs://acme-research-outlast/experiments/dev/made/rows.csv", []),
+        ("gs://b/digits", ["gs://b/digits"]),
+        ("gs://b/digits/train.csv", ["gs://b/digits"]),
+        ("gs://b/digits/train.csv", ["gs://b/digits/"]),
+        ("gs://b/digits", ["gs://b/digits/"]),
+    ],
+)
+def test_data_in_a_bucket_that_the_vm_may_read(path, listed):
+    found = check(dict(zip(DATA, [json.dumps({"data": path}), json.dumps(listed)], strict=True)))
+    assert found.args["data"] == path and found.reads == tuple(listed)
+    assert found.run != check().run
+
+
+def test_a_neighbour_of_a_data_path_is_not_readable():
+    given = [json.dumps({"eval-data": "gs://b/digits-2"}), '["gs://b/digits"]']
+    assert "add it, or a folder above it, to outlast:dataPaths" in refusal(
+        dict(zip(DATA, given, strict=True))
+    )
+
+
+def test_too_many_data_paths():
+    many = json.dumps([f"gs://b/{number}" for number in range(17)])
+    assert "17 paths" in refusal({"outlast:dataPaths": many})
+
+
+def test_where_the_result_goes_besides_is_no_part_of_the_identity():
+    out = "gs://acme-research-outlast/experiments/dev/models/first"
+    found = check({"outlast:args": json.dumps({"model-output-path": out})})
+    assert found.run == check().run
+    into_a_run = f"gs://acme-research-outlast/experiments/dev/{found.run}/model"
+    assert "not into a run's folder" in refusal(
+        {"outlast:args": json.dumps({"model-output-path": into_a_run})}
+    )
+
+
+def test_another_runs_checkpoint_is_part_of_the_identity_and_readable():
+    pin = "gs://b/experiments/e/0123456789/t000001/s000000000010-0a/#" + 64 * "a"
+    found = check({"outlast:init": pin})
+    assert found.run != check().run and found.init == pin
+    assert found.reads == ("gs://b/experiments/e/0123456789/t000001/s000000000010-0a/",)
+    assert found.run != check({"outlast:init": pin[:-1] + "b"}).run
+    own = pin.replace("gs://b/experiments/e/", "gs://acme-research-outlast/experiments/dev/")
+    assert check({"outlast:init": own}).reads == ()
 
 
 def test_a_rerun_is_another_run_and_a_pin_is_that_run():
@@ -213,7 +296,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("trainerr", "x", "did you mean trainer?"),
         ("qqqqqq", "x", "see the list in Pulumi.yaml"),
         ("trainer", "digitz", "outlast:trainer 'digitz': is no trainer; did you mean digits?"),
-        ("trainer", "qqqq", "known are digits"),
+        ("trainer", "qqqq", "known are census, digits, dummy, keras_mlp, torch_cnn"),
         ("trainer", "flags", "is no trainer"),
         ("trainer", "", "is no trainer"),
         ("args", '{"epoch":5}', "args epoch: is no flag of trainer digits; did you mean epochs?"),
@@ -225,8 +308,21 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("args", '{"epochs":null}', "args.epochs None: must be"),
         ("args", '{"--epochs":1}', "a flag is written without dashes"),
         ("args", '{"run-dir":"x"}', "args run-dir: is no hyperparameter; a VM has a folder"),
-        ("args", '{"data":"x.csv"}', "args data: is no hyperparameter; a VM has no file of this"),
-        ("args", '{"eval-data":"x.csv"}', "args eval-data: is no hyperparameter; a VM has no"),
+        ("args", '{"data":"x.csv"}', "args data 'x.csv': a VM has no file of this machine; copy"),
+        ("args", '{"eval-data":"/x"}', "args eval-data '/x': a VM has no file of this machine"),
+        ("args", '{"data":"gs://b"}', "args.data 'gs://b': must be gs://BUCKET/PATH"),
+        ("args", '{"data":"gs://b/../x"}', "args.data 'gs://b/../x': must be gs://BUCKET/PATH"),
+        ("args", '{"data":"gs://b/x"}', "'gs://b/x': the VM may not read it; add it, or a folder"),
+        (
+            "args",
+            '{"model-output-path":"gs://b/x"}',
+            "args model-output-path 'gs://b/x': the VM writes only below gs://acme-research-outlast/",
+        ),
+        ("args", '{"model-output-path":"out"}', "model-output-path 'out': the VM writes only"),
+        ("dataPaths", '["x"]', "dataPaths 'x': must be gs://BUCKET/PATH, an object or a folder"),
+        ("dataPaths", "x", "dataPaths 'x': must be a list"),
+        ("init", "gs://b/r/", "init 'gs://b/r/': must be a run's checkpoint in a bucket with its"),
+        ("init", f"t000001/s000000000001-0/#{64 * 'a'}", "must be a run's checkpoint in a bucket"),
         ("args", '{"epochs":true}', "epochs: expected one argument"),
         ("args", '{"epochs":"true"}', "epochs: expected one argument"),
         ("args", '{"checkpoint-every":"2s"}', "set outlast:checkpointEvery"),
@@ -245,6 +341,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("rerun", "-1", "0 or more"),
         ("retriesFailures", "x", "0 or more"),
         ("keepEverySteps", "-1", "0 or more"),
+        ("processes", "0", "outlast:processes '0': must be a whole number from 1 to 256"),
         ("trainerPython", "python3", "outlast:trainerPython 'python3': must be an absolute path"),
         ("bootDiskGb", "5", "from 10 to"),
         ("spot", "maybe", "outlast:spot 'maybe': must be true or false"),
@@ -393,3 +490,88 @@ def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
     monkeypatch.setattr(pulumi.log, "info", told.append)
     assert settings.bucket_exists(check()) is False
     assert len(told) == 1 and "\n" not in told[0]
+
+
+# -- A command
+
+
+def command(**values):
+    return {f"outlast:{key}": value for key, value in values.items()}
+
+
+def test_a_command_is_a_line_or_a_list():
+    line = check(command(command="python3 train.py --out {result}"))
+    assert (line.trainer, line.command) == ("command", '"python3 train.py --out {result}"')
+    words = check(command(command='["python3", "train.py", "--out", "{result}"]'))
+    assert json.loads(words.command) == ["python3", "train.py", "--out", "{result}"]
+    assert line.run != words.run != check().run
+    assert check(command(command="python3 train.py --out {result}")).run == line.run
+
+
+def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkeypatch):
+    known = settings.declared()
+    monkeypatch.setattr(settings, "declared", lambda: known)
+    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("1\n")
+    (tmp_path / "needs.txt").write_text("keras==3.15.0\n")
+    values = command(command="python train.py", source="code", requirements="needs.txt")
+    names = [check(command(command="python train.py")).run, check(values).run]
+    (tmp_path / "code" / ".env").write_text("never delivered\n")
+    assert check(values).run == names[-1]
+    (tmp_path / "code" / "train.py").write_text("2\n")
+    names.append(check(values).run)
+    (tmp_path / "needs.txt").write_text("keras==3.15.1\n")
+    names.append(check(values).run)
+    assert len(set(names)) == 4
+    # A machine is none; neither is how the end of a save is seen.
+    found = check({**values, **command(machineType="n2-standard-8", quietSec="30")})
+    assert found.run == names[-1] and found.quiet_sec == 30
+
+
+def test_other_data_is_another_run_of_a_command():
+    values = command(command="cat {data}/x")
+    one = check({**values, **command(dataPaths='["gs://b/one/"]')})
+    other = check({**values, **command(dataPaths='["gs://b/other/"]')})
+    assert one.run != other.run and one.data_paths == ("gs://b/one/",)
+
+
+def test_requirements_are_part_of_a_trainers_name_too():
+    plain, own = check(), check(command(requirements="requirements/dev.txt"))
+    assert plain.run != own.run and own.requirements == "requirements/dev.txt"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (command(command="[python3, train.py]"), "a list must be JSON texts, such as"),
+        (command(command="[]"), "a list must be JSON texts, such as"),
+        (command(command="x", trainer="dummy"), "a run has a trainer or a command"),
+        (command(command="x", args='{"epochs": 3}'), "are a trainer's; write the command's own"),
+        (command(command="x", processes="2"), "a command starts its own"),
+        (command(command="x", trainerPython="/usr/bin/python3"), "write the interpreter into"),
+        (command(command="x", checkpointEvery="200"), "a command makes no steps; must be auto"),
+        (command(command="x", source="nowhere"), "must be a folder in the checkout"),
+        (command(command="x", source="../"), "must be a folder in the checkout"),
+        (command(command="x", source="/etc"), "must be a folder in the checkout"),
+        (command(command="x", source="settings.py"), "must be a folder in the checkout"),
+        (command(command="x", requirements="nowhere.txt"), "must be a file in the checkout"),
+        (command(command="x", quietSec="0"), "must be a whole number from 1"),
+        (command(command="cat {data}"), "the run has no data; set outlast:dataPaths"),
+        (command(source="examples"), "is for a command's files; set outlast:command too"),
+        (
+            command(requirements="requirements/dev.txt", trainerPython="/usr/bin/python3"),
+            "leave one of them out",
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_is_a_sentence(values, sentence):
+    assert sentence in refusal(values)
+
+
+def test_the_supervisor_reads_the_command():
+    assert _parse_command(check(command(command="a b")).command) == "a b"
+    assert _parse_command(check(command(command='["a", "b"]')).command) == ("a", "b")
+    for text in ("a b", "[]", "[1]", "{}", '""'):
+        with pytest.raises(BadSpec, match="outlast-command is "):
+            _parse_command(text)

@@ -71,13 +71,22 @@ def test_condition_reaches_its_prefix_alone() -> None:
         assert not holds({"expression": expression}, outside)
 
 
+def test_a_condition_may_name_one_object() -> None:
+    whole = "projects/_/buckets/b/objects/data/digits"
+    expression = f"{condition('b', 'data/digits/')} || resource.name == '{whole}'"
+    for inside in (Target(whole), Target(f"{whole}/train"), Target("", "data/digits/")):
+        assert holds({"expression": expression}, inside)
+    for outside in (Target(f"{whole}-2"), Target(f"{whole}.csv"), Target("", "data/digits")):
+        assert not holds({"expression": expression}, outside)
+
+
 @pytest.mark.parametrize(
     "expression",
     [
         "",
         "true",
-        "resource.name == 'a'",
         "resource.name.startsWith('a') && true",
+        "resource.name != 'a'",
         "resource.name.startsWith('a') ||",
         "request.time < timestamp('2027-01-01T00:00:00Z')",
     ],

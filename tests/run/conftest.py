@@ -15,7 +15,7 @@ import uvicorn
 
 from outlast.layout import Layout
 from outlast.run.head import Claim
-from outlast.run.store import FolderStore, GcsStore, MemoryStore, Store
+from outlast.run.store import FolderStore, GcsStore, MemoryStore, PreconditionFailed, Store
 
 BUCKET = "runs"
 START = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
@@ -43,6 +43,8 @@ class NoMachines:
 
     cloud: Any
 
+    kill = preempt = freeze = None
+
     def routes(self) -> list[Any]:
         return []
 
@@ -60,8 +62,26 @@ def layout() -> Layout:
     return Layout("experiments/demo", "0123456789")
 
 
+def prove_stale_writes_are_refused(store: Store) -> None:
+    """What every test of fencing stands on: over a store that let a stale write through, or a late
+    deletion, it would prove nothing. Leaves the store as it was."""
+    path = "stale-write-probe"
+    found = store.put(path, b"there", if_generation_match=0)
+    for stale in (0, found.generation - 1):
+        with pytest.raises(PreconditionFailed):
+            store.put(path, b"stale", if_generation_match=stale)
+    with pytest.raises(PreconditionFailed):
+        store.delete(path, generation=found.generation - 1)
+    assert store.get(path) == (b"there", found)
+    store.delete(path, generation=found.generation)
+    with pytest.raises(PreconditionFailed):
+        store.put(path, b"stale", if_generation_match=found.generation)
+    assert list(store.list(path)) == []
+
+
 @pytest.fixture
 def memory(clock: FakeClock) -> MemoryStore:
+    prove_stale_writes_are_refused(MemoryStore())
     return MemoryStore(clock=clock.now)
 
 
@@ -73,7 +93,7 @@ def claim() -> Claim:
 @pytest.fixture(scope="session")
 def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the local cloud's storage API, served from a thread of this process."""
-    from rehearsal.server import Cloud, Options
+    from rehearsal.server import Cloud, Options, _Protocol
 
     state = tmp_path_factory.mktemp("cloud")
     config = uvicorn.Config(
@@ -82,7 +102,7 @@ def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port=0,
         lifespan="off",
         log_config=None,
-        http="h11",
+        http=_Protocol,
         interface="asgi3",
     )
     config.load()
@@ -127,8 +147,10 @@ def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """Each kind of store, empty."""
     if request.param == "memory":
+        prove_stale_writes_are_refused(MemoryStore())
         yield MemoryStore()
     elif request.param == "folder":
+        prove_stale_writes_are_refused(FolderStore(tmp_path / "probe"))
         yield FolderStore(tmp_path / "run")
     else:
         address = request.getfixturevalue("storage_api")
@@ -136,6 +158,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         patch.setenv("STORAGE_EMULATOR_HOST", address)
         patch.delenv("GCE_METADATA_HOST", raising=False)
         gcs = GcsStore(BUCKET)
+        prove_stale_writes_are_refused(Prefixed(gcs, f"probe-{time.time_ns()}/"))
         yield Prefixed(gcs, f"{time.time_ns()}/")
         gcs.close()
 
@@ -147,6 +170,8 @@ class Prefixed:
         self._store = store
         self._prefix = prefix
         self.url = store.url
+        self.streams = store.streams
+        self.rewrite_sec = store.rewrite_sec
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._store, name)
@@ -154,11 +179,15 @@ class Prefixed:
             return operation
 
         def prefixed(path: str, *arguments: Any, **named: Any) -> Any:
+            if name == "copy":
+                arguments = (self._prefix + arguments[0],)
             answer = operation(self._prefix + path, *arguments, **named)
             if name == "get":
                 return answer[0], self._cut(answer[1])
             if name == "list":
                 return iter([self._cut(found) for found in answer])
+            if name == "read_range":
+                return answer
             return answer if answer is None else self._cut(answer)
 
         return prefixed

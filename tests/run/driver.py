@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ class FreezingStore(FolderStore):
     def freeze(self) -> None:
         self.pattern = ""
         Path(os.environ["FROZEN"]).touch()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        with self._threads:  # no other thread is stopped with the folder's lock in its hand
+            # At this thread: sent to the process, another may take it and this one let go before.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 if "STORE" in os.environ:

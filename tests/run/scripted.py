@@ -41,6 +41,8 @@ CLAIM = Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelt
 STEPS = 6
 COMMIT_EVERY = 2
 RETENTION = Retention(keep_last=2)
+PART_BYTES = 40
+"""So that the state, 64 bytes long, goes in two parts."""
 WORK = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Thousands of runs write their snapshots here; memory where there is some."""
 
@@ -88,7 +90,9 @@ class Attempt:
         if decision.act is not Act.TAKE:
             return
         self.term = head_file.term
-        committer = Committer(head_file, retention=RETENTION, say=self.said.append)
+        committer = Committer(
+            head_file, retention=RETENTION, say=self.said.append, part_bytes=PART_BYTES
+        )
         restored = committer.restore(self.work / "restored")
         state, step = "", restored.step
         if isinstance(restored, Restored):
@@ -100,7 +104,9 @@ class Attempt:
             state = advanced(state, step)
             rows.append(json.dumps({"step": step, "state": state}).encode() + b"\n")
             if step % COMMIT_EVERY == 0:
-                folder = self._folder(f"snap-{step}", {"state": state, "deep/er": str(step)})
+                folder = self._folder(
+                    f"snap-{step}", {"state": state, "deep/er": "the same every time"}
+                )
                 flushed = b"".join(rows)[committer.rows_flushed :]
                 committer.commit(folder, step=step, rows=flushed)
                 patiently(lambda: head_file.check(term=committer.term), clock=self.clock)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from outlast import places
 from outlast.exits import BOOT_REASONS, MAX_BARREN, Reason, State
 from outlast.layout import AttemptStart, Beat
 from outlast.protocol import Accepted, Busy, Checkpoint, Error, Failed, Stop
-from outlast.run import attempt as attempt_module
 from outlast.run import commit as commit_module
+from outlast.run import worker as worker_module
 from outlast.run.__main__ import _record_boot_end
 from outlast.run.commit import read_record, write_record
 from outlast.run.head import Head, HeadFile
@@ -23,6 +24,7 @@ from outlast.run.store import (
     Damaged,
     Forbidden,
     MemoryStore,
+    NotFound,
     Operation,
     PreconditionFailed,
     Store,
@@ -254,6 +256,79 @@ def test_beats_show_the_progress(world: World) -> None:
     assert beat.seconds_to_commit is not None
 
 
+def test_the_next_trainer_hears_what_a_commit_took(world: World) -> None:
+    """And how old its machine is: young ones are preempted most."""
+
+    def commits(life: Life) -> int:
+        life.advance(2)
+        life.commit()
+        return life.obey()
+
+    def measured() -> float | None:
+        beat = read_record(world.store, LAYOUT.beat(1), Beat)
+        return None if beat is None else beat.commit_sec
+
+    first = world.boot(commits).start()
+    wait_until(measured, "a beat after the commit")
+    first.terminate()
+    assert first.ended() == 75
+    known = measured()
+    heard: list[Any] = []
+
+    def script(life: Life) -> int:
+        heard.append((life.welcome.commit_sec, life.welcome.machine_age_sec))
+        return finish(life)
+
+    second = world.boot(script)
+    second.boot = replaced_site(second, machine_age_sec=lambda: 1234.5)
+    assert second.run() == 0
+    assert known is not None and known > 0 and heard == [(known, 1234.5)]
+
+
+def replaced_site(vm: Vm, **changed: Any) -> Any:
+    return dataclasses.replace(vm.boot, site=dataclasses.replace(vm.boot.site, **changed))
+
+
+def test_snapshots_may_lie_in_another_place_and_its_folder_goes_with_the_attempt(
+    world: World, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+
+    def script(life: Life) -> int:
+        assert life.welcome.places == [str(disk / "t000001")]
+        life.work = disk / "t000001"
+        return finish(life)
+
+    vm = world.boot(script)
+    vm.boot = replaced_site(vm, places=(disk,))
+    assert vm.run() == 0
+    assert [entry.step for entry in world.head.chain] == [10]
+    assert f"snapshots are written to {disk / 't000001'}" in vm.said
+    assert list(disk.iterdir()) == []
+
+
+def test_a_checkpoint_is_restored_where_there_is_room(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.boot(stopped_after(2)).start()
+    first.terminate()
+    first.ended()
+    disk = tmp_path / "disk"
+    rooms = {disk / "t000002": 1000}
+    monkeypatch.setattr(places, "room", lambda folder: rooms.get(folder, 1))
+    restored: list[str | None] = []
+
+    def script(life: Life) -> int:
+        restored.append(life.welcome.restore)
+        assert life.restored == {"step": 2}
+        return finish(life)
+
+    second = world.boot(script)
+    second.boot = replaced_site(second, places=(disk,))
+    assert second.run() == 0
+    assert restored == [str(disk / "t000002" / "restored")]
+
+
 def test_a_snapshot_outside_the_work_folder_is_refused(world: World, tmp_path: Path) -> None:
     def script(life: Life) -> int:
         life.work = tmp_path / "elsewhere"
@@ -314,6 +389,7 @@ def offers_one(life: Life) -> int:
         (Unavailable("away"), "the store does not answer: away"),
         (Throttled("slow"), "the store does not answer: slow"),
         (Forbidden("403"), "the store refuses: 403"),
+        (NotFound("no bucket"), "the store refuses: no bucket"),
         (PreconditionFailed("taken"), "the store refuses: taken"),
         (Damaged("bits"), "the store refuses: bits"),
         (Unsupported("nfs"), "the store refuses: nfs"),
@@ -325,8 +401,8 @@ def test_a_commit_that_stays_impossible_ends_the_attempt(
     world: World, error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the machine's: it powers off, and the group tries anew."""
-    monkeypatch.setattr(attempt_module, "RETRY_SEC", 0.05)
-    monkeypatch.setattr(attempt_module, "RETRY_LIMIT_SEC", 0.3)
+    monkeypatch.setattr(worker_module, "RETRY_SEC", 0.05)
+    monkeypatch.setattr(worker_module, "RETRY_LIMIT_SEC", 0.3)
     spec = spec_with(iam=0.3)
     store = disturbed(world, raising(error, "state.json"))
     monkeypatch.setattr(commit_module, "put_new", put_once)  # not a minute of patience for each
@@ -347,7 +423,7 @@ def put_once(store: Store, path: str, data: bytes | Path, **_: Any) -> Any:
 def test_permissions_may_spread_during_a_commit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_module, "RETRY_SEC", 0.05)
+    monkeypatch.setattr(worker_module, "RETRY_SEC", 0.05)
     store = disturbed(world, raising(Forbidden("403"), "MANIFEST.json", times=2))
     assert world.boot(finish, store=store, spec=spec_with(iam=10.0)).run() == 0
     assert world.head.state is State.DONE
@@ -357,7 +433,7 @@ def test_a_failure_of_unknown_fate_is_counted_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count was written, no answer came; the second try finds its own."""
-    monkeypatch.setattr(attempt_module, "RETRY_SEC", 0.05)
+    monkeypatch.setattr(worker_module, "RETRY_SEC", 0.05)
     monkeypatch.setattr(HeadFile, "LOST_ANSWER_SECONDS", 0.0)
     lost = iter([True])
 
@@ -402,7 +478,7 @@ def test_a_checkpoint_without_room_is_said(world: World, monkeypatch: pytest.Mon
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(MemoryStore, "fetch", full)
+    monkeypatch.setattr(MemoryStore, "stream", full)
     vm = world.boot()
     assert vm.run() == 75
     end = world.end_of(2)

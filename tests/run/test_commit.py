@@ -1,8 +1,10 @@
 """Commits, restores, retention, the sweep and the end, each with what goes wrong there."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from outlast.run.commit import (
     RestoreError,
     Retention,
     fetch_result,
+    in_parallel,
     read_record,
     read_rows,
 )
@@ -34,6 +37,7 @@ from outlast.run.store import (
     PreconditionFailed,
     Store,
     Unavailable,
+    checksum_of,
 )
 from tests.run.conftest import FakeClock
 
@@ -193,6 +197,232 @@ def test_a_commit_survives_lost_answers(bench: Bench) -> None:
     assert [entry.step for entry in bench.head.chain] == [2, 4]
     assert steps_of(bench) == [1, 2, 3, 4]
     assert len(seen) == 9
+
+
+# -- large files, and what has not changed ----------------------------------------------------
+
+PART = 1000
+
+
+def committer_in_parts(store: Store, bench: Bench) -> Committer:
+    head_file = HeadFile(store, bench.layout, bench.clock)
+    head_file.take_term(bench.claim)
+    return Committer(head_file, say=bench.said.append, part_bytes=PART)
+
+
+def test_a_large_file_goes_in_parts_and_comes_back_whole(
+    store: Store, bench: Bench, tmp_path: Path
+) -> None:
+    data = os.urandom(4 * PART + 1)
+    bench.store = store
+    folder = bench.folder("snap", large=data, small=b"small", empty=b"", exact=data[:PART])
+    first = committer_in_parts(store, bench)
+    checkpoint = first.commit(folder, step=3)
+    manifest = read_record(store, checkpoint.manifest, Manifest)
+    assert manifest is not None
+    parts = manifest.files()["large"]
+    assert [(part.name, part.offset, part.size) for part in parts] == [
+        ("large/000000", 0, PART),
+        ("large/000001", PART, PART),
+        ("large/000002", 2 * PART, PART),
+        ("large/000003", 3 * PART, PART),
+        ("large/000004", 4 * PART, 1),
+    ]
+    for part in parts:
+        found = store.stat(checkpoint.path + part.name)
+        assert (found.generation, found.crc32c) == (part.generation, part.crc32c)
+    restored = committer_in_parts(store, bench).restore(tmp_path / "restored")
+    assert isinstance(restored, Restored)
+    found = {path.name: path.read_bytes() for path in restored.path.iterdir()}
+    assert found == {"large": data, "small": b"small", "empty": b"", "exact": data[:PART]}
+
+
+def test_what_has_not_changed_is_copied(store: Store, bench: Bench, tmp_path: Path) -> None:
+    """Also what the attempt before uploaded, and single parts of a file."""
+    sent: list[int] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def put(self, path: str, data: Any, **named: Any) -> Any:
+            if "/t0" in path and not path.endswith("MANIFEST.json"):
+                sent.append(checksum_of(data)[0])
+            return store.put(path, data, **named)
+
+    counting: Any = Counting()
+    bench.store = store
+    data = os.urandom(3 * PART)
+    changed = data[:PART] + os.urandom(PART) + data[2 * PART :]
+    first = committer_in_parts(counting, bench)
+    first.commit(bench.folder("one", large=data, same=b"same"), step=1)
+    assert sorted(sent) == [4, PART, PART, PART]
+    sent.clear()
+    first.commit(bench.folder("two", large=changed, renamed=b"same"), step=2)
+    assert sent == [PART]
+    sent.clear()
+    second = committer_in_parts(counting, bench)
+    second.restore(tmp_path / "second")
+    second.commit(bench.folder("three", large=changed, same=b"same", more=b"more"), step=3)
+    assert sent == [4]
+    restored = committer_in_parts(store, bench).restore(tmp_path / "third")
+    assert (restored.step, bench.said) == (3, [])
+    assert (tmp_path / "third" / "large").read_bytes() == changed
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "gone", "swapped"])
+def test_what_is_damaged_is_not_copied(bench: Bench, how: str) -> None:
+    """The next checkpoint holds the right bytes, not a copy of the bad ones."""
+    committer = bench.attempt()
+    damage(bench, bench.commit(committer, 2).path + "a/b", how)
+    whole = bench.commit(committer, 4)
+    restored = bench.restore(bench.attempt())
+    assert (restored.checkpoint, restored.skipped) == (whole, ())
+
+
+def test_a_copy_that_went_wrong_is_no_checkpoint(bench: Bench) -> None:
+    """The store says that it copied, and has other bytes: all is uploaded under a new name."""
+    spoilt: list[str] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        answer = apply()
+        if operation.verb == "copy" and not spoilt:
+            spoilt.append(operation.path)
+            assert isinstance(bench.store, MemoryStore)
+            bad = replace(answer, crc32c=checksum_of(b"odd!")[1])
+            bench.store._objects[operation.path] = (b"odd!", bad)
+            return bad
+        return answer
+
+    committer = bench.attempt(around)
+    bench.commit(committer, 2)
+    whole = bench.commit(committer, 4)
+    assert spoilt and not spoilt[0].startswith(whole.path)
+    assert any("anew" in line for line in bench.said)
+    restored = bench.restore(bench.attempt())
+    assert (restored.checkpoint, restored.skipped) == (whole, ())
+
+
+def test_a_part_that_failed_is_sent_again_alone(bench: Bench) -> None:
+    """Also where the store was away for so long that the whole commit begins again."""
+    away = True
+    puts: list[str] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and "/large/" in operation.path:
+            if away and operation.path.endswith("/000002"):
+                raise Unavailable("gone")
+            puts.append(operation.path)
+        return apply()
+
+    assert isinstance(bench.store, MemoryStore)
+    committer = committer_in_parts(bench.store.view(around), bench)
+    folder = bench.folder("snap", large=os.urandom(5 * PART))
+    with pytest.raises(Unavailable):
+        committer.commit(folder, step=1)
+    assert committer.bytes_left == 3 * PART
+    away = False
+    checkpoint = committer.commit(folder, step=1)
+    assert committer.bytes_left == 0
+    assert puts == [f"{checkpoint.path}large/{index:06d}" for index in range(5)]
+
+
+def test_a_commit_whose_swap_has_an_unknown_fate_is_in_the_chain_once(bench: Bench) -> None:
+    lost = True
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.path == bench.layout.head and operation.writes and lost:
+            with contextlib.suppress(PreconditionFailed):
+                apply()
+            raise Unavailable("gone")
+        return apply()
+
+    lost = False
+    committer = bench.attempt(around)
+    bench.commit(committer, 1)
+    lost = True
+    folder = bench.folder("snap-once", state=b"state")
+    with pytest.raises(Unavailable):
+        committer.commit(folder, step=2)
+    lost = False
+    committer.commit(folder, step=2)
+    assert [entry.step for entry in bench.head.chain] == [1, 2]
+
+
+def test_parts_of_killed_uploads_are_cleaned_by_the_next_attempts_first_commit(
+    bench: Bench,
+) -> None:
+    class Cut(BaseException):
+        pass
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.path.endswith("/000003"):
+            raise Cut
+        return apply()
+
+    assert isinstance(bench.store, MemoryStore)
+    with pytest.raises(Cut):
+        committer_in_parts(bench.store.view(around), bench).commit(
+            bench.folder("snap", large=os.urandom(5 * PART)), step=1
+        )
+    orphans = bench.paths("t000001/")
+    assert [path.rpartition("/")[2] for path in orphans] == ["000000", "000001", "000002"]
+    bench.commit(bench.attempt(), 1)
+    assert bench.paths("t000001/") == []
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "gone", "swapped"])
+def test_a_damaged_part_goes_to_the_checkpoint_before(bench: Bench, how: str) -> None:
+    first = committer_in_parts(bench.store, bench)
+    good = first.commit(bench.folder("one", large=os.urandom(3 * PART)), step=1)
+    bad = first.commit(bench.folder("two", large=os.urandom(3 * PART)), step=2)
+    damage(bench, f"{bad.path}large/000001", how)
+    restored = committer_in_parts(bench.store, bench).restore(bench.work / "restored")
+    assert isinstance(restored, Restored)
+    assert (restored.checkpoint, restored.skipped) == (good, (bad,))
+
+
+def test_parts_exchanged_for_each_other_are_noticed(bench: Bench) -> None:
+    """Each is whole, in the other's place."""
+    first = committer_in_parts(bench.store, bench)
+    bad = first.commit(bench.folder("one", large=os.urandom(2 * PART)), step=1)
+    assert isinstance(bench.store, MemoryStore)
+    objects = bench.store._objects
+    one, other = (f"{bad.path}large/{index:06d}" for index in range(2))
+    for path, content in ((one, objects[other][0]), (other, objects[one][0])):
+        size, crc32c = checksum_of(content)
+        objects[path] = (content, replace(objects[path][1], size=size, crc32c=crc32c))
+    with pytest.raises(RestoreError):
+        committer_in_parts(bench.store, bench).restore(bench.work / "restored")
+
+
+def test_a_manifest_swapped_for_another_whole_one_is_noticed(bench: Bench) -> None:
+    committer = bench.attempt()
+    good = bench.commit(committer, 2)
+    bad = bench.commit(committer, 4)
+    assert isinstance(bench.store, MemoryStore)
+    objects = bench.store._objects
+    content = objects[good.manifest][0]
+    size, crc32c = checksum_of(content)
+    swapped = replace(objects[bad.manifest][1], size=size, crc32c=crc32c)
+    objects[bad.manifest] = (content, swapped)
+    restored = bench.restore(bench.attempt())
+    assert (restored.checkpoint, restored.skipped) == (good, (bad,))
+
+
+def test_the_first_error_of_parallel_work_is_raised_and_what_is_not_begun_is_dropped() -> None:
+    begun: list[int] = []
+
+    def job(number: int) -> int:
+        begun.append(number)
+        if number == 1:
+            raise Unavailable("gone")
+        return number
+
+    with pytest.raises(Unavailable):
+        in_parallel([lambda n=n: job(n) for n in range(200)], 2)
+    assert 1 in begun and len(begun) < 200
+    assert in_parallel([lambda n=n: n * n for n in range(20)], 4) == [n * n for n in range(20)]
 
 
 # -- damage -----------------------------------------------------------------------------------

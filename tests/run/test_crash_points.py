@@ -1,17 +1,20 @@
 """Every object operation of a scripted run, disturbed in every way: the guarantees hold.
 
-Planted twins take one safeguard away each; under them the very same check must find a violation,
-or it would prove nothing.
+The planted twins that must turn these checks red are in test_twins.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from outlast.run import head as head_module
-from outlast.run import store as store_module
-from outlast.run.head import HeadFile
+from outlast.run.store import MemoryStore
+from tests.run.conftest import prove_stale_writes_are_refused
 from tests.run.scripted import LAYOUT, How, play, play_retaken, violations
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fencing() -> None:
+    prove_stale_writes_are_refused(MemoryStore())
 
 
 def disturbed(how: How) -> Iterator[list[str]]:
@@ -32,7 +35,7 @@ def test_the_undisturbed_run_keeps_its_guarantees() -> None:
     played, sent = play(None, -1)
     assert violations(played) == []
     assert played.error is None and played.term == 1
-    assert {operation.verb for operation in sent} == {"get", "list", "put", "delete"}
+    assert {operation.verb for operation in sent} == {"get", "list", "put", "copy", "delete"}
 
 
 @pytest.mark.parametrize("how", list(How), ids=lambda how: how.value)
@@ -64,46 +67,3 @@ def retaken() -> Iterator[list[str]]:
 def test_guarantees_hold_when_the_process_of_an_old_attempt_takes_the_run_again() -> None:
     broken = [violation for found in retaken() for violation in found]
     assert broken == []
-
-
-def test_a_twin_that_commits_in_whatever_term_its_process_holds_turns_the_check_red(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    holding = HeadFile._holding
-    monkeypatch.setattr(HeadFile, "_holding", lambda head_file, term=None: holding(head_file))
-    assert any(retaken())
-
-
-def remove_precondition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store applies a write whatever generation it names."""
-    monkeypatch.setattr(store_module, "_check_generation", lambda *_: None)
-
-
-def ignore_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer does not know its own write again."""
-    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: False)
-
-
-def take_any_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer takes every write that it finds for its own."""
-    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: bool(nonces))
-
-
-@pytest.mark.parametrize(
-    ("plant", "ways"),
-    [
-        (remove_precondition, (How.REPLAYED, How.FROZEN)),
-        (ignore_nonce, (How.ANSWER_LOST, How.DELAYED)),
-        (take_any_nonce, (How.FROZEN,)),
-    ],
-    ids=["precondition removed", "nonce ignored", "any nonce taken for own"],
-)
-def test_planted_twin_turns_the_check_red(
-    plant: Callable[[pytest.MonkeyPatch], None],
-    ways: tuple[How, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plant(monkeypatch)
-    assert violations(play(None, -1)[0]) == [], "the twin is harmless while nothing goes wrong"
-    for how in ways:
-        assert any(disturbed(how)), f"{how.value}: the twin was not noticed"

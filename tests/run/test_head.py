@@ -64,7 +64,7 @@ def head(**changes: Any) -> Head:
         "lineage": (Lineage(1, 0), Lineage(3, 5)),
         "failures": 1,
         "barren": 2,
-        "data": DataFingerprint("data/digits", 3, 100, "AAAAAA=="),
+        "data": (DataFingerprint("data/digits", 3, 100, "AAAAAA=="),),
         "nonce": "old",
     }
     return Head(**{**known, **changes})
@@ -373,6 +373,48 @@ def test_absent_head_with_attempts_is_lost(head_file: HeadFile, claim: Claim) ->
     assert (made.act, made.reason) == (Act.REFUSE, Reason.LOST)
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_older_head_put_back_does_not_begin_the_run_anew(
+    head_file: HeadFile, claim: Claim, committed: bool
+) -> None:
+    head_file.take_term(claim)
+    first = head_file.head.to_json()
+    if committed:
+        now = head_file.store.now()
+        beat = Beat(1, 10, None, "training", None, 10, 1.0, (), now)
+        write_record(head_file.store, head_file.layout.beat(1), beat)
+    else:
+        second = other(head_file)
+        second.take_term(claim)
+        records(second, 2)
+        head_file.store.put(head_file.layout.head, first)
+    made = other(head_file).take_term(claim)
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.UNREADABLE)
+    assert read_head(head_file.store, head_file.layout).head.to_json() == first
+
+
+def test_a_head_that_goes_on_meanwhile_is_not_taken_for_an_old_one(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    head_file.take_term(claim)
+    before = head_file.store.get(head_file.layout.head)[0]
+    raced = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        found = apply() if operation.verb == "get" else None
+        if operation.path == head_file.layout.head and operation.verb == "get" and not raced:
+            raced.append(True)  # between the look at HEAD and that at the records
+            second = other(head_file)
+            second.take_term(claim)
+            records(second, 2)
+        return found if operation.verb == "get" else apply()
+
+    third = other(head_file, around)
+    made = third.take_term(claim)
+    assert raced and head_file.store.get(head_file.layout.head)[0] != before
+    assert made.act is Act.TAKE and third.term == 3
+
+
 def test_forbidden_is_waited_for(head_file: HeadFile, claim: Claim, clock: FakeClock) -> None:
     said: list[str] = []
     errors: list[Exception] = [Forbidden("403")] * 4
@@ -526,9 +568,8 @@ def test_barren_is_measured_by_the_stores_times(
     fifth = other(head_file)
     fifth.take_term(claim)
     assert fifth.head.barren == 1
-    end = AttemptEnd(
-        5, Reason.RESTORE_ERROR, State.OPEN, None, 0, None, "", (), head_file.store.now()
-    )
+    now = head_file.store.now()
+    end = AttemptEnd(5, Reason.RESTORE_ERROR, State.OPEN, None, 0, None, "", (), 0.0, now)
     write_record(head_file.store, head_file.layout.attempt_end(5), end)
     sixth = other(head_file)
     sixth.take_term(claim)
@@ -620,13 +661,16 @@ def test_failures_are_counted_against_the_retries(head_file: HeadFile, claim: Cl
 def test_data_is_set_once(head_file: HeadFile, claim: Claim) -> None:
     head_file.take_term(claim)
     digits = DataFingerprint("data/digits", 3, 100, "AAAAAA==")
-    assert head_file.set_data(digits, term=1)
-    assert head_file.set_data(digits, term=1)
+    faces = DataFingerprint("data/faces", 5, 10, "AAAAAQ==")
+    head_file.set_data(digits, term=1)
+    written = head_file.read().object.generation
+    head_file.set_data(digits, term=1)
+    assert head_file.read().object.generation == written
     second = other(head_file)
     second.take_term(claim)
-    assert second.set_data(digits, term=2)
-    assert not second.set_data(replace(digits, generation=4), term=2)
-    assert second.head.data == digits
+    second.set_data(replace(digits, generation=4), term=2)
+    second.set_data(faces, term=2)
+    assert second.read().head.data == (digits, faces)
 
 
 @pytest.mark.parametrize("applied", [True, False])

@@ -56,7 +56,7 @@ RECORDS: list[Record] = [
         restored="p/t000002/s000000000010-aa/",
         time=MOMENT,
     ),
-    AttemptEnd(3, Reason.PREEMPTED, State.OPEN, 75, 12, 10, "", ("line",), MOMENT),
+    AttemptEnd(3, Reason.PREEMPTED, State.OPEN, 75, 12, 10, "", ("line",), 1.5, MOMENT),
     Beat(3, 12, 100, "training", 4.0, 10, 2.5, ({"step": 12, "loss": 0.5},), MOMENT),
     Manifest("0123456789", 3, 10, ("best",), 10, (ManifestObject("a/x", 1, "AAAAAA==", "ab", 7),)),
     ResultManifest.of([ResultFile("b", 1, "22"), ResultFile("a", 1, "11")]),

@@ -156,6 +156,12 @@ class Machines:
         assert end is not None
         return end
 
+    def logs_of(self, term: int) -> dict[str, str]:
+        """What an attempt left in LOG_DIR."""
+        folder = f"{LAYOUT.attempts}{term:06d}/logs/"
+        items = [item.path for item in self.store.list(folder)]
+        return {path.removeprefix(folder): self.store.get(path)[0].decode() for path in items}
+
     def check_finished(self) -> None:
         """Done, each step exactly once, the result as an undisturbed run has it."""
         head = self.head
@@ -208,6 +214,9 @@ def test_cut_interrupted_and_finished(machines: Machines) -> None:
     assert machines.is_off(2) and machines.cloud.groups["group"] == []
     machines.check_finished()
     assert "resumes at step" in machines.serial(2)
+    # A cut takes what was in LOG_DIR since its last upload; a stop and the end take nothing.
+    kept = [machines.logs_of(term) for term in (1, 2, 3)]
+    assert kept == [{}, {f"run-{LAYOUT.run}": "14"}, {f"run-{LAYOUT.run}": "20"}]
 
 
 @pytest.mark.parametrize(

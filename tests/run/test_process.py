@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from outlast import tree
 from outlast.protocol import SOCKET_VARIABLE
 from outlast.run.process import (
     CallingTrainer,
     Exited,
     TrainerProcess,
-    marked,
     trainer_argv,
     trainer_environment,
 )
@@ -94,9 +94,9 @@ def test_killing_reaches_what_it_started(tmp_path: Path) -> None:
         child = int(wait_for(pids))
         process.kill()
         assert inbox.get(timeout=20) == Exited(-signal.SIGKILL)
-    mark = f"{SOCKET_VARIABLE}={tmp_path / 'socket'}"
+    mark = f"{tree.VARIABLE}={tmp_path / 'socket'}"
     end = time.monotonic() + 20
-    while child in marked(mark):
+    while child in tree.marked(mark):
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -109,9 +109,9 @@ def test_an_orphan_does_not_outlive_its_trainer(tmp_path: Path) -> None:
     )
     with trainer(tmp_path, program) as (_, inbox):
         assert inbox.get(timeout=20) == Exited(0)
-    mark = f"{SOCKET_VARIABLE}={tmp_path / 'socket'}"
+    mark = f"{tree.VARIABLE}={tmp_path / 'socket'}"
     end = time.monotonic() + 20
-    while marked(mark):
+    while tree.marked(mark):
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -141,6 +141,12 @@ def test_the_bundle_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         sys.executable, "-P", "-m", "trainers", "digits", "--epochs=3",
     ]  # fmt: skip
     assert trainer_argv("digits", [], python="/opt/conda/bin/python")[0] == "/opt/conda/bin/python"
+
+
+def test_several_processes_are_started_by_the_launcher():
+    argv = trainer_argv("digits", ["--epochs=3"], python="/opt/python", processes=2)
+    assert argv[:5] == ["/opt/python", "-P", "-m", "outlast.loop.launch", "2"]
+    assert argv[5:] == ["trainers", "digits", "--epochs=3"]
 
 
 def test_a_calling_trainer_that_has_died_is_noticed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """One contract for a bucket, a folder and memory; then what only one of them can do wrong."""
 
 import fcntl
+import io
 import os
 import signal
 import subprocess
@@ -24,12 +25,14 @@ from outlast.run.store import (
     MemoryStore,
     NotFound,
     PreconditionFailed,
+    Slice,
     Store,
     StoreError,
     Throttled,
     Unavailable,
     Unsupported,
     checksum_of,
+    copy_new,
     open_store,
     patiently,
     put_new,
@@ -112,6 +115,18 @@ def test_get_of_a_generation_never_gives_another(store: Store) -> None:
         store.get("y")
 
 
+def test_read_range_gives_bytes_of_one_generation(store: Store) -> None:
+    first = store.put("data", bytes(range(200)))
+    generation = first.generation
+    assert store.read_range("data", 0, 200, generation=generation) == bytes(range(200))
+    assert store.read_range("data", 150, 50, generation=generation) == bytes(range(150, 200))
+    with pytest.raises(Damaged):
+        store.read_range("data", 150, 51, generation=generation)
+    soon(lambda: store.put("data", b"other", if_generation_match=generation))
+    with pytest.raises(NotFound):
+        store.read_range("data", 0, 5, generation=generation)
+
+
 def test_fetch_writes_the_whole_file(store: Store, tmp_path: Path) -> None:
     data = os.urandom(9 * 1024 * 1024)
     source, to = tmp_path / "source", tmp_path / "to"
@@ -122,6 +137,72 @@ def test_fetch_writes_the_whole_file(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         store.fetch("absent", tmp_path / "none")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["source", "to"]
+
+
+def test_a_slice_of_a_file_is_an_object(store: Store, tmp_path: Path) -> None:
+    data = os.urandom(9 * 1024 * 1024 + 3)
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    for name, start, size in (("large", 2, 9 * 1024 * 1024), ("last", len(data) - 3, 3)):
+        content = data[start : start + size]
+        crc32c = checksum_of(content)[1]
+        written = store.put(name, Slice(file, start, size, crc32c), if_generation_match=0)
+        assert (written.size, written.crc32c) == (size, crc32c)
+        assert store.get(name) == (content, written)
+
+
+def test_a_slice_whose_bytes_changed_is_noticed(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"changed")
+    stale = Slice(file, 0, 7, checksum_of(b"before!")[1])
+    with pytest.raises(StoreError):
+        put_new(store, "x", stale)
+
+
+def test_stream_writes_what_is_there(store: Store) -> None:
+    written = store.put("x", b"content")
+    sink = io.BytesIO()
+    assert store.stream("x", sink, generation=written.generation) == written
+    assert sink.getvalue() == b"content"
+    with pytest.raises(NotFound):
+        store.stream("x", sink, generation=written.generation + 1)
+
+
+def test_copy_is_a_new_object_with_the_same_bytes(store: Store) -> None:
+    source = store.put("d/source", b"content")
+    copied = store.copy(
+        "d/source", "d/copy", source_generation=source.generation, if_generation_match=0
+    )
+    assert (copied.size, copied.crc32c) == (source.size, source.crc32c)
+    assert copied.generation != source.generation
+    assert store.get("d/copy") == (b"content", copied)
+    store.delete("d/source", generation=source.generation)
+    assert store.get("d/copy", generation=copied.generation) == (b"content", copied)
+
+
+def test_copy_names_what_it_replaces_and_what_it_copies(store: Store) -> None:
+    source = store.put("source", b"content")
+    there = store.put("there", b"there")
+    with pytest.raises(PreconditionFailed):
+        store.copy("source", "there", source_generation=source.generation, if_generation_match=0)
+    with pytest.raises((NotFound, PreconditionFailed)):
+        store.copy("source", "to", source_generation=source.generation + 1, if_generation_match=0)
+    with pytest.raises(NotFound):
+        store.copy("absent", "to", source_generation=1, if_generation_match=0)
+    assert store.get("there") == (b"there", there)
+    assert [found.path for found in store.list("")] == ["source", "there"]
+
+
+def test_copy_new_takes_its_own_earlier_try_for_success(store: Store) -> None:
+    source = store.put("source", b"content")
+    known = {
+        "source_generation": source.generation,
+        "expected": (source.size, source.crc32c),
+    }
+    copied = copy_new(store, "source", "to", **known)
+    assert copied is not None and soon(lambda: copy_new(store, "source", "to", **known)) == copied
+    soon(lambda: store.delete("source", generation=source.generation))
+    assert copy_new(store, "source", "elsewhere", **known) is None
 
 
 def test_delete_takes_one_generation_only(store: Store) -> None:
@@ -269,7 +350,7 @@ def test_folder_whose_locks_fail_is_refused(
 def test_network_folder_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_file_system_type", lambda folder: kind)
+    monkeypatch.setattr(store_module, "file_system_type", lambda folder: kind)
     with pytest.raises(Unsupported, match=kind):
         FolderStore(tmp_path)
 

@@ -1,6 +1,7 @@
 """A supervisor in this process with a trainer that follows a script, for its tests."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -32,14 +33,18 @@ from outlast.protocol import (
     Welcome,
 )
 from outlast.run.__main__ import Boot, supervise
-from outlast.run.attempt import Door, MachineClock, Site, Webhook
+from outlast.run.attempt import MachineClock, Site
 from outlast.run.commit import read_record, read_rows
+from outlast.run.data import Cache
+from outlast.run.door import Door
 from outlast.run.group import find_group
 from outlast.run.head import Head, HeadFile, read_head
 from outlast.run.metadata import Machine, Metadata, Spec, Waits
 from outlast.run.notice import Interrupted, Notices
 from outlast.run.process import Exited
 from outlast.run.store import MemoryStore, NotFound, Store
+from outlast.run.webhook import Webhook
+from tests.run.conftest import prove_stale_writes_are_refused
 from tests.run.fake_cloud import FakeCloud
 
 WAIT_SEC = 20.0
@@ -94,22 +99,24 @@ class Life:
                 rows.write(json.dumps({"step": self.step, "term": self.welcome.term}) + "\n")
         self.channel.send(Tick(self.step))
 
-    def offer(self, tags: list[str] | None = None) -> Accepted | Busy:
-        """Hand a snapshot over; the supervisor's answer."""
+    def offer(self, tags: list[str] | None = None, *, weight: int = 0) -> Accepted | Busy:
+        """Hand a snapshot over, with ``weight`` random bytes; the supervisor's answer."""
         self._count += 1
         identifier = f"{self._count:06d}"
         folder = self.work / f"snap-{identifier}"
         folder.mkdir()
         (folder / "state.json").write_text(json.dumps({"step": self.step}))
+        if weight:
+            (folder / "weight.bin").write_bytes(os.urandom(weight))
         size = Path(self.welcome.rows).stat().st_size
         self.channel.send(Snapshot(identifier, str(folder), self.step, tags or [], size))
         answer = self.hear(Accepted, Busy)
         assert isinstance(answer, Accepted | Busy)
         return answer
 
-    def commit(self) -> None:
+    def commit(self, *, weight: int = 0) -> None:
         """Hand a snapshot over and wait until it is a checkpoint."""
-        assert isinstance(self.offer(), Accepted)
+        assert isinstance(self.offer(weight=weight), Accepted)
         self.hear(Committed)
 
     def complete(self) -> int:
@@ -248,7 +255,11 @@ class World:
     def __init__(self, cloud: FakeCloud, folder: Path) -> None:
         self.cloud = cloud
         self.folder = folder
+        prove_stale_writes_are_refused(MemoryStore())
         self.store: Store = MemoryStore()
+        self.data: Store = MemoryStore()
+        """All buckets of data."""
+        self.patience_sec = 60.0
         self._boots = 0
 
     def boot(
@@ -288,6 +299,9 @@ class World:
             clock=clock,
             say=said.append,
             webhook=Webhook(spec.webhook, said.append),
+            data=Cache(
+                root / "cache", opener=lambda url: self.data, patience_sec=self.patience_sec
+            ),
         )
         head_file = HeadFile(store or self.store, LAYOUT, clock)
         boot = Boot(spec, head_file, site, records=True)

@@ -85,3 +85,54 @@ if [[ \$1 == --version ]]; then echo 'Python 3.9.2'; else exit 1; fi"
   [[ ! -e "$OUTLAST_ROOT/apt" ]]
   [[ "$(json "$(object "$RECORD.end.json")" message)" == *"choose an image with Python 3.11 to 3.13 and python3-venv"* ]]
 }
+
+# with_user_requirements TEXT: a bundle that has them.
+with_user_requirements() {
+  local folder="$BATS_TEST_TMPDIR/bundle"
+  cp -r "$BATS_TEST_DIRNAME/bundle" "$folder"
+  printf '%s\n' "$1" >"$folder/requirements/user.txt"
+  (cd "$folder" && "$PYTHON" -I -m zipfile -c "$BATS_TEST_TMPDIR/bundle.zip" outlast requirements)
+  cp "$BATS_TEST_TMPDIR/bundle.zip" "$CLOUD/objects/experiments%2Fdigits%2Fbundles%2Fbundle.zip"
+  metadata attributes/outlast-bundle-sha256 "$(sha256sum <"$BATS_TEST_TMPDIR/bundle.zip" | head -c 64)"
+}
+
+@test "the user's requirements have an environment of their own, made once" {
+  with_user_requirements 'keras==3.15.0'
+  run -0 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 2 ]]
+  [[ "$(tail -n 1 "$OUTLAST_ROOT/pip")" == "-m pip install --no-input"*"/requirements/user.txt" ]]
+  [[ -x "$OUTLAST_ROOT/var/lib/outlast/user-venv/bin/python" ]]
+  run -0 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 2 ]]
+  said "user-venv is complete"
+}
+
+@test "the hashes of the user's requirements are checked where there are any" {
+  with_user_requirements 'keras==3.15.0 --hash=sha256:00'
+  run -0 vm::boot
+  [[ "$(tail -n 1 "$OUTLAST_ROOT/pip")" == "-m pip install --require-hashes --no-input"*"/requirements/user.txt" ]]
+}
+
+@test "a baked interpreter makes the user's environment, and stays as it is" {
+  mkdir -p "$OUTLAST_ROOT/opt/outlast/venv/bin"
+  cp "$OUTLAST_ROOT/bin/python3" "$OUTLAST_ROOT/opt/outlast/venv/bin/python"
+  with_user_requirements 'keras==3.15.0'
+  run -0 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 1 ]]
+  [[ ! -e "$VENV" ]]
+  [[ -e "$OUTLAST_ROOT/var/lib/outlast/user-venv/.complete" ]]
+}
+
+@test "user requirements that cannot be installed end the boot with pip's last lines" {
+  mkdir -p "$OUTLAST_ROOT/opt/outlast/venv/bin"
+  cp "$OUTLAST_ROOT/bin/python3" "$OUTLAST_ROOT/opt/outlast/venv/bin/python"
+  with_user_requirements 'no-such-package'
+  echo 1 >"$OUTLAST_ROOT/pip-rc"
+  run -1 vm::boot
+  local end
+  end="$(object "$RECORD.end.json")"
+  is_record BootEnd "$end"
+  [[ "$(json "$end" reason) $(json "$end" step)" == "setup-failed make-user-environment" ]]
+  [[ "$(json "$end" message)" == "pip could not install requirements/user.txt; mend the file"*"a line of pip" ]]
+  [[ ! -e "$OUTLAST_ROOT/seen.json" ]]
+}

@@ -256,7 +256,7 @@ def test_a_stand_in_prints_its_port_and_ends_with_the_engine(name):
             process.kill()
 
 
-@pytest.mark.parametrize("name", ["runtime", "dev", "vm"])
+@pytest.mark.parametrize("name", ["runtime", "dev", "vm", "frameworks"])
 def test_locks_have_a_hash_for_each_version_and_name_no_address(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert "://" not in text and "--index-url" not in text

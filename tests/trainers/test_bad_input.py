@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["digitz"], "trainer 'digitz': unknown; did you mean digits? known are digits"),
+        (["digitz"], "trainer 'digitz': unknown; did you mean digits? known are census, "),
         (["flags"], "trainer 'flags': unknown"),
         (["../digits"], "trainer '../digits': unknown"),
         (["digits", "--epohcs", "3"], "digits: flag --epohcs: unknown; did you mean --epochs?"),
@@ -36,8 +36,17 @@ ROOT = Path(__file__).resolve().parents[2]
         (["digits", "--seed", "-1"], "digits: --seed: -1: must be 0 to 4294967295"),
         (["digits", "--mode", "tain"], "digits: --mode: invalid choice: 'tain'"),
         (["digits", "--checkpoint-every", "5m"], "digits: --checkpoint-every: '5m': must be auto"),
-        (["digits", "--data", "no/such.csv"], "digits: --data: no/such.csv: no such file"),
-        (["digits", "--data", "gs://b/x.csv"], "only local files are read"),
+        (["digits", "--data", "no/such.csv"], "digits: data no/such.csv: no such file"),
+        (
+            ["digits", "--data", "s3://b/x.csv"],
+            "must be a path of this machine or gs://BUCKET/PATH",
+        ),
+        (["digits", "--model-output-path", "gs://"], "must be a path of this machine or gs://"),
+        (["census", "--cv-iterations", "0"], "census: --cv-iterations: 0: must be 1 to 1000"),
+        (["census", "--learning-rate", "1"], "census: flag --learning-rate: unknown"),
+        (["dummy", "--step-ms", "0"], "dummy: --step-ms: '0': must be a number above 0"),
+        (["dummy", "--data", str(Path(__file__))], "is no CSV of numbers"),
+        (["dummy", "--limit-rows", "2"], "dummy: 2 rows: 3 or more are needed"),
         (["digits", "--limit-rows", "5"], "digits: limit-rows 5 of 1797 rows: 50 or more"),
         (["digits", "--data", str(Path(__file__))], "is no CSV of numbers"),
     ],
@@ -67,7 +76,7 @@ def test_a_csv_of_something_else_is_refused(
 def test_nothing_asked_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 64
     assert command.main(["--help"]) == 0
-    assert "trainers: digits" in capsys.readouterr().out
+    assert "trainers: census, digits, dummy, keras_mlp, torch_cnn" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode_dir", ["", "empty"])
@@ -110,7 +119,37 @@ def test_the_parser_imports_no_framework(name: str) -> None:
 def test_trainers_have_the_same_shape(name: str) -> None:
     module = trainers.load(name)
     for part in (
-        "parser", "Config", "build", "train_step", "evaluate", "state_dict", "load_state_dict",
-        "parameters", "main",
+        "parser", "Config", "build", "next_batch", "train_step", "evaluate", "state_dict",
+        "parameters", "save_model", "load_model", "main",
     ):  # fmt: skip
         assert callable(getattr(module, part)), part
+    assert name == module.NAME and module.NEEDS
+
+
+COMMON = {
+    "mode", "run-dir", "checkpoint-every", "model-output-path", "data", "eval-data", "limit-rows",
+    "epochs", "eval-every", "seed", "threads",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", trainers.names())
+def test_every_trainer_has_the_common_flags(name: str) -> None:
+    parser = trainers.load(name).parser()
+    assert {f"--{flag}" for flag in COMMON} <= set(parser._option_string_actions)
+
+
+@pytest.mark.parametrize("name", trainers.names())
+def test_a_missing_framework_is_a_sentence_before_anything_else(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = trainers.load(name)
+    monkeypatch.setattr(module, "NEEDS", {"no_such_framework": "its-package", "numpy": "numpy"})
+    monkeypatch.setattr(module, "build", None)
+    run_dir = tmp_path / "run"
+    assert command.main([name, "--run-dir", str(run_dir)]) == 64
+    out, err = capsys.readouterr()
+    assert not out and err == (
+        f"{name}: no_such_framework: not installed for {sys.executable}; "
+        f"run {sys.executable} -m pip install its-package numpy\n"
+    )
+    assert not run_dir.exists()

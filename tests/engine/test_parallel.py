@@ -1,0 +1,118 @@
+"""``outlast:processes`` on VMs of the local cloud: torch's launcher, gloo, a preemption, a cut."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outlast.exits import State
+from outlast.layout import Layout
+from outlast.operate import cloud as clouds
+from outlast.operate import engine as engines
+from outlast.run.commit import read_rows
+from outlast.run.head import Head, HeadLost, read_head
+from outlast.run.store import Store, open_store
+from tests.checkout import copy_checkout
+from tests.engine.conftest import Project
+
+pytestmark = [pytest.mark.engine, pytest.mark.frameworks, pytest.mark.timeout(400)]
+pytest.importorskip("torch", reason="torch is an extra")
+
+TRAINER = Path(__file__).with_name("parallel_trainer.py")
+TOTAL = 60
+WAIT_SEC = 150
+
+
+@pytest.fixture
+def stack(cloud: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
+    """A checkout with a trainer of its own, which trains in two processes."""
+    variables = cloud.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    copy_checkout(folder)
+    shutil.copy(TRAINER, folder / "trainers" / "parallel.py")
+    made = Project(folder, {**engines.scrubbed(), **variables}, cloud)
+    made.pulumi("stack", "init", "dev", "--no-select")
+    made.set("outlast:trainer", "parallel")
+    made.set("outlast:args.total", str(TOTAL))
+    made.set("outlast:processes", "2")
+    made.set("outlast:trainerPython", sys.executable)
+    made.set("outlast:checkpointEvery", "5")
+    yield made
+    made.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+
+
+@pytest.fixture
+def store(cloud: clouds.LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    return open_store(f"gs://{clouds.PROJECT}-outlast")
+
+
+class Training:
+    """One experiment's run, from outside."""
+
+    def __init__(self, stack: Project, store: Store, experiment: str) -> None:
+        stack.set("outlast:experiment", experiment)
+        stack.up()
+        self.stack = stack
+        self.store = store
+        self.outputs = stack.outputs()
+        self.layout = Layout(self.outputs["prefix"], self.outputs["run"])
+
+    @property
+    def head(self) -> Head | None:
+        try:
+            return read_head(self.store, self.layout).head
+        except HeadLost:
+            return None
+
+    def wait(self, condition: Callable[[Head], object], what: str) -> Head:
+        deadline = time.monotonic() + WAIT_SEC
+        while (head := self.head) is None or not condition(head):
+            assert time.monotonic() < deadline, f"{what}: not in {WAIT_SEC} s"
+            time.sleep(0.2)
+        return head
+
+    def wait_for_commit(self, term: int) -> str:
+        """The VM of the attempt ``term``, once it has committed something."""
+        self.wait(lambda head: head.chain and head.chain[-1].term == term, f"attempt {term}")
+        (vm,) = [vm for vm in self.stack.cloud.vms() if vm["group"] == self.outputs["group"]]
+        return vm["name"]
+
+    def result(self) -> dict[str, bytes]:
+        head = self.wait(lambda head: head.state.ended, "the end")
+        assert head.state is State.DONE and head.end is not None and head.end.result is not None
+        assert [row["step"] for row in read_rows(self.store, self.layout, head)] == list(
+            range(1, TOTAL + 1)
+        )
+        names = ("weights", "metrics.json")
+        return {name: self.store.get(head.end.result.path + name)[0] for name in names}
+
+    def logs(self, term: int) -> dict[str, str]:
+        """What every rank wrote last into the LOG_DIR of an attempt."""
+        folder = f"{self.layout.attempts}{term:06d}/logs/"
+        found = self.store.list(folder)
+        return {
+            item.path.removeprefix(folder): self.store.get(item.path)[0].decode() for item in found
+        }
+
+
+def test_preempted_and_cut_two_processes_end_with_the_bytes_of_an_undisturbed_run(
+    stack: Project, store: Store
+) -> None:
+    calm = Training(stack, store, "calm").result()
+    storm = Training(stack, store, "storm")
+    stack.cloud.act(storm.wait_for_commit(1), "preempt")
+    stack.cloud.act(storm.wait_for_commit(2), "kill")
+    storm.wait_for_commit(3)
+    assert storm.result() == calm
+
+    ranks = {"rank-0-of-2", "rank-1-of-2"}
+    told = storm.logs(1)  # a preemption leaves the time for the last files
+    assert set(told) == ranks and len(set(told.values())) == 1, "all stop after one step"
+    last = storm.logs(3)
+    assert last == dict.fromkeys(sorted(ranks), f"3 {TOTAL}")

@@ -1,0 +1,150 @@
+"""Keras 3: models, optimisers, metrics and seed generators go on bit for bit."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outlast.loop.errors import DoesNotFit, StateError
+from tests.loop.adapters.through import same, save
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+torch = pytest.importorskip("torch")
+keras = pytest.importorskip("keras")
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:keras"),
+]
+
+
+def build(optimizer: Any = "adam", *, dtype: str | None = None, width: int = 3) -> Any:
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(width, dtype=dtype),
+            layers.Dropout(0.5),
+            layers.BatchNormalization(),
+            layers.Dense(1, dtype=dtype),
+        ]
+    )
+    model.compile(optimizer, "mse", metrics=["mae", keras.metrics.RootMeanSquaredError()])
+    return model
+
+
+def train(model: Any, first: int, last: int) -> list[Any]:
+    rows = []
+    for number in range(first, last):
+        rng = np.random.default_rng(number)
+        x, y = rng.normal(size=(8, 4)), rng.normal(size=(8, 1))
+        rows.append(model.train_on_batch(x, y, return_dict=True))
+    return rows
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop", "adamw", "lion", "ftrl"])
+@pytest.mark.parametrize("target_steps", [0, 2])
+def test_training_goes_on_as_if_never_stopped(
+    tmp_path: Path, optimizer: str, target_steps: int
+) -> None:
+    mine, theirs = build(optimizer), build(optimizer)
+    train(mine, 0, 3)
+    # With the backend torch, dropout without a seed draws from torch's own generator.
+    save(tmp_path / "s", {"model": mine, "rng": torch.random})
+    expected = train(mine, 3, 6)
+    train(theirs, 10, 10 + target_steps)
+    load_unbuilt(tmp_path / "s", {"model": theirs, "rng": torch.random})
+    assert train(theirs, 3, 6) == expected
+    for one, two in zip(variables(mine), variables(theirs), strict=True):
+        assert one.tobytes() == two.tobytes()
+
+
+def load_unbuilt(folder: Path, target: dict[str, Any]) -> None:
+    """Restore alone: compiled metrics come back with the first batch."""
+    from outlast.loop import snapshot, state
+
+    saved = snapshot.read(folder)
+    state.restore_all(target, saved.nodes, saved.blobs)
+
+
+def variables(model: Any) -> list[np.ndarray]:
+    each = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [keras.ops.convert_to_numpy(variable.value) for variable in each]
+
+
+def test_a_learning_rate_that_was_changed_is_kept(tmp_path: Path) -> None:
+    mine, theirs = build(), build()
+    train(mine, 0, 1)
+    mine.optimizer.learning_rate = 0.25
+    load_unbuilt(save(tmp_path / "s", {"model": mine}), {"model": theirs})
+    assert float(theirs.optimizer.learning_rate.numpy()) == 0.25
+
+
+def test_parts_by_themselves(tmp_path: Path) -> None:
+    def parts(start: int) -> dict[str, Any]:
+        layer = keras.layers.Dense(2)
+        layer.build((None, 3))
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(layer.trainable_variables)
+        metric = keras.metrics.Mean()
+        metric.update_state(start)
+        seeds = keras.random.SeedGenerator(start)
+        return {
+            "l": layer,
+            "o": optimizer,
+            "m": metric,
+            "s": seeds,
+            "v": keras.Variable([float(start)]),
+        }
+
+    mine, theirs = parts(1), parts(2)
+    keras.random.normal((2,), seed=mine["s"])
+    load_unbuilt(save(tmp_path / "s", mine), theirs)
+    assert float(theirs["m"].result()) == 1.0 and float(theirs["v"].numpy()[0]) == 1.0
+    assert (mine["l"].kernel.numpy() == theirs["l"].kernel.numpy()).all()
+    one, two = (keras.random.normal((3,), seed=each["s"]) for each in (mine, theirs))
+    assert one.tolist() == two.tolist()
+
+
+def test_bfloat16_weights_keep_their_bits(tmp_path: Path) -> None:
+    mine, theirs = build(dtype="bfloat16"), build(dtype="bfloat16")
+    train(mine, 0, 2)
+    load_unbuilt(save(tmp_path / "s", {"model": mine}), {"model": theirs})
+    one, two = (each.layers[0].kernel.value.detach() for each in (mine, theirs))
+    assert str(one.dtype) == "torch.bfloat16" and one.equal(two)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: keras.Sequential([keras.layers.Dense(2)]), "is not built and has no variables"),
+        (lambda: keras.optimizers.Adam(), "call build(model.trainable_variables)"),
+    ],
+)
+def test_what_has_no_variables_yet_is_refused(tmp_path: Path, make: Any, says: str) -> None:
+    with pytest.raises(StateError) as caught:
+        save(tmp_path / "s", {"x": make()})
+    assert "state['x']" in str(caught.value) and says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [
+        (lambda: build(width=5), "kernel is (4, 5) of float32: the checkpoint holds"),
+        (lambda: build(dtype="float64"), "kernel is (4, 3) of float64: the checkpoint holds"),
+        (lambda: build("sgd"), "state['m'].optimizer has"),
+        (lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]), "is not compiled"),
+        (lambda: {}, "is dict: the checkpoint holds a Keras Layer"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, theirs: Any, says: str) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        load_unbuilt(save(tmp_path / "s", {"m": build()}), {"m": theirs()})
+    assert "state['m']" in str(caught.value) and says in str(caught.value)
+
+
+def test_capturing_twice_is_the_same(tmp_path: Path) -> None:
+    model = build()
+    train(model, 0, 1)
+    assert same({"m": model}, {"m": model}) is None

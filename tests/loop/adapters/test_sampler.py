@@ -1,0 +1,68 @@
+"""An order that is a function of seed and epoch, and a place in it that is one number."""
+
+from typing import Any
+
+import pytest
+
+from outlast.loop.errors import DoesNotFit, LoopError
+from outlast.loop.sampler import BatchSampler
+
+
+def take(sampler: BatchSampler, number: int) -> list[list[int]]:
+    return [batch for _, batch in zip(range(number), sampler.over(sampler), strict=False)]
+
+
+def test_every_epoch_has_every_row_once_in_an_order_of_its_own() -> None:
+    sampler = BatchSampler(10, 3, seed=1)
+    batches = take(sampler, 8)
+    assert [len(batch) for batch in batches] == [3, 3, 3, 1] * 2
+    first, second = ([row for batch in batches[i : i + 4] for row in batch] for i in (0, 4))
+    assert sorted(first) == sorted(second) == list(range(10)) and first != second
+    assert sampler.position == 8 and sampler.epoch == 2
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_it_goes_on_where_it_was(at: int) -> None:
+    calm = take(BatchSampler(10, 3, seed=4), 9)
+    first, second = BatchSampler(10, 3, seed=4), BatchSampler(10, 3, seed=4)
+    assert take(first, at) == calm[:at]
+    second.load_state_dict(first.state_dict())
+    assert take(second, 9 - at) == calm[at:]
+
+
+def test_replicas_share_an_epoch() -> None:
+    parts = [BatchSampler(13, 2, seed=4, num_replicas=3, rank=rank) for rank in range(3)]
+    rows = [row for part in parts for batch in take(part, 2) for row in batch]
+    assert len(set(rows)) == 12 and all(part.batches_per_epoch == 2 for part in parts)
+
+
+def test_options() -> None:
+    assert take(BatchSampler(5, 2, shuffle=False, drop_last=True), 3) == [[0, 1], [2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"size": 0}, "BatchSampler size 0: must be a number, 1 or more"),
+        ({"batch_size": 1.5}, "BatchSampler batch_size 1.5"),
+        ({"rank": 1}, "BatchSampler rank 1: must be 0 to 0"),
+        ({"batch_size": 20, "drop_last": True}, "10 rows give no full batch"),
+    ],
+)
+def test_what_gives_no_batches_is_refused(args: dict[str, Any], says: str) -> None:
+    with pytest.raises(LoopError) as caught:
+        BatchSampler(**{"size": 10, "batch_size": 3, **args})
+    assert says in str(caught.value)
+
+
+def test_another_order_does_not_fit() -> None:
+    with pytest.raises(DoesNotFit, match="seed 2: the checkpoint's is 1"):
+        BatchSampler(10, 3, seed=2).load_state_dict(BatchSampler(10, 3, seed=1).state_dict())
+
+
+def test_iterating_before_the_restore_is_named() -> None:
+    sampler, other = BatchSampler(10, 3), BatchSampler(10, 3)
+    take(other, 2)
+    next(iter(sampler))
+    with pytest.raises(DoesNotFit, match="was iterated before the restore"):
+        sampler.load_state_dict(other.state_dict())

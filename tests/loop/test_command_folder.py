@@ -1,0 +1,301 @@
+"""A command's checkpoint folder: what is taken, when, and never a mix of two."""
+
+import errno
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from outlast.loop.command import folder as folders
+from outlast.loop.command.folder import Changed, Copier, Stillness, is_log, is_temporary, look
+from outlast.loop.errors import DoesNotFit
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "work").mkdir()
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def copier(root: Path) -> Copier:
+    return Copier(root, [root.parent / "work"])
+
+
+def age(path: Path, seconds: float = 100.0) -> None:
+    """Set a file's own time back; its change time stays."""
+    then = path.stat().st_mtime_ns - int(seconds * 1e9)
+    os.utime(path, ns=(then, then))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.pt.tmp", "tmp-checkpoint-500/model.safetensors", ".tmp1234", "a.tmp.77"),
+        *("shard.part", "model.bin.incomplete", "x.crdownload", "notes.txt~", ".nfs0001"),
+        *("ckpt-1_temp/part-0", "ckpt.tempstate99", "step_5.orbax-checkpoint-tmp-17/d"),
+    ],
+)
+def test_names_of_what_is_being_written_are_no_checkpoint(name: str) -> None:
+    assert is_temporary(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("last.ckpt", "checkpoint-500/model.safetensors", "latest.weights.h5", ".metadata"),
+        *("training_metadata.json", "template.json", "temp.npy", "checkpoint", "state.db"),
+    ],
+)
+def test_other_names_are(name: str) -> None:
+    assert not is_temporary(name)
+    assert not is_log(name)
+
+
+def test_all_is_put_back_as_it_was(root: Path, copier: Copier, tmp_path: Path) -> None:
+    (root / "sub/empty").mkdir(parents=True)
+    (root / "sub/weights.bin").write_bytes(b"w" * 1000)
+    (root / "run.sh").write_text("#!/bin/sh\n")
+    (root / "run.sh").chmod(0o755)
+    (root / "last").symlink_to("sub/weights.bin")
+    (root / "here").symlink_to(root / "sub")
+    (root / "half.tmp").write_text("half")
+    age(root / "sub/weights.bin")
+    taken = copier.take("snap-1", said="mark")
+    assert taken.folder == tmp_path / "work/snap-1" and taken.copied == 1010
+
+    again = tmp_path / "again"
+    again.mkdir()
+    assert Copier(again, [tmp_path / "work"]).put_back(taken.folder) == "mark"
+    assert (again / "sub/empty").is_dir() and not (again / "half.tmp").exists()
+    assert (again / "last").read_bytes() == b"w" * 1000
+    assert os.readlink(again / "here") == "sub"  # was absolute, and its folder has moved
+    assert os.access(again / "run.sh", os.X_OK)
+    times = [(place / "sub/weights.bin").stat().st_mtime_ns for place in (root, again)]
+    assert times[0] == times[1]  # the newest by time is the newest again
+
+
+def test_a_snapshot_of_a_trainer_is_none_of_a_command(copier: Copier, tmp_path: Path) -> None:
+    (tmp_path / "snap").mkdir()
+    (tmp_path / "snap/state.json").write_text("{}")
+    with pytest.raises(DoesNotFit, match="none of a command"):
+        copier.put_back(tmp_path / "snap")
+
+
+def test_a_copy_shares_nothing_with_the_commands_files(root: Path, copier: Copier) -> None:
+    (root / "a").write_text("before")
+    taken = copier.take("snap-1")
+    with (root / "a").open("r+") as file:  # written over in place
+        file.write("behind")
+    assert (taken.folder / "files/a").read_text() == "before"
+
+
+def test_unchanged_files_are_linked_and_changed_ones_copied(
+    root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "big").write_bytes(b"b" * 5000)
+    (root / "small").write_bytes(b"s" * 10)
+    # The files were left alone for long: nobody waits for that here.
+    monkeypatch.setattr(folders, "SETTLED_NS", -(10**9))
+    first = copier.take("snap-1")
+    (root / "small").write_bytes(b"t" * 10)
+    (root / "new").write_bytes(b"n")
+    second = copier.take("snap-2")
+    assert (first.copied, second.copied) == (5010, 11)
+    assert (first.folder / "files/big").stat().st_ino == (second.folder / "files/big").stat().st_ino
+    assert (second.folder / "files/small").read_bytes() == b"t" * 10
+    assert copier.take("snap-3").copied == 0
+
+
+def test_a_file_that_was_just_written_is_no_proof_of_anything(root: Path, copier: Copier) -> None:
+    """A second write within the file system's clock tick would look like none."""
+    (root / "a").write_bytes(b"1")
+    assert copier.take("snap-1").copied == 1
+    assert copier.take("snap-2").copied == 1
+
+
+def test_a_file_written_over_with_its_old_time_is_copied_again(
+    root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "SETTLED_NS", -(10**9))
+    (root / "a").write_bytes(b"old!")
+    age(root / "a")
+    before = (root / "a").stat()
+    copier.take("snap-1")
+    (root / "a").write_bytes(b"new!")
+    os.utime(root / "a", ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert (copier.take("snap-2").folder / "files/a").read_bytes() == b"new!"
+
+
+@pytest.mark.parametrize("how", ["grows", "is deleted", "is replaced", "gets a neighbour"])
+def test_a_change_during_the_copy_voids_it(
+    root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    for name in ("a", "b"):
+        (root / name).write_text(name)
+    copied = folders._copy_bytes
+
+    def meddle(source, copy, limit=None):
+        copied(source, copy, limit)
+        if how == "grows":
+            with (root / "b").open("a") as file:
+                file.write("more")
+        elif how == "is deleted":
+            (root / "b").unlink(missing_ok=True)
+        elif how == "is replaced":
+            (root / "b.tmp").write_text("c")
+            os.replace(root / "b.tmp", root / "b")
+        else:
+            (root / "c").write_text("c")
+
+    monkeypatch.setattr(folders, "_copy_bytes", meddle)
+    with pytest.raises(Changed):
+        copier.take("snap-1")
+    assert not [path for path in (root.parent / "work").iterdir() if "snap-1" in path.name]
+    monkeypatch.setattr(folders, "_copy_bytes", copied)
+    assert (copier.take("snap-1").folder / "files/a").read_text() == "a"
+
+
+def test_a_rotation_that_races_the_copy_gives_never_a_mix(root: Path, copier: Copier) -> None:
+    """Pairs of files, each of one save, written and rotated as fast as can be."""
+    ended = threading.Event()
+
+    def rotate() -> None:
+        rng, number = random.Random(1), 0
+        while not ended.is_set():
+            number += 1
+            for half in ("left", "right"):
+                (root / f"{half}-{number}.tmp").write_text(f"{number}" * 500)
+                os.replace(root / f"{half}-{number}.tmp", root / f"{half}-{number}")
+            for half in ("left", "right"):
+                (root / f"{half}-{number - 1}").unlink(missing_ok=True)
+            ended.wait(rng.choice([0, 0.002, 0.01]))
+
+    writer = threading.Thread(target=rotate)
+    writer.start()
+    taken = voided = 0
+    try:
+        while taken < 20 or voided < 20:
+            before = look(root)
+            try:
+                snap = copier.take(f"snap-{taken}", before=before)
+            except Changed:
+                voided += 1
+                continue
+            taken += 1
+            found = {path.name: path.read_text() for path in (snap.folder / "files").iterdir()}
+            assert set(found) == set(before.chosen().files)
+            assert all(text == name.rpartition("-")[2] * 500 for name, text in found.items())
+    finally:
+        ended.set()
+        writer.join()
+
+
+def test_a_log_that_grows_holds_nothing_up_and_is_taken_as_far_as_it_goes(
+    root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "model").write_text("m")
+    (root / "train.log").write_text("one\n")
+    copied = folders._copy_bytes
+
+    def grow(source, copy, limit=None):
+        with (root / "train.log").open("a") as file:
+            file.write("two\n")
+        copied(source, copy, limit)
+
+    monkeypatch.setattr(folders, "_copy_bytes", grow)
+    still = Stillness(0.0, look(root))
+    taken = copier.take("snap-1")
+    assert (taken.folder / "files/train.log").read_text() == "one\n"
+    assert still.still_sec(5.0, look(root)) == 5.0
+    (root / "model").write_text("mm")
+    assert still.still_sec(6.0, look(root)) == 0.0
+
+
+def test_a_temporary_file_that_grows_is_a_save_that_is_not_over(root: Path) -> None:
+    (root / "a").write_text("a")
+    still = Stillness(0.0, look(root))
+    (root / "b.tmp").write_text("b")
+    assert still.still_sec(1.0, look(root)) == 0.0
+    assert still.still_sec(3.0, look(root)) == 2.0
+
+
+def test_complete_is_the_last_file_of_its_folder(root: Path, copier: Copier) -> None:
+    for number in (1, 2, 3):
+        (root / f"save-{number}").mkdir()
+        (root / f"save-{number}/model").write_text(str(number))
+        age(root / f"save-{number}/model")
+        if number < 3:
+            (root / f"save-{number}/COMPLETE").touch()
+    listing = look(root)
+    assert listing.says_complete
+    assert set(listing.complete_folders()) == {"save-1", "save-2"}
+    taken = copier.take("snap-1", folders=listing.complete_folders())
+    assert sorted(path.name for path in (taken.folder / "files").iterdir()) == ["save-1", "save-2"]
+    (root / "save-2/model").write_text("written over")  # newer than its COMPLETE
+    age(root / "save-2/COMPLETE")
+    assert set(look(root).complete_folders()) == {"save-1"}
+
+
+def test_no_room_is_said_with_both_numbers(
+    root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "a").write_bytes(b"a" * 4096)
+    usage = type("Usage", (), {"free": 100})
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(folders.NoRoom, match=r"4096 bytes does not fit: .* has 100 bytes free"):
+        copier.take("snap-1")
+
+
+def test_what_does_not_fit_into_the_first_place_goes_to_the_next(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / "memory", tmp_path / "disk"]
+    free = {places[0]: 1000, places[1]: 10_000}
+    for place in places:
+        place.mkdir()
+    monkeypatch.setattr(
+        folders.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[path]})
+    )
+    monkeypatch.setattr(folders, "SETTLED_NS", -(10**9))
+    copier = Copier(root, places)
+    (root / "a").write_bytes(b"a" * 400)
+    assert copier.take("snap-1").folder == places[0] / "snap-1"
+    (root / "b").write_bytes(b"b" * 600)
+    taken = copier.take("snap-2")  # only once more, and the command needs memory, too
+    assert (taken.folder, taken.copied) == (places[1] / "snap-2", 1000)
+    assert [path.name for path in places[0].iterdir()] == ["snap-1"]
+    free[places[1]] = 100
+    assert copier.take("snap-3").copied == 0  # all linked
+    (root / "a").write_bytes(b"c" * 800)
+    with pytest.raises(folders.NoRoom):
+        copier.take("snap-4")
+
+
+def test_bytes_are_copied_where_the_kernel_will_not(
+    root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    (root / "a").write_bytes(os.urandom(1 << 20))
+    taken = copier.take("snap-1")
+    assert (taken.folder / "files/a").read_bytes() == (root / "a").read_bytes()
+
+
+def test_a_result_is_made_plain(tmp_path: Path) -> None:
+    result = tmp_path / "result"
+    result.mkdir()
+    (result / "model").write_text("m")
+    (result / "best").symlink_to("model")
+    (result / "gone").symlink_to("nowhere")
+    (result / "RESULT.json").write_text("{}")
+    os.mkfifo(result / "pipe")
+    said = folders.tidy_result(result)
+    found = {path.name: path.read_text() for path in result.iterdir() if not path.is_symlink()}
+    assert found == {"model": "m", "best": "m", "command-RESULT.json": "{}"}
+    assert len(said) == 2 and "gone" in said[1] and "command-RESULT.json" in said[0]

@@ -1,0 +1,158 @@
+"""Where snapshots are written, and what happens where there is no room."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast import places
+from outlast.loop import DoesNotFit, snapshot, training
+from outlast.protocol import Error, Stop
+from tests.loop.fake_supervisor import FakeSupervisor
+from tests.loop.test_training import TOTAL, stopped, walk
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """Folders and the room that they seem to have."""
+    rooms = {tmp_path / "memory": 10 * MB, tmp_path / "ssd": 50 * MB, tmp_path / "disk": 40 * MB}
+    for folder in rooms:
+        folder.mkdir()
+    monkeypatch.setattr(places, "room", lambda folder: rooms.get(folder, 0))
+    return rooms
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [(0, "memory"), (5 * MB, "memory"), (5 * MB + 1, "ssd"), (25 * MB, "ssd"), (30 * MB, "ssd")],
+)
+def test_two_must_fit_or_it_is_the_roomiest(folders: dict[Path, int], size: int, name: str) -> None:
+    assert places.choose(list(folders), size).name == name
+
+
+def test_memory_has_no_more_room_than_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk = places.room(tmp_path)
+    assert on_disk > 0
+    monkeypatch.setattr(places, "file_system_type", lambda folder: "tmpfs")
+    monkeypatch.setattr(places, "_available_memory", lambda: 7)
+    assert places.room(tmp_path) == 7
+    monkeypatch.setattr(places, "_available_memory", lambda: None)
+    assert places.room(tmp_path) > 7
+
+
+def test_local_ssds_are_known_by_their_names(tmp_path: Path) -> None:
+    def rooted(path: str) -> Path:
+        return Path(f"{tmp_path}{path}")
+
+    assert places.local_ssds(rooted) == []
+    by_id = rooted("/dev/disk/by-id")
+    by_id.mkdir(parents=True)
+    rooted("/proc/self").mkdir(parents=True)
+    for device, name in (("nvme0n1", "google-local-nvme-ssd-0"), ("sda", "google-boot")):
+        rooted(f"/dev/{device}").touch()
+        (by_id / name).symlink_to(f"../../{device}")
+    rooted("/proc/self/mounts").write_text(
+        "/dev/sda / ext4 rw,relatime 0 0\n"
+        "/dev/nvme0n1 /mnt/fast\\040disk ext4 rw,discard 0 0\n"
+        "/dev/nvme0n1 /mnt/read ext4 ro 0 0\n"
+        "proc /proc proc rw 0 0\n"
+    )
+    assert places.local_ssds(rooted) == [rooted("/mnt/fast disk")]
+
+
+def test_snapshots_go_where_two_of_them_fit(
+    supervisor: FakeSupervisor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    supervisor.places = [disk]
+    monkeypatch.setattr(places, "room", lambda folder: 10 * MB if folder == disk else 30)
+    walk()
+    assert supervisor.gone.wait(5)
+    assert {Path(taken.path).parent for taken, _ in supervisor.committed} == {disk}
+    assert len(supervisor.committed) == TOTAL and not list(disk.iterdir())
+    said = capsys.readouterr().err
+    assert f"go to {disk}: {supervisor.work} has 30 bytes free" in said
+
+
+def full_for(monkeypatch: pytest.MonkeyPatch, tries: int) -> list[Path]:
+    """The disk is full for so many snapshots after the proof at step 0; those that were tried."""
+    tried: list[Path] = []
+    write = snapshot.write
+
+    def full(folder: Path, saved: snapshot.Saved, **named: Any) -> None:
+        if not folder.name.startswith("tmp-proof"):
+            tried.append(folder)
+            if len(tried) <= tries:
+                folder.mkdir()
+                (folder / "arrays.bin").write_bytes(b"as far as it went")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(folder, saved, **named)
+
+    monkeypatch.setattr(snapshot, "write", full)
+    monkeypatch.setattr(training, "BUSY_RETRY_SEC", 0.02)
+    return tried
+
+
+def test_a_full_disk_is_tried_again(
+    supervisor: FakeSupervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full_for(monkeypatch, 3)
+    walk()
+    assert supervisor.gone.wait(5)
+    assert [taken.step for taken, _ in supervisor.committed] == list(range(1, TOTAL + 1))
+    assert capsys.readouterr().err.count("no room for a snapshot") == 3
+    assert not list(supervisor.work.iterdir())
+
+
+def test_a_disk_that_stays_full_ends_with_the_reason(
+    supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = full_for(monkeypatch, 10**9)
+    monkeypatch.setattr(training, "FULL_RETRY_SEC", 0.2)
+    with pytest.raises(DoesNotFit, match="bytes free; choose a machine with more memory"):
+        walk()
+    assert supervisor.gone.wait(5)
+    (error,) = supervisor.of(Error)
+    assert error.kind == "does-not-fit" and str(supervisor.work) in error.message
+    assert len(tried) > 1 and supervisor.committed == []
+    assert not list(supervisor.work.iterdir())
+
+
+def test_another_trouble_of_the_disk_is_said_at_once(
+    supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(snapshot, "publish", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        walk()
+
+
+def test_stopped_without_a_snapshot_none_is_written(
+    supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The supervisor has said that it could not be committed in time any more."""
+    supervisor.every = "1000"
+
+    def each(step: int) -> None:
+        if step == 5:
+            supervisor.push(Stop(20.0, snapshot=False))
+
+    assert stopped(each) == 75
+    assert supervisor.gone.wait(5)
+    assert [taken.step for taken, _ in supervisor.committed] == [4]  # the best of before
+    assert not list(supervisor.work.iterdir())
+    assert "goes on from the checkpoint before" in capsys.readouterr().err

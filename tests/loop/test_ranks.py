@@ -1,0 +1,345 @@
+"""Plain processes that train as ranks of one run: one step to stop at, one death for all."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outlast.loop import LoopError, StateError, launch, ranks
+from tests.loop import programs
+
+TOTAL = 40
+PROGRAM = f"""
+import os, random, sys, time
+import outlast
+from outlast.loop import ranks
+
+if "HANG" in os.environ:
+    ranks.NOTICE_SEC = 0.3
+rank = int(os.environ["RANK"])
+rng, own, place = random.Random(1), random.Random(100 + rank), {{"x": 0.0}}
+share = {{"position": 0, "sum": 0.0}}
+with outlast.train(
+    state={{"rng": rng, "place": place}}, rank_state={{"own": own, "share": share}},
+    total=int(os.environ.get("TOTAL_" + str(rank), "{TOTAL}")), run_dir=sys.argv[1],
+    arguments={{}}, checkpoint_every="3",
+) as run:
+    assert (run.rank, run.world_size) == (rank, int(os.environ["WORLD_SIZE"]))
+    for step in run.steps():
+        if os.environ.get("HANG") == f"{{rank}} {{step}}":
+            print("hangs", flush=True)
+            time.sleep(600)
+        if os.environ.get("FAIL") == f"{{rank}} {{step}}":
+            raise ZeroDivisionError("on purpose")
+        if os.environ.get("LEAVE") == f"{{rank}} {{step}}":
+            break
+        place["x"] += rng.gauss(0, 1)
+        share["position"] += 1
+        share["sum"] += own.gauss(0, 1)
+        run.log(x=place["x"])
+        if step % 10 == 0:
+            run.eval(height=place["x"], best="max")
+        print(step, flush=True)
+        time.sleep(float(os.environ.get("PACE", "0")) * (1 + rank))
+    run.result("place.txt").write_text(repr(place["x"]))
+with open(f"end-{{rank}}", "w") as file:
+    file.write(repr((share, own.random(), place)))
+"""
+
+
+class Party:
+    """The processes of one launch, and what they said."""
+
+    def __init__(self, processes: list["subprocess.Popen[str]"]) -> None:
+        self.processes = processes
+
+    def wait(self) -> list[int]:
+        """Their exit codes; what they said is in ``out`` and ``err``."""
+        said = [process.communicate(timeout=programs.WAIT_SEC) for process in self.processes]
+        self.out = [out for out, _ in said]
+        self.err = [err for _, err in said]
+        return [process.returncode for process in self.processes]
+
+    def last_steps(self) -> list[int]:
+        return [int(out.split()[-1]) for out in self.out]
+
+
+@contextlib.contextmanager
+def launched(tmp_path: Path, size: int = 2, **more: str) -> Iterator[Party]:
+    """``size`` ranks, started as a launcher does; none is left behind."""
+    program = tmp_path / "walk.py"
+    program.write_text(PROGRAM)
+    argv = [sys.executable, str(program), str(tmp_path / "run")]
+    with contextlib.ExitStack() as stack:
+        yield Party(
+            [
+                stack.enter_context(
+                    programs.started(
+                        tmp_path,
+                        argv,
+                        RANK=str(rank),
+                        WORLD_SIZE=str(size),
+                        LOCAL_WORLD_SIZE=str(size),
+                        MASTER_PORT="29500",
+                        **more,
+                    )
+                )
+                for rank in range(size)
+            ]
+        )
+
+
+def ends(tmp_path: Path, size: int = 2) -> list[str]:
+    """What each rank had at its end, and the run's result."""
+    own = [(tmp_path / f"end-{rank}").read_text() for rank in range(size)]
+    return [*own, *map(repr, programs.result_of(tmp_path / "run").items())]
+
+
+@pytest.fixture(scope="module")
+def calm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of two ranks."""
+    folder = tmp_path_factory.mktemp("calm")
+    with launched(folder) as party:
+        assert party.wait() == [0, 0], party.err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calm(calm_folder: Path) -> list[str]:
+    """What it ended with."""
+    return ends(calm_folder)
+
+
+def test_a_stop_is_after_the_same_step_in_all_ranks_and_changes_nothing(
+    tmp_path: Path, calm: list[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    with launched(tmp_path, PACE="0.05") as party:
+        programs.wait_for(lambda: programs.newest(run_dir) > 0, party.processes[0])
+        for process in party.processes:  # as a terminal does
+            process.send_signal(signal.SIGINT)
+        assert party.wait() == [75, 75], party.err
+    first, second = party.last_steps()
+    assert first == second == programs.newest(run_dir) < TOTAL
+    assert f"stopped after step {first} of {TOTAL}" in party.err[0]
+    assert not party.err[1]
+    with launched(tmp_path) as party:
+        assert party.wait() == [0, 0], party.err
+    assert ends(tmp_path) == calm
+
+
+def test_killed_at_seeded_moments_a_run_ends_with_the_same_bytes(
+    tmp_path: Path, calm: list[str]
+) -> None:
+    run_dir, draw = tmp_path / "run", random.Random(5)
+    for victim in (1, 0):
+        before = programs.newest(run_dir)
+        with launched(tmp_path, PACE="0.05") as party:
+            programs.wait_for(lambda old=before: programs.newest(run_dir) > old, party.processes[0])
+            time.sleep(draw.uniform(0, 0.1))
+            party.processes[victim].kill()
+            codes = party.wait()
+        assert codes[victim] == -signal.SIGKILL
+        assert codes[1 - victim] == 1, party.err
+        programs.wait_until_alone(tmp_path)
+        assert programs.head(run_dir)["state"] == "open"
+    with launched(tmp_path) as party:
+        assert party.wait() == [0, 0], party.err
+        assert int(party.out[0].split()[0]) > 3, "it went on from a checkpoint"
+    assert ends(tmp_path) == calm
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_ends_a_rank_that_hangs(tmp_path: Path, victim: int) -> None:
+    """As in a collective that waits for the dead one for ever."""
+    with launched(tmp_path, HANG=f"{1 - victim} 2") as party:
+        said = party.processes[1 - victim].stdout
+        assert said is not None and [said.readline(), said.readline()] == ["1\n", "hangs\n"]
+        party.processes[victim].kill()
+        assert party.wait()[1 - victim] == 1
+    assert f"rank {victim} has gone, and this rank hangs" in party.err[1 - victim]
+    programs.wait_until_alone(tmp_path)
+
+
+def test_a_rank_that_fails_tells_the_others_why(tmp_path: Path) -> None:
+    with launched(tmp_path, FAIL="1 5") as party:
+        assert party.wait() == [1, 1]
+    assert "ZeroDivisionError: on purpose" in party.err[1]
+    assert "RankLost: rank 1 has failed: on purpose" in party.err[0]
+
+
+def test_ranks_that_make_other_steps_are_refused(tmp_path: Path) -> None:
+    with launched(tmp_path, LEAVE="1 5") as party:
+        assert party.wait() == [1, 1]
+    assert "all ranks must make the same steps" in party.err[1]
+    with launched(tmp_path, TOTAL_1="41") as party:
+        assert party.wait() == [1, 1]
+    assert "total: is 41 in rank 1 and 40 in rank 0" in party.err[0]
+
+
+def test_a_checkpoint_of_two_ranks_does_not_fit_three(tmp_path: Path) -> None:
+    with launched(tmp_path, FAIL="0 8") as party:
+        assert party.wait() == [1, 1]
+    assert programs.newest(tmp_path / "run") >= 3
+    with launched(tmp_path, 3) as party:
+        assert party.wait() == [1, 1, 1]
+    assert "the checkpoint is of 2 ranks and this training has 3" in party.err[0]
+    assert "go on with 2 processes, or begin a new run" in party.err[2]
+
+
+def test_a_finished_run_is_kept_as_it_is(calm_folder: Path, calm: list[str]) -> None:
+    with launched(calm_folder) as party:
+        assert party.wait() == [0, 0], party.err
+    assert party.out == ["", ""]
+    assert ends(calm_folder) == calm
+
+
+LAUNCHER = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen(sys.argv[1:], env={**os.environ, "RANK": str(rank)}, start_new_session=True)
+    for rank in range(2)
+]
+print(*(rank.pid for rank in ranks), flush=True)
+for rank in ranks:
+    rank.wait()
+"""
+
+
+def test_a_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
+    program = tmp_path / "walk.py"
+    program.write_text(PROGRAM)
+    argv = [sys.executable, "-c", LAUNCHER, sys.executable, str(program), str(tmp_path / "run")]
+    variables = {"WORLD_SIZE": "2", "MASTER_PORT": "29501", "TORCHELASTIC_RUN_ID": "x"}
+    with programs.started(tmp_path, argv, PACE="0.1", **variables) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(word) for word in launcher.stdout.readline().split()]
+        programs.wait_for(lambda: programs.newest(tmp_path / "run") > 0, launcher)
+        launcher.kill()
+        _wait(lambda: not any(_alive(pid) for pid in pids))
+    programs.wait_until_alone(tmp_path)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_for_one_that_never_comes_leaves_when_told(
+    tmp_path: Path, rank: int
+) -> None:
+    """As torchrun tells it where another one failed before it came to outlast.train."""
+    program = tmp_path / "walk.py"
+    program.write_text(PROGRAM)
+    argv = [sys.executable, str(program), str(tmp_path / "run")]
+    variables = {"WORLD_SIZE": "2", "MASTER_PORT": "29502", "RANK": str(rank)}
+    with programs.started(tmp_path, argv, **variables) as alone:
+        programs.wait_for(lambda: _catches(alone.pid, signal.SIGTERM), alone)
+        alone.terminate()
+        assert alone.wait(programs.WAIT_SEC) == 75
+    programs.wait_until_alone(tmp_path)
+
+
+def _catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = (line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + programs.WAIT_SEC
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_what_cannot_be_saved_of_a_rank_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"rank_state\['x'\] is 1, which cannot be restored"):
+        ranks.RankState({"x": 1}, 0, 1)
+    with pytest.raises(StateError, match=r"rank_state\['x'\].* cannot be saved"):
+        ranks.RankState({"x": [object()]}, 0, 1).prove(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"RANK": "2"}, "RANK 2: must be below WORLD_SIZE, which is 2"),
+        ({"RANK": "one"}, "RANK 'one': must be a whole number"),
+        ({"LOCAL_WORLD_SIZE": "1"}, "all ranks of a run are processes of one machine"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT: is not set though RANK is"),
+    ],
+)
+def test_variables_that_make_no_sense_are_said(variables: dict[str, str], says: str) -> None:
+    good = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    found = ranks.world(good)
+    assert found is not None and (found.rank, found.size, found.launcher) == (1, 2, None)
+    with pytest.raises(LoopError) as caught:
+        ranks.world({**good, **variables})
+    assert says in str(caught.value)
+
+
+def test_one_process_is_no_rank() -> None:
+    assert ranks.world({}) is None
+    assert ranks.world({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    keys = {
+        found.key
+        for port in ("1", "2")
+        if (found := ranks.world({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port}))
+    }
+    assert len(keys) == 2
+
+
+def test_a_folder_that_others_may_enter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = ranks.socket_path("key").parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(LoopError, match="nobody else may enter"):
+        ranks.socket_path("key")
+
+
+def test_rows_are_rank_0s_alone_and_no_socket_is_left(calm_folder: Path) -> None:
+    pieces = sorted((calm_folder / "run" / "metrics").rglob("*.jsonl"))
+    rows = [json.loads(line) for piece in pieces for line in piece.read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, TOTAL + 1))
+    assert os.listdir(calm_folder / "tmp") == [f"outlast-ranks-{os.getuid()}"]
+    assert not list((calm_folder / "tmp").glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("failures", "code"),
+    [
+        ([(5, 64), (5, 64)], 64),
+        ([(5, 1), (5, -9)], -9),  # the one that was killed, not the one that lost it
+        ([(5, -15), (5, 1)], 1),
+        ([(5, 1), (5, 64)], 64),
+        ([(35, -9), (5, 64)], 64),  # torchrun's own SIGKILL
+        ([(5, 75), (5, 1)], 1),
+        ([(5, -15), (5, 75)], 75),
+    ],
+)
+def test_of_all_ranks_exit_codes_the_one_that_says_most_counts(
+    failures: list[tuple[float, int]], code: int
+) -> None:
+    assert launch._cause(failures) == code
+
+
+def test_an_interpreter_without_torch_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert launch.main(["2", "trainers", "digits"]) == 64
+    assert "processes 2: " in (said := capsys.readouterr().err) and "needs torch there" in said

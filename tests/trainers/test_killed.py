@@ -1,0 +1,37 @@
+"""Each trainer, killed at seeded moments of a short run, ends with the undisturbed run's bytes."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from outlast import layout
+from tests.trainers import killed
+
+FRAMEWORKS = {"census": "xgboost", "torch_cnn": "torch", "keras_mlp": "keras"}
+
+
+def check(tmp_path: Path, name: str, *, kills: int) -> None:
+    calm = killed.undisturbed(tmp_path, name)
+    stormy, resumed = killed.killed(tmp_path, name, seed=len(name), kills=kills)
+    assert resumed >= 1, "the kills came after the end"
+    assert list(stormy) == list(calm)
+    assert [file for file in calm if stormy[file] != calm[file]] == []
+    table = layout.check_metrics(calm["metrics.json"])
+    assert len(table["epoch"]) >= 2
+    assert json.loads(calm["config.json"])["trainer"] == name
+
+
+@pytest.mark.parametrize("name", ["dummy", "digits"])
+def test_killed_it_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
+    check(tmp_path, name, kills=1)
+
+
+@pytest.mark.frameworks
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_killed_with_a_framework_it_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
+    if importlib.util.find_spec(FRAMEWORKS[name]) is None:  # importing Keras chooses its backend
+        pytest.skip(f"{FRAMEWORKS[name]} is not installed")
+    check(tmp_path, name, kills=2)
