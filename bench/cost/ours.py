@@ -1,0 +1,176 @@
+"""Saves a state with outlast.train, restores it, and times a loop of steps.
+
+The supervisor is started as outlast.loop starts it, but for its store. Each save is waited for, and
+a second after it, because HEAD is written at most once a second; the wait is in no figure.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import outlast
+from bench.cost.measures import (
+    Stopwatch,
+    arguments,
+    change,
+    forget_peak,
+    report,
+    resident_mb,
+    state,
+)
+from outlast.layout import Layout
+from outlast.loop import snapshot
+from outlast.protocol import SOCKET_VARIABLE
+from outlast.run.commit import Committer
+from outlast.run.head import Claim, HeadFile, read_head
+from outlast.run.store import open_store
+
+REST_SEC = 1.1
+STEP_SEC = 0.001
+LOOP_STEPS = 1500
+
+
+class _Enough(Exception):
+    """All saves are made."""
+
+
+def supervisor(folder: Path, store: str) -> subprocess.Popen[bytes]:
+    socket = Path(tempfile.mkdtemp()) / "s"
+    os.environ[SOCKET_VARIABLE] = str(socket)
+    command = [sys.executable, str(Path(__file__).with_name("supervisor.py")), "folder"]
+    command += ["--run-dir", str(folder), "--socket", str(socket)]
+    command += ["--trainer", "cost", "--run", "cost", "--checkpoint-every", "1"]
+    environment = {**os.environ, "STORE": store, "COUNTS": str(folder / "requests")}
+    folder.mkdir(parents=True, exist_ok=True)
+    log = (folder / "supervisor.log").open("ab")
+    return subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
+
+
+def requests_of(folder: Path) -> int:
+    path = folder / "requests"
+    text = path.read_text() if path.exists() else ""
+    return int(text or 0)
+
+
+def save(args, arrays):
+    """[blocked], [commit], memory, requests and objects of so many saves."""
+    blocked, commits, counts = [], [], []
+    wrote: list[float] = []
+    original = snapshot.write
+
+    def write(*arguments, **named):
+        wrote.append(time.perf_counter())
+        return original(*arguments, **named)
+
+    process = supervisor(args.dir, args.store)
+    base = base_supervisor = 0.0
+    # Two saves more than are counted: the first find no file whose pages are there already.
+    run = outlast.train({"arrays": arrays}, 10**6, checkpoint_every="1")
+    with contextlib.suppress(_Enough), run:
+        snapshot.write = write
+        base = forget_peak()
+        base_supervisor = forget_peak(str(process.pid))
+        ended, before, peak_supervisor = 0.0, 0, 0.0
+        for step in run.steps():
+            begun = time.perf_counter()
+            if step > 1 and len(wrote) >= 1:
+                blocked.append(begun - ended)
+                while run._session.busy:
+                    time.sleep(0.002)
+                    run._session.poll()
+                commits.append(time.perf_counter() - ended)
+                counts.append(requests_of(args.dir) - before)
+            peak_supervisor = resident_mb(str(process.pid))
+            if len(blocked) >= args.saves + 2:
+                process.kill()  # the run stays open, so that it can be restored
+                raise _Enough
+            time.sleep(REST_SEC)
+            before = requests_of(args.dir)
+            change(arrays)
+            ended = time.perf_counter()
+    peak = resident_mb()
+    process.wait()
+    snapshot.write = original
+    return {
+        "blocked": blocked[2:],
+        "blocked first": blocked[:1],
+        "commit": commits[2:],
+        "memory": peak - base,
+        "memory beside": peak_supervisor - base_supervisor,
+        "requests": counts[2:],
+    }
+
+
+def restore(store_url: str, times: int) -> dict[str, object]:
+    """Seconds of each restore of the newest checkpoint, as the supervisor does it at its start;
+    the run was ended by then, so that a higher resume takes it."""
+    store, layout, watch = open_store(store_url), Layout("", ""), Stopwatch()
+    objects = 0
+    for _ in range(times):
+        head_file = HeadFile(store, layout)
+        reading = read_head(store, layout)
+        into = Path(tempfile.mkdtemp()) / "restored"
+        objects = len(list(store.list(reading.head.chain[-1].path)))
+        claim = Claim(reading.head.owner, 0, 0, datetime.now(UTC) + timedelta(days=1))
+        head_file.take_term(
+            claim, still_member=lambda: True, forbidden_seconds=0, say=lambda _: None
+        )
+        committer = Committer(head_file)
+        with watch:
+            committer.restore(into)
+        shutil.rmtree(into)
+    return {"restore": watch.seconds, "objects": objects}
+
+
+def loop():
+    """(bare, ours): seconds of a step of 1 ms, median and mean, and what comes between two."""
+    gaps = {}
+    for name in ("bare", "ours", "bare again", "ours again"):
+        folder = Path(tempfile.mkdtemp())
+        if name.startswith("ours"):
+            process = supervisor(folder, str(folder))
+            with outlast.train({"n": {"n": 1}}, LOOP_STEPS, checkpoint_every="1000000") as run:
+                gaps[name] = spin(run.steps(), run)
+            process.wait()
+        else:
+            gaps[name] = spin(range(1, LOOP_STEPS + 1), None)
+        shutil.rmtree(folder, ignore_errors=True)
+    return {key: gaps[key] + gaps[f"{key} again"] for key in ("bare", "ours")}
+
+
+def spin(steps, run):
+    """What each step took beyond its 1 ms of work, seconds."""
+    found, before = [], None
+    for step in steps:
+        begun = time.perf_counter()
+        if before is not None:
+            found.append(begun - before - STEP_SEC)
+        before = begun
+        while time.perf_counter() - begun < STEP_SEC:
+            pass
+        if run is not None:
+            run.log(loss=1.0 / step)
+    return found[10:]
+
+
+def main():
+    args = arguments()
+    if args.subject == "loop":
+        report(**loop())
+        return
+    arrays = state(args.mb)
+    found = save(args, arrays)
+    del arrays
+    report(**found, **restore(args.store, 3))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,169 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportFunctionMemberAccess=false
+"""A save and a load of the same state with a peer, as its documentation shows, on this disk.
+
+`blocked` is until its call returns, `complete` until it says that the checkpoint is complete. None
+of them waits for the disk, so `commit` has an fsync of all files after that; none of them hashes.
+"""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+from measures import Stopwatch, arguments, change, forget_peak, report, resident_mb, state
+
+REST_SEC = 0.3
+
+
+def done():
+    """A save that was complete when its call returned."""
+
+
+def torch_save(arrays, folder):
+    import torch
+
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def save(path):
+        torch.save(tensors, path)
+        return done
+
+    return save, lambda path: torch.load(path, weights_only=True)
+
+
+def safetensors(arrays, folder):
+    from safetensors.numpy import load_file, save_file
+
+    def save(path):
+        save_file(arrays, path)
+        return done
+
+    return save, load_file
+
+
+def lightning(arrays, folder):
+    import torch
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    plugins = []
+
+    def save(path):
+        plugin = AsyncCheckpointIO(TorchCheckpointIO())
+        plugins.append(plugin)
+        plugin.save_checkpoint({"state_dict": tensors}, path)
+        return plugin.teardown
+
+    return save, lambda path: TorchCheckpointIO().load_checkpoint(path)
+
+
+def dcp(arrays, folder):
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def save(path):
+        return dcp.async_save(tensors, checkpoint_id=path).result
+
+    def load(path):
+        dcp.load({name: torch.zeros_like(t) for name, t in tensors.items()}, checkpoint_id=path)
+
+    return save, load
+
+
+def orbax(arrays, folder):
+    import jax
+    import orbax.checkpoint as ocp
+
+    saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+
+    def save(path):
+        # Arrays of jax do not change in place: each save has new ones, as a step of training makes.
+        made = {name: jax.device_put(array.copy()) for name, array in arrays.items()}
+        jax.block_until_ready(made)
+        begun = time.perf_counter()
+        saver.save(path.absolute(), args=ocp.args.StandardSave(made))
+        save.spent = time.perf_counter() - begun
+        return saver.wait_until_finished
+
+    return save, lambda path: ocp.StandardCheckpointer().restore(path.absolute())
+
+
+SUBJECTS = {
+    "torch.save": torch_save,
+    "safetensors": safetensors,
+    "lightning async": lightning,
+    "torch dcp async": dcp,
+    "orbax async": orbax,
+}
+
+
+def size_of(path):
+    if path.is_file():
+        return 1
+    return sum(1 for found in path.rglob("*") if found.is_file())
+
+
+def sync(path):
+    """What makes a checkpoint last that the disk has not seen yet."""
+    files = [path, path.parent, *path.rglob("*")]
+    for found in files:
+        handle = os.open(found, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def main():
+    args = arguments()
+    arrays = state(args.mb)
+    save, load = SUBJECTS[args.subject](arrays, args.dir)
+    blocked, complete, commits, objects = [], [], [], 0
+    restores = Stopwatch()
+    base = 0.0
+    for number in range(args.saves + 1):
+        change(arrays)
+        path = Path(args.dir) / f"{args.subject.replace(' ', '-')}-{number}"
+        if number == 1:
+            base = forget_peak()
+        begun = time.perf_counter()
+        wait = save(path)
+        spent = time.perf_counter() - begun
+        waited = time.perf_counter()
+        wait()
+        waited = time.perf_counter() - waited
+        synced = time.perf_counter()
+        sync(path)
+        synced = time.perf_counter() - synced
+        spent = getattr(save, "spent", spent)
+        if number:  # the first makes pools and buffers
+            blocked.append(spent)
+            complete.append(spent + waited)
+            commits.append(spent + waited + synced)
+        objects = size_of(path)
+        time.sleep(REST_SEC)
+        if number == args.saves:
+            memory = resident_mb() - base
+            for _ in range(3):
+                with restores:
+                    load(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    report(
+        blocked=blocked,
+        complete=complete,
+        commit=commits,
+        restore=restores.seconds,
+        memory=memory,
+        objects=objects,
+    )
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

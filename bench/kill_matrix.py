@@ -1,0 +1,189 @@
+"""Kills runs at seeded moments and looks at what the resumed ones came to.
+
+    python -m bench.kill_matrix --trainer digits --points 300 --seed 1
+    python -m bench.kill_matrix --trainer torch_cnn --python /opt/frameworks/bin/python --points 60
+    python -m bench.kill_matrix --trainer digits --points 60 --peers --python …
+
+An undisturbed run comes first: its result, its rows and how long its phases took are the measure.
+Each point is then one run that is struck once (SIGKILL, SIGTERM, a notice) at a moment drawn from
+the seed, and started again. Exit codes: 0 all hold, 1 something does not, 64 bad usage, 69 the
+bench could not run.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trainers
+from bench import census_rows, peers, table
+from bench.points import Verdict, as_json, draw, kinds, summary
+from bench.sites import BenchError, Calm, CloudSite, FolderSite, Job, Site, local_cloud, scratch
+from outlast.exits import DONE, USAGE
+from outlast.operate.errors import OperateError
+
+PARALLEL = 2
+FAILED = 1
+CANNOT = 69
+REDRAWS = 3
+"""A blow that fell after the run had ended is drawn anew so often."""
+CLOUD_SHARE = 5
+"""With `--where both` every so many-th point is on VMs, which take several times as long."""
+
+FLAGS: dict[str, tuple[str, ...]] = {
+    "dummy": ("--epochs=32", "--eval-every=4"),
+    "digits": ("--limit-rows=900", "--epochs=96", "--eval-every=12", "--hidden=256,128"),
+    "census": ("--epochs=200", "--eval-every=40", "--cv-iterations=4", "--threads=1"),
+    "torch_cnn": ("--limit-rows=900", "--epochs=16", "--eval-every=2", "--threads=1"),
+    "keras_mlp": ("--limit-rows=900", "--epochs=36", "--eval-every=4", "--threads=1"),
+}
+"""What cuts a trainer's run to about 4 s of training."""
+EVERY = {"dummy": "80", "digits": "120", "census": "4", "torch_cnn": "40", "keras_mlp": "80"}
+"""Steps between two checkpoints of it."""
+CENSUS_ROWS = 1200
+DATA_FLAGS = ("--data", "--census-data-path")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m bench.kill_matrix", description=__doc__)
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    made.add_argument("--trainer", action="append", default=[], help="repeatable")
+    made.add_argument("--points", type=int, default=30, help="blows for each trainer")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--only", type=int, help="this point alone, to look at it again")
+    made.add_argument("--where", choices=("folder", "cloud", "both"), default="both")
+    made.add_argument("--python", default=sys.executable, help="interpreter of the trainer")
+    made.add_argument("--image", type=Path, help="of the VMs; default that of `make setup`")
+    made.add_argument("--flags", default="", help="flags of the trainer, instead of the bench's")
+    made.add_argument("--checkpoint-every", default="", help="instead of the bench's")
+    made.add_argument("--peers", action="store_true", help="the peers' jobs too, in this run")
+    made.add_argument("--peer", action="append", default=[], choices=list(peers.JOBS))
+    made.add_argument("--peer-points", type=int, default=30)
+    made.add_argument("--peer-python", default=sys.executable, help="interpreter of the peers")
+    made.add_argument("--parallel", type=int, default=PARALLEL)
+    made.add_argument("--keep", type=Path, help="folder for the runs that failed, and all logs")
+    made.add_argument("--json", type=Path, help="file for the figures")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure as the flags say."""
+    args = parser().parse_args(argv)
+    unknown = [name for name in args.trainer if name not in trainers.names()]
+    if unknown:
+        known = ", ".join(trainers.names())
+        print(f"trainer {unknown[0]!r}: unknown; known are {known}", file=sys.stderr)
+        return USAGE
+    verdicts: dict[str, list[Verdict]] = {}
+    try:
+        with scratch(args.keep) as work:
+            for name in args.trainer:
+                verdicts[name] = _trainer(args, name, work / name)
+            for name in args.peer or (peers.JOBS if args.peers else ()):
+                verdicts[name] = _peer(args, name, work / name)
+    except (BenchError, OperateError) as error:
+        print(f"kill matrix: {error}", file=sys.stderr)
+        return CANNOT
+    lines = [line for name, found in verdicts.items() for line in summary(name, found)]
+    print(table.show(f"Kill matrix, seed {args.seed}; {table.machine()}", lines))
+    ours = [verdict for name in args.trainer for verdict in verdicts[name] if verdict.struck]
+    bad = [verdict for verdict in ours if not verdict.good]
+    for verdict in bad:
+        print(f"point {verdict.point.number}: {verdict.why or 'differs'}: {verdict}")
+    every = {name: [as_json(verdict) for verdict in found] for name, found in verdicts.items()}
+    table.write_json(args.json, {"machine": table.machine(), "lines": lines, "verdicts": every})
+    return FAILED if bad or (args.trainer and not ours) else DONE
+
+
+def _trainer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:
+    flags = tuple(args.flags.split()) or FLAGS.get(name, ())
+    every = args.checkpoint_every or EVERY.get(name, "auto")
+    if name == "census" and not any(flag.startswith(DATA_FLAGS) for flag in flags):
+        rows = census_rows.write(work / "adult.data", CENSUS_ROWS)
+        flags = (*flags, f"--data={rows.resolve()}")
+    job = Job(name, flags, every, args.python)
+    with contextlib.ExitStack() as stack:
+        sites: dict[str, Site] = {}
+        if args.where in ("folder", "both"):
+            sites["folder"] = FolderSite(job, work)
+        if args.where in ("cloud", "both"):
+            plans = work / "plans"
+            cloud = stack.enter_context(local_cloud(work, plans, args.image))
+            sites["cloud"] = CloudSite(job, cloud, plans)
+        return _strike_all(args, name, args.points, sites, kinds)
+
+
+def _peer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:
+    site = peers.PeerSite(name, args.peer_python, work)
+    return _strike_all(args, name, args.peer_points, {"folder": site}, peers.kinds)
+
+
+def _strike_all(
+    args: argparse.Namespace,
+    name: str,
+    points: int,
+    sites: dict[str, Site],
+    kinds_of: Callable[[str], Sequence[tuple[str, str]]],
+) -> list[Verdict]:
+    begun = time.monotonic()
+    calms = {where: site.calm() for where, site in sites.items()}
+    _say_calm(name, calms)
+    both = len(sites) > 1
+    places = ["cloud" if both and n % CLOUD_SHARE == CLOUD_SHARE - 1 else "" for n in range(points)]
+    numbers = range(points) if args.only is None else [args.only]
+    first = next(iter(sites))
+
+    def strike(number: int) -> Verdict:
+        where = places[number] if number < len(places) and places[number] else first
+        verdict: Verdict | None = None
+        index = _index_there(places, number, where) if both else number
+        for redraw in range(REDRAWS):
+            seed = args.seed + 1_000_003 * redraw
+            point = draw(seed, index, where, calms[where].phases, kinds_of(where))
+            # A number of its own for each try: a run's folder is named by it.
+            point = replace(point, number=number + 100_000 * redraw)
+            verdict = sites[where].strike(point, calms[where])
+            if verdict.struck:
+                break
+        assert verdict is not None
+        if verdict.struck and not verdict.good and name not in peers.JOBS:
+            print(f"{name} point {number}: {json.dumps(as_json(verdict))}", file=sys.stderr)
+        return verdict
+
+    with ThreadPoolExecutor(args.parallel) as pool:
+        found = list(pool.map(strike, numbers))
+    took = time.monotonic() - begun
+    print(f"{name}: {len(found)} points in {took:.0f} s", file=sys.stderr)
+    return found
+
+
+def _index_there(places: Sequence[str], number: int, where: str) -> int:
+    """How many points before this one are in its place, so that its phases take turns there."""
+    mine = where if where == "cloud" else ""
+    return sum(1 for place in places[:number] if place == mine)
+
+
+def _say_calm(name: str, calms: dict[str, Calm]) -> None:
+    for where, calm in calms.items():
+        phases: dict[str, Any] = {
+            phase: f"{len(times)} x {sum(times) / len(times):.3f} s"
+            for phase, times in calm.phases.seconds.items()
+        }
+        told = ", ".join(f"{phase} {text}" for phase, text in phases.items())
+        steps = f"{calm.seconds:.1f} s, {calm.phases.steps} steps"
+        print(f"{name} undisturbed in {where}: {steps}; {told}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
