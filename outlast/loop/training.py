@@ -541,10 +541,8 @@ class Run:
                     raise
                 self._drop_unfinished()
                 if time.monotonic() >= deadline:
-                    raise DoesNotFit(
-                        f"a snapshot of {self._place_size} bytes could not be written for "
-                        f"{limit_sec:.0f} s ({error.strerror}); {places.told(self._places)}; "
-                        "choose a machine with more memory or a larger disk"
+                    raise self._no_room(
+                        self._place_size, f" for {limit_sec:.0f} s", error
                     ) from None
                 print(f"outlast: no room for a snapshot ({error}); trying again", file=sys.stderr)
             # Room is made by the commit of the one before, or by whoever else filled the disk.
@@ -552,12 +550,19 @@ class Run:
             if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
                 time.sleep(BUSY_RETRY_SEC / 2)
 
+    def _no_room(self, size: int, how_long: str, error: OSError) -> DoesNotFit:
+        return DoesNotFit(
+            f"a snapshot of {size} bytes could not be written{how_long} ({error.strerror}); "
+            f"{places.told(self._places)}; choose a machine with more memory or a larger disk"
+        )
+
     def _drop_unfinished(self) -> None:
         """Give the room of what could not be written back, and look for a place anew."""
         for place in self._places:
             (place / SPARE).unlink(missing_ok=True)
             for left in place.glob("tmp-*"):
-                if left != self._result_folder:
+                # A rank's proof is its own, and it may be at it now.
+                if left != self._result_folder and not left.name.startswith("tmp-proof-"):
                     shutil.rmtree(left, ignore_errors=True)
         self._place_size = -1
 
@@ -583,16 +588,20 @@ class Run:
         self._choose_place(sum(blob.nbytes for blob in blobs.items))
         temporary = self._place / f"tmp-{identifier}"
         parts = self._place / f"tmp-{identifier}-ranks"
+        asked = False
+        try:
+            if self._rank_state is not None:
+                parts.mkdir()
+                if self._leader is not None:
+                    self._leader.ask_parts(self._step, parts)
+                    asked = True
+                self._rank_state.write(parts, self._step)
+            saved = snapshot.Saved(self._step, self._history.to_node(), nodes, blobs)
+            snapshot.write(temporary, saved, spare=self._spare_file())
+        finally:
+            if asked and self._leader is not None:
+                self._leader.wait_parts(self._step)  # each question has its one answer
         if self._rank_state is not None:
-            parts.mkdir()
-            if self._leader is not None:
-                self._leader.ask_parts(self._step, parts)
-            self._rank_state.write(parts, self._step)
-        saved = snapshot.Saved(self._step, self._history.to_node(), nodes, blobs)
-        snapshot.write(temporary, saved, spare=self._spare_file())
-        if self._rank_state is not None:
-            if self._leader is not None:
-                self._leader.wait_parts(self._step)
             for part in parts.iterdir():
                 part.rename(temporary / part.name)
             parts.rmdir()
@@ -699,7 +708,14 @@ class Run:
         self._choose_place(sum(blob.nbytes for blob in before[1].items))
         folder = self._place / "tmp-proof"
         saved = snapshot.Saved(self._step, {}, *before)
-        snapshot.write(folder, saved, spare=self._spare_file())
+        try:
+            snapshot.write(folder, saved, spare=self._spare_file())
+        except OSError as error:
+            if error.errno not in places.FULL:
+                raise
+            self._drop_unfinished()
+            size = sum(blob.nbytes for blob in before[1].items)
+            raise self._no_room(size, "", error) from None
         saved = snapshot.read(folder)
         state.restore_all(self._state, saved.nodes, saved.blobs)
         found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._state))

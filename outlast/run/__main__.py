@@ -557,8 +557,10 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         return supervise(Boot(spec, head_file, site, records=False, run_dir=options.run_dir))
     except Interrupted:
         return exits.INTERRUPTED
-    except StoreError as error:
+    except (StoreError, OSError) as error:
+        # A full or read-only disk, mostly; the trainer hears it instead of silence.
         say(str(error))
+        door.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0)
         return FAILED
     finally:
         door.close()

@@ -222,6 +222,8 @@ class Attempt:
         self._exited: Exited | None = None
         self._exited_at = 0.0
         self._error: Error | None = None
+        self._refusal: Error | None = None
+        """Data that could not be given; a trainer may do without."""
         self._complete: Complete | None = None
         self._leaving: _Leaving | None = None
         self._killed = False
@@ -433,7 +435,7 @@ class Attempt:
             case Staged(fingerprint):
                 self._keep_data(fingerprint)
             case Refused(error):
-                self._error = self._error or error
+                self._refusal = error
             case Unanswered(error):
                 raise error
             case Over():
@@ -545,7 +547,13 @@ class Attempt:
             self.site.say(f"snapshots are written to {place}")
         self._snapshots += 1
         self._send(Accepted(snapshot.id))
-        self._submit(Job("commit", lambda: self._commit(snapshot), snapshot))
+        commit = Job(
+            "commit",
+            lambda: self._commit(snapshot),
+            snapshot,
+            bytes_left=lambda: self._committer.bytes_left,
+        )
+        self._submit(commit)
 
     def _fits(self, leaving: _Leaving) -> bool:
         """Whether a commit begun now can finish before the machine ends; says so where not."""
@@ -755,8 +763,15 @@ class Attempt:
     def _cause(self) -> tuple[Reason, str]:
         """Why the trainer ended, on a machine that lives on."""
         code = self._exited.code if self._exited is not None else None
-        said = self._error.message if self._error is not None else ""
-        kind = self._error.kind if self._error is not None else ""
+        found = self._error
+        if self._refusal is not None and (
+            # Asked before it connected, or without a word, and died of it.
+            (found is None and (self._channel is None or code == exits.USAGE))
+            or (found is not None and self._refusal.message in found.message)
+        ):
+            found = self._refusal
+        said = found.message if found is not None else ""
+        kind = found.kind if found is not None else ""
         if self._stalled:
             return Reason.STALLED, f"no step and no tick for {self.spec.waits.stall:.0f} s"
         if kind == "does-not-fit":
@@ -907,7 +922,7 @@ class Attempt:
                 clock=self.site.clock,
                 limit_seconds=limit_sec,
             )
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             self.site.say(f"the end of term {self.term} was not recorded: {error}")
         self.site.webhook.post(
             {

@@ -26,6 +26,8 @@ class Job:
     snapshot: Snapshot | None = None
     keeps_data: bool = False
     """It only keeps a fingerprint of data; whatever else is no snapshot ends the attempt."""
+    bytes_left: Callable[[], int] | None = None
+    """Bytes still to send, where that can be told: fewer than before is an answer."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,17 @@ class Worker:
     def _do(self, job: Job) -> tuple[Any, Exception | None]:
         wait_sec = RETRY_SEC
         failing_since: float | None = None
+        left_before: int | None = None
         while True:
             try:
                 return job.run(), None
             except Exception as error:
                 # The store's trouble, not the snapshot's: the trainer hears "busy" meanwhile.
                 now = time.monotonic()
+                left = job.bytes_left() if job.bytes_left is not None else None
+                if left is not None and left_before is not None and left < left_before:
+                    failing_since, wait_sec = None, RETRY_SEC  # it answered in between
+                left_before = left
                 failing_since = now if failing_since is None else failing_since
                 if now - failing_since >= self._retried_sec(error):
                     return None, error

@@ -130,6 +130,22 @@ def test_a_disk_that_stays_full_ends_with_the_reason(
     assert not list(supervisor.work.iterdir())
 
 
+def test_a_state_without_room_for_its_proof_does_not_fit(
+    supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, *_: Any, **__: Any) -> None:
+        folder.mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(snapshot, "write", full)
+    with pytest.raises(DoesNotFit, match="bytes free; choose a machine with more memory"):
+        walk()
+    assert supervisor.gone.wait(5)
+    (error,) = supervisor.of(Error)
+    assert error.kind == "does-not-fit" and supervisor.committed == []
+    assert not list(supervisor.work.iterdir())
+
+
 def test_another_trouble_of_the_disk_is_said_at_once(
     supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

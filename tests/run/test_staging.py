@@ -136,6 +136,24 @@ def test_data_that_is_not_there_is_the_users_end(world: World) -> None:
     assert "no such object" in world.end_of(1).message and world.head.data is None
 
 
+def test_data_that_a_trainer_does_without_is_not_why_it_fails_later(world: World) -> None:
+    def went_on(life: Life) -> int:
+        life.advance(2)
+        life.commit()
+        return 3
+
+    class Optional(Asking):
+        def __call__(self, life: Life) -> int:
+            super().__call__(life)
+            return self.then(life)
+
+    asking = Optional(went_on, "gs://data/none")
+    assert asking.boot(world).run() == 0
+    assert isinstance(asking.answers[0], Error)
+    end = world.end_of(1)
+    assert (end.reason, end.exit) == (Reason.USER_FAILED, 3) and "no such" not in end.message
+
+
 def test_a_store_of_data_that_does_not_answer_is_a_machines_end(world: World) -> None:
     def around(operation: Operation, perform: Any) -> Any:
         raise Unavailable("gone")
