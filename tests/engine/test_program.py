@@ -49,7 +49,9 @@ def resize(stack: Project, group: str, zone: str, size: int) -> None:
 
 def test_the_life_of_a_stack(stack: Project):
     # The cloud is every test's of this tier: a bucket that somebody else lent is no leftover.
-    others = {bucket["name"] for bucket in stack.cloud.audit()["buckets"]} - {f"{clouds.PROJECT}-outlast"}
+    others = {bucket["name"] for bucket in stack.cloud.audit()["buckets"]} - {
+        f"{clouds.PROJECT}-outlast"
+    }
     stack.up()
     first = stack.outputs()
     vm = wait_for_vm(stack)
