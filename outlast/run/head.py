@@ -500,17 +500,30 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
 def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
     """What the records tell that a HEAD without a checkpoint does not know; None where nothing.
 
-    Such a HEAD would begin the run anew. An older one that was put back is one; its own term's
-    beat, or the next term's start record, tells of what came after it.
+    Such a HEAD would begin the run anew. An older one that was put back is one: its own term's
+    beat, end or second manifest (a commit begins after the one before was swapped in), or the
+    next term's start record, tell of what came after it.
     """
     if head.chain:
         return None
+    committed = None
     with _where_whole():
         committed = Beat.from_json(store.get(layout.beat(head.term))[0]).committed
-        if committed is not None:
-            return f"term {head.term} committed step {committed}"
+    if committed is None:
+        with _where_whole():
+            committed = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0]).committed
+    if committed is not None:
+        return f"term {head.term} committed step {committed}"
     if _updated(store, layout.attempt_start(head.term + 1)) is not None:
         return f"term {head.term + 1} has begun"
+    manifests = [
+        place[0]
+        for found in store.list(layout.terms)
+        if (place := layout.folder_of(found.path)) and found.path == f"{place[1]}MANIFEST.json"
+    ]
+    for term in sorted(set(manifests)):
+        if manifests.count(term) > 1:
+            return f"term {term} left {manifests.count(term)} manifests"
     return None
 
 

@@ -31,6 +31,7 @@ from outlast.run.head import (
     Outcome,
     Result,
     decide,
+    new_nonce,
     read_head,
     resolve,
     silent_seconds,
@@ -373,16 +374,20 @@ def test_absent_head_with_attempts_is_lost(head_file: HeadFile, claim: Claim) ->
     assert (made.act, made.reason) == (Act.REFUSE, Reason.LOST)
 
 
-@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("told", ["beat", "manifests", "term"])
 def test_an_older_head_put_back_does_not_begin_the_run_anew(
-    head_file: HeadFile, claim: Claim, committed: bool
+    head_file: HeadFile, claim: Claim, told: str
 ) -> None:
     head_file.take_term(claim)
     first = head_file.head.to_json()
-    if committed:
+    if told == "beat":
         now = head_file.store.now()
         beat = Beat(1, 10, None, "training", None, 10, 1.0, (), now)
         write_record(head_file.store, head_file.layout.beat(1), beat)
+    elif told == "manifests":
+        for step in (10, 20):
+            path = head_file.layout.manifest(1, step, new_nonce())
+            head_file.store.put(path, b"{}")
     else:
         second = other(head_file)
         second.take_term(claim)
@@ -391,6 +396,15 @@ def test_an_older_head_put_back_does_not_begin_the_run_anew(
     made = other(head_file).take_term(claim)
     assert (made.act, made.reason) == (Act.REFUSE, Reason.UNREADABLE)
     assert read_head(head_file.store, head_file.layout).head.to_json() == first
+
+
+def test_a_first_commit_that_was_cut_at_its_swap_is_no_contradiction(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    head_file.take_term(claim)
+    head_file.store.put(head_file.layout.manifest(1, 10, new_nonce()), b"{}")
+    second = other(head_file)
+    assert second.take_term(claim).act is Act.TAKE and second.term == 2
 
 
 def test_a_head_that_goes_on_meanwhile_is_not_taken_for_an_old_one(
