@@ -269,8 +269,13 @@ class Stage:
                     self._tell(side, told)
             self._strike()
             if all(self._ended(side) for side in self.sides):
-                return
+                break
             time.sleep(POLL_SEC)
+        from outlast.run.store import patiently
+
+        for side in self.sides:
+            # What was read before the VM had left may lack the record of its end.
+            side.ledger = patiently(lambda side=side: ledger.read(self.store, side.layout))
 
     def _read(self, side: Side) -> Ledger | None:
         from outlast.run.store import StoreError
