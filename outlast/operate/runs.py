@@ -139,7 +139,10 @@ class OpenedRun:
         """The evaluations of a finished run (its metrics.json), else all rows so far."""
         if self._head().state is not State.DONE:
             return Table(self.rows())
-        columns = json.loads((self.result() / METRICS_FILE).read_bytes())
+        file = self.result() / METRICS_FILE
+        if not file.exists():  # a command's result is what it wrote itself
+            return Table(self.rows())
+        columns = json.loads(file.read_bytes())
         rows = zip(*columns.values(), strict=True)
         return Table([dict(zip(columns, row, strict=True)) for row in rows])
 
@@ -300,7 +303,8 @@ def _in_bucket(name: str, bucket: str, path: str) -> _Place:
 
 def _owned(head: Head, last: int) -> Iterator[tuple[int, int, int]]:
     """Each term of the lineage with the steps whose rows are its own: after, and up to."""
-    for entry, later in zip(head.lineage, [*head.lineage[1:], None], strict=True):
+    # One shorter where nothing is committed yet: no lineage, no rows.
+    for entry, later in zip(head.lineage, [*head.lineage[1:], None], strict=False):
         yield entry.term, entry.from_step, last if later is None else later.from_step
 
 
