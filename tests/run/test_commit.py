@@ -756,13 +756,16 @@ def test_the_sweep_takes_what_lower_terms_left_and_nothing_else(bench: Bench) ->
 def test_a_failing_sweep_stops_nothing(bench: Bench) -> None:
     bench.store.put(bench.layout.snapshot(1, 1, "ab") + "state", b"x")
     bench.attempt()
+    gone = [False]  # from the sweep on: before it takes a term, an attempt waits for the list
 
     def around(operation: Operation, apply: Callable[[], Any]) -> Any:
-        if operation.verb in ("list", "delete") and operation.path.startswith(bench.layout.terms):
+        swept = operation.verb in ("list", "delete")
+        if gone[0] and swept and operation.path.startswith(bench.layout.terms):
             raise Unavailable("gone")
         return apply()
 
     second = bench.attempt(around)
+    gone[0] = True
     bench.commit(second, 2)
     second.finish(State.FAILED, Reason.USER_FAILED, exit=1)
     assert bench.head.state is State.FAILED
