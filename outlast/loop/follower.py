@@ -4,8 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from outlast import layout
 from outlast.loop import ranks, snapshot, state
@@ -53,29 +52,7 @@ class Follower(Run):
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def __enter__(self) -> Self:
-        try:
-            self._join()
-        except BaseException as error:
-            self._part(error)
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            try:
-                self._finish()
-            except BaseException as late:
-                self._part(late)
-                raise
-        self._part(error)
-
-    def _join(self) -> None:
+    def _begin(self) -> None:
         world = self._world
         assert world is not None
         self._member = ranks.Member(world)
@@ -116,7 +93,7 @@ class Follower(Run):
                 self._rank_state.write(Path(said.body), self._step)
             self._member.say(ranks.WRITTEN, self._step)
 
-    def _finish(self) -> None:
+    def _complete(self) -> None:
         if not self._started:
             raise LoopError("the training has made no steps: loop over run.steps()")
         self._member.say(ranks.FINISHED, self._step)
@@ -129,7 +106,7 @@ class Follower(Run):
         if said.body:
             raise SystemExit(said.body)
 
-    def _part(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         """Leave the others; tell them why if this rank failed."""
         if hasattr(self, "_result_folder"):
             shutil.rmtree(self._result_folder, ignore_errors=True)

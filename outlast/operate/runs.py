@@ -9,7 +9,7 @@ import html
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from outlast.layout import EXPERIMENT_PATTERN, METRICS_FILE, Layout, Pin
 from outlast.loop import snapshot
 from outlast.loop.errors import LoopError
 from outlast.operate.errors import OperateError, UsageError, reading
+from outlast.run.commit import read_rows
 from outlast.run.data import CACHE_VARIABLE, user_cache
 from outlast.run.fetch import MANIFEST_FILE, cached_result
 from outlast.run.head import Checkpoint, Head, Result, read_head
@@ -128,12 +129,8 @@ class OpenedRun:
         """All rows of ``run.log`` and ``run.eval`` up to the newest checkpoint or the end, each
         step once, in order."""
         head = self._head()
-        found: list[dict[str, Any]] = []
         with self._reading():
-            for term, after, until in _owned(head, _safe_step(head)):
-                rows = self._rows_of(term)
-                found += [row for row in rows if after < row["step"] <= until]
-        return found
+            return read_rows(self._place.store, self._place.layout, head)
 
     def metrics(self) -> Table:
         """The evaluations of a finished run (its metrics.json), else all rows so far."""
@@ -218,14 +215,6 @@ class OpenedRun:
     def _reading(self) -> Any:
         return reading(self._place.name)
 
-    def _rows_of(self, term: int) -> Iterator[dict[str, Any]]:
-        """All rows of one term, in order."""
-        store = self._place.store
-        for item in store.list(self._place.layout.metrics(term)):
-            data, _ = store.get(item.path)
-            for line in data.splitlines():
-                yield json.loads(line)
-
     def _cached(self, result: Result) -> Path:
         """The result's files in the cache folder, under their digest; checked anew each time."""
         home = user_cache()
@@ -299,13 +288,6 @@ def _in_bucket(name: str, bucket: str, path: str) -> _Place:
     newest = max(found, key=lambda item: item.updated)
     prefix, _, run = newest.path.removesuffix("/HEAD").rpartition("/")
     return _Place(name, store, Layout(prefix, run), None)
-
-
-def _owned(head: Head, last: int) -> Iterator[tuple[int, int, int]]:
-    """Each term of the lineage with the steps whose rows are its own: after, and up to."""
-    # One shorter where nothing is committed yet: no lineage, no rows.
-    for entry, later in zip(head.lineage, [*head.lineage[1:], None], strict=False):
-        yield entry.term, entry.from_step, last if later is None else later.from_step
 
 
 def _safe_step(head: Head) -> int:
