@@ -1,5 +1,6 @@
 """A client of a local cloud, and its process."""
 
+import contextlib
 import json
 import os
 import signal
@@ -37,7 +38,8 @@ class LocalCloud:
         deadline = time.monotonic() + START_SEC
         endpoint = self.state / "endpoint.json"
         while True:
-            if endpoint.exists():
+            # The file of one that was killed lies there until this one takes it away.
+            with contextlib.suppress(FileNotFoundError):
                 document = json.loads(endpoint.read_text())
                 if document["pid"] == self.process.pid:
                     break

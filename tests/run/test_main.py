@@ -388,9 +388,12 @@ def test_two_at_once_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wait_until(waiting.exists, "the first reaches its gate")
         second = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
         wait_until(lambda: term() == 2, "the second takes the term")
+        # Held still, it cannot end the run before the first has looked.
+        os.kill(second.pid, signal.SIGSTOP)
         gate.touch()
         _, said = first.communicate(timeout=40)
         assert first.returncode != 0 and b"fenced" in said
+        os.kill(second.pid, signal.SIGCONT)
         second.communicate(timeout=40)
         assert second.returncode == 0
     finally:
