@@ -61,7 +61,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", type=int, help="this point alone, to look at it again")
     made.add_argument("--where", choices=("folder", "cloud", "both"), default="both")
     made.add_argument("--python", default=sys.executable, help="interpreter of the trainer")
-    made.add_argument("--image", type=Path, help="of the VMs; default that of `make setup`")
+    made.add_argument(
+        "--image",
+        type=Path,
+        help="of the VMs; default: made of --python's environment, or that of `make setup`",
+    )
     made.add_argument("--flags", default="", help="flags of the trainer, instead of the bench's")
     made.add_argument("--checkpoint-every", default="", help="instead of the bench's")
     made.add_argument("--peers", action="store_true", help="the peers' jobs too, in this run")
@@ -83,24 +87,27 @@ def main(argv: Sequence[str]) -> int:
         print(f"trainer {unknown[0]!r}: unknown; known are {known}", file=sys.stderr)
         return USAGE
     verdicts: dict[str, list[Verdict]] = {}
-    try:
-        with scratch(args.keep) as work:
-            for name in args.trainer:
-                verdicts[name] = _trainer(args, name, work / name)
-            for name in args.peer or (peers.JOBS if args.peers else ()):
-                verdicts[name] = _peer(args, name, work / name)
-    except (BenchError, OperateError) as error:
-        print(f"kill matrix: {error}", file=sys.stderr)
-        return CANNOT
+    measures = [(name, _trainer) for name in args.trainer]
+    measures += [(name, _peer) for name in args.peer or (peers.JOBS if args.peers else ())]
+    missing = False
+    with scratch(args.keep) as work:
+        for name, measure in measures:
+            try:
+                verdicts[name] = measure(args, name, work / name)
+            except (BenchError, OperateError) as error:  # of the others the figures are kept
+                print(f"kill matrix: {name}: {error}", file=sys.stderr)
+                missing = True
     lines = [line for name, found in verdicts.items() for line in summary(name, found)]
     print(table.show(f"Kill matrix, seed {args.seed}; {table.machine()}", lines))
-    ours = [verdict for name in args.trainer for verdict in verdicts[name] if verdict.struck]
+    ours = [v for name in args.trainer for v in verdicts.get(name, ()) if v.struck]
     bad = [verdict for verdict in ours if not verdict.good]
     for verdict in bad:
         print(f"point {verdict.point.number}: {verdict.why or 'differs'}: {verdict}")
     every = {name: [as_json(verdict) for verdict in found] for name, found in verdicts.items()}
     table.write_json(args.json, {"machine": table.machine(), "lines": lines, "verdicts": every})
-    return FAILED if bad or (args.trainer and not ours) else DONE
+    if bad:
+        return FAILED
+    return CANNOT if missing or (args.trainer and not ours) else DONE
 
 
 def _trainer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:
@@ -116,9 +123,22 @@ def _trainer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:
             sites["folder"] = FolderSite(job, work)
         if args.where in ("cloud", "both"):
             plans = work / "plans"
-            cloud = stack.enter_context(local_cloud(work, plans, args.image))
+            image = args.image or _image_with(args.python, work / "image")
+            cloud = stack.enter_context(local_cloud(work, plans, image))
             sites["cloud"] = CloudSite(job, cloud, plans)
         return _strike_all(args, name, args.points, sites, kinds)
+
+
+def _image_with(python: str, image: Path) -> Path | None:
+    """A VM's image whose environment is that of the interpreter; None: that of `make setup`."""
+    environment = Path(python).absolute().parent.parent
+    if python == sys.executable or not (environment / "pyvenv.cfg").exists():
+        return None
+    (image / "opt/outlast").mkdir(parents=True, exist_ok=True)
+    link = image / "opt/outlast/venv"
+    link.unlink(missing_ok=True)
+    link.symlink_to(environment, target_is_directory=True)
+    return image
 
 
 def _peer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:

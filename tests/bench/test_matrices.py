@@ -32,6 +32,20 @@ def test_a_trainer_that_does_not_exist_is_a_sentence(capsys: pytest.CaptureFixtu
     assert "known are" in capsys.readouterr().err
 
 
+def test_one_that_cannot_be_measured_takes_no_other_figures_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("raise SystemExit(3)")
+    monkeypatch.setitem(kill_matrix.peers.JOBS, "broken", (str(script), "step"))
+    ours = ["--trainer", "dummy", "--points", "1", "--where", "folder", *SMALL]
+    figures = tmp_path / "out.json"
+    assert kill_matrix.main([*ours, "--peer", "broken", "--json", str(figures)]) == 69
+    assert list(json.loads(figures.read_bytes())["verdicts"]) == ["dummy"]
+    said = capsys.readouterr()
+    assert "kill matrix: broken: " in said.err and "dummy" in said.out
+
+
 FORGETFUL = """
 import json, pathlib, sys
 import bench_probe
