@@ -8,7 +8,7 @@ PYTEST := $(VENV)/python -m pytest
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-frameworks kill-matrix bench-setup check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-frameworks kill-matrix scenarios bench-setup check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,9 @@ $(FRAMEWORKS)/installed: requirements/frameworks.txt | setup
 
 kill-matrix: setup ## 30 kills each of the trainers dummy and digits; bench/README.md has the rest
 	$(VENV)/python -m bench.kill_matrix --trainer dummy --trainer digits --points 30 --seed 1
+
+scenarios: setup ## every named scenario and its planted twin, with a table; about half an hour
+	$(VENV)/python -m tests.scenarios.play
 
 bench-setup: $(BENCH)/installed ## .venv-bench: the peers that the benches measure beside us
 

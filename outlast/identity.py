@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from outlast import layout
+
 RUN_PATTERN = re.compile(r"[0-9a-f]{10}")
 """What a run is called: ten hexadecimal digits."""
 
@@ -73,9 +75,7 @@ def canonical_json(value: Any) -> str:
 
     Paths and tuples are written as text and lists. NaN and infinities are refused.
     """
-    return json.dumps(
-        _plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return layout.canonical_json(_plain(value), ascii_only=True).decode()
 
 
 def _plain(value: Any) -> Any:

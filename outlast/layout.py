@@ -232,10 +232,10 @@ def check_object_name(name: str) -> str:
 # Records
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: Any, *, ascii_only: bool = False) -> bytes:
     """The one JSON text of a value: sorted keys, no spaces, UTF-8, no NaN."""
     text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only, allow_nan=False
     )
     return text.encode()
 

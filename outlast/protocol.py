@@ -195,10 +195,10 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Ended:
-    """Instead of ``welcome``: the run is over, nothing is left to train."""
+    """Instead of ``welcome``: there is nothing to train here, and no use in asking again."""
 
     state: str
-    """done, failed, stopped or pruned."""
+    """done, failed, stopped or pruned; ``refused`` where the folder is not to be used."""
     exit: int
     """The code the trainer exits with."""
     message: str
@@ -318,6 +318,9 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        # poll, not select: a trainer may have more than 1024 files open.
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN | select.POLLHUP)
         self._pending = bytearray()
         self._sending = threading.Lock()
 
@@ -365,7 +368,7 @@ class Channel:
                 raise UnknownMessage(f"a line longer than {LINE_BYTES_MAX} bytes")
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                if not _readable(self._socket, left):
+                if not self._is_readable(left):
                     return None
                 data = self._socket.recv(65536)
             except (OSError, ValueError) as error:  # ValueError: closed by another thread
@@ -376,6 +379,15 @@ class Channel:
         line, _, rest = self._pending.partition(b"\n")
         self._pending = bytearray(rest)
         return decode(bytes(line))
+
+    def is_waiting(self) -> bool:
+        """Whether ``receive`` finds anything now, if only that the connection is gone."""
+        return b"\n" in self._pending or self._socket.fileno() < 0 or bool(self._poll.poll(0))
+
+    def _is_readable(self, timeout_sec: float | None) -> bool:
+        if self._socket.fileno() < 0:
+            raise ValueError("closed")
+        return bool(self._poll.poll(None if timeout_sec is None else timeout_sec * 1000))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages until the other side closes; for a reader thread."""

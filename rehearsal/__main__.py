@@ -1,15 +1,19 @@
-"""`python -m rehearsal serve …`: runs the local cloud until it is told to stop.
+"""`python -m rehearsal serve …` runs the local cloud until it is told to stop; `check FILE` reads a
+scenario file and prints it as JSON.
 
-Exit codes: 0 stopped; 64 bad flags, port or state folder in use; 1 the cloud could not go on.
+Exit codes: 0 stopped, or the file is right; 64 bad flags, a bad scenario, port or state folder in
+use; 1 the cloud could not go on.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from rehearsal.compute import Compute
 from rehearsal.errors import USAGE_EXIT, RehearsalError, UsageError
+from rehearsal.scenario import read
 from rehearsal.server import Options, serve
 
 
@@ -49,12 +53,18 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--grace-sec", type=float, default=Options.grace_sec, help="from SIGTERM to SIGKILL"
     )
+    command.add_argument("--scenario", type=Path, metavar="FILE", help="what goes wrong, and when")
+    command.add_argument(
+        "--no-guests", action="store_true", help="VMs without processes, for measurements"
+    )
     command.add_argument(
         "--no-provider", action="store_true", help="do not start the engine's provider adapter"
     )
     command.add_argument(
         "--parent-pid", type=int, help="stop when this process has ended, however it ended"
     )
+    command = commands.add_parser("check", help="check a scenario file and print it as JSON")
+    command.add_argument("file", type=Path, metavar="FILE")
     return top
 
 
@@ -80,6 +90,8 @@ def options_of(args: argparse.Namespace) -> Options:
         guest_env=_pairs("--guest-env", args.guest_env, "KEY=VALUE"),
         notice_sec=args.notice_sec,
         grace_sec=args.grace_sec,
+        scenario=read(args.scenario) if args.scenario else None,
+        guests=not args.no_guests,
         provider=not args.no_provider,
         parent_pid=args.parent_pid,
     )
@@ -99,7 +111,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command; the exit code."""
     args = parser().parse_args(argv)
     try:
-        serve(options_of(args), Compute)
+        if args.command == "check":
+            print(json.dumps(read(args.file).document()))
+        else:
+            serve(options_of(args), Compute)
     except UsageError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         return USAGE_EXIT

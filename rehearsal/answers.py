@@ -7,7 +7,8 @@ from typing import Any
 
 from rehearsal.catalogue import MACHINE_TYPES, ZONES, Image, region_of
 from rehearsal.clock import to_rfc3339
-from rehearsal.model import Fleet, Group, Instance, Member, Template
+from rehearsal.fleet import Fleet
+from rehearsal.model import Group, HealthCheck, Instance, Member, Template, template_path
 
 Json = dict[str, Any]
 
@@ -67,7 +68,7 @@ class Answers:
             "commonInstanceMetadata": {"kind": "compute#metadata", "fingerprint": fingerprint(0)},
             "defaultServiceAccount": default_account,
             "defaultNetworkTier": "PREMIUM",
-            "quotas": [],
+            "quotas": self._fleet.capacity.quotas(""),
             "selfLink": f"{HOST}/v1/projects/{self._project}",
         }
 
@@ -78,7 +79,7 @@ class Answers:
             "description": region,
             "status": "UP",
             "zones": [self.link(f"zones/{zone}") for zone in ZONES[region]],
-            "quotas": [],
+            "quotas": self._fleet.capacity.quotas(region),
         }
 
     def zone(self, zone: str) -> Json:
@@ -152,19 +153,18 @@ class Answers:
         return {
             **self._head(
                 "instanceTemplate",
-                f"global/instanceTemplates/{template.name}",
+                template.path,
                 template.id,
                 template.created,
             ),
+            **({"region": self.link(f"regions/{template.region}")} if template.region else {}),
             "description": template.description,
             "properties": template.properties,
         }
 
     def group(self, group: Group) -> Json:
         """A managed group, with everything that its readers want to find."""
-        zone_path = f"zones/{group.zone}"
-        path = f"{zone_path}/instanceGroupManagers/{group.name}"
-        newest = self._fleet.newest(group)
+        newest = group.newest
         members = list(group.members.values())
         actions = Counter(member.action for member in members)
         statuses = Counter(
@@ -186,10 +186,10 @@ class Answers:
             },
         }
         return {
-            **self._head("instanceGroupManager", path, group.id, group.created),
+            **self._head("instanceGroupManager", group.path, group.id, group.created),
             **group.body,
-            "zone": self.link(zone_path),
-            "instanceGroup": self.link(f"{zone_path}/instanceGroups/{group.name}"),
+            **self._place(group),
+            "instanceGroup": self.link(f"{group.place}/instanceGroups/{group.name}"),
             "baseInstanceName": group.base_name,
             "instanceTemplate": newest["instanceTemplate"],
             "versions": [self._version(group, version) for version in group.versions],
@@ -217,6 +217,18 @@ class Answers:
             "targetSuspendedSize": 0,
         }
 
+    def _place(self, group: Group) -> Json:
+        """The zone of a group, or its region with the zones and the shape."""
+        if not group.regional:
+            return {"zone": self.link(group.place)}
+        return {
+            "region": self.link(group.place),
+            "distributionPolicy": {
+                "zones": [{"zone": self.link(f"zones/{zone}")} for zone in group.zones],
+                "targetShape": group.shape,
+            },
+        }
+
     def _version(self, group: Group, version: Mapping[str, Any]) -> Json:
         count = sum(m.template_id == version["template_id"] for m in group.members.values())
         answer = {
@@ -237,19 +249,22 @@ class Answers:
             **(group.body.get("updatePolicy") or {}),
         }
         for key in ("maxSurge", "maxUnavailable"):
-            limit = policy[key]
-            share = group.target_size * int(limit.get("percent") or 0) // 100
-            policy[key] = {**limit, "calculated": int(limit.get("fixed", share))}
+            if key not in (group.body.get("updatePolicy") or {}):
+                policy[key] = {"fixed": group.allowed(key)}
+            policy[key] = {**policy[key], "calculated": group.allowed(key)}
+        if group.regional:
+            policy.setdefault("instanceRedistributionType", "PROACTIVE")
         return policy
 
     def instance_group(self, group: Group) -> Json:
         """The unmanaged side of a managed group."""
-        path = f"zones/{group.zone}/instanceGroups/{group.name}"
+        path = f"{group.place}/instanceGroups/{group.name}"
+        kind, _, _ = group.place.partition("s/")
         return {
             **self._head("instanceGroup", path, group.id, group.created),
             "description": "This instance group is controlled by Instance Group Manager "
             f"'{group.name}'. To modify instances in this group, use the Instance Group Manager.",
-            "zone": self.link(f"zones/{group.zone}"),
+            kind: self.link(group.place),
             "network": self.link("global/networks/default"),
             "size": len(group.members),
             "fingerprint": fingerprint(group.fingerprint),
@@ -261,7 +276,7 @@ class Answers:
         instance = self._fleet.instances.get(member.instance or "")
         answer: Json = {
             "name": member.name,
-            "instance": self.link(f"zones/{group.zone}/instances/{member.name}"),
+            "instance": self.link(f"zones/{member.zone}/instances/{member.name}"),
             "currentAction": member.action,
             "targetStatus": "DELETED" if member.leaving else "RUNNING",
             "version": {"instanceTemplate": self._template_link(member.template)},
@@ -271,6 +286,11 @@ class Answers:
             answer["instanceStatus"] = instance.status
             if instance.deadline is not None:
                 answer["scheduling"] = {"terminationTimestamp": to_rfc3339(instance.deadline)}
+        if group.health_check:
+            check = self._fleet.health_checks[group.health_check]
+            answer["instanceHealth"] = [
+                {"detailedHealthState": member.health, "healthCheck": self.link(check.path)}
+            ]
         if member.errors:
             answer["lastAttempt"] = {"errors": {"errors": member.errors}}
         return answer
@@ -283,15 +303,25 @@ class Answers:
                 "error": {"code": entry["code"], "message": entry["message"]},
                 "instanceActionDetails": {
                     "action": entry["action"],
-                    "instance": self.link(f"zones/{group.zone}/instances/{entry['member']}"),
+                    "instance": self.link(f"zones/{entry['zone']}/instances/{entry['member']}"),
                     "version": {"instanceTemplate": self._template_link(entry["template"])},
                 },
             }
             for entry in reversed(group.errors)
         ]
 
-    def _template_link(self, name: str) -> str:
-        return self.link(f"global/instanceTemplates/{name}")
+    def _template_link(self, key: str) -> str:
+        return self.link(template_path(key))
+
+    def health_check(self, check: HealthCheck) -> Json:
+        """A health check."""
+        answer = {
+            **self._head("healthCheck", check.path, check.id, check.created),
+            **{key: value for key, value in check.body.items() if key != "name"},
+        }
+        if check.region:
+            answer["region"] = self.link(f"regions/{check.region}")
+        return answer
 
     def instance(self, instance: Instance, service_account: str) -> Json:
         """A VM."""

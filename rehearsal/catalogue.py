@@ -62,6 +62,8 @@ class Image:
     size_gb: int
     folder: Path | None = None
     """Holds `opt/outlast`; None: nothing but the system itself."""
+    state: str = "ACTIVE"
+    """ACTIVE, DEPRECATED (no longer its family's), or OBSOLETE and DELETED (of no use any more)."""
 
     @property
     def id(self) -> str:
@@ -101,21 +103,36 @@ class Catalogue:
 
     def __init__(self, project: str, images: Mapping[str, Path]) -> None:
         """`images`: folders by `PROJECT/FAMILY`; each family has one image."""
-        self._project = project
+        self.project = project
         self.images = [Image(*fields) for fields in STOCK_IMAGES]
         for key, folder in images.items():
             owner, _, family = key.partition("/")
             self.images.append(Image(owner, family, f"{family}-local", 10, folder))
+
+    def offer(self, image: Image) -> None:
+        """Puts in an image of the project, the newest of its family unless it was there."""
+        for index, known in enumerate(self.images):
+            if (known.project, known.name) == (image.project, image.name):
+                self.images[index] = image
+                return
+        self.images.insert(0, image)
+
+    def withdraw(self, name: str) -> None:
+        """Takes an image of the project away."""
+        self.images = [i for i in self.images if (i.project, i.name) != (self.project, name)]
 
     def image(self, reference: str) -> Image | None:
         """The image that a `sourceImage` means now; a family means its newest."""
         match = IMAGE_REFERENCE.fullmatch(reference)
         if not match:
             return None
-        project = match["project"] or self._project
+        project = match["project"] or self.project
         for image in self.images:
-            name = image.family if match["family"] else image.name
-            if image.project == project and name == match["name"]:
+            if image.project != project:
+                continue
+            if match["family"] and image.family == match["name"] and image.state == "ACTIVE":
+                return image
+            if not match["family"] and image.name == match["name"]:
                 return image
         return None
 
@@ -123,7 +140,7 @@ class Catalogue:
         """What keeps a VM of these properties from being created."""
         machine_type = str(properties.get("machineType"))
         if machine_type not in MACHINE_TYPES:
-            path = f"projects/{self._project}/zones/{zone}/machineTypes/{machine_type}"
+            path = f"projects/{self.project}/zones/{zone}/machineTypes/{machine_type}"
             return Fault("RESOURCE_NOT_FOUND", f"The resource '{path}' was not found")
         for disk in properties.get("disks") or []:
             parameters = disk.get("initializeParams") or {}
@@ -133,6 +150,10 @@ class Catalogue:
             image = self.image(reference)
             if image is None:
                 return Fault("RESOURCE_NOT_FOUND", f"The resource '{reference}' was not found")
+            if image.state in ("OBSOLETE", "DELETED"):
+                return Fault(
+                    "RESOURCE_NOT_FOUND", f"The resource '{image.path}' is {image.state.lower()}."
+                )
             size_gb = int(parameters.get("diskSizeGb") or image.size_gb)
             if size_gb < image.size_gb:
                 return Fault(

@@ -1,7 +1,7 @@
 """The control API, `/_local/…`: what a rehearsal does to the cloud, not what a stack asks of it."""
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from rehearsal.errors import ApiError, not_found
 from rehearsal.iam import read_json
+from rehearsal.scenario import ScenarioError, check
 from rehearsal.state import Entry
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ class Control:
             Route("/_local/faults", self._add_fault, methods=["POST"]),
             Route("/_local/faults", self._clear_faults, methods=["DELETE"]),
             Route("/_local/faults/{rule}", self._remove_fault, methods=["DELETE"]),
+            Route("/_local/scenario", self._show_scenario, methods=["GET"]),
+            Route("/_local/scenario", self._play_scenario, methods=["PUT"]),
+            Route("/_local/scenario", self._end_scenario, methods=["DELETE"]),
             Route("/_local/switches", self._set_switches, methods=["POST"]),
             Route("/_local/audit", self._audit, methods=["GET"]),
             Route("/_local/reset", self._reset, methods=["POST"]),
@@ -74,17 +78,45 @@ class Control:
             raise not_found(f"fault {rule}")
         return JSONResponse({})
 
+    async def _show_scenario(self, request: Request) -> Response:
+        return JSONResponse(self._cloud.director.shown())
+
+    async def _play_scenario(self, request: Request) -> Response:
+        """The body is a scenario's document, or {document, target}."""
+        body = await read_json(request)
+        target = ""
+        if "document" in body:
+            if set(body) - {"document", "target"} or not isinstance(body.get("target", ""), str):
+                raise ApiError(400, "scenario: must be {document, target}, the target a text")
+            body, target = body["document"], body.get("target", "")
+        try:
+            scenario = check(body)
+        except ScenarioError as error:
+            raise ApiError(400, str(error)) from None
+        self._cloud.director.install(scenario, target)
+        return JSONResponse(self._cloud.director.shown())
+
+    async def _end_scenario(self, request: Request) -> Response:
+        self._cloud.director.remove()
+        return JSONResponse({})
+
     async def _set_switches(self, request: Request) -> Response:
         switches = await read_json(request)
         for name, value in switches.items():
             try:
-                self._cloud.machines.set_switch(name, value)
+                self._set_switch(name, value)
             except KeyError:
                 raise ApiError(400, f"switch {name!r}: there is no such switch") from None
             except ValueError as error:
                 raise ApiError(400, f"switch {name} {value!r}: {error}") from None
         self._cloud.events.write("switches", switches=switches)
         return JSONResponse({})
+
+    def _set_switch(self, name: str, value: Any) -> None:
+        try:
+            self._cloud.storage.set_switch(name, value)
+        except KeyError:
+            self._cloud.machines.set_switch(name, value)
 
     async def _audit(self, request: Request) -> Response:
         return JSONResponse(self.audit())
@@ -95,6 +127,7 @@ class Control:
         roles = iam.roles.values()
         return {
             "buckets": self._cloud.storage.audit(),
+            "secrets": self._cloud.secrets.audit(),
             "service_accounts": list(iam.accounts),
             "roles": [role["name"] for role in roles if not role.get("deleted")],
             "deleted_roles": [role["name"] for role in roles if role.get("deleted")],

@@ -2,10 +2,11 @@
 
 RehearsalError          the local cloud itself cannot go on
 |- UsageError           bad flags or environment: one sentence, exit 64
+   |- ScenarioError     a scenario file that cannot be played (`scenario.py`)
 ApiError                an answer of one of the APIs, in Google's JSON form
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -21,8 +22,10 @@ STATUS_NAMES = {
     404: "NOT_FOUND",
     409: "ALREADY_EXISTS",
     412: "FAILED_PRECONDITION",
+    413: "INVALID_ARGUMENT",
     416: "OUT_OF_RANGE",
     429: "RESOURCE_EXHAUSTED",
+    431: "INVALID_ARGUMENT",
     500: "INTERNAL",
     501: "UNIMPLEMENTED",
     503: "UNAVAILABLE",
@@ -37,6 +40,7 @@ REASONS = {
     404: "notFound",
     409: "conflict",
     412: "conditionNotMet",
+    413: "uploadTooLarge",
     416: "requestedRangeNotSatisfiable",
     429: "rateLimitExceeded",
     500: "internalError",
@@ -58,7 +62,8 @@ class ApiError(Exception):
     """An error answer; raise it anywhere below a route.
 
     `reason` is Google's short word (`conditionNotMet`, `rateLimitExceeded`), `status_name` the
-    google.rpc code where the HTTP status alone does not say it (409 ABORTED).
+    google.rpc code where the HTTP status alone does not say it (409 ABORTED), `details` what the
+    newer APIs add.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class ApiError(Exception):
         *,
         status_name: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -76,6 +82,7 @@ class ApiError(Exception):
         self.reason = reason or REASONS.get(status, "backendError")
         self.status_name = status_name or STATUS_NAMES.get(status, "UNKNOWN")
         self.headers = dict(headers or {})
+        self.details = list(details)
 
     def body(self) -> dict[str, Any]:
         """Google's JSON form of the error."""
@@ -85,6 +92,7 @@ class ApiError(Exception):
             "message": self.message,
             "errors": [entry],
             "status": self.status_name,
+            **({"details": self.details} if self.details else {}),
         }
         return {"error": error}
 

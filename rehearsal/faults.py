@@ -11,11 +11,13 @@ A rule is JSON:
                "nth": 1, "count": 1},        fires from the nth match on, count times (0: always)
      "when": "before" | "after" | "mid-body",
      "do": {"status": 503, "retry_after_sec": 1, "reset": true, "delay_sec": 0.5, "stall": true,
-            "drop_answer": true, "kill_vm": true | "NAME", "preempt_vm": …, "freeze_vm": …}}
+            "bytes_per_sec": 10000, "drop_answer": true,
+            "kill_vm": true | "NAME", "preempt_vm": …, "freeze_vm": …}}
 
 Several actions of one rule happen in the order: VMs, delay, then the first of stall, reset,
-drop_answer and status. `after` means that the request has had its effect; `mid-body` is half of the
-request's body, or of the answer's where the request has none.
+drop_answer and status. `bytes_per_sec` is the pace of both bodies, with `before`. `after` means
+that the request has had its effect; `mid-body` is half of the request's body, or of the answer's
+where the request has none.
 """
 
 import asyncio
@@ -25,99 +27,125 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qs, unquote
 
+from pydantic import Field, ValidationError, model_validator
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rehearsal.checked import Count, Ordinal, Part, Pattern, Sec, sentence_of
 from rehearsal.errors import ApiError
+from rehearsal.iam import OWNER
 from rehearsal.state import Entry
 
 if TYPE_CHECKING:
     from rehearsal.server import Cloud
 
-WHEN = ("before", "after", "mid-body")
-MATCH_KEYS = {"method", "path", "object", "vm", "nth", "count"}
 VM_ACTIONS = ("kill_vm", "preempt_vm", "freeze_vm")
-END_ACTIONS = ("stall", "reset", "drop_answer", "status")
-DO_KEYS = {*VM_ACTIONS, *END_ACTIONS, "delay_sec", "retry_after_sec"}
 UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o$")
 OBJECT = re.compile(r"/storage/v1/b/[^/]+/o/([^/?]+)")
 PEEK_BYTES = 64 * 1024
 LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
+class Match(Part):
+    """Which requests a rule counts, and which of those it hits."""
+
+    method: str | None = None
+    path: Pattern | None = None
+    object: Pattern | None = None
+    vm: str | None = None
+    nth: Ordinal = 1
+    count: Count = 1
+
+
+class Actions(Part):
+    """What a rule does."""
+
+    status: Annotated[int, Field(ge=400, le=599)] | None = None
+    retry_after_sec: Sec | None = None
+    delay_sec: Sec | None = None
+    bytes_per_sec: Annotated[float, Field(gt=0)] | None = None
+    stall: bool | None = None
+    reset: bool | None = None
+    drop_answer: bool | None = None
+    kill_vm: bool | str | None = None
+    preempt_vm: bool | str | None = None
+    freeze_vm: bool | str | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> "Actions":
+        if not self.model_fields_set:
+            raise ValueError("must name at least one action")
+        return self
+
+
+class FaultRule(Part):
+    """A rule as it is written."""
+
+    id: str | None = None
+    match: Match = Match()
+    when: Literal["before", "after", "mid-body"] = "before"
+    do: Actions
+
+    @model_validator(mode="after")
+    def _possible(self) -> "FaultRule":
+        if self.do.drop_answer and self.when != "after":
+            raise ValueError(f"when {self.when!r}: must be 'after' for drop_answer")
+        if self.do.bytes_per_sec and self.when != "before":
+            raise ValueError(f"when {self.when!r}: must be 'before' for bytes_per_sec")
+        return self
+
+
 @dataclass
 class Rule:
-    """A checked fault rule with its counts."""
+    """A fault rule with its counts."""
 
     id: str
     when: str
-    do: Entry
-    method: str | None = None
-    path: re.Pattern[str] | None = None
-    object: re.Pattern[str] | None = None
-    vm: str | None = None
-    nth: int = 1
-    count: int = 1
+    do: Actions
+    match: Match = field(default_factory=Match)
     seen: int = 0
     fired: int = 0
-    document: Entry = dataclass_field(default_factory=dict)
+    document: Entry = field(default_factory=dict)
+    applies: "Callable[[Call], bool] | None" = None
+    """Which requests it may hit at all; None: any."""
 
     @classmethod
     def of(cls, document: Entry) -> "Rule":
         """From JSON; ApiError 400 says what is wrong with it."""
-        match, do = document.get("match") or {}, document.get("do") or {}
-        when = document.get("when", "before")
-        for name, given, known in (
-            ("rule", set(document), {"id", "match", "when", "do"}),
-            ("match", set(match), MATCH_KEYS),
-            ("do", set(do), DO_KEYS),
-        ):
-            if given - known:
-                raise ApiError(
-                    400, f"{name} has {sorted(given - known)}: must be of {sorted(known)}"
-                )
-        if when not in WHEN:
-            raise ApiError(400, f"when {when!r}: must be one of {', '.join(WHEN)}")
-        if not do:
-            raise ApiError(400, "do: must name at least one action")
-        if "drop_answer" in do and when != "after":
-            raise ApiError(400, f"when {when!r}: must be 'after' for drop_answer")
         try:
-            return cls(
-                id=str(document.get("id") or secrets.token_hex(4)),
-                when=when,
-                do=do,
-                method=match.get("method"),
-                path=re.compile(match["path"]) if match.get("path") else None,
-                object=re.compile(match["object"]) if match.get("object") else None,
-                vm=match.get("vm"),
-                nth=int(match.get("nth", 1)),
-                count=int(match.get("count", 1)),
-                document=document,
-            )
-        except (re.error, TypeError, ValueError) as error:
-            raise ApiError(400, f"match {match}: {error}") from None
+            written = FaultRule.model_validate(document)
+        except ValidationError as error:
+            raise ApiError(400, sentence_of(error, "fault rule")) from None
+        return cls(
+            id=written.id or secrets.token_hex(4),
+            when=written.when,
+            do=written.do,
+            match=written.match,
+            document=document,
+        )
 
     def matches(self, call: "Call") -> bool:
         """Whether the request is one of those that the rule counts."""
-        if self.method and self.method != call.method:
+        wanted = self.match
+        if wanted.method and wanted.method != call.method:
             return False
-        if self.vm and self.vm != call.vm:
+        if self.applies and not self.applies(call):
             return False
-        if self.path and not any(self.path.search(subject) for subject in call.subjects):
+        if wanted.vm and wanted.vm != call.vm:
             return False
-        return not self.object or self.object.search(call.object or "") is not None
+        if wanted.path and not any(re.search(wanted.path, subject) for subject in call.subjects):
+            return False
+        return not wanted.object or re.search(wanted.object, call.object or "") is not None
 
     def take(self) -> bool:
         """Counts one match; whether this one fires."""
         self.seen += 1
-        if self.seen < self.nth or (self.count and self.fired >= self.count):
+        if self.seen < self.match.nth or (self.match.count and self.fired >= self.match.count):
             return False
         self.fired += 1
         return True
@@ -131,6 +159,8 @@ class Call:
     subjects: list[str]
     object: str | None
     vm: str | None
+    instance: str | None = None
+    """Id of the VM that has sent it; a name may have two VMs at once."""
 
 
 class Faults:
@@ -140,9 +170,11 @@ class Faults:
         self._cloud = cloud
         self._rules: dict[str, Rule] = {}
 
-    def add(self, document: Entry) -> str:
-        """Adds a rule, or replaces the one of the same id; returns the id."""
+    def add(self, document: Entry, applies: Callable[[Call], bool] | None = None) -> str:
+        """Adds a rule, or replaces the one of the same id; returns the id. `applies` says which
+        requests it may hit at all."""
         rule = Rule.of(document)
+        rule.applies = applies
         self._rules[rule.id] = rule
         return rule.id
 
@@ -164,16 +196,22 @@ class Faults:
         """The app with the rules applied to every request but the control API's."""
 
         async def apply(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or not self._rules or scope["path"].startswith("/_local/"):
+            director = self._cloud.director
+            idle = not self._rules and not director.playing
+            if scope["type"] != "http" or idle or scope["path"].startswith("/_local/"):
                 await app(scope, receive, send)
                 return
             call, receive = await self._read_call(scope, receive)
+            if director.is_cut_off(call):
+                reset_connection(scope)
+                return
+            watched = director.watch(call, app)
             # Every rule counts every match; the first that fires acts.
             fired = [rule for rule in self._rules.values() if rule.matches(call) and rule.take()]
             if not fired:
-                await app(scope, receive, send)
+                await watched(scope, receive, send)
                 return
-            await _Strike(self._cloud, fired[0], call, app, scope, receive, send).run()
+            await Strike(self._cloud, fired[0], call, watched, scope, receive, send).run()
 
         return apply
 
@@ -195,10 +233,10 @@ class Faults:
         elif match := OBJECT.search(raw):
             name = unquote(match[1])
         try:
-            vm = self._cloud.caller(Request(scope)).vm
+            caller = self._cloud.caller(Request(scope))
         except ApiError:
-            vm = None
-        return Call(scope["method"], subjects, name, vm), receive
+            caller = OWNER
+        return Call(scope["method"], subjects, name, caller.vm, caller.instance), receive
 
 
 async def _peek_name(receive: Receive) -> tuple[str | None, Receive]:
@@ -234,7 +272,15 @@ def _name_in(head: bytes) -> str | None:
     return metadata.get("name")
 
 
-class _Strike:
+def reset_connection(scope: Scope) -> None:
+    """Ends a request's connection so that the client sees a reset, not an orderly end."""
+    transport: asyncio.Transport = scope["state"]["transport"]
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
+    transport.abort()
+
+
+class Strike:
     """One request that a rule has hit."""
 
     def __init__(
@@ -260,16 +306,30 @@ class _Strike:
         self._cut = False
         """The client gets nothing more from the app."""
         self._answering = False
+        self._status = 0
+        """Of the app's answer, once it has begun."""
 
     async def _receive(self) -> Message:
         message = await self._source()
         self._received = message["type"] != "http.request" or not message.get("more_body")
         return message
 
+    async def _receive_slowly(self) -> Message:
+        return await self._paced(await self._receive())
+
+    async def _send_slowly(self, message: Message) -> None:
+        await self._send(await self._paced(message))
+
+    async def _paced(self, message: Message) -> Message:
+        """The message, once the time that its bytes take has passed."""
+        if rate := self._rule.do.bytes_per_sec:
+            await asyncio.sleep(len(message.get("body", b"")) / rate)
+        return message
+
     async def run(self) -> None:
         if self._rule.when == "before":
             if await self._strike():
-                await self._app(self._scope, self._receive, self._send)
+                await self._app(self._scope, self._receive_slowly, self._send_slowly)
         elif self._rule.when == "after":
             await self._app(self._scope, self._receive, self._send_after)
         else:
@@ -287,23 +347,23 @@ class _Strike:
             object=self._call.object,
             vm=self._call.vm,
             when=self._rule.when,
-            do=do,
+            do=do.model_dump(exclude_none=True),
         )
         await self._act_on_vms()
-        if do.get("delay_sec"):
-            await asyncio.sleep(float(do["delay_sec"]))
-        if do.get("stall"):
+        if do.delay_sec:
+            await asyncio.sleep(do.delay_sec)
+        if do.stall:
             self._cut = True
             await self._wait_for_disconnect()
-        elif do.get("reset") or do.get("drop_answer"):
+        elif do.reset or do.drop_answer:
             self._cut = True
             self._reset()
-        elif do.get("status"):
+        elif do.status:
             self._cut = True
             if self._answering:  # part of an answer is out: only the connection can end it now
                 self._reset()
             else:
-                await self._answer(int(do["status"]))
+                await self._answer(do.status)
         return not self._cut
 
     async def _act_on_vms(self) -> None:
@@ -314,7 +374,7 @@ class _Strike:
             "freeze_vm": machines.freeze,
         }
         for key in VM_ACTIONS:
-            target = self._rule.do.get(key)
+            target = getattr(self._rule.do, key)
             if not target:
                 continue
             name = self._call.vm if target is True else str(target)
@@ -332,23 +392,20 @@ class _Strike:
             pass
 
     def _reset(self) -> None:
-        transport: asyncio.Transport = self._scope["state"]["transport"]
-        connection = transport.get_extra_info("socket")
-        # No linger: the client sees a reset, not an orderly end.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
-        transport.abort()
+        reset_connection(self._scope)
 
     async def _answer(self, status: int) -> None:
         # The whole request is read first: a client in mid-send would see a reset instead.
         while not self._received:
             await self._receive()
         headers = {}
-        if self._rule.do.get("retry_after_sec") is not None:
-            headers["retry-after"] = str(self._rule.do["retry_after_sec"])
+        if self._rule.do.retry_after_sec is not None:
+            headers["retry-after"] = f"{self._rule.do.retry_after_sec:g}"
         error = ApiError(status, f"fault {self._rule.id} of the local cloud", headers=headers)
         await error.response()(self._scope, self._receive, self._send)
 
     async def _send_after(self, message: Message) -> None:
+        self._status = message.get("status", self._status)
         if not self._struck:
             await self._strike()
         if not self._cut:

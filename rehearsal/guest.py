@@ -7,6 +7,7 @@ outlives its VM, however it was started.
 
 import asyncio
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -14,23 +15,28 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rehearsal import images
 from rehearsal.guest_init import (
+    KERNEL,
     TEMPORARY_PREFIX,
     delete_disk,
     descendants,
+    kill_largest,
     read_stat,
     signal_all,
 )
-from rehearsal.metadata import Server, Tree, Value
+from rehearsal.metadata import Server, Tree, Trouble, Value
+from rehearsal.peers import Address, far_socket, has_open
 
 INIT = Path(__file__).with_name("guest_init.py")
 SHIMS = Path(__file__).with_name("shims")
+BROKEN_DRIVER = SHIMS / "broken-driver"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SHARED_MEMORY = Path("/dev/shm")
 FOLDERS = (
@@ -38,10 +44,13 @@ FOLDERS = (
     *("usr/local/bin", "var/lib", "var/log", "var/tmp"),
 )
 TOKEN_VARIABLE = "OUTLAST_VM_TOKEN"
+TOKEN_FILE = "token"
 
 # A Unix socket's path has at most 107 bytes; this many are left to what a guest adds to its root.
 LONGEST_ROOT = 100 - len("/run/outlast/supervisor.sock")
 KILL_ROUND_SEC = 0.005
+SERIAL_BYTES = 1 << 20
+"""Of serial output that the platform keeps."""
 INIT_EXIT_SEC = 5.0
 
 Report = Callable[[str, Literal["running", "stopping", "exited", "failed"], str], None]
@@ -59,6 +68,14 @@ class Machine:
     """The folder that its boot disk starts from; None: an empty disk."""
     notice_sec: float = 0.0
     """From the `preempted` flag to the stop."""
+    memory_mb: int = 0
+    """Above it the largest process is killed; 0: no limit."""
+    missing_tools: tuple[str, ...] = ()
+    """Programs of the system that the VM does not have."""
+    driver_fails: bool = False
+    """Whether `nvidia-smi` says that it cannot reach the driver."""
+    trouble: Trouble | None = None
+    """What its metadata server does before it answers as it should."""
 
 
 @dataclass
@@ -75,6 +92,8 @@ class Guest:
     serial: Path | None = None
     started: float = 0.0
     preemption: asyncio.Task[None] | None = None
+    discarded: bool = False
+    """The platform has given it up while it still runs; its disk goes when it exits."""
     exited: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -120,25 +139,31 @@ class Hypervisor:
         guest = self._guests.get(machine.id)
         try:
             if guest is None or new_disk:
-                root = self._new_disk(machine)
+                root = await asyncio.to_thread(self._new_disk, machine)
                 guest = self._guests[machine.id] = Guest(machine, root, Tree(machine.values))
+            guest.machine = machine
             await self._power_on(guest)
         except OSError as error:
             if guest:
                 await self._power_off(guest)
             self._report(machine.id, "failed", f"The VM could not be booted: {error}")
 
-    async def stop(self, instance_id: str) -> None:
+    async def stop(self, instance_id: str, grace_sec: float | None = None) -> None:
         """Asks the VM's system to go down; it is cut off after the grace."""
-        self._tell(instance_id, "stop")
+        self._tell(instance_id, "stop" if grace_sec is None else f"stop {grace_sec}")
 
-    async def preempt(self, instance_id: str) -> None:
+    async def preempt(
+        self, instance_id: str, notice_sec: float | None = None, grace_sec: float | None = None
+    ) -> None:
         """Raises the flag, then stops the VM after its notice; returns at the flag."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None or guest.preemption:
             return
         guest.tree.set("instance/preempted", "TRUE")
-        guest.preemption = self._in_background(self._stop_after_notice(guest))
+        wait_sec = guest.machine.notice_sec if notice_sec is None else notice_sec
+        guest.preemption = self._in_background(
+            self._stop_after_notice(instance_id, wait_sec, grace_sec)
+        )
 
     async def kill(self, instance_id: str) -> None:
         """The VM's host vanishes: no process of it runs when this returns."""
@@ -155,11 +180,51 @@ class Hypervisor:
             await exited.wait()
 
     async def discard(self, instance_id: str) -> None:
-        """Deletes the disk of a VM that has exited."""
-        guest = self._guests.pop(instance_id, None)
+        """Deletes the disk of a VM, of one that still runs when it has exited."""
+        guest = self._guests.get(instance_id)
         if guest is None:
             return
-        self._in_background(asyncio.to_thread(_delete_folder, self._vms / instance_id))
+        guest.discarded = True
+        if guest.process is None:
+            del self._guests[instance_id]
+            self._in_background(asyncio.to_thread(_delete_folder, self._vms / instance_id))
+
+    async def bake(self, instance_id: str, folder: Path) -> None:
+        """Makes `folder` an image of a VM's disk; a VM that runs stands still meanwhile.
+        KeyError: there is no such disk; OSError: it cannot be copied."""
+        guest = self._guests[instance_id]
+        runs = guest.process is not None
+        if runs:
+            await self.freeze(instance_id)
+        try:
+            await asyncio.to_thread(images.bake, guest.root, folder)
+        finally:
+            if runs:
+                await self.thaw(instance_id)
+
+    def signal(self, instance_id: str, pattern: str, number: int) -> int:
+        """Sends a signal to the VM's processes whose command line matches; how many they are."""
+        guest = self._guests.get(instance_id)
+        if guest is None or guest.process is None:
+            return 0
+        below = _below(guest.process.pid, guest.token)
+        meant = [pid for pid in below if re.search(pattern, _command_line(pid))]
+        signal_all(meant, number)
+        return len(meant)
+
+    async def out_of_memory(self, instance_id: str) -> int:
+        """The VM's kernel finds no memory: its largest process is killed, and the VM lives on.
+        The pid, 0 where none ran."""
+        guest = self._guests.get(instance_id)
+        if guest is None or guest.process is None or guest.serial is None:
+            return 0
+        below = _below(guest.process.pid, guest.token)
+        killed = await asyncio.to_thread(kill_largest, below)
+        if killed is None:
+            return 0
+        with guest.serial.open("a") as serial:
+            serial.write(f"{KERNEL}: {killed[1]}\n")
+        return killed[0]
 
     async def freeze(self, instance_id: str) -> None:
         """Stops every process of the VM in its tracks; returns when none of them runs."""
@@ -192,6 +257,20 @@ class Hypervisor:
         """The VM that got this token from its metadata server; its death does not end the token."""
         return self._holders.get(access_token)
 
+    def sender(self, far: Address, near: Address) -> Machine | None:
+        """The VM whose process is at the far end of a connection. LookupError: nobody is any more,
+        and it may have been a VM's."""
+        pids = {i: guest.pid for i, guest in self._guests.items() if guest.pid}
+        if not pids:
+            return None
+        inode = far_socket(far, near)
+        if inode is None:
+            raise LookupError(far)
+        for instance_id, pid in pids.items():
+            if has_open({pid, *descendants(pid)}, inode):
+                return self._guests[instance_id].machine
+        return None
+
     def guest(self, instance_id: str) -> Guest | None:
         """The VM, if it has a disk."""
         return self._guests.get(instance_id)
@@ -219,16 +298,23 @@ class Hypervisor:
         folder = self._vms / machine.id
         _delete_folder(folder)
         root = folder / "root"
+        folder.mkdir(parents=True)
         if len(os.fsencode(root)) > LONGEST_ROOT:
             short = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir="/tmp"))
-            folder.mkdir(parents=True)
             root.symlink_to(short)
             root = short
+        if machine.image and images.is_baked(machine.image):
+            images.unpack(machine.image, root)
         for name in FOLDERS:
             (root / name).mkdir(parents=True, exist_ok=True)
         (root / "tmp").chmod(0o1777)
         (root / "etc/hostname").write_text(machine.name + "\n")
-        (root / "usr/local/bin/python3").symlink_to(os.path.realpath(sys.executable))
+        python = root / "usr/local/bin/python3"
+        python.unlink(missing_ok=True)
+        if python.name not in machine.missing_tools:
+            python.symlink_to(os.path.realpath(sys.executable))
+        if machine.missing_tools:
+            _link_tools(root / "usr/bin", machine.missing_tools)
         if os.access(SHARED_MEMORY, os.W_OK):
             memory = tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir=SHARED_MEMORY)
             (root / "dev/shm").symlink_to(memory)
@@ -252,6 +338,7 @@ class Hypervisor:
         (root / "dev/ttyS0").unlink(missing_ok=True)
         (root / "dev/ttyS0").symlink_to(guest.serial.resolve())
         guest.token = secrets.token_hex(16)
+        (self._vms / machine.id / TOKEN_FILE).write_text(guest.token)
         guest.access_token = f"vm-token-{secrets.token_urlsafe(24)}"
         guest.exited = asyncio.Event()
         guest.started = time.time()
@@ -259,7 +346,12 @@ class Hypervisor:
         guest.tree.set("instance/preempted", "FALSE")
         access_token = guest.access_token
         self._holders[access_token] = machine
-        guest.server = Server(guest.tree, lambda: access_token)
+        guest.server = Server(
+            guest.tree,
+            lambda: access_token,
+            lambda far, near: _is_inside(guest, far, near),
+            machine.trouble,
+        )
         with guest.serial.open("ab") as serial:
             guest.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -268,6 +360,7 @@ class Hypervisor:
                 str(INIT),
                 str(root),
                 str(self._grace_sec),
+                str(machine.memory_mb),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=serial,
@@ -280,8 +373,10 @@ class Hypervisor:
     def _guest_environment(self, guest: Guest) -> dict[str, str]:
         assert guest.server
         root = str(guest.root)
+        system = f"{root}/usr/bin" if guest.machine.missing_tools else SYSTEM_PATH
+        shims = f"{BROKEN_DRIVER}:{SHIMS}" if guest.machine.driver_fails else SHIMS
         return {
-            "PATH": f"{SHIMS}:{root}/usr/local/bin:{SYSTEM_PATH}",
+            "PATH": f"{shims}:{root}/usr/local/bin:{system}",
             "HOME": f"{root}/root",
             "TMPDIR": f"{root}/tmp",
             "LANG": "C.UTF-8",
@@ -309,6 +404,8 @@ class Hypervisor:
         # The first process leaves nothing behind, unless it was killed itself.
         await asyncio.to_thread(_kill_strays, guest.token)
         await self._power_off(guest)
+        if guest.discarded:
+            await self.discard(guest.machine.id)
         self._report(guest.machine.id, "exited", "")
 
     async def _power_off(self, guest: Guest) -> None:
@@ -320,9 +417,11 @@ class Hypervisor:
         guest.process = None
         guest.exited.set()
 
-    async def _stop_after_notice(self, guest: Guest) -> None:
-        await asyncio.sleep(guest.machine.notice_sec)
-        self._tell(guest.machine.id, "stop")
+    async def _stop_after_notice(
+        self, instance_id: str, notice_sec: float, grace_sec: float | None
+    ) -> None:
+        await asyncio.sleep(notice_sec)
+        await self.stop(instance_id, grace_sec)
 
     def _tell(self, instance_id: str, word: str) -> None:
         guest = self._guests.get(instance_id)
@@ -338,10 +437,21 @@ class Hypervisor:
         return task
 
     def _sweep_disks(self) -> None:
-        """Deletes what a local cloud that was killed has left."""
+        """Ends and deletes what a local cloud that was killed has left."""
         for folder in self._vms.iterdir():
             if folder.name.isdigit():  # an instance's id; anything else is not ours
+                with suppress(OSError):
+                    _kill_trees((folder / TOKEN_FILE).read_text())
                 _delete_folder(folder)
+
+
+def _is_inside(guest: Guest, far: Address, near: Address) -> bool:
+    """Whether a process of the VM is at the far end of a connection, or nobody any more."""
+    pid = guest.pid
+    if pid is None:
+        return False
+    inode = far_socket(far, near)
+    return inode is None or has_open({pid, *descendants(pid)}, inode)
 
 
 def _below(pid: int, token: str) -> set[int]:
@@ -374,6 +484,31 @@ def _kill_strays(token: str) -> None:
         time.sleep(KILL_ROUND_SEC)
 
 
+def _kill_trees(token: str) -> None:
+    """Kills who has the token with all below them: the first process of a VM is one."""
+    while holders := _holders(token):
+        signal_all(holders.union(*map(descendants, holders)), signal.SIGKILL)
+        time.sleep(KILL_ROUND_SEC)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    except OSError:
+        return ""
+
+
+def _link_tools(folder: Path, missing: Container[str]) -> None:
+    """A folder of what the system's own folders hold, but for the missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in map(Path, SYSTEM_PATH.split(":")):
+        for tool in path.iterdir() if path.is_dir() else ():
+            if tool.name not in missing and not (folder / tool.name).is_symlink():
+                (folder / tool.name).symlink_to(tool)
+
+
 def _freeze_below(pid: int, token: str) -> None:
     """A process may start another before its own signal arrives: until all are stopped."""
     while True:
@@ -387,6 +522,17 @@ def _freeze_below(pid: int, token: str) -> None:
 def _delete_folder(folder: Path) -> None:
     delete_disk(folder / "root")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_serial(file: Path, start: int) -> tuple[bytes, int, int]:
+    """Serial output from a byte on, below 0 from so many before the end: (bytes, the first one's
+    number, the number after the last). What is older than the buffer has gone."""
+    with file.open("rb") as serial:
+        end = serial.seek(0, os.SEEK_END)
+        first = max(end + start if start < 0 else start, end - SERIAL_BYTES, 0)
+        serial.seek(first)
+        contents = serial.read(max(end - first, 0))
+    return contents, first, first + len(contents)
 
 
 def service_account(properties: Mapping[str, Any], project_number: str) -> str:

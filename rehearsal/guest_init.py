@@ -1,12 +1,17 @@
 """Process 1 of a local VM: runs the startup script, adopts every orphan, ends with the cloud.
 
-    guest_init.py ROOT GRACE_SEC
+    guest_init.py ROOT GRACE_SEC MEMORY_MB
 
 Started by `rehearsal.guest` as a script of its own, in the guest's environment; standard library
 only, for it must start in milliseconds. It reads one command a line on its standard input (`stop`,
-`kill`) and on ROOT/run/initctl (`poweroff`, from the guest's own `poweroff`). It reports one word a
-line on its standard output (`running`, `stopping`). It ends when no process of the VM is left. The
-end of its input means that the cloud has gone: then it kills, and deletes the disk too.
+`stop GRACE_SEC`, `kill`) and on ROOT/run/initctl (`poweroff`, from the guest's own `poweroff`). It
+reports one word a line on its standard output (`running`, `stopping`). It ends when no process of
+the VM is left. The end of its input means that the cloud has gone: then it kills, and deletes the
+disk too.
+
+It also is the VM's limits, as no kernel of its own is there to be them, and as control groups need
+rights that a person's account seldom has: it looks at what the VM's processes use, the more often
+the closer that comes, and kills as the kernel of a machine of this size would. MEMORY_MB 0: none.
 """
 
 import ctypes
@@ -21,12 +26,19 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
+PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 METADATA_TRIES = 50
 METADATA_RETRY_SEC = 0.1
 KILL_ROUND_SEC = 0.01
 
 # From a `poweroff` to the first signal: the command, and who called it, may still return.
 POWEROFF_DELAY_SEC = 0.1
+
+# How much faster memory can be filled than is worth looking for; the longest and the shortest look.
+FILL_MB_PER_SEC = 4096
+LOOK_SEC = (0.05, 2.0)
+MAX_PROCESSES = 4096
+KERNEL = "kernel"
 
 # Names of folders outside a VM's own that belong to it.
 TEMPORARY_PREFIX = "outlast-vm-"
@@ -64,6 +76,44 @@ def signal_all(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def resident_kb(pid: int) -> int:
+    """Memory that a process has, with all that it shares."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * PAGE_KB
+    except (OSError, IndexError):
+        return 0
+
+
+def used_kb(pids: Iterable[int]) -> int:
+    """Memory of processes together, each page once; slow, exact."""
+    used = 0
+    for pid in pids:
+        with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+            used += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return used
+
+
+def kill_largest(pids: Iterable[int]) -> tuple[int, str] | None:
+    """What the kernel does out of memory; its pid and words, None where there is nothing to kill.
+
+    The victim has ended when this returns: memory is free only then.
+    """
+    largest = max(pids, key=resident_kb, default=None)
+    if largest is None:
+        return None
+    size = resident_kb(largest)
+    try:
+        with open(f"/proc/{largest}/comm") as file:
+            name = file.read().strip()
+        os.kill(largest, signal.SIGKILL)
+    except OSError:
+        return None
+    while (stat := read_stat(largest)) and stat[0] not in "ZX":
+        time.sleep(0.001)
+    return largest, f"Out of memory: Killed process {largest} ({name}) anon-rss:{size}kB"
+
+
 def delete_disk(root: Path) -> None:
     """Deletes a VM's root folder, and what lies for it in memory and in /tmp."""
     import shutil
@@ -81,9 +131,12 @@ def delete_disk(root: Path) -> None:
 class Init:
     """The one instance in this process."""
 
-    def __init__(self, root: Path, grace_sec: float) -> None:
+    def __init__(self, root: Path, grace_sec: float, memory_mb: int) -> None:
         self._root = root
         self._grace_sec = grace_sec
+        self._memory_mb = memory_mb
+        self._look_at = 0.0
+        """When to look at the limits again, monotonic."""
         self._script = 0
         """Pid of the startup script; 0 when it has ended or never was."""
         self._script_folder: Path | None = None
@@ -118,22 +171,23 @@ class Init:
         for descriptor in (0, requests, wakeup_read):
             poller.register(descriptor, select.POLLIN)
         while True:
-            due = self._kill_at if self._term_at is None else self._term_at
-            timeout_ms = None
-            if due is not None:
-                timeout_ms = max(0, int((due - time.monotonic()) * 1000) + 1)
+            due = self._look_at
+            for moment in (self._term_at, self._kill_at):
+                due = due if moment is None else min(due, moment)
+            timeout_ms = max(0, int((due - time.monotonic()) * 1000) + 1)
             ready = {descriptor for descriptor, _ in poller.poll(timeout_ms)}
             if 0 in ready:
-                commands = os.read(0, 4096).split()
+                commands = [line.split() for line in os.read(0, 4096).splitlines()]
                 if not commands:
                     self._orphaned = True
                     break
-                if b"kill" in commands:
+                if [b"kill"] in commands:
                     break
-                if b"stop" in commands:
-                    self._stop(delay_sec=0.0)
+                for word, *grace_sec in commands:
+                    if word == b"stop":
+                        self._stop(delay_sec=0.0, grace_sec=float(*grace_sec or [self._grace_sec]))
             if requests in ready and b"poweroff" in os.read(requests, 4096).split():
-                self._stop(delay_sec=POWEROFF_DELAY_SEC)
+                self._stop(delay_sec=POWEROFF_DELAY_SEC, grace_sec=self._grace_sec)
             if wakeup_read in ready:
                 os.read(wakeup_read, 4096)
             empty = self._reap()
@@ -143,9 +197,29 @@ class Init:
                 signal_all(descendants(os.getpid()), signal.SIGTERM)
             if self._kill_at is not None and (empty or now >= self._kill_at):
                 break
+            if now >= self._look_at:
+                self._look_at = time.monotonic() + self._hold_limits()
         self._kill_all()
         if self._orphaned:
             delete_disk(self._root)
+
+    def _hold_limits(self) -> float:
+        """Kills what is above the VM's limits; seconds until the next look."""
+        below = descendants(os.getpid())
+        if len(below) > MAX_PROCESSES:
+            youngest = sorted(below, key=_start_time)[MAX_PROCESSES:]
+            self._log(f"fork rejected: {len(below)} processes, at most {MAX_PROCESSES}", KERNEL)
+            signal_all(youngest, signal.SIGKILL)
+            return LOOK_SEC[0]
+        if not self._memory_mb:
+            return LOOK_SEC[1]
+        used_mb = sum(map(resident_kb, below)) / 1024  # what is shared counts more than once
+        if used_mb > self._memory_mb:
+            used_mb = used_kb(below) / 1024
+        if used_mb > self._memory_mb and (killed := kill_largest(below)):
+            self._log(killed[1], KERNEL)
+        left_sec = (self._memory_mb - used_mb) / FILL_MB_PER_SEC
+        return min(max(left_sec, LOOK_SEC[0]), LOOK_SEC[1])
 
     def _start_script(self) -> None:
         """What the guest agent does: the attribute to a file, the file to bash."""
@@ -206,12 +280,12 @@ class Init:
             time.sleep(METADATA_RETRY_SEC)
         raise AssertionError("unreachable")
 
-    def _stop(self, delay_sec: float) -> None:
+    def _stop(self, delay_sec: float, grace_sec: float) -> None:
         """Begins to go down: SIGTERM to everything, SIGKILL when the grace has passed."""
         if self._kill_at is not None:
             return
         self._term_at = time.monotonic() + delay_sec
-        self._kill_at = self._term_at + self._grace_sec
+        self._kill_at = self._term_at + grace_sec
         self._set_system_state("stopping")
         self._report("stopping")
         self._log("System is going down.")
@@ -260,13 +334,22 @@ class Init:
         with suppress(OSError):  # the cloud has gone; the end of our input will say so
             os.write(1, f"{word}\n".encode())
 
-    def _log(self, text: str) -> None:
-        os.write(self._serial, f"google_metadata_script_runner[{os.getpid()}]: {text}\n".encode())
+    def _log(self, text: str, who: str = "google_metadata_script_runner") -> None:
+        os.write(self._serial, f"{who}[{os.getpid()}]: {text}\n".encode())
+
+
+def _start_time(pid: int) -> int:
+    """Of a process, in ticks; one that has gone counts as the first."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
 
 
 def main() -> None:
     """Runs as the VM's first process until the VM has gone."""
-    Init(Path(sys.argv[1]), float(sys.argv[2])).run()
+    Init(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])).run()
 
 
 if __name__ == "__main__":

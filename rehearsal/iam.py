@@ -4,7 +4,8 @@ import base64
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from rehearsal.discovery import check_body
+from rehearsal import discovery
 from rehearsal.errors import ApiError
 from rehearsal.state import Entry
 
 if TYPE_CHECKING:
     from rehearsal.server import Cloud
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 ACCOUNT_ID = re.compile(r"[a-z](?:[-a-z0-9]{4,28}[a-z0-9])")
 ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")
@@ -31,11 +34,15 @@ MEMBER = re.compile(
 MAX_SERVICE_ACCOUNTS = 100
 MAX_CUSTOM_ROLES = 300
 MAX_MEMBERS = 1500
+MAX_CONDITIONAL_BINDINGS = 20
+"""Of one role for one member."""
 
 OBJECT_READ = {"storage.objects.get", "storage.objects.list"}
 OBJECT_USE = OBJECT_READ | {
     "storage.objects.create",
     "storage.objects.delete",
+    "storage.objects.move",
+    "storage.objects.restore",
     "storage.objects.update",
 }
 OBJECT_ADMIN = OBJECT_USE | {"storage.objects.getIamPolicy", "storage.objects.setIamPolicy"}
@@ -86,6 +93,14 @@ PREDEFINED_ROLES: dict[str, set[str]] = {
     "roles/logging.logWriter": {"logging.logEntries.create"},
     "roles/monitoring.metricWriter": {"monitoring.timeSeries.create"},
     "roles/iam.serviceAccountUser": {"iam.serviceAccounts.actAs"},
+    "roles/secretmanager.admin": {"secretmanager.*"},
+    "roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
+    "roles/secretmanager.viewer": {
+        "secretmanager.secrets.get",
+        "secretmanager.secrets.list",
+        "secretmanager.versions.get",
+        "secretmanager.versions.list",
+    },
 }
 
 # The one form of condition that is understood: names of objects, their prefixes and those of
@@ -109,6 +124,8 @@ class Caller:
     """None: the owner, who may do everything."""
     vm: str | None = None
     """The VM's name, for fault rules; known wherever the token was a VM's."""
+    instance: str | None = None
+    """The VM's id; a name may have two VMs at once."""
 
 
 OWNER = Caller()
@@ -169,6 +186,19 @@ def holds(condition: Entry | None, target: Target) -> bool:
     return any(clause.holds(target) for clause in parse_condition(condition["expression"]))
 
 
+def _binding_key(resource: str, binding: Entry, member: str) -> tuple[str, ...]:
+    """What tells the grant of a role to a member from any other grant."""
+    return resource, binding["role"], member, (binding.get("condition") or {}).get("expression", "")
+
+
+def _binding_keys(resource: str, bindings: Iterable[Entry]) -> set[tuple[str, ...]]:
+    return {
+        _binding_key(resource, binding, member)
+        for binding in bindings
+        for member in binding["members"]
+    }
+
+
 def etag_of(value: Any) -> str:
     """An etag that changes with the value."""
     digest = hashlib.sha256(repr(value).encode()).digest()
@@ -198,9 +228,14 @@ class Iam:
             return False
         members = {f"serviceAccount:{caller.email}", "allUsers", "allAuthenticatedUsers"}
         return any(
-            members.intersection(binding["members"])
-            and self.grants(binding["role"], permission)
+            self.grants(binding["role"], permission)
+            # Conditions know names of buckets and objects; of a group's permission none is true.
+            and (permission.startswith("storage.") or not binding.get("condition"))
             and holds(binding.get("condition"), target)
+            and any(
+                self._cloud.director.in_force(_binding_key(resource, binding, member), caller)
+                for member in members.intersection(binding["members"])
+            )
             for resource in (f"projects/{self._cloud.project}", *resources)
             for binding in self.policies.get(resource, {}).get("bindings", [])
         )
@@ -262,6 +297,10 @@ class Iam:
                     status_name="ABORTED",
                 )
         bindings = self._checked_bindings(policy)
+        self._cloud.director.bound(
+            _binding_keys(resource, bindings)
+            - _binding_keys(resource, self.policies.get(resource, {}).get("bindings", []))
+        )
         stamp = self._cloud.state.next_number()
         self.policies[resource] = {"bindings": bindings, "etag": etag_of((stamp, bindings))}
 
@@ -296,6 +335,19 @@ class Iam:
         count = sum(len(binding["members"]) for binding in bindings)
         if count > MAX_MEMBERS:
             raise ApiError(400, f"members {count}: a policy has at most {MAX_MEMBERS}")
+        conditional = Counter(
+            (binding["role"], member)
+            for binding in bindings
+            if "condition" in binding
+            for member in binding["members"]
+        )
+        for (role, member), count in conditional.items():
+            if count > MAX_CONDITIONAL_BINDINGS:
+                raise ApiError(
+                    400,
+                    f"{member} has {count} conditional bindings of {role}: must be at most "
+                    f"{MAX_CONDITIONAL_BINDINGS}",
+                )
         return bindings
 
     def _role_exists(self, role: str) -> bool:
@@ -336,30 +388,43 @@ class Iam:
     # -- routes ------------------------------------------------------------------------------
 
     def routes(self) -> list[BaseRoute]:
-        """/iam/v1 and /cloudresourcemanager/v1."""
-        accounts = "/iam/v1/projects/{project}/serviceAccounts"
-        roles = "/iam/v1/projects/{project}/roles"
-        projects = "/cloudresourcemanager/v1/projects/{project}"
+        """/iam/v1 and /cloudresourcemanager/v1, held to their discovery documents."""
+        accounts = "v1/projects/{project}/serviceAccounts"
+        account = accounts + "/{account}"
+        roles = "v1/projects/{project}/roles"
+        role = roles + "/{role}"
+        project = "v1/projects/{project}"
+        table: list[tuple[str, str, str, Endpoint]] = [
+            ("iam", "POST", accounts, self._create_account),
+            ("iam", "GET", accounts, self._list_accounts),
+            ("iam", "POST", account + ":enable", self._enable_account),
+            ("iam", "POST", account + ":disable", self._disable_account),
+            ("iam", "POST", account + ":getIamPolicy", self._get_policy),
+            ("iam", "POST", account + ":setIamPolicy", self._set_policy),
+            ("iam", "GET", account, self._get_account),
+            ("iam", "PATCH", account, self._patch_account),
+            ("iam", "DELETE", account, self._delete_account),
+            ("iam", "POST", roles, self._create_role),
+            ("iam", "GET", roles, self._list_roles),
+            ("iam", "POST", role + ":undelete", self._undelete_role),
+            ("iam", "GET", role, self._get_role),
+            ("iam", "PATCH", role, self._patch_role),
+            ("iam", "DELETE", role, self._delete_role),
+            ("cloudresourcemanager", "POST", project + ":getIamPolicy", self._get_policy),
+            ("cloudresourcemanager", "POST", project + ":setIamPolicy", self._set_policy),
+            (
+                *("cloudresourcemanager", "POST", project + ":testIamPermissions"),
+                self._test_permissions,
+            ),
+            ("cloudresourcemanager", "GET", project, self._get_project),
+        ]
         return [
-            Route(accounts, self._create_account, methods=["POST"]),
-            Route(accounts, self._list_accounts, methods=["GET"]),
-            Route(accounts + "/{account}:enable", self._enable_account, methods=["POST"]),
-            Route(accounts + "/{account}:disable", self._disable_account, methods=["POST"]),
-            Route(accounts + "/{account}:getIamPolicy", self._get_policy, methods=["POST"]),
-            Route(accounts + "/{account}:setIamPolicy", self._set_policy, methods=["POST"]),
-            Route(accounts + "/{account}", self._get_account, methods=["GET"]),
-            Route(accounts + "/{account}", self._patch_account, methods=["PATCH"]),
-            Route(accounts + "/{account}", self._delete_account, methods=["DELETE"]),
-            Route(roles, self._create_role, methods=["POST"]),
-            Route(roles, self._list_roles, methods=["GET"]),
-            Route(roles + "/{role}:undelete", self._undelete_role, methods=["POST"]),
-            Route(roles + "/{role}", self._get_role, methods=["GET"]),
-            Route(roles + "/{role}", self._patch_role, methods=["PATCH"]),
-            Route(roles + "/{role}", self._delete_role, methods=["DELETE"]),
-            Route(projects + ":getIamPolicy", self._get_policy, methods=["POST"]),
-            Route(projects + ":setIamPolicy", self._set_policy, methods=["POST"]),
-            Route(projects + ":testIamPermissions", self._test_permissions, methods=["POST"]),
-            Route(projects, self._get_project, methods=["GET"]),
+            Route(
+                f"/{api}/{path}",
+                _checked(discovery.method(f"{api}.v1", method, path), handler),
+                methods=[method],
+            )
+            for api, method, path, handler in table
         ]
 
     def _check_project(self, request: Request, *, wildcard: bool = False) -> None:
@@ -385,7 +450,6 @@ class Iam:
         self._check_project(request)
         self._cloud.authorize(request, "iam.serviceAccounts.create")
         body = await read_json(request)
-        check_body("iam.v1", "CreateServiceAccountRequest", body)
         account_id = body.get("accountId") or ""
         if not ACCOUNT_ID.fullmatch(account_id):
             raise ApiError(
@@ -434,7 +498,6 @@ class Iam:
         self._cloud.authorize(request, "iam.serviceAccounts.update")
         account = self._account(request)
         body = await read_json(request)
-        check_body("iam.v1", "PatchServiceAccountRequest", body)
         given = body.get("serviceAccount") or {}
         mask = [snake_to_camel(f) for f in (body.get("updateMask") or "").split(",") if f]
         for name in mask or ("displayName", "description"):
@@ -492,7 +555,6 @@ class Iam:
         self._check_project(request)
         self._cloud.authorize(request, "iam.roles.create")
         body = await read_json(request)
-        check_body("iam.v1", "CreateRoleRequest", body)
         role_id = body.get("roleId") or ""
         if not ROLE_ID.fullmatch(role_id):
             raise ApiError(400, f"roleId {role_id!r}: must be 3 to 64 of a-z, A-Z, 0-9, _ and .")
@@ -540,7 +602,6 @@ class Iam:
         self._cloud.authorize(request, "iam.roles.update")
         role = self._role(request)
         body = await read_json(request)
-        check_body("iam.v1", "Role", body)
         self._check_role(body, role["etag"])
         fields = ("title", "description", "includedPermissions", "stage")
         mask = [snake_to_camel(f) for f in request.query_params.get("updateMask", "").split(",")]
@@ -602,7 +663,6 @@ class Iam:
         resource, prefix = self._policy_subject(request)
         self._cloud.authorize(request, f"{prefix}.setIamPolicy")
         body = await read_json(request)
-        check_body("cloudresourcemanager.v1", "SetIamPolicyRequest", body)
         self.write_policy(resource, body.get("policy") or {})
         return JSONResponse(self.read_policy(resource, 3))
 
@@ -622,6 +682,17 @@ class Iam:
         return [p for p in permissions if self.permits(caller, p, target, *resources)]
 
 
+def _checked(method: discovery.Method, handler: Endpoint) -> Endpoint:
+    """The handler behind the checks of its method's query and body."""
+
+    async def answer(request: Request) -> Response:
+        method.check_query(request.query_params)
+        method.check_body(await read_json(request))
+        return await handler(request)
+
+    return answer
+
+
 async def read_json(request: Request) -> Entry:
     """The request's JSON object; {} for none, ApiError 400 for anything else."""
     raw = await request.body()
@@ -629,7 +700,7 @@ async def read_json(request: Request) -> Entry:
         return {}
     try:
         body = await request.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError(400, "Parse Error: the body is not JSON", "parseError") from None
     if not isinstance(body, dict):
         raise ApiError(400, "Parse Error: the body is not a JSON object", "parseError")

@@ -15,12 +15,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from rehearsal.peers import Address
+
 Value = str | int | list[str]
 
 PREFIX = "/computeMetadata/v1/"
 GUEST_ATTRIBUTES = "instance/guest-attributes/"
 GUEST_ATTRIBUTE_KEY = re.compile(r"[A-Za-z0-9_.-]{1,128}/[A-Za-z0-9_.-]{1,128}")
 MAX_GUEST_ATTRIBUTE_BYTES = 32768
+MAX_BODY_BYTES = 1 << 20
+READ_TIMEOUT_SEC = 600.0
 TOKEN_SEC = 3599
 LONGEST_WAIT_SEC = 3600.0
 POLL_SEC = 0.05
@@ -181,14 +185,51 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
+class Trouble:
+    """What a metadata server does before it answers as it should."""
+
+    def __init__(self, late_sec: float = 0.0, status: int = 0, count: int = 0) -> None:
+        """Closes connections without an answer for the first `late_sec`; then answers `count`
+        requests with `status`."""
+        self._late_sec = late_sec
+        self._until = 0.0
+        self._status = status
+        self._left = count if status else 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """The VM boots now."""
+        self._until = time.monotonic() + self._late_sec
+
+    def answer(self) -> Answer | None:
+        """What a request gets instead of its answer; status 0: nothing at all."""
+        if time.monotonic() < self._until:
+            return Answer(0, "")
+        with self._lock:
+            if not self._left:
+                return None
+            self._left -= 1
+        return Answer(self._status, "The metadata server is not ready.\n", "text/plain")
+
+
 class Server:
     """A metadata server on a free loopback port."""
 
-    def __init__(self, tree: Tree, token: Callable[[], str]) -> None:
-        """`token` gives the access token of the VM's service account."""
+    def __init__(
+        self,
+        tree: Tree,
+        token: Callable[[], str],
+        admits: Callable[[Address, Address], bool] = lambda _far, _near: True,
+        trouble: Trouble | None = None,
+    ) -> None:
+        """`token` gives the access token of the VM's service account; `admits` says of a connection
+        from the far to the near address whether it is a process of the VM that asks."""
+        self._trouble = trouble or Trouble()
+        self._trouble.begin()
         self.tree = tree
         tree.open()
         self._token = token
+        self._admits = admits
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
         self.port: int = self._http.server_address[1]
@@ -271,11 +312,14 @@ class Server:
             protocol_version = "HTTP/1.1"
             # An answer's head and body are two writes; a reader must not wait for its own ack.
             disable_nagle_algorithm = True
+            timeout = READ_TIMEOUT_SEC
+            admitted = False
 
             def do_GET(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = self.rfile.read(length)
-                answer = server.answer(self.command, self.path, self.headers, body)
+                answer = server._trouble.answer() or self.answer()
+                if not answer.status:
+                    self.close_connection = True
+                    return
                 data = answer.body.encode()
                 self.send_response(answer.status)
                 self.send_header("Metadata-Flavor", "Google")
@@ -287,6 +331,23 @@ class Server:
                     self.send_header("ETag", answer.etag)
                 self.end_headers()
                 self.wfile.write(data)
+
+            def answer(self) -> Answer:
+                length = self.headers.get("Content-Length") or "0"
+                if not (length.isascii() and length.isdigit()) or int(length) > MAX_BODY_BYTES:
+                    self.close_connection = True  # what follows on it cannot be told from a body
+                    return Answer(400, f"Content-Length: must be at most {MAX_BODY_BYTES}.\n")
+                body = self.rfile.read(int(length))
+                if len(body) < int(length):
+                    self.close_connection = True
+                    return Answer(400, "The body is shorter than its Content-Length.\n")
+                if not self.admitted:  # once a connection
+                    far, near = self.request.getpeername(), self.request.getsockname()
+                    self.admitted = server._admits(far, near)
+                if not self.admitted:
+                    self.close_connection = True
+                    return Answer(403, "This metadata server answers its own VM's processes.\n")
+                return server.answer(self.command, self.path, self.headers, body)
 
             do_PUT = do_GET
             do_DELETE = do_GET

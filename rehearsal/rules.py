@@ -3,7 +3,9 @@
 Each check raises ApiError 400 in Google's words where those are known.
 """
 
+import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from rehearsal.clock import from_rfc3339
@@ -19,12 +21,31 @@ MAX_LABELS = 64
 MAX_METADATA_VALUE_BYTES = 262144
 MAX_METADATA_BYTES = 512 * 1024
 NOTICES_SEC = (0, 120)
+LONGEST_INITIAL_DELAY_SEC = 3600
+HEALTH_CHECK_DEFAULTS = {
+    "checkIntervalSec": 5,
+    "timeoutSec": 5,
+    "healthyThreshold": 2,
+    "unhealthyThreshold": 2,
+}
 SHORTEST_RUN_SEC = 30
 
 
 def invalid(field: str, value: object, rule: str) -> ApiError:
     """400 for one field."""
-    return ApiError(400, f"Invalid value for field '{field}': '{value}'. {rule}")
+    return ApiError(400, f"Invalid value for field '{field}': '{shown(value)}'. {rule}")
+
+
+def shown(value: object) -> str:
+    """A value as the API's sentences have it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, indent=2) if isinstance(value, dict | list) else str(value)
+
+
+def missing(field: str) -> ApiError:
+    """400 for a field that must be there."""
+    return ApiError(400, f"Required field '{field}' not specified", "required")
 
 
 def cleaned(value: Any) -> Any:
@@ -41,10 +62,21 @@ def _means_nothing(value: Any) -> bool:
     return value is None or value == {}
 
 
+def merged(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A patch's effect: objects are merged, anything else replaces what was there."""
+    result = dict(old)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(old.get(key), dict)
+        result[key] = merged(old[key], value) if both else value
+    return result
+
+
 def check_name(field: str, name: object) -> str:
     """A resource's name."""
+    if name is None:
+        raise missing(field)
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise invalid(field, name, f"Must be a match of regex '{NAME.pattern}'")
+        raise invalid(field, name, f"Must be a match of regex '(?:{NAME.pattern})'")
     return name
 
 
@@ -60,36 +92,44 @@ def check_labels(field: str, labels: dict[str, Any]) -> None:
 
 
 def check_metadata(field: str, items: list[dict[str, Any]]) -> None:
-    """Keys, sizes and their sum."""
+    """Keys, sizes in bytes and their sum."""
     total = 0
     seen: set[str] = set()
-    for item in items:
+    for index, item in enumerate(items):
         key, value = str(item.get("key") or ""), str(item.get("value") or "")
         if not METADATA_KEY.fullmatch(key):
-            raise invalid(f"{field}.items.key", key, f"Must match '{METADATA_KEY.pattern}'.")
+            pattern = f"(?:{METADATA_KEY.pattern})"
+            where = f"{field}.items[{index}].key"
+            raise invalid(where, key, f"Must be a match of regex '{pattern}'")
         if key in seen:
-            raise invalid(field, key, "Metadata has duplicate keys.")
+            raise invalid(field, {"key": key}, f"Metadata has duplicate keys: {key}")
         seen.add(key)
         size = len(value.encode())
         if size > MAX_METADATA_VALUE_BYTES:
             raise ApiError(
                 400,
-                f"Value for field '{field}.items[{key}].value' is too large: maximum size "
+                f"Value for field '{field}.items[{index}].value' is too large: maximum size "
                 f"{MAX_METADATA_VALUE_BYTES} character(s); actual size {size}.",
             )
         total += size + len(key)
     if total >= MAX_METADATA_BYTES:
         raise ApiError(
-            400, f"The total size of '{field}' is {total} bytes; it must be less than 512 KB."
+            400,
+            f"Value for field '{field}' is too large: the total size of all keys and values is "
+            f"{total} bytes; it must be less than 512 KB.",
         )
 
 
-def checked_properties(properties: dict[str, Any]) -> dict[str, Any]:
-    """A template's properties, checked and with the defaults that the API fills in."""
-    field = "resource.properties"
+def checked_properties(
+    properties: dict[str, Any], field: str = "resource.properties"
+) -> dict[str, Any]:
+    """The properties of a template or a VM, checked and with the defaults that the API fills in.
+
+    A template's machine type is a name; `field` is where the properties lie in the body.
+    """
     machine_type = properties.get("machineType")
     if not machine_type:
-        raise invalid(f"{field}.machineType", "", "The machine type is required.")
+        raise missing(f"{field}.machineType")
     if "/" in machine_type:
         raise invalid(f"{field}.machineType", machine_type, "Must be a name, not a URL.")
     check_labels(f"{field}.labels", properties.get("labels") or {})
@@ -109,7 +149,7 @@ def checked_properties(properties: dict[str, Any]) -> dict[str, Any]:
         "disks": disks,
         "networkInterfaces": interfaces,
         "metadata": {**metadata, **(properties.get("metadata") or {})},
-        "scheduling": checked_scheduling(properties.get("scheduling") or {}),
+        "scheduling": checked_scheduling(properties.get("scheduling") or {}, f"{field}.scheduling"),
     }
 
 
@@ -128,31 +168,46 @@ def _disk(field: str, index: int, disk: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **disk}
 
 
-def checked_scheduling(scheduling: dict[str, Any]) -> dict[str, Any]:
+def checked_scheduling(
+    scheduling: dict[str, Any], field: str = "resource.properties.scheduling"
+) -> dict[str, Any]:
     """A `scheduling` block, checked and complete."""
-    field = "resource.properties.scheduling"
     spot = is_spot(scheduling)
     limited = bool(scheduling.get("maxRunDuration") or scheduling.get("terminationTime"))
     on_maintenance = scheduling.get("onHostMaintenance") or ("TERMINATE" if spot else "MIGRATE")
     restart = scheduling.get("automaticRestart", not spot)
     if spot and scheduling.get("provisioningModel") == "STANDARD":
-        raise ApiError(400, "A preemptible instance cannot have the provisioning model STANDARD.")
+        raise invalid(
+            f"{field}.provisioningModel",
+            "STANDARD",
+            "A preemptible VM cannot have the standard provisioning model.",
+        )
     if spot and restart:
-        raise ApiError(
-            400, "Scheduling must have automatic restart turned off for preemptible instances."
+        raise invalid(
+            f"{field}.preemptible",
+            True,
+            "Scheduling must have preemptible be false when AutomaticRestart is true.",
         )
     if spot and on_maintenance != "TERMINATE":
-        raise ApiError(
-            400, "Scheduling must have on host maintenance TERMINATE for preemptible instances."
+        raise invalid(
+            f"{field}.preemptible",
+            True,
+            "Scheduling must have preemptible be false when OnHostMaintenance isn't TERMINATE.",
         )
     if scheduling.get("instanceTerminationAction") and not (spot or limited):
-        raise ApiError(
-            400,
-            "Instance termination action can be specified only for Spot VMs and for VMs with a "
-            "time limit.",
+        raise invalid(
+            f"{field}.instanceTerminationAction",
+            scheduling["instanceTerminationAction"],
+            "You cannot specify a termination action for a VM instance that has the standard "
+            "provisioning model (default). To use instance termination action, the VM instance "
+            "must use the Spot, Reservation-Bound or Flex Start provisioning model.",
         )
     if scheduling.get("maxRunDuration") and scheduling.get("terminationTime"):
-        raise ApiError(400, "Only one of maxRunDuration and terminationTime can be specified.")
+        raise invalid(
+            f"{field}.maxRunDuration",
+            scheduling["maxRunDuration"],
+            "Only one of maxRunDuration and terminationTime can be specified.",
+        )
     if scheduling.get("maxRunDuration"):
         limit_sec = duration_sec(scheduling["maxRunDuration"])
         if limit_sec < SHORTEST_RUN_SEC:
@@ -169,7 +224,11 @@ def checked_scheduling(scheduling: dict[str, Any]) -> dict[str, Any]:
     if "preemptionNoticeDuration" in scheduling:
         notice_sec = duration_sec(scheduling["preemptionNoticeDuration"])
         if not spot:
-            raise ApiError(400, "Preemption notice duration can be specified only for Spot VMs.")
+            raise invalid(
+                f"{field}.preemptionNoticeDuration",
+                scheduling["preemptionNoticeDuration"],
+                "It can be specified only for Spot VMs.",
+            )
         if notice_sec not in NOTICES_SEC:
             raise invalid(f"{field}.preemptionNoticeDuration", notice_sec, "Must be 0 s or 120 s.")
     return {
@@ -181,12 +240,72 @@ def checked_scheduling(scheduling: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_group(body: dict[str, Any]) -> None:
-    """A group's body after a change, whole."""
+def checked_health_check(body: dict[str, Any]) -> dict[str, Any]:
+    """A health check's body, checked and with the defaults that the API fills in."""
+    checked = {**HEALTH_CHECK_DEFAULTS, **body}
+    for name in HEALTH_CHECK_DEFAULTS:
+        if not 1 <= int(checked[name]) <= 300:
+            raise invalid(f"resource.{name}", checked[name], "Must be between 1 and 300.")
+    if int(checked["timeoutSec"]) > int(checked["checkIntervalSec"]):
+        raise invalid(
+            "resource.timeoutSec",
+            checked["timeoutSec"],
+            f"Must be at most checkIntervalSec, {checked['checkIntervalSec']}.",
+        )
+    kinds = [name for name in checked if name.endswith("HealthCheck")]
+    if len(kinds) != 1:
+        raise invalid("resource", ", ".join(kinds), "Exactly one kind of health check is required.")
+    kind = kinds[0].removesuffix("HealthCheck").upper()
+    if body.get("type") not in (None, kind):
+        raise invalid("resource.type", body["type"], f"Must be {kind}, as {kinds[0]} says.")
+    return {**checked, "type": kind}
+
+
+def checked_zones(body: dict[str, Any], region: str, known: Sequence[str]) -> list[str]:
+    """The zones that a regional group's body asks for; all that are known where it names none."""
+    asked = (body.get("distributionPolicy") or {}).get("zones") or []
+    zones = [str(entry.get("zone")).rpartition("/")[2] for entry in asked]
+    for zone in zones:
+        if zone not in known:
+            raise invalid(
+                "resource.distributionPolicy.zones", zone, f"Must be a zone of region {region}."
+            )
+    return zones or list(known)
+
+
+def _check_region(body: dict[str, Any], zones: Sequence[str]) -> None:
+    """What holds for regional groups alone."""
+    policy = body.get("updatePolicy") or {}
+    for key in ("maxSurge", "maxUnavailable"):
+        fixed = (policy.get(key) or {}).get("fixed")
+        if fixed is not None and 0 < int(fixed) < len(zones):
+            raise invalid(
+                f"resource.updatePolicy.{key}",
+                fixed,
+                f"Fixed updatePolicy.{key} for regional managed instance group has to be either 0 "
+                f"or at least equal to the number of zones, {len(zones)}.",
+            )
+    lifecycle = body.get("instanceLifecyclePolicy") or {}
+    if (lifecycle.get("onRepair") or {}).get("allowChangingZone") != "YES":
+        return
+    shape = (body.get("distributionPolicy") or {}).get("targetShape") or "EVEN"
+    field = "resource.instanceLifecyclePolicy.onRepair.allowChangingZone"
+    if shape not in ("BALANCED", "ANY"):
+        raise invalid(field, "YES", f"The target shape must be BALANCED or ANY, not {shape}.")
+    if lifecycle.get("forceUpdateOnRepair") != "YES":
+        raise invalid(field, "YES", "forceUpdateOnRepair must be YES.")
+    if policy.get("instanceRedistributionType") != "NONE":
+        raise invalid(field, "YES", "instanceRedistributionType must be NONE.")
+
+
+def check_group(body: dict[str, Any], zones: Sequence[str] | None = None) -> None:
+    """A group's body after a change, whole. `zones`: of a regional group."""
     base_name = body.get("baseInstanceName")
     if base_name and not BASE_NAME.fullmatch(base_name):
         raise invalid(
-            "resource.baseInstanceName", base_name, f"Must match regex '{BASE_NAME.pattern}'."
+            "resource.baseInstanceName",
+            base_name,
+            f"Must be a match of regex '(?:{BASE_NAME.pattern})'",
         )
     policy = body.get("updatePolicy") or {}
     surge = policy.get("maxSurge") or {}
@@ -195,22 +314,33 @@ def check_group(body: dict[str, Any]) -> None:
         if surge.get("fixed", 0 if surge.get("percent") is not None else 1) > 0 or surge.get(
             "percent"
         ):
-            raise ApiError(
-                400, "maxSurge must be equal to 0 when the replacement method is RECREATE."
+            raise invalid(
+                "resource.updatePolicy.maxSurge",
+                surge or {"fixed": 1},
+                "maxSurge must be equal to 0 when replacement method is set to RECREATE",
             )
         if unavailable.get("fixed") == 0 or unavailable.get("percent") == 0:
-            raise ApiError(
-                400,
-                "maxUnavailable must be greater than 0 when the replacement method is RECREATE.",
+            raise invalid(
+                "resource.updatePolicy.maxUnavailable",
+                unavailable,
+                "maxUnavailable must be greater than 0 when replacement method is set to RECREATE",
             )
-    elif policy.get("type") == "PROACTIVE":
-        raise ApiError(501, "updatePolicy PROACTIVE with SUBSTITUTE is not in the local cloud.")
     if surge.get("fixed") == 0 and unavailable.get("fixed") == 0:
-        raise ApiError(400, "Only one of maxSurge and maxUnavailable can be 0.")
+        raise invalid(
+            "resource.updatePolicy", policy, "Only one of maxSurge and maxUnavailable can be 0."
+        )
     lifecycle = body.get("instanceLifecyclePolicy") or {}
-    if (lifecycle.get("onRepair") or {}).get("allowChangingZone") == "YES":
+    if zones:
+        _check_region(body, zones)
+    elif (lifecycle.get("onRepair") or {}).get("allowChangingZone") == "YES":
         raise ApiError(400, "allowChangingZone can be YES only in a regional group.")
-    if body.get("autoHealingPolicies"):
-        raise ApiError(501, "autoHealingPolicies: the local cloud has no health checks.")
+    healing = (body.get("autoHealingPolicies") or [{}])[0]
+    delay_sec = int(healing.get("initialDelaySec") or 0)
+    if not 0 <= delay_sec <= LONGEST_INITIAL_DELAY_SEC:
+        raise invalid(
+            "resource.autoHealingPolicies[0].initialDelaySec",
+            delay_sec,
+            f"Must be between 0 and {LONGEST_INITIAL_DELAY_SEC}.",
+        )
     if (body.get("statefulPolicy") or {}).get("preservedState"):
         raise ApiError(501, "statefulPolicy: the local cloud has no stateful groups.")

@@ -14,18 +14,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rehearsal.clock import RealClock
 from rehearsal.control import Control
+from rehearsal.director import Director
 from rehearsal.errors import (
     ApiError,
     RehearsalError,
@@ -35,6 +39,9 @@ from rehearsal.errors import (
 )
 from rehearsal.faults import Faults
 from rehearsal.iam import OWNER, Caller, Iam
+from rehearsal.peers import Address
+from rehearsal.scenario import Scenario
+from rehearsal.secretmanager import SecretManager
 from rehearsal.state import EventLog, State, write_atomically
 from rehearsal.storage import Storage
 
@@ -48,6 +55,12 @@ POLL_SEC = 0.05
 PARENT_POLL_SEC = 0.2
 CLOSE_SEC = 1
 PR_SET_PDEATHSIG = 1
+
+MAX_BODY_BYTES = 10 << 20
+"""Of a request's body that is no object's bytes."""
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers together."""
+CORK_BYTES = 16 << 10
 
 
 MARK = ".outlast-local-cloud"
@@ -71,6 +84,10 @@ class Options:
     """From the `preempted` flag to SIGTERM; a template's own preemptionNoticeDuration of 0 wins."""
     grace_sec: float = 2.0
     """From SIGTERM to SIGKILL."""
+    scenario: Scenario | None = None
+    """What goes wrong from the start, for every VM."""
+    guests: bool = True
+    """Whether VMs have processes; without, they boot and stop at once."""
     provider: bool = True
     parent_pid: int | None = None
 
@@ -99,6 +116,11 @@ class Machines(Protocol):
         """The VM that holds this metadata server's token; None for any other."""
         ...
 
+    def sender(self, far: Address, near: Address) -> Caller | None:
+        """The VM whose process is at the far end of a connection; None: none of them. LookupError:
+        nobody is any more, and it may have been a VM's."""
+        ...
+
     def vms(self) -> list[dict[str, Any]]:
         """[{name, id, group, zone, status, pid, boots, started}] of what exists."""
         ...
@@ -124,6 +146,10 @@ class Machines(Protocol):
         switch; ValueError: wrong type."""
         ...
 
+    def changed(self) -> None:
+        """Does what has become due: the clock or a limit has changed."""
+        ...
+
     def audit(self) -> dict[str, Any]:
         """{templates, groups, vms, disks: [names], pids: [every live process of VM trees]}."""
         ...
@@ -143,8 +169,11 @@ class Cloud:
         self.state = State(options.state)
         self.events = EventLog(options.state / "events.jsonl")
         self.iam = Iam(self)
+        self.secrets = SecretManager(self)
         self.storage = Storage(self)
+        self.clock = RealClock()
         self.faults = Faults(self)
+        self.director = Director(self)
         self.control = Control(self)
         self.machines = machines(self)
         self.stopping = asyncio.Event()
@@ -155,26 +184,41 @@ class Cloud:
             *self.storage.routes(),
             *self.machines.routes(),
             *self.iam.routes(),
+            *self.secrets.routes(),
             *self.control.routes(),
             Route("/{rest:path}", _refuse, methods=ALL_METHODS),
         ]
-        handlers = {ApiError: answer_api_error, ClientDisconnect: _answer_nobody}
+        handlers = {ApiError: answer_api_error, ClientDisconnect: _answer_nobody, 500: _own_fault}
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return self.faults.wrap(app)
+        return _Door(self, self.faults.wrap(app))
 
     def caller(self, request: Request) -> Caller:
-        """The sender of a request; an unknown token or none is the owner.
+        """The sender of a request: who holds its token, else whose process has sent it.
 
-        A token that only a VM can have had, but no VM has any more, is 401.
+        A VM without a token is its service account: Google's clients send none where
+        STORAGE_EMULATOR_HOST is set. Anybody outside of the VMs is the owner, with any token but
+        one that only a VM can have had.
         """
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            return OWNER
-        caller = self.machines.caller(token.strip())
-        if caller is None and token.startswith(VM_TOKEN_PREFIX):
+        token = token.strip() if kind.lower() == "bearer" else ""
+        if token and (caller := self.machines.caller(token)):
+            return caller
+        sender = self._sender(request)
+        if token.startswith(VM_TOKEN_PREFIX) or (token and sender is not OWNER):
             raise ApiError(401, "Invalid Credentials")
-        return caller or OWNER
+        return sender
+
+    def _sender(self, request: Request) -> Caller:
+        """Whose process is at the other end, looked up once a connection."""
+        known: dict[str, Caller] = request.scope["state"]["connection"]
+        if "sender" not in known:
+            far, near = request.scope["client"], request.scope["server"]
+            try:
+                known["sender"] = self.machines.sender(tuple(far), tuple(near)) or OWNER
+            except LookupError:
+                raise ApiError(401, "The sender of this request has gone.") from None
+        return known["sender"]
 
     def authorize(self, request: Request, permission: str) -> None:
         """403 unless the sender has the permission on the project."""
@@ -186,6 +230,7 @@ class Cloud:
 
     async def reset(self) -> None:
         """Kills every VM and forgets everything but the events."""
+        self.director.clear()
         self.faults.clear()
         await self.machines.reset()
         self.storage.reset()
@@ -197,16 +242,127 @@ async def _refuse(request: Request) -> Response:
     raise not_implemented(request.method, request.url.path)
 
 
+async def _own_fault(request: Request, error: Exception) -> Response:
+    """Beside this answer the trace goes to the log of whoever started the cloud."""
+    return ApiError(500, f"{request.method} {request.url.path}: {type(error).__name__}").response()
+
+
 async def _answer_nobody(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
 
 
+class _Door:
+    """What holds for every request: bodies that are kept in memory have a limit, and the control
+    API is for no VM."""
+
+    def __init__(self, cloud: Cloud, app: ASGIApp) -> None:
+        self._cloud = cloud
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        try:
+            if scope["path"].startswith("/_local/") and self._cloud.caller(request) is not OWNER:
+                raise ApiError(403, "The control API of the local cloud is not for its VMs.")
+            length = request.headers.get("content-length", "")
+            if _is_kept(request) and length.isdigit() and int(length) > MAX_BODY_BYTES:
+                raise _too_large()
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, _bounded(receive) if _is_kept(request) else receive, send)
+
+
+def _is_kept(request: Request) -> bool:
+    """Whether the body is no object's bytes, which go to the disk as they come."""
+    query = request.query_params
+    if "upload_id" in query:
+        return request.method != "PUT"
+    return query.get("uploadType") not in ("media", "multipart")
+
+
+def _bounded(receive: Receive) -> Receive:
+    received = 0
+
+    async def bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY_BYTES:
+            raise _too_large()
+        return message
+
+    return bounded
+
+
+def _too_large() -> ApiError:
+    text = f"Request Entity Too Large: at most {MAX_BODY_BYTES} bytes."
+    return ApiError(413, text, headers={"connection": "close"})
+
+
+class _Corked:
+    """A connection's transport that sends an answer's head and a small body in one piece: two
+    calls of the system, and two turns of the client, cost more than all else of a small answer."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._held = bytearray()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held += data
+        if len(self._held) > CORK_BYTES:  # whoever sends more waits for the client to take it
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, bytearray()
+            self._transport.write(held)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._flush()
+        self._transport.abort()
+
+
 class _Protocol(H11Protocol):
-    """Lets the fault layer reach the connection: `scope["state"]["transport"]`."""
+    """Gives a request its connection: `transport` and what is known of it, in `scope["state"]`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, "transport": transport}
+        corked: Any = _Corked(transport)
+        super().connection_made(corked)
+        self.app_state = {**self.app_state, "transport": corked, "connection": {}}
+
+    def send_400_response(self, msg: str) -> None:
+        """Called while the error of what is no request is handled; it knows the status."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()  # part of another answer is out
+            return
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        body = json.dumps(ApiError(status, msg).body()).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+        ]
+        for event in (
+            h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -292,6 +448,7 @@ async def _serve(
         log_level="warning",
         access_log=False,
         backlog=512,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=120,
         timeout_graceful_shutdown=CLOSE_SEC,
     )
@@ -304,6 +461,8 @@ async def _serve(
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
+        if options.scenario:
+            cloud.director.install(options.scenario)
         await cloud.machines.start()
         provider_port = None
         if options.provider:

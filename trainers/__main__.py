@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import trainers
 from outlast import exits
-from outlast.loop import LoopError, SupervisorLost
+from outlast.loop import DataError, LoopError, SupervisorLost
 from trainers.flags import UsageError
 
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         return exits.USAGE
     try:
         return trainers.load(name).main(flags)
-    except UsageError as error:
+    except (UsageError, DataError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return exits.USAGE
     except SupervisorLost as error:

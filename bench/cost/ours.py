@@ -7,6 +7,7 @@ a second after it, because HEAD is written at most once a second; the wait is in
 import contextlib
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,19 +34,24 @@ from outlast.run.store import open_store
 
 REST_SEC = 1.1
 STEP_SEC = 0.001
-LOOP_STEPS = 1500
+LOOP_STEPS = 1200
+"""In one turn: over a second, so that what is done once a second is in each."""
+LOOP_TURNS = 8
+SELDOM = 10
+"""A step that costs so many times the usual did something that the others do not."""
 
 
 class _Enough(Exception):
     """All saves are made."""
 
 
-def supervisor(folder: Path, store: str) -> subprocess.Popen[bytes]:
+def supervisor(folder: Path, store: str, *, every: int = 1) -> subprocess.Popen[bytes]:
+    """Started for a training that hands over a snapshot each so many steps."""
     socket = Path(tempfile.mkdtemp()) / "s"
     os.environ[SOCKET_VARIABLE] = str(socket)
     command = [sys.executable, str(Path(__file__).with_name("supervisor.py")), "folder"]
     command += ["--run-dir", str(folder), "--socket", str(socket)]
-    command += ["--trainer", "cost", "--run", "cost", "--checkpoint-every", "1"]
+    command += ["--trainer", "cost", "--run", "cost", "--checkpoint-every", str(every)]
     environment = {**os.environ, "STORE": store, "COUNTS": str(folder / "requests")}
     folder.mkdir(parents=True, exist_ok=True)
     log = (folder / "supervisor.log").open("ab")
@@ -71,7 +77,7 @@ def save(args, arrays):
     process = supervisor(args.dir, args.store)
     base = base_supervisor = 0.0
     # Two saves more than are counted: the first find no file whose pages are there already.
-    run = outlast.train({"arrays": arrays}, 10**6, checkpoint_every="1")
+    run = outlast.train({"arrays": arrays}, 10**6)
     with contextlib.suppress(_Enough), run:
         snapshot.write = write
         base = forget_peak()
@@ -85,13 +91,13 @@ def save(args, arrays):
                     time.sleep(0.002)
                     run._session.poll()
                 commits.append(time.perf_counter() - ended)
-                counts.append(requests_of(args.dir) - before)
             peak_supervisor = resident_mb(str(process.pid))
             if len(blocked) >= args.saves + 2:
                 process.kill()  # the run stays open, so that it can be restored
                 raise _Enough
-            time.sleep(REST_SEC)
-            before = requests_of(args.dir)
+            time.sleep(REST_SEC)  # what was replaced is deleted meanwhile
+            before, sent = requests_of(args.dir), before
+            counts.append(before - sent)
             change(arrays)
             ended = time.perf_counter()
     peak = resident_mb()
@@ -103,7 +109,7 @@ def save(args, arrays):
         "commit": commits[2:],
         "memory": peak - base,
         "memory beside": peak_supervisor - base_supervisor,
-        "requests": counts[2:],
+        "requests": counts[3:],
     }
 
 
@@ -129,34 +135,47 @@ def restore(store_url: str, times: int) -> dict[str, object]:
 
 
 def loop():
-    """(bare, ours): seconds of a step of 1 ms, median and mean, and what comes between two."""
-    gaps = {}
-    for name in ("bare", "ours", "bare again", "ours again"):
-        folder = Path(tempfile.mkdtemp())
-        if name.startswith("ours"):
-            process = supervisor(folder, str(folder))
-            with outlast.train({"n": {"n": 1}}, LOOP_STEPS, checkpoint_every="1000000") as run:
-                gaps[name] = spin(run.steps(), run)
-            process.wait()
-        else:
-            gaps[name] = spin(range(1, LOOP_STEPS + 1), None)
-        shutil.rmtree(folder, ignore_errors=True)
-    return {key: gaps[key] + gaps[f"{key} again"] for key in ("bare", "ours")}
+    """[bare], [ours]: processor seconds that each step of 1 ms takes beside its work, by turns."""
+    found = {"bare": [], "ours": []}
+    folder = Path(tempfile.mkdtemp())
+    total = LOOP_STEPS * LOOP_TURNS + 3
+    process = supervisor(folder, str(folder), every=10 * total)
+    with outlast.train({"n": {"n": 1}}, total) as run:
+        steps = run.steps()
+        for _ in range(3):  # what the first step changes is proved: saved, restored, compared
+            next(steps)
+        for _ in range(LOOP_TURNS):
+            found["bare"].append(spin(iter(range(1, LOOP_STEPS + 1)), None))
+            found["ours"].append(spin(steps, run))
+        for _ in steps:
+            pass
+    process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def spin(steps, run):
-    """What each step took beyond its 1 ms of work, seconds."""
-    found, before = [], None
-    for step in steps:
-        begun = time.perf_counter()
-        if before is not None:
-            found.append(begun - before - STEP_SEC)
-        before = begun
-        while time.perf_counter() - begun < STEP_SEC:
+    """The processor time of this thread for a step beside its work: what most steps take, and the
+    step's share of what comes once in a while, as the sign of life each second does.
+
+    Not in it is the time that another process had the processor.
+    """
+    spent, since = [], time.perf_counter()
+    for _ in range(LOOP_STEPS):
+        begun = time.thread_time()
+        step = next(steps)
+        cost = time.thread_time() - begun
+        at = time.perf_counter()
+        while time.perf_counter() - at < STEP_SEC:
             pass
+        begun = time.thread_time()
         if run is not None:
             run.log(loss=1.0 / step)
-    return found[10:]
+        spent.append(cost + time.thread_time() - begun)
+    passed = time.perf_counter() - since
+    usual = statistics.median(spent)
+    seldom = sum(cost - usual for cost in spent if cost > SELDOM * usual)
+    return usual + seldom / passed * STEP_SEC
 
 
 def main():

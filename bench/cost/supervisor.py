@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ def count_requests(path: Path) -> None:
     """Keep the number of HTTP requests that this process sent in a file."""
     from requests.adapters import HTTPAdapter
 
-    sent = HTTPAdapter.send
-    count = 0
+    sent, part = HTTPAdapter.send, path.with_suffix(".part")
+    count, turn = 0, threading.Lock()
 
     def send(*arguments: Any, **named: Any) -> Any:
         nonlocal count
-        count += 1
-        path.write_text(str(count))
+        with turn:
+            count += 1
+            part.write_text(str(count))
+            part.replace(path)
         return sent(*arguments, **named)
 
     HTTPAdapter.send = send

@@ -54,7 +54,7 @@ def take_used() -> Mapping[str, Path]:
 
 
 def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) -> Path:
-    """As ``data``; ``tick`` is called once a second while it is fetched on a laptop."""
+    """As ``data``; ``tick`` is called once a second while it is fetched, whoever does that."""
     text = os.fspath(path)
     if "://" not in text:
         text = os.path.abspath(text)
@@ -68,7 +68,7 @@ def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) 
     if text not in _found:
         socket_path = os.environ.get(SOCKET_VARIABLE)
         if socket_path:
-            _found[text] = _ask(socket_path, text)
+            _found[text] = _ask(socket_path, text, tick)
         elif "://" in text:
             _found[text] = fetch(text, "data", tick)
         else:
@@ -77,12 +77,13 @@ def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) 
     return _found[text] if "://" in text else Path(path)
 
 
-def _ask(socket_path: str, url: str) -> Path:
+def _ask(socket_path: str, url: str, tick: Callable[[], None]) -> Path:
     """From the supervisor; it may take as long as a download does."""
     try:
         with Channel.connect(socket_path, timeout_sec=CONNECT_SEC) as channel:
             channel.send(Fetch(url))
-            answer = channel.receive()
+            while (answer := channel.receive(TICK_SEC)) is None:
+                tick()
     except (ProtocolError, OSError) as error:
         raise SupervisorLost(f"data {url}: the supervisor gave no answer ({error})") from None
     return answer_path(answer, url)

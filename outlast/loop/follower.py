@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outlast import layout
+from outlast import places
 from outlast.loop import ranks, snapshot, state
 from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction
@@ -42,15 +42,6 @@ class Follower(Run):
 
     def tick(self, phase: str = "train") -> None:
         """Nothing: rank 0's signs of life are the run's."""
-
-    def result(self, name: str) -> Path:
-        """A file to write to, so that all ranks may do the same; rank 0's is the one kept."""
-        if not self._finished:
-            raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
-        layout.check_object_name(name)
-        path = self._result_folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
 
     def _begin(self) -> None:
         world = self._world
@@ -89,9 +80,18 @@ class Follower(Run):
         while (said := self._member.word(self._step)).kind != ranks.GO:
             if said.kind == ranks.END:
                 raise SystemExit(said.body)
+            self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
+
+    def _write_part(self, folder: Path) -> tuple[int, str] | None:
+        """A full disk's error, which is rank 0's to try again, as it is with its own part."""
+        try:
             if self._rank_state is not None:
-                self._rank_state.write(Path(said.body), self._step)
-            self._member.say(ranks.WRITTEN, self._step)
+                self._rank_state.write(folder, self._step)
+        except OSError as error:
+            if error.errno not in places.FULL:
+                raise
+            return error.errno, error.strerror or ""
+        return None
 
     def _complete(self) -> None:
         if not self._started:

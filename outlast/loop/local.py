@@ -18,7 +18,7 @@ from typing import Any
 
 from outlast import exits, identity, layout
 from outlast.loop import data
-from outlast.loop.errors import LoopError, SupervisorLost
+from outlast.loop.errors import DataError, LoopError, SupervisorLost
 
 STOP_SEC = 120.0
 """How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
@@ -58,7 +58,7 @@ def finished_result(run: str | Path) -> Path:
     """The folder with the result files of the finished run in a folder, or at
     ``gs://BUCKET/experiments/NAME/RUN``, from where they are fetched and verified.
 
-    LoopError where there is no run, or it has no result.
+    DataError where there is no run, LoopError where it has no result.
     """
     if "://" in str(run):
         return data.fetch(str(run), "result")
@@ -67,7 +67,7 @@ def finished_result(run: str | Path) -> Path:
         head = json.loads((run_dir / layout.Layout("", "").head).read_bytes())
         state, result = head["state"], head["end"] and head["end"]["result"]
     except FileNotFoundError:
-        raise LoopError(f"run-dir {run_dir}: holds no run; train there first") from None
+        raise DataError(f"run-dir {run_dir}: holds no run; train there first") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoopError(f"run-dir {run_dir}: its HEAD cannot be read ({error})") from None
     if state != exits.State.DONE or not result:
@@ -95,8 +95,12 @@ class LocalSupervisor:
         self._folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.socket_path = self._folder / "supervisor.sock"
         command = [sys.executable, "-m", "outlast.run", "folder"]
-        command += ["--run-dir", str(run_dir), "--socket", str(self.socket_path)]
-        command += ["--trainer", trainer, "--run", run, "--checkpoint-every", checkpoint_every]
+        command += ["--socket", str(self.socket_path), f"--run-dir={run_dir}"]
+        command += [
+            f"--trainer={trainer}",
+            f"--run={run}",
+            f"--checkpoint-every={checkpoint_every}",
+        ]
         command += [f"--init={init or ''}", f"--model-output-path={model_output_path or ''}"]
         try:
             self._process = subprocess.Popen(
@@ -141,6 +145,18 @@ class LocalSupervisor:
     def forget_socket(self) -> None:
         """Remove the socket's folder: once connected it is of no use, and a kill would leave it."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def check_end(code: int | None) -> None:
+    """SupervisorLost where the supervisor of a training that is complete ended with another
+    ``code`` than 0."""
+    if code != exits.DONE:
+        lost = SupervisorLost(
+            "the training is complete, but its result is not where it should be (the supervisor "
+            f"ended with exit code {code}, and says above why); the same command tries again"
+        )
+        lost.exit = code
+        raise lost
 
 
 class Interrupts:

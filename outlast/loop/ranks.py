@@ -10,8 +10,8 @@ leaves by force where its own main thread hangs in a collective that will never 
 
 A message is a kind, a step and some JSON. From the leader: ``BEGIN`` (where to begin), ``GO`` (make
 the next step), ``PART`` (write your part of a snapshot), ``END`` (leave with this exit code). From
-a member: ``HELLO``, ``READY`` (restored), ``WRITTEN`` (its part) and ``FINISHED`` (its loop is
-over). ``FAILED`` goes both ways: why this rank gives up.
+a member: ``HELLO``, ``READY`` (restored), ``WRITTEN`` (its part, or a full disk's error) and
+``FINISHED`` (its loop is over). ``FAILED`` goes both ways: why this rank gives up.
 
 Standard library only; knows nothing of torch.
 """
@@ -392,10 +392,12 @@ class Leader(_Party):
                 link.send(PART, step, str(folder))
 
     def wait_parts(self, step: int) -> None:
-        """Wait until all parts that were asked for are written."""
+        """Wait until all parts that were asked for are written; OSError where one has no room."""
         with self._noticing():
-            for link in self._links:
-                link.expect(WRITTEN, step, "its part of the snapshot")
+            said = [link.expect(WRITTEN, step, "its part of the snapshot") for link in self._links]
+        for answer in said:
+            if answer.body is not None:
+                raise OSError(*answer.body)
 
     def wait_finished(self, step: int) -> None:
         """Wait until every member's loop is over too."""
@@ -460,9 +462,9 @@ class Member(_Party):
                 link.send(HELLO, self._world.rank, {"total": total, "rank_state": rank_state})
                 return link.receive()
 
-    def say(self, kind: bytes, step: int) -> None:
+    def say(self, kind: bytes, step: int, body: Any = None) -> None:
         with self._noticing():
-            self._leader.send(kind, step)
+            self._leader.send(kind, step, body)
 
     def word(self, step: int) -> Said:
         """The leader's next word at the boundary after ``step``."""

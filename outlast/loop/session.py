@@ -49,7 +49,7 @@ class Session:
     def __init__(self, socket_path: str | Path, *, total: int | None) -> None:
         self.checkpoint_wanted = False
         self.commit_sec: float | None = None
-        """How long the last commit took, from hand-over to the push."""
+        """How long the last commit took, from hand-over to the push; None before the first."""
         self.last_snapshot_wanted = True
         """False once the supervisor has said that none could be committed in time any more."""
         self._stop_at: float | None = None
@@ -88,7 +88,7 @@ class Session:
 
     def poll(self) -> None:
         """Read what was pushed since the last call; CheckpointFailed if a commit failed."""
-        while (message := self._receive(0)) is not None:
+        while self._channel.is_waiting() and (message := self._receive(0)) is not None:
             self._take(message)
         if self._failure is not None:
             failure, self._failure = self._failure, None

@@ -19,7 +19,14 @@ from outlast import exits, layout, places
 from outlast.loop import data, ranks, schedule, snapshot, state, trackers
 from outlast.loop.errors import DataError, DoesNotFit, LoopError, StateError, SupervisorLost
 from outlast.loop.history import Direction, History
-from outlast.loop.local import STOP_SEC, Interrupts, LocalSupervisor, default_folder, run_name
+from outlast.loop.local import (
+    STOP_SEC,
+    Interrupts,
+    LocalSupervisor,
+    check_end,
+    default_folder,
+    run_name,
+)
 from outlast.loop.session import CONNECT_SEC, Session
 from outlast.protocol import SOCKET_VARIABLE, Ended, Snapshot, Welcome, parse_every
 
@@ -32,6 +39,40 @@ SPARE = "tmp-spare.bin"
 
 class RunEnded(SystemExit):
     """The run has ended already; carries the exit code that belongs to its end."""
+
+
+class _Rows:
+    """The rows' file. Rows become text when it is flushed, once a second and before a snapshot:
+    many at once take far less time than one between two steps."""
+
+    _WAITING_MAX = 1000
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab")
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._waiting.append(row)
+        if len(self._waiting) >= self._WAITING_MAX:
+            self.flush()
+
+    def flush(self) -> int:
+        """Hand all rows to the system; gives the size of the file with them."""
+        if self._waiting:
+            lines = "".join([f"{_ROW.encode(row)}\n" for row in self._waiting])
+            self._waiting.clear()
+            self._file.write(lines.encode())
+        self._file.flush()
+        return self._file.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
 
 @dataclass
@@ -206,10 +247,11 @@ class Run:
         """Values of the step being made; one row a step, the last value of a name stands."""
         if self._making is None:
             raise LoopError("run.log outside a step: call it in the body of run.steps()")
+        if "step" in values:
+            raise LoopError("run.log step: every row has its step already; use another name")
         for name, value in values.items():
-            if name == "step":
-                raise LoopError("run.log step: every row has its step already; use another name")
-            self._row[name] = _cell(name, value)
+            plain = type(value) is float and math.isfinite(value)
+            self._row[name] = value if plain else _cell(name, value)
 
     def eval(self, *, best: Direction | None = None, of: str | None = None, **values: Any) -> None:
         """An evaluation after this step's update; kept in the state and in metrics.json.
@@ -319,7 +361,7 @@ class Run:
             spare.unlink(missing_ok=True)  # of a trainer before, and perhaps still read
             self._cleanup.callback(spare.unlink, missing_ok=True)
         self._place, self._place_size = self._work, -1
-        self._rows = self._cleanup.enter_context(open(answer.rows, "ab"))  # noqa: SIM115
+        self._rows = self._cleanup.enter_context(_Rows(Path(answer.rows)))
         if answer.restore is not None and not answer.init:
             here = self._rank_state is not None
             ranks.check_parts(Path(answer.restore), self.world_size, here)
@@ -359,7 +401,8 @@ class Run:
     def _start_supervisor(self) -> str:
         run_dir, name, arguments, source, checkpoint_every = self._local
         parse_every(checkpoint_every)
-        program = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+        called = sys.argv[0] if sys.argv else ""
+        program = Path("python" if called in ("", "-", "-c") else called)
         if source is None and name is None and program.suffix == ".py" and program.is_file():
             source = program
         if arguments is None:
@@ -439,8 +482,8 @@ class Run:
             self._retry_at_sec = 0.0
             self._offer_pending()
         self._drop_pending()
-        self._rows.flush()  # the last snapshot may have been before the last rows
-        self._session.complete(self._step, result, self._rows.tell())
+        # The last snapshot may have been before the last rows.
+        self._session.complete(self._step, result, self._rows.flush())
 
     def _end(self, error: BaseException | None) -> None:
         """Close everything; tell the supervisor why if training failed."""
@@ -464,11 +507,8 @@ class Run:
                 code = self._supervisor.wait(None if error is None else 10.0)
                 if isinstance(error, SupervisorLost) and error.exit is None:
                     error.exit = code
-                if error is None and code != exits.DONE:
-                    raise SupervisorLost(
-                        f"the supervisor ended with exit code {code} while it stored the result; "
-                        "the same command tries again"
-                    )
+                if error is None:
+                    check_end(code)
         finally:
             self._cleanup.close()
             if self._leader is not None:
@@ -606,8 +646,7 @@ class Run:
                 part.rename(temporary / part.name)
             parts.rmdir()
         folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
-        self._rows.flush()
-        message = Snapshot(identifier, str(folder), self._step, tags, self._rows.tell())
+        message = Snapshot(identifier, str(folder), self._step, tags, self._rows.flush())
         return _Offer(folder, message, time.monotonic() - begun_sec)
 
     def _spare_file(self) -> Path:
@@ -734,8 +773,7 @@ class Run:
 
     def _write_row(self) -> None:
         if self._row:
-            line = _ROW.encode({"step": self._step, **self._row})
-            self._rows.write(line.encode() + b"\n")
+            self._rows.add({"step": self._step, **self._row})
             if self._tracker is not None:
                 self._tracker.log(self._step, self._row)
             self._row = {}

@@ -26,20 +26,52 @@ def cli() -> None:
 
 
 @cli.command()
+@click.option("--scenario", metavar="NAME|FILE", help="What happens to it; default storm.")
+@click.option("--list", "lists", is_flag=True, help="List the named scenarios.")
+@click.option("--stack", metavar="NAME", help="Rehearse your own stack, Pulumi.NAME.yaml.")
+@click.option(
+    "--data",
+    metavar="gs://BUCKET/PATH=FOLDER",
+    multiple=True,
+    help="Files that the local bucket has before; repeatable.",
+)
 @click.option("--limit-rows", type=click.IntRange(min=64), help="Train on the first rows only.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def rehearse(limit_rows: int | None, epochs: int | None, as_json: bool) -> None:
-    """Run the stack on this machine, preempt it three times, and judge the result.
+def rehearse(
+    scenario: str | None,
+    lists: bool,
+    stack: str | None,
+    data: tuple[str, ...],
+    limit_rows: int | None,
+    epochs: int | None,
+    as_json: bool,
+) -> None:
+    """Run the stack on this machine, in a scenario's world, and judge the result.
 
-    Exit code 0 only if every guarantee was seen held.
+    Without a scenario it is preempted three times. Exit code 0 only if every guarantee was seen
+    held. docs/scenarios.md has the scenarios, and how to write one.
     """
     from outlast.operate import rehearse as rehearsal
-    from outlast.operate.draw import Screen, show_report
+    from outlast.operate import scenario as scenarios
+    from outlast.operate.draw import Screen, show_report, show_scenarios
 
+    if lists or scenario == "list":
+        listed = scenarios.listed()
+        if as_json:
+            click.echo(json.dumps(dict(listed), indent=2))
+        else:
+            show_scenarios(listed)
+        return
     with Screen(quiet=as_json) as screen:
-        args = {} if epochs is None else {"epochs": epochs}
-        report: Report = rehearsal.rehearse(watcher=screen, limit_rows=limit_rows, args=args)
+        report: Report = rehearsal.rehearse(
+            watcher=screen,
+            name=scenario or scenarios.DEFAULT,
+            stack=stack,
+            data=data,
+            limit_rows=limit_rows,
+            args={} if epochs is None else {"epochs": epochs},
+        )
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2))
     else:
@@ -75,12 +107,15 @@ def mark(words: list[str]) -> None:
 @click.argument("experiment")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(experiment: str, as_json: bool) -> None:
-    """Show a run's state, attempts and reasons, as the bucket has them."""
-    from outlast.operate import stack
+    """Show a run's state, attempts and reasons, as the bucket has them.
+
+    EXPERIMENT may also be a run's folder or gs:// path.
+    """
+    from outlast.operate import runs
     from outlast.operate import status as states
     from outlast.operate.draw import show_status
 
-    found = states.read(stack.find(experiment))
+    found = states.read(runs.find(experiment))
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
@@ -166,6 +201,16 @@ def _state_folder(state: Path | None) -> Path:
     return (state or ROOT / ".outlast" / "cloud").absolute()
 
 
+def _stack_ready(found: "LocalCloud") -> dict[str, str]:
+    """Makes the checkout's stack known to the cloud's backend; the variables that lead there."""
+    from outlast.operate import engine, rehearse
+
+    path = os.environ.get("PATH", os.defpath)
+    variables = found.variables(engine.find_parts(), found.state / "pulumi", path)
+    engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
+    return variables
+
+
 def _running(state: Path | None) -> "LocalCloud":
     from outlast.operate.cloud import find
     from outlast.operate.errors import CloudError
@@ -209,8 +254,7 @@ def start(state: Path | None, port: int) -> None:
         pace = rehearse.pace_of(rehearse.read_config(rehearse.STACK))
         found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
     try:
-        variables = found.variables(parts, folder / "pulumi", os.environ.get("PATH", os.defpath))
-        engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
+        variables = _stack_ready(found)
     except BaseException:
         if started:
             found.stop()
@@ -234,17 +278,40 @@ def stop(state: Path | None) -> None:
     click.echo(f"local cloud {found.pid}: ended; its state stays in {found.state}")
 
 
+@cloud.command()
+@_state_option
+def reset(state: Path | None) -> None:
+    """End every VM and forget all that exists in the local cloud, buckets and stacks too.
+
+    It goes on where it listens; the next `pulumi up` finds nothing.
+    """
+    import shutil
+
+    found = _running(state)
+    found.reset()
+    # The engine's own record of what it has made there; nothing of that is left.
+    shutil.rmtree(found.state / "pulumi" / "backend", ignore_errors=True)
+    _stack_ready(found)
+    click.echo(f"local cloud {found.pid}: empty, at {found.url} as before")
+
+
 @cloud.command(name="status")
 @_state_option
 def cloud_status(state: Path | None) -> None:
-    """List the local cloud's VMs."""
+    """List the local cloud's VMs, groups and buckets."""
     found = _running(state)
-    click.echo(f"local cloud {found.pid} at {found.url}")
+    click.echo(f"local cloud {found.pid} at {found.url}, state in {found.state}")
     vms = found.vms()
     for vm in vms:
-        click.echo(f"{vm['name']}  {vm['status']}  {vm['zone']}  group {vm['group']}")
+        group = f"group {vm['group']}" if vm["group"] else "of no group"
+        click.echo(f"{vm['name']}  {vm['status']}  {vm['zone']}  {group}")
     if not vms:
         click.echo("no VM")
+    exists = found.audit()
+    for group in exists["groups"]:
+        click.echo(f"group {group}")
+    for bucket in exists["buckets"]:
+        click.echo(f"bucket {bucket['name']}: {bucket['objects']} objects")
 
 
 @cloud.command()

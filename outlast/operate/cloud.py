@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -93,9 +93,45 @@ class LocalCloud:
         sizes = {item["name"]: item["targetSize"] for item in listed.get("items", [])}
         return sizes.get(group)
 
+    def group_errors(self, group: str, zone: str) -> list[str]:
+        """Codes of what kept the group from creating VMs, oldest first."""
+        place = f"/compute/v1/projects/{PROJECT}/zones/{zone}/instanceGroupManagers/{group}"
+        listed = self.call("GET", f"{place}/listErrors")
+        return [item["error"]["code"] for item in listed.get("items", [])]
+
+    def make_bucket(self, name: str, region: str) -> None:
+        """A bucket as the program makes it, so that a stack whose bucket it is adopts it."""
+        bucket = {
+            "name": name,
+            "location": region,
+            "labels": {"managed-by": "outlast"},
+            "iamConfiguration": {
+                "uniformBucketLevelAccess": {"enabled": True},
+                "publicAccessPrevention": "enforced",
+            },
+            "softDeletePolicy": {"retentionDurationSeconds": "0"},
+        }
+        self.call("POST", f"/storage/v1/b?project={PROJECT}", bucket)
+
+    def play(self, scenario: Mapping[str, Any], *, target: str) -> None:
+        """Lets a scenario happen to the experiment `target` and to nobody else."""
+        self.call("PUT", "/_local/scenario", {"document": scenario, "target": target})
+
+    def played(self) -> dict[str, Any]:
+        """The scenario: `log`, what happened so far, and `pending`, how much is to come."""
+        return self.call("GET", "/_local/scenario")
+
+    def faults(self) -> list[dict[str, Any]]:
+        """The rules of faults that stand, with `seen` and `fired`."""
+        return self.call("GET", "/_local/faults")
+
     def audit(self) -> dict[str, Any]:
         """All that exists in it, by kind, and the live processes of its VMs."""
         return self.call("GET", "/_local/audit")
+
+    def reset(self) -> None:
+        """Ends every VM and forgets all that exists in it; it goes on."""
+        self.call("POST", "/_local/reset")
 
     def variables(self, parts: Parts, home: Path, path: str) -> dict[str, str]:
         """The environment that makes `pulumi`, the program and client libraries use this cloud."""
@@ -122,7 +158,6 @@ class LocalCloud:
                     os.kill(self.pid, signal.SIGKILL)
                 raise CloudError(f"local cloud {self.pid}: did not end in time and was killed.")
             time.sleep(0.05)
-        (self.state / "endpoint.json").unlink(missing_ok=True)
 
 
 def find(state: Path) -> LocalCloud | None:
@@ -132,7 +167,7 @@ def find(state: Path) -> LocalCloud | None:
         found = LocalCloud(state, int(kept["pid"]), int(kept["port"]), int(kept["provider_port"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if _is_cloud(found.pid) else None
+    return found if _is_cloud(found.pid, state) else None
 
 
 def start(
@@ -158,10 +193,10 @@ def start(
     try:
         fresh = not state.exists()
         state.mkdir(parents=True, exist_ok=True)
-        (state / "endpoint.json").unlink(missing_ok=True)
         log = state / "cloud.log"
         new_log = not log.exists()
         sink = log.open("ab")
+        said_before = sink.tell()
     except OSError as error:
         raise CloudError(f"state {state}: {error.strerror}; name another folder.") from None
     command = [parts.python, "-m", "rehearsal", "serve", "--state", str(state)]
@@ -185,10 +220,12 @@ def start(
         )
     deadline = time.monotonic() + START_TIMEOUT_SEC
     try:
-        while not (state / "endpoint.json").exists():
+        # What another cloud has left there is of another process, and so is what one that was
+        # started at the same moment writes: nothing of either is touched.
+        while (found := find(state)) is None or found.pid != process.pid:
             if process.poll() is not None:
-                why = _last_line(log)
-                if new_log:  # a folder that it refused is left as it was
+                why = _last_line(log, said_before)
+                if new_log and not (state / "lock").exists():  # refused: left as it was
                     log.unlink(missing_ok=True)
                 if fresh and not any(state.iterdir()):
                     state.rmdir()
@@ -200,8 +237,7 @@ def start(
         process.terminate()
         process.wait()
         raise
-    found = json.loads((state / "endpoint.json").read_bytes())
-    return LocalCloud(state, found["pid"], found["port"], found["provider_port"], process)
+    return replace(found, process=process)
 
 
 TOKEN_VARIABLE = "OUTLAST_REHEARSAL"
@@ -221,13 +257,15 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _is_cloud(pid: int) -> bool:
-    """Whether this pid is a local cloud's and not a later process's that got the number."""
+def _is_cloud(pid: int, state: Path) -> bool:
+    """Whether this pid is the cloud's on this folder and no later process's that got the number."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        served = command[command.index(b"--state") + 1]
+        folder = Path(os.readlink(f"/proc/{pid}/cwd"), os.fsdecode(served))
+        return b"rehearsal" in command and b"serve" in command and folder.samefile(state)
+    except (OSError, ValueError, IndexError):
         return False
-    return b"rehearsal" in command and b"serve" in command
 
 
 def _message(body: bytes) -> str:
@@ -237,6 +275,7 @@ def _message(body: bytes) -> str:
         return ""
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+def _last_line(log: Path, start: int) -> str:
+    """The last line of a log from a byte on."""
+    lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"it said nothing; {sys.executable} -m rehearsal serve"

@@ -77,25 +77,37 @@ def show_report(report: Report) -> None:
     """The end of a rehearsal: attempts, goodput, one line a guarantee."""
     console = Console(highlight=False)
     console.print()
-    console.print(f"Attempts of run {report.run} (UTC):")
-    console.print(_attempts_table(report.attempts))
+    if report.attempts:
+        console.print(f"Attempts of run {report.run} (UTC), which is {report.ending}:")
+        console.print(_attempts_table(report.attempts))
+    else:
+        console.print(f"Run {report.run} is {report.ending}.")
     console.print()
     if report.accuracy is not None:
         console.print(f"test accuracy  {report.accuracy:.4f}")
-    if report.goodput is not None and report.goodput_calm is not None:
+    if report.goodput is not None:
+        calm = report.goodput_calm
+        beside = "" if calm is None else f" ({calm:.1%} undisturbed)"
         console.print(
-            f"goodput        {report.goodput:.1%} of the time from first boot to end "
-            f"({report.goodput_calm:.1%} undisturbed)"
+            f"goodput        {report.goodput:.1%} of the time from first boot to end{beside}"
         )
     console.print()
     for guarantee in report.guarantees:
         word = "[green]held  [/]" if guarantee.held else "[red]BROKEN[/]"
-        console.print(f"{word}  {guarantee.name}", end="")
+        console.print(f"{word}  {guarantee.promise}", end="", soft_wrap=True)
         console.print(f": {guarantee.detail}", markup=False, soft_wrap=True)
     console.print()
     broken = sum(not guarantee.held for guarantee in report.guarantees)
     verdict = f"{broken} guarantees broken" if broken else "all guarantees held"
-    console.print(f"{verdict}, {report.seconds:.0f} s")
+    console.print(f"scenario {report.scenario}: {verdict}, {report.seconds:.0f} s")
+
+
+def show_scenarios(listed: list[tuple[str, str]]) -> None:
+    """The named scenarios, each with its sentence."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, about in listed:
+        table.add_row(name, about)
+    Console(highlight=False).print(table)
 
 
 def show_status(status: Status) -> None:

@@ -1,5 +1,6 @@
 """What a run's records in the bucket say: its state, its attempts, its goodput."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from outlast.exits import Reason, State
-from outlast.layout import AttemptEnd, AttemptStart, Beat, Layout, format_time
+from outlast.layout import AttemptEnd, AttemptStart, Beat, BootEnd, Layout, format_time
 from outlast.run.head import Head, HeadLost, read_head
 from outlast.run.store import NotFound, Store
 
@@ -137,6 +138,46 @@ def read(store: Store, layout: Layout) -> Ledger | None:
         totals[-1] if totals else None,
         beats[-1].rows if live else (),
     )
+
+
+@dataclass(frozen=True)
+class Boot:
+    """One boot of a VM of the run, whether it came to an attempt or not."""
+
+    instance_id: str
+    start: datetime
+    """When its record was written; server time."""
+    reason: Reason | None
+    """How it ended where it never held the term; None elsewhere."""
+
+
+def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
+    """All boots on record, in order of time. Raises as `read` does."""
+    starts: dict[str, datetime] = {}
+    reasons: dict[str, Reason] = {}
+    for item in store.list(layout.boots):
+        name = item.path.removeprefix(layout.boots)
+        if name.endswith(_BOOT_END):
+            with contextlib.suppress(NotFound):
+                end = BootEnd.from_json(store.get(item.path)[0])
+                reasons[name.removesuffix(_BOOT_END)] = end.reason
+        else:
+            starts[name.removesuffix(".json")] = item.updated
+    boots = (
+        Boot(name.partition("-")[0], start, reasons.get(name)) for name, start in starts.items()
+    )
+    return tuple(sorted(boots, key=lambda boot: boot.start))
+
+
+def read_end(store: Store, layout: Layout, term: int) -> AttemptEnd | None:
+    """The record of an attempt's end; None where it left none. Raises as `read` does."""
+    try:
+        return AttemptEnd.from_json(store.get(layout.attempt_end(term))[0])
+    except NotFound:
+        return None
+
+
+_BOOT_END = ".end.json"
 
 
 def _attempts(

@@ -1,9 +1,10 @@
-"""The rehearsal: the checkout's own stack on a local cloud, preempted, and judged.
+"""The rehearsal: the checkout's own stack on a local cloud, in a scenario's world, and judged.
 
-Two stacks of one spec run side by side. One is preempted three times: with a notice, by a cut in
-mid-step, by a cut while a checkpoint's objects are being uploaded. The other, `<name>-calm`, is
-left alone. The judge reads what both left in the bucket, as a stranger would: HEAD, records,
-rows and the result's bytes. Nothing here tells the stacks that they are being rehearsed.
+The local cloud plays the scenario: it knows each moment by what the VM asks of it. Where the
+scenario asks for equal bytes, a second stack of the same spec, `<name>-calm`, runs beside the
+first and is left alone. The judge reads what the runs left in the bucket, as a stranger would:
+HEAD, records, rows and the result's bytes. Nothing here tells the stacks that they are being
+rehearsed.
 """
 
 import contextlib
@@ -13,39 +14,90 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outlast.exits import Reason
 from outlast.layout import Layout
 from outlast.operate import cloud as clouds
-from outlast.operate import engine, judge, ledger
-from outlast.operate.errors import RehearsalError
-from outlast.operate.judge import Guarantee, Misfortune
+from outlast.operate import engine, judge, ledger, scenario
+from outlast.operate.errors import RehearsalError, UsageError, reading
+from outlast.operate.judge import Guarantee, Run, Seen, Strike
 from outlast.operate.ledger import Attempt, Ledger
+from outlast.operate.scenario import Scenario
+from outlast.run.head import Head
 
 LIMIT_SEC = 600
-"""A rehearsal that takes longer than this has hung."""
+"""An engine that takes longer than this has hung."""
 POLL_SEC = 0.2
 STACK = "dev"
-"""The stack whose settings are rehearsed."""
+"""The stack whose settings are rehearsed where none is named."""
+
+LOCAL_SETTINGS = (
+    "outlast:image",
+    "outlast:checkpointEvery",
+    "outlast:noticeSec",
+    "outlast:stopSec",
+    "outlast:waitBeatSec",
+    "outlast:waitVerdictSec",
+    "outlast:waitBackoffSec",
+)
+"""What a stack of one's own takes over from the example's: the local cloud's image and pace."""
+TRAINING_SETTINGS = frozenset({"outlast:trainer", "outlast:args"})
+"""What a scenario says of the trainer to be short; a stack of one's own keeps its own."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Files that the local cloud's bucket has before the run."""
+
+    bucket: str
+    path: str
+    """Without slashes at its ends; may be empty."""
+    folder: Path
+
+    @classmethod
+    def parse(cls, text: str) -> "Delivery":
+        """`gs://BUCKET/PATH=FOLDER`. UsageError: it is none, or there is no such folder."""
+        where, separator, name = text.partition("=")
+        bucket, _, path = where.removeprefix("gs://").partition("/")
+        if not (where.startswith("gs://") and bucket and separator and name):
+            raise UsageError(f"--data {text}: must be gs://BUCKET/PATH=FOLDER.")
+        folder = Path(name)
+        if not folder.is_dir():
+            raise UsageError(f"--data {text}: {name} is no folder; give one with the data's files.")
+        delivery = cls(bucket, path.strip("/"), folder)
+        if not delivery.files():
+            raise UsageError(f"--data {text}: {name} holds no file; put the data's files into it.")
+        return delivery
+
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+    def object(self, file: Path) -> str:
+        """The name of a file's object."""
+        name = file.relative_to(self.folder).as_posix()
+        return f"{self.path}/{name}" if self.path else name
 
 
 @dataclass
 class Report:
     """What a rehearsal gives; `as_json` is what `--json` prints."""
 
+    scenario: str
     experiment: str
     run: str
+    ending: str = ""
+    """How the run stood at the end, with its reason."""
     seconds: float = 0.0
     accuracy: float | None = None
     digest: str | None = None
     goodput: float | None = None
     goodput_calm: float | None = None
     attempts: tuple[Attempt, ...] = ()
+    strikes: tuple[Strike, ...] = ()
     guarantees: list[Guarantee] = field(default_factory=list)
 
     @property
@@ -55,17 +107,23 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "scenario": self.scenario,
             "experiment": self.experiment,
             "run": self.run,
+            "end": self.ending,
             "held": self.held,
             "seconds": round(self.seconds, 1),
             "accuracy": self.accuracy,
             "result": self.digest,
             "goodput": self.goodput,
             "goodput_calm": self.goodput_calm,
+            "misfortunes": [
+                {"do": s.do, "boot": s.boot, "attempt": s.attempt} for s in self.strikes
+            ],
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "guarantees": [
-                {"name": g.name, "held": g.held, "detail": g.detail} for g in self.guarantees
+                {"name": g.name, "promise": g.promise, "held": g.held, "detail": g.detail}
+                for g in self.guarantees
             ],
         }
 
@@ -81,39 +139,61 @@ class Watcher:
 
 
 class Side:
-    """One of the two stacks, with what is known of its run."""
+    """One of the stacks, with what is known of its run."""
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path) -> None:
         self.name = name
         self.stack = engine.Stack(name, config, folder=folder / name)
-        self.zone = str(config["gcp:zone"])
+        self.zone = zone_of(config)
         self.raised: Future[dict[str, Any]] | None = None
         """The `up` under way."""
         self.outputs: dict[str, Any] = {}
         """The stack's outputs; empty until it is up."""
+        self.up_at = 0.0
         self.ledger: Ledger | None = None
+        self.heads: list[Head] = []
+        """HEAD as it was seen, each once."""
 
     @property
     def layout(self) -> Layout:
         return Layout(self.outputs["prefix"], self.outputs["run"])
 
+    @property
+    def group(self) -> str:
+        return self.outputs["group"]
+
+    def note(self, book: Ledger | None) -> None:
+        """What was read of the run just now."""
+        self.ledger = book
+        if book and (not self.heads or self.heads[-1].nonce != book.head.nonce):
+            self.heads.append(book.head)
+
 
 def rehearse(
     *,
     watcher: Watcher,
+    name: str = scenario.DEFAULT,
+    stack: str | None = None,
+    data: Sequence[str] = (),
     limit_rows: int | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> Report:
     """Runs the whole rehearsal in a folder of its own and leaves nothing behind.
 
+    `name`: a scenario's name or file. `stack`: whose settings are rehearsed; the example's where
+    None. `data`: what is in the local cloud's buckets before, each `gs://BUCKET/PATH=FOLDER`.
     `args` are put over the stack's own hyperparameters. OperateError: it could not be carried
     out. KeyboardInterrupt passes through, after everything that was started has ended.
     """
+    deliveries = [Delivery.parse(text) for text in data]
+    path = scenario.find(name)
+    settings = read_config(STACK) if stack is None else read_own(stack)
     parts = engine.find_parts()
-    config = read_config(STACK)
-    config["outlast:args"] = {**config.get("outlast:args", {}), **(args or {})}
-    if limit_rows is not None:
-        config["outlast:args"]["limit-rows"] = limit_rows
+    played = scenario.read(path, parts)
+    args = {**(args or {}), **({} if limit_rows is None else {"limit-rows": limit_rows})}
+    config = compose(settings, played, args, own=stack is not None)
+    if stack is not None:
+        played = played.moved(str(read_config(STACK)["gcp:zone"]), zone_of(config))
     started = time.monotonic()
     with _terminable(), _scratch() as scratch:
         os.environ[clouds.TOKEN_VARIABLE] = str(scratch)
@@ -130,14 +210,15 @@ def rehearse(
                     parts, scratch / "pulumi", os.environ.get("PATH", os.defpath)
                 )
                 engine.enter({**variables, clouds.TOKEN_VARIABLE: str(scratch)})
-                stage = Stage(cloud, config, scratch / "stacks", watcher)
-                report = stage.play()
+                stage = Stage(cloud, played, config, scratch / "stacks", watcher)
+                report, seen = stage.play(stack or STACK, deliveries)
             finally:
                 cloud.stop()
         finally:
             with _uninterrupted():
                 strays = end_strays(str(scratch))
-        report.guarantees.append(judge.no_process(strays))
+        seen.strays = strays
+        report.guarantees = judge.judge(seen, played.guarantees)
         report.seconds = time.monotonic() - started
         return report
 
@@ -160,6 +241,66 @@ def read_config(stack: str) -> dict[str, Any]:
         ) from None
 
 
+def read_own(stack: str) -> dict[str, Any]:
+    """The settings of a stack of one's own, as the local cloud can run it: its project, image and
+    pace instead of the stack's. UsageError: there is no such stack, or it cannot be rehearsed."""
+    files = engine.ROOT.glob("Pulumi.*.yaml")
+    known = sorted(file.stem.removeprefix("Pulumi.") for file in files)
+    if stack not in known:
+        raise UsageError(
+            f"--stack {stack}: there is no Pulumi.{stack}.yaml in {engine.ROOT}; "
+            f"the stacks there are {', '.join(known)}."
+        )
+    config, example = read_config(stack), read_config(STACK)
+    # A rehearsal reaches nobody outside.
+    config.pop("outlast:webhook", None)
+    for key, value in config.items():
+        if isinstance(value, Mapping) and "secure" in value:
+            raise UsageError(
+                f"--stack {stack}: {key} is a secret, which a rehearsal cannot read; "
+                "rehearse a stack without it."
+            )
+    project = config.get("gcp:project") or stack
+    config.setdefault("outlast:bucket", f"{project}-outlast")  # as its own paths name it
+    config.setdefault("outlast:experiment", stack)
+    config["gcp:project"] = example["gcp:project"]
+    for key in ("gcp:region", "gcp:zone"):
+        config.setdefault(key, example[key])
+    config |= {key: example[key] for key in LOCAL_SETTINGS}
+    return config
+
+
+def compose(
+    settings: Mapping[str, Any], played: Scenario, args: Mapping[str, Any], *, own: bool
+) -> dict[str, Any]:
+    """The settings that are rehearsed: the stack's, the scenario's over them, then `args`.
+
+    `own`: the stack is the user's, who wants the own trainer rehearsed. UsageError: the scenario is
+    about a command of its own, or `args` are for a trainer where a command runs.
+    """
+    added = dict(played.stack)
+    if own and added.get("outlast:command"):
+        raise UsageError(
+            f"scenario {played.name}: brings a command of its own, and --stack's trainer has no "
+            "part in it; rehearse it without --stack."
+        )
+    if own:
+        added = {key: value for key, value in added.items() if key not in TRAINING_SETTINGS}
+    config = {**settings, **added}
+    if args and config.get("outlast:command"):
+        raise UsageError(
+            f"--{next(iter(args))}: is a trainer's flag, and here outlast:command runs; "
+            "leave it out."
+        )
+    config["outlast:args"] = {**(config.get("outlast:args") or {}), **args}
+    return config
+
+
+def zone_of(config: Mapping[str, Any]) -> str:
+    """Where the stack's group is."""
+    return str(config.get("outlast:zone") or config["gcp:zone"])
+
+
 def pace_of(config: Mapping[str, Any]) -> clouds.Pace:
     """The local cloud's pace that the stack's own waits expect."""
     return clouds.Pace(
@@ -169,11 +310,12 @@ def pace_of(config: Mapping[str, Any]) -> clouds.Pace:
 
 
 class Stage:
-    """One performance: both stacks up, three misfortunes, the end, the judgement."""
+    """One performance: the stacks up, the scenario played, the end, all that was seen."""
 
     def __init__(
         self,
         cloud: clouds.LocalCloud,
+        played: Scenario,
         config: Mapping[str, Any],
         folder: Path,
         watcher: Watcher,
@@ -181,52 +323,72 @@ class Stage:
         from outlast.run.store import open_store
 
         self.cloud = cloud
+        self.scenario = played
         self.watcher = watcher
-        name = str(config.get("outlast:experiment") or STACK)
-        calm = {**config, "outlast:experiment": f"{name}-calm"}
-        self.storm = Side(name, {**config, "outlast:experiment": name}, folder)
-        self.calm = Side(f"{name}-calm", calm, folder)
+        self.config = config
+        self.folder = folder
         self.bucket = str(config.get("outlast:bucket") or f"{config['gcp:project']}-outlast")
         self.store = open_store(f"gs://{self.bucket}")
-        self.misfortunes = [
-            Misfortune("notice", 0.15, Reason.PREEMPTED),
-            Misfortune("cut in mid-step", 0.40, Reason.CUT),
-            Misfortune("cut in mid-upload", 0.65, Reason.CUT),
-        ]
-        self._fault: str | None = None
+        self.sides: list[Side] = []
+        """The one that is disturbed, and the calm one where there is one."""
         self._deadline = time.monotonic() + LIMIT_SEC
+        self._told: dict[str, int] = {}
+        self._strikes_told = 0
 
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.storm, self.calm
-
-    def play(self) -> Report:
-        with ThreadPoolExecutor(2) as pool:
+    def play(self, stack: str, deliveries: Sequence[Delivery]) -> tuple[Report, Seen]:
+        """Everything but the verdict, which is passed when nothing of it runs any more."""
+        name = str(self.config.get("outlast:experiment") or stack)
+        names = [name, f"{name}-calm"] if self.scenario.needs_calm else [name]
+        self.sides = [
+            Side(side, {**self.config, "outlast:experiment": side}, self.folder) for side in names
+        ]
+        for delivery in deliveries:
+            self._deliver(delivery)
+        self.cloud.play(self.scenario.document, target=name)
+        with ThreadPoolExecutor(len(self.sides)) as pool:
             try:
                 self._raise_stacks(pool)
                 self._watch_to_the_end()
-                report = self._judge()
-                sizes = {side.name: self._size(side) for side in self.sides}
-                vms = [vm["name"] for vm in self.cloud.vms()]
-                self.watcher.say("destroying both stacks")
+                seen = self._look()
+                report = self._report(seen)
+                self.watcher.say(f"destroying {' and '.join(names)}")
                 self._wait([pool.submit(side.stack.destroy) for side in self.sides])
-                self._judge_remains(report, sizes, vms)
-                return report
+                seen.audit = self.cloud.audit()
+                return report, seen
             except BaseException:
                 # Threads that wait for an engine end with it.
                 with _uninterrupted():
                     end_strays(os.environ[clouds.TOKEN_VARIABLE], only="pulumi")
                 raise
 
+    def _deliver(self, delivery: Delivery) -> None:
+        from outlast.run.store import open_store
+
+        if not self._bucket_exists(delivery.bucket):
+            region = self.config.get("gcp:region")
+            self.cloud.make_bucket(delivery.bucket, str(region))
+        store = open_store(f"gs://{delivery.bucket}")
+        files = delivery.files()
+        for file in files:
+            store.put(delivery.object(file), file)
+        self.watcher.say(f"gs://{delivery.bucket}/{delivery.path}: {len(files)} files")
+
     def _raise_stacks(self, pool: ThreadPoolExecutor) -> None:
-        """Begins to raise both; returns as soon as the one to be disturbed is up."""
-        self.watcher.say(f"pulumi up: {self.storm.name}, beside it {self.calm.name}")
-        self.storm.raised = pool.submit(self.storm.stack.up)
-        # Both share the bucket; the second adopts it once the first has made it.
-        while not self.storm.raised.done() and not self._bucket_exists():
+        """Begins to raise them; returns as soon as the one to be disturbed is up."""
+        storm = self.sides[0]
+        beside = "".join(f", beside it {side.name}" for side in self.sides[1:])
+        self.watcher.say(f"scenario {self.scenario.name}: {self.scenario.about}")
+        self.watcher.say(
+            f"must end as {self.scenario.end}, with {', '.join(self.scenario.guarantees)}"
+        )
+        self.watcher.say(f"pulumi up: {storm.name}{beside}")
+        storm.raised = pool.submit(storm.stack.up)
+        # They share the bucket; the second adopts it once the first has made it.
+        while not storm.raised.done() and not self._bucket_exists(self.bucket):
             time.sleep(POLL_SEC)
-        self.calm.raised = pool.submit(self.calm.stack.up)
-        self._wait([self.storm.raised])
+        for side in self.sides[1:]:
+            side.raised = pool.submit(side.stack.up)
+        self._wait([storm.raised])
 
     def _is_up(self, side: Side) -> bool:
         """Whether the stack is up; takes up its outputs when it has just become so."""
@@ -235,7 +397,8 @@ class Stage:
         if side.raised is None or not side.raised.done():
             return False
         side.outputs = side.raised.result()
-        self.watcher.say(f"{side.name}: run {side.outputs['run']} in {side.outputs['group']}")
+        side.up_at = time.monotonic()
+        self.watcher.say(f"{side.name}: run {side.outputs['run']} in {side.group}")
         runs = {other.outputs["run"] for other in self.sides if other.outputs}
         if len(runs) > 1:
             raise RehearsalError(
@@ -247,155 +410,154 @@ class Stage:
     def _wait(self, futures: list[Future[Any]]) -> None:
         """Waits in slices, so that Ctrl-C is heard; raises what a thread raised."""
         while not all(future.done() for future in futures):
-            self._check_time("the engine")
+            if time.monotonic() > self._deadline:
+                raise RehearsalError(f"rehearsal: the engine did not end in {LIMIT_SEC} s.")
             time.sleep(POLL_SEC / 2)
         for future in futures:
             future.result()
 
-    def _bucket_exists(self) -> bool:
-        return self.bucket in [found["name"] for found in self.cloud.audit()["buckets"]]
-
-    def _check_time(self, what: str) -> None:
-        if time.monotonic() > self._deadline:
-            raise RehearsalError(f"rehearsal: {what} did not end in {LIMIT_SEC} s; it hangs.")
+    def _bucket_exists(self, bucket: str) -> bool:
+        return bucket in [found["name"] for found in self.cloud.audit()["buckets"]]
 
     def _watch_to_the_end(self) -> None:
-        told: dict[str, int] = {}
+        """Until each run is at its end, or its time is up: then the judge finds it where it is."""
         while True:
-            self._check_time("the run")
             for side in self.sides:
                 if self._is_up(side):
-                    side.ledger = self._read(side)
-                    self._tell(side, told)
-            self._strike()
-            if all(self._ended(side) for side in self.sides):
+                    side.note(self._read(side))
+                    self._tell(side)
+            self._tell_strikes()
+            if all(self._over(side) for side in self.sides):
                 break
             time.sleep(POLL_SEC)
-        from outlast.run.store import patiently
+        # An engine that destroys has its own time.
+        self._deadline = time.monotonic() + LIMIT_SEC
 
-        for side in self.sides:
-            # What was read before the VM had left may lack the record of its end.
-            side.ledger = patiently(lambda side=side: ledger.read(self.store, side.layout))
+    def _over(self, side: Side) -> bool:
+        if not side.outputs:
+            if time.monotonic() > self._deadline:
+                raise RehearsalError(f"rehearsal: {side.name} did not come up in {LIMIT_SEC} s.")
+            return False
+        if time.monotonic() > side.up_at + self.scenario.within_sec:
+            return True
+        return self._size(side) == 0 and not self._vms(side)
 
     def _read(self, side: Side) -> Ledger | None:
+        from outlast.run.head import HeadError
         from outlast.run.store import StoreError
 
         try:
             return ledger.read(self.store, side.layout)
-        except StoreError:
+        except (StoreError, HeadError):
             return side.ledger  # asked again in a moment
 
-    def _tell(self, side: Side, told: dict[str, int]) -> None:
+    def _tell(self, side: Side) -> None:
         book = side.ledger
         if book is None:
             return
-        total = self._total(side)
+        total = book.total or max(book.step, 1)  # all steps, once the trainer has said so
         self.watcher.progress(side.name, min(book.step, total), total, book.rows)
         for attempt in book.attempts:
-            if attempt.term > told.get(side.name, 0):
-                told[side.name] = attempt.term
+            if attempt.term > self._told.get(side.name, 0):
+                self._told[side.name] = attempt.term
                 origin = f"goes on from step {attempt.from_step}"
                 self.watcher.say(
                     f"{side.name}: attempt {attempt.term} on {attempt.instance} "
                     + (origin if attempt.from_step else "starts fresh")
                 )
 
-    def _total(self, side: Side) -> int:
-        """All steps of the run, as its trainer told the supervisor."""
-        book = side.ledger
-        assert book is not None
-        return book.total or max(book.step, 1)
-
-    def _strike(self) -> None:
-        """Lets the next misfortune happen when its moment has come."""
-        book = self.storm.ledger
-        pending = next((m for m in self.misfortunes if m.term is None), None)
-        if pending is None or book is None or not book.attempts:
-            return
-        live = book.attempts[-1]
-        struck = {m.term for m in self.misfortunes if m.term}
-        if live.reason is not None or live.term in struck or not book.total:
-            return
-        committed = any(c.term == live.term for c in book.head.chain)
-        if not committed or book.step < pending.share * book.total:
-            return
-        vm = live.instance
-        if pending.kind == "notice":
-            self.watcher.say(f"{vm}: preemption notice, then SIGTERM, then SIGKILL")
-            self.cloud.act(vm, "preempt")
-        elif pending.kind == "cut in mid-step":
-            self.watcher.say(f"{vm}: killed without a notice in mid-step {book.step}")
-            self.cloud.act(vm, "kill")
-        else:
-            if self._fault is None:
-                snapshots = f"{self.storm.layout.term(live.term)}s"
-                rule = {
-                    "match": {"method": "POST", "object": f"^{snapshots}"},
-                    "when": "mid-body",
-                    "do": {"kill_vm": vm},
-                }
-                self._fault = self.cloud.call("POST", "/_local/faults", rule)["id"]
-            faults = self.cloud.call("GET", "/_local/faults")
-            fired = {rule["id"]: rule["fired"] for rule in faults}
-            if not fired.get(self._fault):
-                return
-            self.watcher.say(f"{vm}: killed while a checkpoint's objects were being uploaded")
-        pending.term = live.term
-
-    def _ended(self, side: Side) -> bool:
-        book = side.ledger
-        if book is None or not book.head.state.ended:
-            return False
-        return self._size(side) == 0 and not self._vms(side)
+    def _tell_strikes(self) -> None:
+        log = self.cloud.played()["log"]
+        for entry in log[self._strikes_told :]:
+            self.watcher.say(f"{entry.get('vm') or self.sides[0].name}: {_strike(entry)}")
+        self._strikes_told = len(log)
 
     def _size(self, side: Side) -> int | None:
-        return self.cloud.group_size(side.outputs["group"], side.zone)
+        return self.cloud.group_size(side.group, side.zone)
 
     def _vms(self, side: Side) -> list[str]:
-        group = side.outputs["group"]
-        return [vm["name"] for vm in self.cloud.vms() if vm["group"] == group]
+        """Its VMs, also one that the group has given up and that lives on."""
+        of_group = (side.group, None)
+        return [
+            vm["name"]
+            for vm in self.cloud.vms()
+            if vm["group"] in of_group and vm["name"].startswith(side.group)
+        ]
 
-    # ---------------------------------------------------------------------------- the judgement
+    # ------------------------------------------------------------------------------ what was seen
 
-    def _judge(self) -> Report:
+    def _look(self) -> Seen:
+        runs = [self._run(side) for side in self.sides]
+        played = self.cloud.played()
+        fired = [rule["fired"] for rule in self.cloud.faults()]
+        storm = self.sides[0]
+        return Seen(
+            expected=self.scenario.end,
+            run=runs[0],
+            calm=runs[1] if len(runs) > 1 else None,
+            strikes=[_strike(entry) for entry in played["log"]],
+            faulted=sum(fired),
+            pending=int(played["pending"]) + fired.count(0),
+            retries=int(self.config.get("outlast:retriesFailures") or 0),
+            refusals=self.cloud.group_errors(storm.group, storm.zone),
+            sizes={side.name: self._size(side) for side in self.sides},
+            vms=[vm["name"] for vm in self.cloud.vms()],
+            bucket=self.bucket,
+        )
+
+    def _run(self, side: Side) -> Run:
         from outlast.run.commit import read_rows
+        from outlast.run.store import NotFound, StoreError, patiently
 
-        storm, calm = self.storm.ledger, self.calm.ledger
-        assert storm is not None and calm is not None
-        result = judge.read_result(self.store, storm.head)
-        undisturbed = judge.read_result(self.store, calm.head)
-        report = Report(
-            experiment=self.storm.name,
-            run=self.storm.outputs["run"],
-            digest=result.digest,
-            accuracy=result.last_metrics().get("test_accuracy"),
-            goodput=storm.goodput(),
-            goodput_calm=calm.goodput(),
-            attempts=storm.attempts,
-        )
-        rows, undisturbed_rows = (
-            list(read_rows(self.store, side.layout, book.head))
-            for side, book in ((self.storm, storm), (self.calm, calm))
-        )
-        report.guarantees += [
-            judge.both_done(storm, calm),
-            judge.same_bytes(result, undisturbed),
-            judge.told_as_planned(storm, self.misfortunes),
-            judge.always_resumed(storm),
-            judge.notice_lost_nothing(storm, self.misfortunes),
-            judge.cuts_lost_the_uncommitted_only(storm),
-            judge.each_step_once(rows, undisturbed_rows, storm.total),
-            judge.one_line(storm),
-        ]
-        return report
+        with reading(side.name):
+            # What was read before the VM had left may lack the record of its end.
+            side.note(patiently(lambda: ledger.read(self.store, side.layout)))
+            book = side.ledger
+            boots = ledger.read_boots(self.store, side.layout)
+            if book is None:
+                return Run(boots=boots)
+            ends = {
+                attempt.term: end
+                for attempt in book.attempts
+                if (end := ledger.read_end(self.store, side.layout, attempt.term))
+            }
+            try:
+                path = side.layout.end(int(side.outputs["resume"]))
+                ended = self.store.stat(path).updated
+            except NotFound:
+                ended = None
+            result = judge.read_result(self.store, book.head)
+        try:
+            rows = list(read_rows(self.store, side.layout, book.head))
+        except (StoreError, ValueError):  # what cannot be read is not there
+            rows = []
+        return Run(book, rows, result, boots, ends, ended, tuple(side.heads))
 
-    def _judge_remains(
-        self, report: Report, sizes: Mapping[str, int | None], vms: list[str]
-    ) -> None:
-        report.guarantees += [
-            judge.nothing_runs(sizes, vms),
-            judge.bucket_alone_is_left(self.cloud.audit(), self.bucket),
-        ]
+    def _report(self, seen: Seen) -> Report:
+        calm = seen.calm.ledger if seen.calm else None
+        return Report(
+            scenario=self.scenario.name,
+            experiment=self.sides[0].name,
+            run=self.sides[0].outputs["run"],
+            ending=str(seen.run.ending),
+            digest=seen.run.result.digest,
+            accuracy=seen.run.result.last_metrics().get("test_accuracy"),
+            goodput=seen.run.ledger.goodput() if seen.run.ledger else None,
+            goodput_calm=calm.goodput() if calm else None,
+            attempts=seen.run.attempts,
+            strikes=tuple(seen.strikes),
+        )
+
+
+def _strike(entry: Mapping[str, Any]) -> Strike:
+    """An entry of the local cloud's log of what it played."""
+    return Strike(
+        do=entry["do"],
+        boot=entry.get("boot"),
+        attempt=entry.get("attempt"),
+        options=entry,
+        missed=str(entry.get("missed") or ""),
+    )
 
 
 # --------------------------------------------------------------------------------- nothing is left

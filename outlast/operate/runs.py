@@ -5,11 +5,12 @@ manifest, whose digest HEAD names, before anybody gets to see them.
 """
 
 import contextlib
+import difflib
 import html
-import importlib
+import importlib.util
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,18 @@ from typing import Any
 from outlast.exits import State
 from outlast.layout import EXPERIMENT_PATTERN, METRICS_FILE, Layout, Pin
 from outlast.loop import snapshot
-from outlast.loop.errors import LoopError
-from outlast.operate.errors import OperateError, UsageError, reading
+from outlast.operate.errors import EngineError, OperateError, UsageError, reading
 from outlast.run.commit import read_rows
 from outlast.run.data import CACHE_VARIABLE, user_cache
 from outlast.run.fetch import MANIFEST_FILE, cached_result
 from outlast.run.head import Checkpoint, Head, Result, read_head
 from outlast.run.store import NotFound, Store, StoreError, open_store
 
+BEST = "best"
 BUCKET_VARIABLE = "OUTLAST_BUCKET"
+PICKLES = (".joblib", ".pkl", ".pickle")
+"""Endings of files that are programs: reading one runs it."""
+KERAS_BACKENDS = ("tensorflow", "torch", "jax")
 SHOWN_ROWS = 20
 
 
@@ -89,21 +93,31 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a run lives."""
 
     name: str
     """As its user called it."""
     store: Store
     layout: Layout
-    folder: Path | None
+    folder: Path | None = None
     """Of a run in a folder."""
+
+    @property
+    def home(self) -> str:
+        """What the names of the run's objects are below: a bucket, or a folder."""
+        return self.store.url if self.folder is None else str(self.folder)
+
+    @property
+    def url(self) -> str:
+        """Of the run itself: ``gs://…/`` or a folder."""
+        return f"{self.home}/{self.layout.root}" if self.layout.root else self.home
 
 
 class OpenedRun:
     """A run, read anew with each call: one that is still training shows what it has by then."""
 
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
 
     def __repr__(self) -> str:
@@ -112,8 +126,7 @@ class OpenedRun:
     @property
     def url(self) -> str:
         """Where it lives: ``gs://…/`` or a folder."""
-        root = self._place.layout.root
-        return f"{self._place.store.url}/{root}" if root else str(self._place.folder)
+        return self._place.url
 
     @property
     def state(self) -> str:
@@ -145,15 +158,20 @@ class OpenedRun:
 
     def checkpoints(self) -> Table:
         """The checkpoints that are kept, oldest first: step, term, tags, path, and the name
-        (``init``) by which another run begins with one."""
-        return Table(
-            [{**_checkpoint(entry), "init": self._pinned(entry)} for entry in self._head().chain]
-        )
+        (``init``) by which another run begins with one. Only the newest best is tagged so."""
+        chain = self._head().chain
+        best = next((entry for entry in reversed(chain) if BEST in entry.tags), None)
+        rows = []
+        for entry in chain:
+            tags = [tag for tag in entry.tags if tag != BEST or entry is best]
+            told = {**_checkpoint(entry), "tags": ",".join(tags)}
+            rows.append({**told, "init": self._pinned(entry)})
+        return Table(rows)
 
     def best(self) -> dict[str, Any]:
         """The newest checkpoint with the tag ``best``: its step, term, tags and path, and the row
         of its step. OperateError: there is none."""
-        tagged = [entry for entry in self._head().chain if "best" in entry.tags]
+        tagged = [entry for entry in self._head().chain if BEST in entry.tags]
         if not tagged:
             raise OperateError(
                 f"{self._place.name}: has no best checkpoint; the trainer names one with "
@@ -175,36 +193,44 @@ class OpenedRun:
         return self._cached(result)
 
     def load(self, name: str) -> Any:
-        """An object of the result: ``load("model")`` reads model.json with model.bin as
-        outlast.loop.snapshot.write_values wrote them, model.safetensors as a dict of arrays, or
-        a plain JSON file. OperateError: there is none of that name, or it has another format."""
+        """An object of the result, by the name of its file with or without the ending:
+        ``load("model")`` reads what our trainers write. ``.json`` with ``.bin`` (of
+        outlast.loop.snapshot.write_values) gives the object, ``.safetensors`` and ``.npz`` a dict
+        of arrays, ``.npy`` an array, ``.ubj`` and XGBoost's JSON a Booster, ``.keras`` a model,
+        ``.pt`` what torch.load(weights_only=True) does, another JSON file its values. OperateError:
+        there is none of that name, it is a pickle, or it has another format."""
         folder = self.result()
-        files = sorted(path.name for path in folder.iterdir() if path.is_file())
-        names = [name, f"{name}.safetensors", f"{name}.json"]
+        files = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
+        names = [name, *(f"{name}{suffix}" for suffix in (*_READERS, *PICKLES))]
         found = next((folder / file for file in names if file in files), None)
         if found is None:
             there = ", ".join(file for file in files if file != MANIFEST_FILE)
             raise OperateError(f"{self._place.name}: the result has no {name!r}; it has {there}")
-        if found.suffix == ".safetensors":
-            return _safetensors(found)
-        if found.suffix != ".json":
+        if found.suffix in PICKLES:
             raise OperateError(
-                f"{found.name}: only .json with .bin, .safetensors and plain JSON are read here; "
-                f"load {found} with the library that wrote it"
+                f"{found.name}: is a pickle, which may run any program when it is read, and is not "
+                f"read here; where you trust who wrote it, load {found} yourself"
             )
-        if not found.with_suffix(".bin").is_file():
-            return json.loads(found.read_bytes())
-        _import_frameworks()
+        if found.suffix not in _READERS:
+            raise OperateError(
+                f"{found.name}: only {', '.join(_READERS)} are read here; load {found} with the "
+                "library that wrote it"
+            )
         try:
-            values = snapshot.read_values(found)
-        except LoopError as error:
-            raise OperateError(f"{found}: {error}") from None
-        return values[found.stem] if list(values) == [found.stem] else values
+            return _READERS[found.suffix](found)
+        except ImportError as error:
+            missing = getattr(error, "name", None) or error
+            raise OperateError(
+                f"{found.name}: {missing} is not installed; pip install {missing}"
+            ) from None
+        except Exception as error:  # each library has its own for a file that it cannot read
+            raise OperateError(f"{found}: cannot be read: {error}") from None
 
     def _pinned(self, entry: Checkpoint) -> str:
         """The checkpoint by where it is and what it is, as ``outlast:init`` takes it."""
-        home = self._place.store.url if self._place.folder is None else self._place.folder
-        path = f"{home}/{entry.path}"
+        path = f"{self._place.home}/{entry.path}"
         root = path.removesuffix(entry.path.removeprefix(self._place.layout.root))
         return str(Pin(root, path.removeprefix(root), entry.blake3))
 
@@ -234,12 +260,17 @@ def open_run(where: str | Path, *, bucket: str | None = None) -> OpenedRun:
     in the outputs of the Pulumi stack of that name; of several runs the newest is opened. A
     ``gs://`` path is a run's or an experiment's. UsageError, OperateError: there is no run.
     """
+    return OpenedRun(find(where, bucket=bucket))
+
+
+def find(where: str | Path, *, bucket: str | None = None) -> Place:
+    """Where the run is that ``open_run`` opens."""
     text = os.fspath(where)
     if text.startswith("gs://"):
         name, _, path = text.removeprefix("gs://").partition("/")
-        return OpenedRun(_in_bucket(text, name, path.strip("/")))
+        return _in_bucket(text, name, path.strip("/"))
     if isinstance(where, Path) or os.sep in text or (Path(text) / "HEAD").exists():
-        return OpenedRun(_in_folder(Path(text)))
+        return _in_folder(Path(text))
     if not EXPERIMENT_PATTERN.fullmatch(text):
         raise UsageError(
             f"{text!r}: is no experiment, folder or gs:// path; an experiment's name matches "
@@ -248,11 +279,17 @@ def open_run(where: str | Path, *, bucket: str | None = None) -> OpenedRun:
     bucket = bucket or os.environ.get(BUCKET_VARIABLE)
     if bucket:
         name = bucket.removeprefix("gs://").strip("/")
-        return OpenedRun(_in_bucket(text, name, f"experiments/{text}"))
+        return _in_bucket(text, name, f"experiments/{text}")
     from outlast.operate import stack
 
-    deployed = stack.find(text)
-    return OpenedRun(_Place(text, deployed.store(), deployed.layout, None))
+    try:
+        deployed = stack.find(text)
+    except EngineError as error:
+        what = f"{text}: {_no_run(Path(text))}, and no stack of that name was found"
+        if near := _near(Path(text)):
+            raise UsageError(f"{what}; {near}") from None
+        raise EngineError(f"{what}: {error}") from None
+    return Place(text, deployed.store(), deployed.layout)
 
 
 def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -> Any:
@@ -260,18 +297,37 @@ def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -
     return open_run(where, bucket=bucket).load(name)
 
 
-def _in_folder(folder: Path) -> _Place:
+def _in_folder(folder: Path) -> Place:
     # Looked at first: opening a folder as a store would make it.
     if not (folder / "HEAD").exists():
-        what = "holds no run" if folder.is_dir() else "no such folder"
-        raise UsageError(f"{folder}: {what}; give the run-dir that a training was given")
+        near = _near(folder) or "give the run-dir that a training was given"
+        raise UsageError(f"{folder}: {_no_run(folder)}; {near}")
     try:
-        return _Place(str(folder), open_store(str(folder)), Layout("", ""), folder)
+        return Place(str(folder), open_store(str(folder)), Layout("", ""), folder)
     except (StoreError, OSError) as error:
         raise OperateError(f"{folder}: cannot be read: {error}") from None
 
 
-def _in_bucket(name: str, bucket: str, path: str) -> _Place:
+def _no_run(folder: Path) -> str:
+    if not folder.exists():
+        return "no such folder"
+    return "the folder holds no run" if folder.is_dir() else "is no folder"
+
+
+def _near(folder: Path) -> str:
+    """The runs on this machine whose folder a person may have meant, as a question."""
+    places = {folder, folder.parent, Path(), Path("runs")}
+    runs = sorted(
+        {head.parent for place in places for head in place.glob("*/HEAD") if head.is_file()}
+    )
+    inside = [run for run in runs if run.parent == folder]
+    names = {str(run): run for run in runs} | {run.name: run for run in runs}
+    close = difflib.get_close_matches(str(folder), names, n=1)
+    meant = inside[:3] or [names[name] for name in close]
+    return f"did you mean {' or '.join(map(str, meant))}?" if meant else ""
+
+
+def _in_bucket(name: str, bucket: str, path: str) -> Place:
     try:
         store = open_store(f"gs://{bucket}")
         found = [
@@ -287,7 +343,7 @@ def _in_bucket(name: str, bucket: str, path: str) -> _Place:
         raise OperateError(f"{name}: no run is in gs://{bucket}/{path}; look at its name again")
     newest = max(found, key=lambda item: item.updated)
     prefix, _, run = newest.path.removesuffix("/HEAD").rpartition("/")
-    return _Place(name, store, Layout(prefix, run), None)
+    return Place(name, store, Layout(prefix, run))
 
 
 def _safe_step(head: Head) -> int:
@@ -305,14 +361,62 @@ def _checkpoint(entry: Checkpoint) -> dict[str, Any]:
     }
 
 
+def _values(path: Path) -> Any:
+    """JSON: of write_values where there is a ``.bin`` beside it, of XGBoost, or plain."""
+    if path.with_suffix(".bin").is_file():
+        _import_frameworks()
+        values = snapshot.read_values(path)
+        return values[path.stem] if list(values) == [path.stem] else values
+    found = json.loads(path.read_bytes())
+    if isinstance(found, dict) and {"learner", "version"} <= found.keys():
+        return _booster(path)
+    return found
+
+
+def _booster(path: Path) -> Any:
+    import xgboost  # type: ignore[import-not-found]
+
+    return xgboost.Booster(model_file=path)
+
+
 def _safetensors(path: Path) -> Any:
-    try:
-        from safetensors.numpy import load_file  # type: ignore[import-not-found]
-    except ImportError:
-        raise OperateError(
-            f"{path.name}: safetensors is not installed; pip install safetensors"
-        ) from None
+    from safetensors.numpy import load_file  # type: ignore[import-not-found]
+
     return load_file(path)
+
+
+def _arrays(path: Path) -> Any:
+    import numpy as np
+
+    found = np.load(path, allow_pickle=False)
+    return found if path.suffix == ".npy" else dict(found)
+
+
+def _keras_model(path: Path) -> Any:
+    """By a backend that is installed, where nobody has chosen one."""
+    there = (name for name in KERAS_BACKENDS if importlib.util.find_spec(name))
+    os.environ.setdefault("KERAS_BACKEND", next(there, KERAS_BACKENDS[0]))
+    import keras  # type: ignore[import-not-found]
+
+    return keras.models.load_model(path)
+
+
+def _weights(path: Path) -> Any:
+    import torch  # type: ignore[import-not-found]
+
+    return torch.load(path, weights_only=True, map_location="cpu")
+
+
+_READERS: dict[str, Callable[[Path], Any]] = {
+    ".safetensors": _safetensors,
+    ".json": _values,
+    ".npy": _arrays,
+    ".npz": _arrays,
+    ".ubj": _booster,
+    ".keras": _keras_model,
+    ".pt": _weights,
+    ".pth": _weights,
+}
 
 
 def _import_frameworks() -> None:

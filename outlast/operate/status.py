@@ -9,7 +9,7 @@ from outlast.layout import METRICS_FILE, check_metrics, format_time
 from outlast.operate import ledger
 from outlast.operate.errors import OperateError
 from outlast.operate.ledger import Ledger
-from outlast.operate.stack import Deployed
+from outlast.operate.runs import Place
 from outlast.run.head import HeadError
 from outlast.run.store import NotFound, Store, StoreError
 
@@ -20,6 +20,8 @@ class Status:
 
     experiment: str
     run: str
+    home: str
+    """What the names of the run's objects are below: a bucket, or a folder."""
     url: str
     ledger: Ledger | None
     """None: no VM of the run has got as far as taking a term yet."""
@@ -33,8 +35,7 @@ class Status:
     def result(self) -> str | None:
         """Where a finished run's result is."""
         end = self.ledger.head.end if self.ledger else None
-        bucket = "/".join(self.url.split("/")[:3])
-        return f"{bucket}/{end.result.path}" if end and end.result else None
+        return f"{self.home}/{end.result.path}" if end and end.result else None
 
     @property
     def state(self) -> str:
@@ -66,20 +67,19 @@ class Status:
         }
 
 
-def read(deployed: Deployed) -> Status:
-    """The status of a stack's run. OperateError: it cannot be read."""
-    layout = deployed.layout
-    store = deployed.store()
+def read(place: Place) -> Status:
+    """The status of a run, wherever it lives. OperateError: it cannot be read."""
+    store, layout = place.store, place.layout
     try:
         book = ledger.read(store, layout)
         boots = sum(not item.path.endswith(".end.json") for item in store.list(layout.boots))
         metrics = _last_metrics(store, book)
         now = store.now()
     except (HeadError, StoreError, ValueError) as error:
-        raise OperateError(
-            f"run {layout.run} of {deployed.stack}: cannot be read: {error}"
-        ) from None
-    return Status(deployed.stack, layout.run, deployed.url, book, boots, now, metrics)
+        raise OperateError(f"{place.name}: its run cannot be read: {error}") from None
+    # A run in a folder has its name in HEAD alone.
+    run = layout.run or (book.head.owner.rpartition("/")[2] if book else "")
+    return Status(place.name, run, place.home, place.url, book, boots, now, metrics)
 
 
 def _last_metrics(store: Store, book: Ledger | None) -> dict[str, float]:

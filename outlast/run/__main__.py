@@ -29,7 +29,8 @@ from pathlib import Path
 
 from outlast import exits, protocol
 from outlast.exits import Reason, State
-from outlast.layout import BootEnd, Layout
+from outlast.identity import COMMAND
+from outlast.layout import AttemptEnd, BootEnd, Layout
 from outlast.places import local_ssds
 from outlast.run import fetch as fetching
 from outlast.run.attempt import (
@@ -41,6 +42,7 @@ from outlast.run.attempt import (
     Site,
     ended_head,
 )
+from outlast.run.commit import read_record
 from outlast.run.data import Cache
 from outlast.run.door import Door
 from outlast.run.fetch import deliver
@@ -59,9 +61,11 @@ from outlast.run.head import (
     Claim,
     Decision,
     Fenced,
+    Head,
     HeadError,
     HeadFile,
     HeadForbidden,
+    read_head,
     silent_seconds,
 )
 from outlast.run.head import NotMember as TermRefused
@@ -136,7 +140,8 @@ def supervise(boot: Boot) -> int:
             return exits.FENCED
         if decision.act is not Act.TAKE:
             return _go_away(boot, decision, took)
-        site.say(decision.message)
+        if boot.records:  # in a folder nobody counts terms, and the attempt says where it begins
+            site.say(decision.message)
         took = True
         outcome = Attempt(spec, head_file, site).run()
         match outcome.next:
@@ -172,25 +177,27 @@ def _still_member(site: Site, waits: Waits) -> bool:
     raise AssertionError("backoffs never end")
 
 
-def _deliver(boot: Boot) -> None:
-    """The copy of the result that the user wants besides; each boot of a finished run tries."""
+def _deliver(boot: Boot) -> bool:
+    """The copy of the result that the user wants besides; each boot of a finished run tries.
+    False where it is not there."""
     output = boot.spec.model_output_path
-    if output:
-        try:
-            head = boot.head_file.read().head
-        except (HeadError, StoreError) as error:
-            boot.site.say(f"model-output-path {output}: not written ({error})")
-        else:
-            store = boot.head_file.store
-            deliver(store, head, output, boot.site.work, boot.site.say, boot.site.clock)
+    if not output:
+        return True
+    try:
+        head = boot.head_file.read().head
+    except (HeadError, StoreError) as error:
+        boot.site.say(f"model-output-path {output}: not written ({error})")
+        return False
+    store = boot.head_file.store
+    return deliver(store, head, output, boot.site.work, boot.site.say, boot.site.clock)
 
 
 def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     """This boot has no part in the run: say so, leave."""
-    if decision.head is not None and decision.head.state is State.DONE:
-        _deliver(boot)
+    done = decision.head is not None and decision.head.state is State.DONE
+    delivered = not done or _deliver(boot)
     if not boot.records:
-        return _turn_away(boot, decision)
+        return _turn_away(boot, decision, delivered=delivered)
     boot.site.say(decision.message)
     if not took:
         reason = decision.reason or Reason.ENDED
@@ -199,29 +206,61 @@ def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     return exits.DONE
 
 
-def _turn_away(boot: Boot, decision: Decision) -> int:
+def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
     """Tell the waiting trainer of a folder why there is nothing to do."""
     site, head = boot.site, decision.head
+    if decision.reason is Reason.OTHER_OWNER:
+        return _refuse(site.door, _others_folder(boot, decision))
     if decision.act is Act.REFUSE or head is None or not head.state.ended:
-        message = decision.message
-        if decision.reason is Reason.OTHER_OWNER:
-            message = (
-                f"run folder {boot.run_dir}: belongs to another run (other flags, or another "
-                "version of the trainer); use another --run-dir, or the flags it was begun with"
-            )
-        site.door.turn_away(protocol.Error(message, "supervisor"))
+        site.door.turn_away(protocol.Error(decision.message, "supervisor"))
         return FAILED
-    code = exits.DONE if head.state is State.DONE else FAILED
-    site.door.turn_away(protocol.Ended(head.state.value, code, ended_head(head)))
+    code = exits.DONE if head.state is State.DONE and delivered else FAILED
+    message = ended_head(head)
+    if head.state is State.DONE:
+        message = f"{message}; {_result_told(boot, head)}"
+    site.door.turn_away(protocol.Ended(head.state.value, code, message))
     return code
+
+
+def _refuse(door: Door, message: str) -> int:
+    """Answer the waiting trainer of a folder that it asks for what cannot be."""
+    door.turn_away(protocol.Ended("refused", exits.USAGE, message))
+    return exits.USAGE
+
+
+def _others_folder(boot: Boot, decision: Decision) -> str:
+    """Why a folder is not this run's, for whoever named it."""
+    own = boot.spec.trainer
+    before = decision.head.owner.split("/") if decision.head is not None else []
+    folder = f"run folder {boot.run_dir}"
+    if len(before) == 3 and before[1] != own:
+        return f"{folder}: belongs to a run of {before[1]}; give another --run-dir"
+    if own == COMMAND:
+        what, mine = "another command, or other data", "command and the data"
+    else:
+        what, mine = f"other flags, or another version of {own}", "flags"
+    return (
+        f"{folder}: belongs to another run ({what}); give another --run-dir, or the {mine} that "
+        "it was begun with; if nothing in it is wanted, remove it"
+    )
+
+
+def _result_told(boot: Boot, head: Head) -> str:
+    end = head.end
+    assert boot.run_dir is not None and end is not None and end.result is not None
+    return f"its result is in {boot.run_dir / end.result.path}"
 
 
 def _end_of_run(boot: Boot, outcome: Outcome) -> int:
     site, waits = boot.site, boot.spec.waits
-    if outcome.reason is Reason.DONE:
-        _deliver(boot)
+    done = outcome.reason is Reason.DONE
+    delivered = not done or _deliver(boot)
     if not boot.records:
-        return exits.DONE if outcome.reason is Reason.DONE else FAILED
+        if done:
+            with contextlib.suppress(HeadError, StoreError):  # said where it matters
+                head = boot.head_file.read().head
+                site.say(f"the run is done; {_result_told(boot, head)}")
+        return exits.DONE if done and delivered else FAILED
     if waits.keep > 0:
         site.say(f"the machine stays for {waits.keep:.0f} s")
         site.clock.sleep(waits.keep)
@@ -530,14 +569,20 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     )
     notices = Notices(spec.waits)
     stop.connect(notices)
+    door = Door(options.socket)
     try:
+        _set_aside(options.run_dir, spec.owner, say)
         store = open_store(str(options.run_dir))
     except (Unsupported, StoreError, OSError) as error:
-        say(str(error))
-        return exits.USAGE
+        message = str(error)
+        if isinstance(error, OSError):
+            why = error.strerror or error
+            message = f"run folder {options.run_dir}: {why}; give another --run-dir"
+        code = _refuse(door, message)
+        door.close()
+        return code
     _drop_left_work()
     work, held = _make_work()
-    door = Door(options.socket)
     try:
         site = Site(
             machine=this_computer(),
@@ -566,6 +611,24 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         door.close()
         shutil.rmtree(work, ignore_errors=True)
         os.close(held)
+
+
+def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
+    """Moves away what another run has left of itself, where that never came to a checkpoint and
+    nobody works on it: mostly a first try with a slip in it. Of any other run nothing is moved."""
+    if not (run_dir / Layout("", "").head).is_file():
+        return
+    store, layout = open_store(str(run_dir)), Layout("", "")
+    try:
+        head = read_head(store, layout).head
+        over = read_record(store, layout.attempt_end(head.term), AttemptEnd) is not None
+    except (HeadError, StoreError, ValueError):
+        return  # the table at boot says what is wrong
+    if head.owner == owner or head.state.ended or head.chain or not over:
+        return
+    aside = run_dir.with_name(f"{run_dir.name}.{head.owner.rpartition('/')[2]}-{head.nonce[:6]}")
+    run_dir.rename(aside)
+    say(f"run folder {run_dir}: held another run, without a checkpoint; that is in {aside} now")
 
 
 def _make_work() -> tuple[Path, int]:

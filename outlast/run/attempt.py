@@ -204,7 +204,7 @@ class Attempt:
         self._stepped_at: tuple[float, int] | None = None
         self._work = site.work / f"t{self.term:06d}"
         self._places = [place / f"t{self.term:06d}" for place in (site.work, *site.places)]
-        self._place_said: Path | None = None
+        self._place_said = self._places[0]
         self.rows_path = self._work / "rows.jsonl"
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
@@ -515,7 +515,7 @@ class Attempt:
         if fingerprint not in self._kept_data:
             self._kept_data.add(fingerprint)
             keep = lambda: self.head_file.set_data(fingerprint, term=self.term)  # noqa: E731
-            self._submit(Job("data", keep, keeps_data=True))
+            self._submit(Job("data", keep, beside=True))
 
     def _note_step(self, step: int) -> None:
         """How long a step takes: after a notice the trainer finishes the one it is in."""
@@ -581,6 +581,8 @@ class Attempt:
                 if self.seconds_to_commit is None:
                     self.seconds_to_commit = round(time.monotonic() - self._started_at, 3)
                 self._send(Committed(snapshot.id, snapshot.step))
+                if not self._ending:  # the end cleans up too
+                    self._submit(Job("clean", self._committer.clean, beside=True))
             else:
                 self.site.say(f"snapshot of step {snapshot.step}: {error}")
                 self._send(Failed(snapshot.id, str(error)))
@@ -590,7 +592,7 @@ class Attempt:
             self._error = Error(f"the result could not be kept: {error}", "trainer")
         elif error is not None:
             raise error
-        elif not done.job.keeps_data:
+        elif not done.job.beside:
             self._outcome = done.value
 
     def _tend(self, *, quiet: bool) -> None:
@@ -807,7 +809,8 @@ class Attempt:
     def _submit(self, job: Job) -> None:
         assert self._worker is not None
         self._jobs += 1
-        self._ending = job.snapshot is None and not job.keeps_data
+        if not job.beside:
+            self._ending = job.snapshot is None
         self._worker.submit(job)
 
     def _commit(self, snapshot: Snapshot) -> float:
@@ -819,6 +822,7 @@ class Attempt:
             step=snapshot.step,
             tags=snapshot.tags,
             rows=self._rows_until(snapshot.rows_offset),
+            clean=False,
         )
         shutil.rmtree(folder, ignore_errors=True)
         return time.monotonic() - begun
@@ -890,7 +894,8 @@ class Attempt:
     def _end(self, outcome: Outcome) -> None:
         """The record of the end. Its own name, so that it harms nobody even when fenced."""
         self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
-        self.site.say(f"term {self.term}: {outcome.reason}: {outcome.message}")
+        reason = "" if outcome.message.startswith(outcome.reason) else f"{outcome.reason}: "
+        self.site.say(f"term {self.term}: {reason}{outcome.message}")
         if self._pulse is not None:
             self._pulse.close(last_words=outcome.next is not Next.WATCH)
         if self._logs is not None:
@@ -971,5 +976,5 @@ def ended_head(head: Head) -> str:
     if end is None:
         return "the run is open"
     if head.state is State.DONE:
-        return f"this run is done, at step {end.step}; its result is kept"
+        return f"this run is done, at step {end.step}"
     return f"this run has {head.state}: {end.reason} at step {end.step}"

@@ -356,12 +356,14 @@ class Committer:
         tags: Iterable[str] = (),
         rows: bytes = b"",
         row_count: int | None = None,
+        clean: bool = True,
     ) -> Checkpoint:
         """Commits a snapshot folder; it is in HEAD's chain when this returns.
 
         `rows` are the term's rows from byte `rows_flushed` up to the step, whole lines;
-        `row_count`, where given, is their number. Raises BadSnapshot, the store's errors (nothing
-        is cleaned then: the fate may be unknown) and what HeadFile.swap raises.
+        `row_count`, where given, is their number. Who gives `clean` as False, because somebody
+        waits for the checkpoint, calls `clean` afterwards. Raises BadSnapshot, the store's errors
+        (nothing is cleaned then: the fate may be unknown) and what HeadFile.swap raises.
         """
         if step < self._from_step:
             raise BadSnapshot(
@@ -418,10 +420,15 @@ class Committer:
         self._note_objects(prefix, objects)
         self._note_pace(sent_bytes, upload_sec, time.monotonic() - begun)
         self._note_dropped(before, after)
+        if clean:
+            self.clean()
+        return checkpoint
+
+    def clean(self) -> None:
+        """Deletes what the last swap dropped, and once what lower terms left."""
         self._delete_dropped()
         if not self._swept:
             self.sweep()
-        return checkpoint
 
     def flush_rows(self, rows: bytes, *, row_count: int | None = None) -> None:
         """Appends rows, whole JSON lines, to the term's rows in the bucket.
@@ -562,8 +569,14 @@ class Committer:
 
     def _delete_folder(self, folder: str) -> bool:
         """Deletes what is in the folder now, by generation; True where all of it is gone."""
-        objects = list(self._store.list(folder))
-        return all([delete_quietly(self._store, found.path, found.generation) for found in objects])
+        gone = in_parallel(
+            [
+                lambda found=found: delete_quietly(self._store, found.path, found.generation)
+                for found in self._store.list(folder)
+            ],
+            self._store.streams,
+        )
+        return all(gone)
 
     def sweep(self) -> None:
         """Deletes what lower terms left: snapshots and results that HEAD does not name.

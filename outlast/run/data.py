@@ -41,6 +41,7 @@ from outlast.run.head import DataFingerprint
 from outlast.run.store import (
     CHUNK_BYTES,
     SYSTEM_CLOCK,
+    Checksum,
     Clock,
     Damaged,
     Forbidden,
@@ -172,19 +173,27 @@ def local_fingerprint(path: Path, progress: Progress = lambda done, of: None) ->
     name = Path(os.path.abspath(path)).name
     try:
         if not path.is_dir():
-            size, crc32c = checksum_of(path)
+            size, crc32c = _read_through(path, progress)
             return DataFingerprint(name, 0, size, crc32c)
         files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*"))
-        entries, size, crc32c = [], 0, ""
+        entries = []
         for file in files:
             if (path / file).is_file():
-                entries.append((file, *checksum_of(path / file)))
-                size += entries[-1][1]
-                progress(size, size)
+                entries.append((file, *_read_through(path / file, progress)))
         size, crc32c = _listed(entries)
         return DataFingerprint(name, 0, size, crc32c)
     except OSError as error:
         raise DataError(f"data {path}: cannot be read ({error.strerror or error})") from None
+
+
+def _read_through(file: Path, progress: Progress) -> tuple[int, str]:
+    """Size and CRC32C; one large file takes as long as many small ones."""
+    checksum = Checksum()
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK_BYTES):
+            checksum.update(chunk)
+            progress(0, 0)
+    return checksum.size, checksum.crc32c
 
 
 def _listed(entries: Iterable[tuple[str, int, str]]) -> tuple[int, str]:

@@ -130,16 +130,17 @@ def _intact(folder: Path, digest: str) -> bool:
 
 def deliver(
     store: Store, head: Head, output: str, work: Path, say: Say, clock: Clock = SYSTEM_CLOCK
-) -> None:
-    """Copies the verified result of a finished run to ``output``, a ``gs://`` path or a folder.
+) -> bool:
+    """Copies the verified result of a finished run to ``output``, a ``gs://`` path or a folder;
+    whether it is there now.
 
     Only what is absent there is written, the manifest last, so that it may be repeated at every
     boot that finds the run done. What is there with other bytes is said and left alone, all of it.
     A failure is said, too: it takes nothing from the run, which is done.
     """
     result = head.end.result if head.end is not None else None
-    if not output or head.state is not State.DONE or result is None:
-        return
+    if result is None:
+        return False
     folder = work / "delivery"
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -152,15 +153,17 @@ def deliver(
         if other:
             say(
                 f"model-output-path {output}: holds other bytes in {', '.join(other)}; nothing was "
-                "copied there, the result stays where it is"
+                "copied there, the result stays where it is; name another place, or clear that one"
             )
-            return
+            return False
         for name in names:
             target.put(name, folder / name)
         say(f"model-output-path {output}: has the result, {len(names) - 1} files")
+        return True
     except (StoreError, OSError) as error:
         why = "may not be written" if isinstance(error, Forbidden) else "could not be written"
         say(f"model-output-path {output}: {why} ({error}); the result stays where it is")
+        return False
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -42,6 +42,9 @@ T = TypeVar("T")
 
 CHUNK_BYTES = 8 * 1024 * 1024
 
+PIECE_BYTES = 1 << 18
+"""Read at a time to be hashed and copied: small enough to stay in the processor's cache."""
+
 RETRY_AFTER_MAX_SEC = 60.0
 """A server that asks for a longer pause is asked again after this one."""
 
@@ -91,7 +94,8 @@ class Object:
     crc32c: str
     """Base64 of the big-endian CRC32C, as Cloud Storage gives it."""
     updated: datetime
-    """Server time at which this generation was written."""
+    """Server time at which this generation was written; to the second after a read by
+    generation."""
 
 
 @dataclass(frozen=True)
@@ -595,7 +599,8 @@ class FolderStore(_Fetching):
     that is killed at any instant leaves the old object or the new one.
     """
 
-    streams = 4
+    streams = 2
+    """More only wait for one another's writing to the disk."""
     rewrite_sec = 0.0
 
     # A generation is a moment in microseconds: 17 digits last until the year 5138.
@@ -614,6 +619,7 @@ class FolderStore(_Fetching):
             raise Unsupported(f"run folder {self._folder}: is a file; give a folder")
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._threads = threading.RLock()
+        self._syncs = _Syncs()
         self._refuse_type()
         self._refuse_without_locks()
         self._drop_orphans()
@@ -666,18 +672,22 @@ class FolderStore(_Fetching):
         expected: Object | None = None,
     ) -> Object:
         link = self._folder / check_path(path)
-        with self._staged(source) as (staged, size, crc32c), self._locked() as counter:
+        with self._staged(source) as (staged, size, crc32c):
             if expected is not None:
                 _verify(expected, (size, crc32c))
-            current = self._linked(path)
-            _check_generation(path, current[1].generation if current else 0, if_generation_match)
-            generation = self._next_generation(counter, current)
-            crc_hex = base64.b64decode(crc32c).hex()
-            blob = self._blobs / f"{generation}-{size}-{crc_hex}"
-            os.rename(staged, blob)
-            self._link(link, blob)
-            if current:
-                current[0].unlink(missing_ok=True)
+            with self._locked() as counter:
+                current = self._linked(path)
+                _check_generation(
+                    path, current[1].generation if current else 0, if_generation_match
+                )
+                generation = self._next_generation(counter, current)
+                crc_hex = base64.b64decode(crc32c).hex()
+                blob = self._blobs / f"{generation}-{size}-{crc_hex}"
+                os.rename(staged, blob)
+                self._link(link, blob)
+        self._syncs.sync(self._blobs, link.parent)
+        if current:
+            current[0].unlink(missing_ok=True)
         return Object(path, generation, size, crc32c, _moment(generation))
 
     def delete(self, path: str, *, generation: int) -> None:
@@ -688,8 +698,9 @@ class FolderStore(_Fetching):
             _check_generation(path, current[1].generation, generation)
             link = self._folder / path
             link.unlink()
-            _sync_folder(link.parent)
-            current[0].unlink(missing_ok=True)
+        self._syncs.sync(link.parent)
+        current[0].unlink(missing_ok=True)
+        with self._locked():
             # Folders are nothing in a bucket: the empty ones go with their last object.
             for parent in link.relative_to(self._folder).parents[:-1]:
                 try:
@@ -761,7 +772,7 @@ class FolderStore(_Fetching):
                 with self._locked():
                     copy = stack.enter_context(staged.open("wb"))
                     fcntl.flock(copy, fcntl.LOCK_EX)
-                checksum = _poured(source, copy)
+                checksum = _poured(source, copy, written=lambda size: _write_out(copy, size))
                 copy.flush()
                 os.fsync(copy.fileno())
                 yield staged, checksum.size, checksum.crc32c
@@ -827,8 +838,6 @@ class FolderStore(_Fetching):
                 f"run folder {self._folder}: its file system has no symbolic links; "
                 "use a local disk or gs://"
             ) from None
-        _sync_folder(self._blobs)
-        _sync_folder(link.parent)
 
     def _drop_orphans(self) -> None:
         """Clears away what killed writers left: staged files nobody holds, blobs nobody names."""
@@ -884,17 +893,62 @@ class FolderStore(_Fetching):
             probe.unlink(missing_ok=True)
 
 
-def _poured(source: Any, sink: Sink) -> Checksum:
-    """Copies what is left of a file to the sink."""
+def _poured(
+    source: Any, sink: Sink, *, written: Callable[[int], None] = lambda size: None
+) -> Checksum:
+    """Copies what is left of a file to the sink; tells `written` after each piece how much."""
     checksum = Checksum()
-    while chunk := source.read(CHUNK_BYTES):
-        checksum.update(chunk)
-        sink.write(chunk)
+    while piece := source.read(PIECE_BYTES):
+        checksum.update(piece)
+        sink.write(piece)
+        written(checksum.size)
     return checksum
+
+
+def _write_out(file: Any, size: int) -> None:
+    """Has the system begin to write a growing file to the disk, each time that it has grown by
+    `CHUNK_BYTES`: the sync at its end finds less to do."""
+    if size % CHUNK_BYTES == 0 and hasattr(os, "posix_fadvise"):
+        file.flush()
+        start = size - CHUNK_BYTES
+        os.posix_fadvise(file.fileno(), start, CHUNK_BYTES, os.POSIX_FADV_DONTNEED)
 
 
 def _moment(generation: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=generation)
+
+
+class _Syncs:
+    """Makes names in folders last; threads that wait for it at the same time share one sync."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._turn = threading.Lock()
+        self._due: set[Path] = set()
+        self._asked = 0
+        self._done = 0
+
+    def sync(self, *folders: Path) -> None:
+        """Returns once what was in these folders when it was called is on the disk."""
+        with self._guard:
+            self._asked += 1
+            mine = self._asked
+            self._due.update(folders)
+        with self._turn:
+            if self._done >= mine:
+                return
+            with self._guard:
+                until, due, self._due = self._asked, self._due, set()
+            try:
+                for folder in due:
+                    # A folder that is gone holds nothing that could be lost.
+                    with contextlib.suppress(FileNotFoundError):
+                        _sync_folder(folder)
+            except BaseException:
+                with self._guard:
+                    self._due |= due  # for the others that asked
+                raise
+            self._done = until
 
 
 def _sync_folder(folder: Path) -> None:
@@ -944,7 +998,8 @@ class GcsStore(_Fetching):
             session = _anonymous_session()
         else:
             session = AuthorizedSession(credentials)
-        session.hooks["response"].append(self._note_time)
+        self._last = threading.local()
+        session.hooks["response"].append(self._note)
         self._session = session
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         options = ClientOptions(api_endpoint=emulator) if emulator else None
@@ -976,7 +1031,6 @@ class GcsStore(_Fetching):
             )
 
         found = self._read(path, generation, download)
-        counted.flush()
         if (counted.checksum.size, counted.checksum.crc32c) != (found.size, found.crc32c):
             raise Damaged(f"{path}: the bytes that arrived do not match its CRC32C or size")
         return found
@@ -1070,7 +1124,10 @@ class GcsStore(_Fetching):
         moment, at = self._server
         return moment + timedelta(seconds=time.monotonic() - at)
 
-    def _note_time(self, response: Any, *_: Any, **__: Any) -> None:
+    def _note(self, response: Any, *_: Any, **__: Any) -> None:
+        self._last.headers = response.headers
+        if response.raw is not None:
+            _widen(response.raw)
         try:
             moment = parsedate_to_datetime(response.headers["Date"])
         except (KeyError, ValueError, TypeError):
@@ -1079,20 +1136,36 @@ class GcsStore(_Fetching):
 
     def _read(self, path: str, generation: int | None, download: Callable[[Any], None]) -> Object:
         """Downloads exactly one generation and tells which."""
+        if generation is not None:
+            with self._mapped(path):
+                download(self._bucket.blob(check_path(path), generation=generation))
+            return self._answered(path, generation)
         for _ in range(8):
             found = self.stat(path)
-            if generation not in (None, found.generation):
-                raise _not_found(path, generation)
-            blob = self._bucket.blob(path, generation=found.generation)
             try:
                 with self._mapped(path):
-                    download(blob)
+                    download(self._bucket.blob(path, generation=found.generation))
                 return found
             except NotFound:
-                # Rewritten between the two requests; the next look sees the new generation.
-                if generation is not None:
-                    raise
+                continue  # rewritten between the two requests; the next look sees the new one
         raise Unavailable(f"{path}: was rewritten during each of eight reads")
+
+    def _answered(self, path: str, generation: int) -> Object:
+        """What the download that this thread made last says of its object."""
+        headers = self._last.headers
+        hashes = (item.strip().partition("=") for item in headers.get("X-Goog-Hash", "").split(","))
+        crc32c = {kind: value for kind, _, value in hashes}.get("crc32c")
+        size = headers.get("X-Goog-Stored-Content-Length")
+        since = headers.get("Last-Modified")
+        named = headers.get("X-Goog-Generation") == str(generation)
+        if not (crc32c and size and since and named):
+            # What went on after a cut may say less.
+            found = self.stat(path)
+            if found.generation != generation:
+                raise _not_found(path, generation)
+            return found
+        updated = parsedate_to_datetime(since).astimezone(UTC)
+        return Object(path, generation, int(size), crc32c, updated)
 
     @contextlib.contextmanager
     def _mapped(self, path: str) -> Iterator[None]:
@@ -1177,29 +1250,28 @@ class _Obedient:
         time.sleep(min(_retry_after(error) or 0.0, RETRY_AFTER_MAX_SEC))
 
 
+def _widen(raw: Any) -> None:
+    """Has an answer's body handed over in pieces that are worth hashing and writing; the client
+    asks for 8 KiB at a time, which takes longer than the bytes do."""
+    stream = raw.stream
+
+    def wide(amt: int = 0, decode_content: bool | None = None) -> Iterator[bytes]:
+        return stream(max(amt, PIECE_BYTES), decode_content=decode_content)
+
+    raw.stream = wide
+
+
 class _Counted:
-    """A sink that knows the checksum of what went through it.
-
-    The client hands over 8 KiB at a time, which is too little to hash or to write well.
-    """
-
-    _GATHERED_BYTES = 1 << 18
+    """A sink that knows the checksum of what went through it."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._gathered = bytearray()
         self.checksum = Checksum()
 
     def write(self, data: bytes) -> int:
-        self._gathered += data
-        if len(self._gathered) >= self._GATHERED_BYTES:
-            self.flush()
-        return len(data)
-
-    def flush(self) -> None:
-        data, self._gathered = bytes(self._gathered), bytearray()
         self.checksum.update(data)
         self._sink.write(data)
+        return len(data)
 
 
 def _anonymous_session() -> Any:

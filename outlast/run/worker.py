@@ -24,8 +24,8 @@ class Job:
     name: str
     run: Callable[[], Any]
     snapshot: Snapshot | None = None
-    keeps_data: bool = False
-    """It only keeps a fingerprint of data; whatever else is no snapshot ends the attempt."""
+    beside: bool = False
+    """The attempt goes on after it, as after a snapshot; whatever else is none ends it."""
     bytes_left: Callable[[], int] | None = None
     """Bytes still to send, where that can be told: fewer than before is an answer."""
 

@@ -11,8 +11,8 @@ UNIQUE_TEMPLATE = re.compile(r"([^/?]+)\?uniqueId=(\d+)$")
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Change]]:
     """(property path, change) of each leaf that differs. Nothing, false, 0 and empty are one: an
-    input that says what is so anyway is no change."""
-    if old == new or (is_empty(old) and is_empty(new)):
+    input that says what is so anyway is no change; nor is a link in another form."""
+    if old == new or (is_empty(old) and is_empty(new)) or _same_link(old, new):
         return
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
@@ -75,6 +75,17 @@ def _same(given: Any, live: Any) -> bool:
         for one in _forms(given)
         for other in _forms(live)
     )
+
+
+def _same_link(one: Any, other: Any) -> bool:
+    """Whether both name one resource: with and without host and version, a template with and
+    without its number; two numbers are two templates."""
+    if not isinstance(one, str) or not isinstance(other, str) or "projects/" not in one:
+        return False
+    forms, others = _forms(one), _forms(other)
+    if len(forms) > 1 and len(others) > 1:
+        return forms[0] == others[0]
+    return not set(forms).isdisjoint(others)
 
 
 def _forms(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rehearsal.provider import changes, tables
 from rehearsal.provider.kind import (
@@ -94,6 +94,7 @@ TEMPLATE: tables.Table = {
     "labels": Value("properties.labels"),
     "machineType": Value("properties.machineType"),
     "metadata": entries("properties.metadata.items"),
+    "resourcePolicies": Value("properties.resourcePolicies"),
     "minCpuPlatform": Value("properties.minCpuPlatform"),
     "networkInterfaces": Block("properties.networkInterfaces", NETWORK_INTERFACE, "list"),
     "reservationAffinity": Block(
@@ -117,6 +118,18 @@ TEMPLATE: tables.Table = {
     "tags": Value("properties.tags.items"),
 }
 
+UPDATE_POLICY: tables.Table = {
+    "maxSurgeFixed": Value("maxSurge.fixed"),
+    "maxSurgePercent": Value("maxSurge.percent"),
+    "maxUnavailableFixed": Value("maxUnavailable.fixed"),
+    "maxUnavailablePercent": Value("maxUnavailable.percent"),
+    "minReadySec": Value("minReadySec"),
+    "minimalAction": Value("minimalAction"),
+    "mostDisruptiveAllowedAction": Value("mostDisruptiveAllowedAction"),
+    "replacementMethod": Value("replacementMethod"),
+    "type": Value("type"),
+}
+
 GROUP: tables.Table = {
     "project": PLACE,
     "zone": PLACE,
@@ -138,24 +151,17 @@ GROUP: tables.Table = {
             "defaultActionOnFailure": Value("defaultActionOnFailure"),
             "forceUpdateOnRepair": Value("forceUpdateOnRepair"),
             "onFailedHealthCheck": Value("onFailedHealthCheck"),
+            "onRepair": Block("onRepair", {"allowChangingZone": Value("allowChangingZone")}),
         },
     ),
     "listManagedInstancesResults": Value("listManagedInstancesResults"),
+    "namedPorts": Block("namedPorts", {"name": Value("name"), "port": Value("port")}, "list"),
+    "standbyPolicy": Block(
+        "standbyPolicy", {"initialDelaySec": Value("initialDelaySec"), "mode": Value("mode")}
+    ),
     "targetPools": Value("targetPools"),
     "targetSize": Value("targetSize"),
-    "updatePolicy": Block(
-        "updatePolicy",
-        {
-            "maxSurgeFixed": Value("maxSurge.fixed"),
-            "maxSurgePercent": Value("maxSurge.percent"),
-            "maxUnavailableFixed": Value("maxUnavailable.fixed"),
-            "maxUnavailablePercent": Value("maxUnavailable.percent"),
-            "minimalAction": Value("minimalAction"),
-            "mostDisruptiveAllowedAction": Value("mostDisruptiveAllowedAction"),
-            "replacementMethod": Value("replacementMethod"),
-            "type": Value("type"),
-        },
-    ),
+    "updatePolicy": Block("updatePolicy", UPDATE_POLICY),
     "versions": Block(
         "versions",
         {
@@ -171,6 +177,21 @@ GROUP: tables.Table = {
     "waitForInstancesStatus": SETTING,
 }
 
+REGION_GROUP: tables.Table = {
+    **{key: field for key, field in GROUP.items() if key != "zone"},
+    "region": PLACE,
+    "distributionPolicyTargetShape": Value("distributionPolicy.targetShape"),
+    "distributionPolicyZones": Value(
+        "distributionPolicy.zones",
+        lambda zones: [{"zone": f"zones/{zone.rpartition('/')[2]}"} for zone in zones],
+        lambda zones: [entry["zone"].rpartition("/")[2] for entry in zones],
+    ),
+    "updatePolicy": Block(
+        "updatePolicy",
+        {**UPDATE_POLICY, "instanceRedistributionType": Value("instanceRedistributionType")},
+    ),
+}
+
 WHOLE_PATH = re.compile(r"^(https?:|projects/|global/|zones/|regions/)")
 
 
@@ -178,6 +199,7 @@ class InstanceTemplate(Kind):
     """A global template. The API can change nothing of one."""
 
     token = "gcp:compute/instanceTemplate:InstanceTemplate"
+    id_form = "projects/{project}/global/instanceTemplates/{name}"
     table = TEMPLATE
     required = ("machineType", "disks")
     replace_on = None
@@ -204,6 +226,9 @@ class InstanceTemplate(Kind):
             network = interface.get("network")
             if network and not WHOLE_PATH.match(network):
                 interface["network"] = f"projects/{inputs['project']}/global/networks/{network}"
+        return self._send(cloud, inputs, body)
+
+    def _send(self, cloud: Settings, inputs: Inputs, body: Body) -> tuple[str, Body]:
         path = f"projects/{inputs['project']}/global/instanceTemplates"
         operation = cloud.compute.operate("POST", path, body)
         # By number: a name could be taken by another template at any time.
@@ -241,12 +266,41 @@ class InstanceTemplate(Kind):
 FULL = {"view": "FULL"}
 
 
+class RegionInstanceTemplate(InstanceTemplate):
+    """A template of one region. It has no unique link."""
+
+    token = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
+    id_form = "projects/{project}/regions/{region}/instanceTemplates/{name}"
+    filled_in = ("project", "region")
+    computed = tuple(
+        name for name in InstanceTemplate.computed if name not in ("numericId", "selfLinkUnique")
+    )
+
+    def _send(self, cloud: Settings, inputs: Inputs, body: Body) -> tuple[str, Body]:
+        path = f"projects/{inputs['project']}/regions/{inputs['region']}/instanceTemplates"
+        cloud.compute.operate("POST", path, body)
+        id = f"{path}/{inputs['name']}"
+        return id, cloud.compute.call("GET", id, query=FULL)
+
+    def read(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> Body | None:
+        return cloud.compute.find(id, query=FULL)
+
+    def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
+        return {**super().live_inputs(cloud, id, body), "region": id.split("/")[3]}
+
+    def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:
+        shown = super().outputs(cloud, id, body)
+        return {key: value for key, value in shown.items() if key in self.computed}
+
+
 class InstanceGroupManager(Kind):
     """A zonal managed instance group."""
 
     token = "gcp:compute/instanceGroupManager:InstanceGroupManager"
+    id_form = "projects/{project}/zones/{zone}/instanceGroupManagers/{name}"
     table = GROUP
     required = ("baseInstanceName", "versions")
+    place: ClassVar[str] = "zone"
     replace_on = frozenset({"name", "baseInstanceName", "zone", "project", "description"})
     filled_in = ("project", "zone")
     auto_named = True
@@ -264,7 +318,9 @@ class InstanceGroupManager(Kind):
         {
             "description",
             "instanceLifecyclePolicy",
+            "instanceLifecyclePolicy.onFailedHealthCheck",
             "listManagedInstancesResults",
+            "standbyPolicy",
             "targetSize",
             "updatePolicy",
         }
@@ -272,7 +328,8 @@ class InstanceGroupManager(Kind):
 
     def create(self, cloud: Settings, inputs: Inputs) -> tuple[str, Body]:
         body = _by_number({"targetSize": 0, **tables.to_body(self.table, inputs)})
-        path = f"projects/{inputs['project']}/zones/{inputs['zone']}/instanceGroupManagers"
+        path = f"projects/{inputs['project']}/{self.place}s/{inputs[self.place]}"
+        path += "/instanceGroupManagers"
         cloud.compute.operate("POST", path, body)
         id = f"{path}/{inputs['name']}"
         return id, cloud.compute.call("GET", id)
@@ -286,6 +343,11 @@ class InstanceGroupManager(Kind):
             for key in {*old, *new} - {"targetSize", DEFAULTS}
             if list(changes.differences(old.get(key), new.get(key)))
         }
+        if "namedPorts" in changed:
+            ports = tables.to_body(self.table, {"namedPorts": new.get("namedPorts") or []})
+            path = id.replace("/instanceGroupManagers/", "/instanceGroups/")
+            cloud.compute.operate("POST", f"{path}/setNamedPorts", ports)
+        changed -= {"namedPorts"}
         body = tables.to_body(self.table, {key: new.get(key) for key in changed})
         if body:
             live = cloud.compute.call("GET", id)
@@ -303,8 +365,8 @@ class InstanceGroupManager(Kind):
                 raise
 
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
-        _, project, _, zone, _, _ = id.split("/")
-        return {**super().live_inputs(cloud, id, body), "project": project, "zone": zone}
+        _, project, _, place, _, _ = id.split("/")
+        return {**super().live_inputs(cloud, id, body), "project": project, self.place: place}
 
     def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:
         return {
@@ -316,6 +378,23 @@ class InstanceGroupManager(Kind):
             "selfLink": body.get("selfLink", ""),
             "statuses": [{"isStable": bool(body.get("status", {}).get("isStable"))}],
         }
+
+
+class RegionInstanceGroupManager(InstanceGroupManager):
+    """A managed instance group over the zones of a region."""
+
+    token = "gcp:compute/regionInstanceGroupManager:RegionInstanceGroupManager"
+    id_form = "projects/{project}/regions/{region}/instanceGroupManagers/{name}"
+    table = REGION_GROUP
+    place = "region"
+    replace_on = frozenset(
+        {"name", "baseInstanceName", "region", "project", "description", "distributionPolicyZones"}
+    )
+    filled_in = ("project", "region")
+    chosen_by_api = InstanceGroupManager.chosen_by_api | {
+        "distributionPolicyTargetShape",
+        "distributionPolicyZones",
+    }
 
 
 def _by_number(body: Body) -> Body:

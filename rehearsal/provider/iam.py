@@ -11,8 +11,10 @@ from rehearsal.provider.storage import (
     POLICY_VERSION,
     add_member,
     binding_body,
+    imported_binding,
     member_id,
     remove_member,
+    with_condition,
 )
 from rehearsal.provider.tables import PLACE, SETTING, Block, Value
 
@@ -48,6 +50,7 @@ class Account(Kind):
     """A service account."""
 
     token = "gcp:serviceaccount/account:Account"
+    id_form = "projects/{project}/serviceAccounts/{email}"
     table = ACCOUNT
     required = ("accountId",)
     replace_on = frozenset({"accountId", "project"})
@@ -105,6 +108,7 @@ class IAMCustomRole(Kind):
     """A custom role of a project. A deleted one keeps its id for weeks and is brought back."""
 
     token = "gcp:projects/iAMCustomRole:IAMCustomRole"
+    id_form = "projects/{project}/roles/{roleId}"
     table = ROLE
     required = ("permissions", "roleId", "title")
     replace_on = frozenset({"project", "roleId"})
@@ -172,12 +176,15 @@ class IAMMember(Kind):
         return id, body
 
     def read(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> Body | None:
-        if not state.get("project"):
-            raise ProviderError(f"binding {id}: cannot be imported; let the program make it.")
         return binding_body(self._policy(cloud, state["project"]), state)
 
     def delete(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> None:
         self._edit(cloud, state, lambda policy: remove_member(policy, state))
+
+    def imported(self, cloud: Settings, id: str) -> tuple[str, Inputs]:
+        project, binding = imported_binding(id, "PROJECT")
+        inputs = with_condition({**binding, "project": project}, self._policy(cloud, project))
+        return member_id(project, inputs), inputs
 
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
         return {**super().live_inputs(cloud, id, body), "project": body["project"]}

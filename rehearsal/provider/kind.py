@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rehearsal.provider import changes, tables
-from rehearsal.provider.rest import Api
+from rehearsal.provider.rest import Api, ProviderError
 from rehearsal.provider.values import UNKNOWN, Unknown
 
 DEFAULTS = "__defaults"
@@ -29,6 +29,7 @@ class Settings:
     storage: Api
     iam: Api
     resource_manager: Api
+    secret_manager: Api
     project: str | None = None
     region: str | None = None
     zone: str | None = None
@@ -71,8 +72,11 @@ class Kind(ABC):
     """Outputs that an update changes."""
     computed: ClassVar[tuple[str, ...]] = ()
     """Outputs that are no inputs."""
+    id_form: ClassVar[str] = ""
+    """How an id is made of places; an import may leave out those in front that settings know."""
     chosen_by_api: ClassVar[frozenset[str]] = frozenset()
-    """Inputs that the API fills in where they are not given: to leave them out is no change."""
+    """Inputs, by path, that the API fills in where they are not given: to leave them out is no
+    change."""
 
     # ------------------------------------------------------------------ what a type defines
 
@@ -99,6 +103,18 @@ class Kind(ABC):
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
         """The inputs that the live resource answers to."""
         return tables.from_body(self.table, body)
+
+    def imported(self, cloud: Settings, id: str) -> tuple[str, Inputs]:
+        """The whole id of what an import names, and what its state must say for `read`."""
+        places = re.findall(r"{(\w+)}", self.id_form)
+        given = id.split("/")
+        if not places or re.fullmatch(re.sub(r"{\w+}", "[^/]+", self.id_form), id):
+            return id, {}
+        missing = places[: len(places) - len(given)]
+        known = [getattr(cloud, place, None) for place in missing]
+        if len(given) > len(places) or None in known:
+            raise ProviderError(f"import {id!r}: must be of the form {self.id_form}.")
+        return self.id_form.format(**dict(zip(places, [*known, *given], strict=True))), {}
 
     # ------------------------------------------------------------------ what all share
 
@@ -141,7 +157,11 @@ class Kind(ABC):
         for key in sorted({*before, *after}):
             if key not in after and key in self.chosen_by_api:
                 continue
-            differing = dict(changes.differences(before.get(key), after.get(key), key))
+            differing: dict[str, changes.Change] = {
+                path: change
+                for path, change in changes.differences(before.get(key), after.get(key), key)
+                if not (change == "delete" and path in self.chosen_by_api)
+            }
             found |= differing
             needs_another = self.replace_on is None or key in self.replace_on
             if differing and needs_another and not isinstance(self.table.get(key), tables.Setting):

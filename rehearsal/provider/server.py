@@ -16,10 +16,26 @@ from google.protobuf import empty_pb2
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 
 from rehearsal.provider.changes import Change
-from rehearsal.provider.compute import InstanceGroupManager, InstanceTemplate
+from rehearsal.provider.compute import (
+    InstanceGroupManager,
+    InstanceTemplate,
+    RegionInstanceGroupManager,
+    RegionInstanceTemplate,
+)
+from rehearsal.provider.declared import (
+    Firewall,
+    HealthCheck,
+    Image,
+    Network,
+    RegionHealthCheck,
+    Router,
+    RouterNat,
+    Subnetwork,
+)
 from rehearsal.provider.iam import Account, IAMCustomRole, IAMMember
 from rehearsal.provider.kind import PROVISIONED_LABEL, Kind, Settings
 from rehearsal.provider.rest import Api, ProviderError
+from rehearsal.provider.secretmanager import Secret, SecretIamMember, SecretVersion
 from rehearsal.provider.storage import Bucket, BucketIAMMember, BucketObject
 from rehearsal.provider.values import decode, encode, holds_unknown
 
@@ -33,6 +49,7 @@ ENDPOINTS = {
     "storage": ("storageCustomEndpoint", "storage/v1/"),
     "iam": ("iamBetaCustomEndpoint", "iam/v1/"),
     "resource_manager": ("resourceManagerCustomEndpoint", "cloudresourcemanager/v1/"),
+    "secret_manager": ("secretManagerCustomEndpoint", "secretmanager/v1/"),
 }
 
 KINDS: dict[str, Kind] = {
@@ -42,10 +59,23 @@ KINDS: dict[str, Kind] = {
         Bucket(),
         BucketIAMMember(),
         BucketObject(),
+        Firewall(),
+        HealthCheck(),
         IAMCustomRole(),
         IAMMember(),
+        Image(),
         InstanceGroupManager(),
         InstanceTemplate(),
+        Network(),
+        RegionHealthCheck(),
+        RegionInstanceGroupManager(),
+        RegionInstanceTemplate(),
+        Router(),
+        RouterNat(),
+        Secret(),
+        SecretIamMember(),
+        SecretVersion(),
+        Subnetwork(),
     )
 }
 
@@ -170,15 +200,17 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     @_sentences
     def Read(self, request, context):
         kind, cloud = self._kind(request.urn), self._cloud(request.urn)
-        inputs, state = decode(request.inputs), decode(request.properties)
-        body = kind.read(cloud, request.id, {**inputs, **state})
+        id, inputs, state = request.id, decode(request.inputs), decode(request.properties)
+        if not inputs and not state:
+            id, state = kind.imported(cloud, id)
+        body = kind.read(cloud, id, {**inputs, **state})
         if body is None:
             return provider_pb2.ReadResponse()
-        inputs = kind.refreshed(cloud, request.id, inputs, body)
+        inputs = kind.refreshed(cloud, id, inputs, body)
         return provider_pb2.ReadResponse(
-            id=request.id,
+            id=id,
             inputs=encode(inputs),
-            properties=encode(kind.state(cloud, request.id, inputs, body)),
+            properties=encode(kind.state(cloud, id, inputs, body)),
         )
 
     @_sentences

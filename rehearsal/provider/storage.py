@@ -284,14 +284,18 @@ class BucketIAMMember(Kind):
         return id, body
 
     def read(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> Body | None:
-        if not state.get("bucket"):
-            raise ProviderError(f"binding {id}: cannot be imported; let the program make it.")
         policy = cloud.storage.find(self._path(state), READ_POLICY)
         return binding_body(policy, state) if policy else None
 
     def delete(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> None:
         if cloud.storage.find(_bucket_path(state["bucket"].removeprefix("b/"))):
             self._edit(cloud, state, lambda policy: remove_member(policy, state))
+
+    def imported(self, cloud: Settings, id: str) -> tuple[str, Inputs]:
+        parent, binding = imported_binding(id, "b/BUCKET")
+        inputs: Inputs = {**binding, "bucket": parent.removeprefix("b/")}
+        inputs = with_condition(inputs, cloud.storage.find(self._path(inputs), READ_POLICY))
+        return member_id(f"b/{inputs['bucket']}", inputs), inputs
 
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
         return {**super().live_inputs(cloud, id, body), "bucket": body["bucket"]}
@@ -319,6 +323,33 @@ def member_id(parent: str, inputs: Mapping[str, Any]) -> str:
     """The id of one member's binding."""
     title = (inputs.get("condition") or {}).get("title")
     return "/".join(filter(None, (parent, inputs["role"], inputs["member"], title)))
+
+
+def imported_binding(id: str, parent: str) -> tuple[str, Inputs]:
+    """(parent, inputs) of an import's id: `PARENT ROLE MEMBER [TITLE]`, as in the real provider.
+
+    A title stands in `condition` alone until `with_condition` finds the rest.
+    """
+    given = id.split(" ", 3)
+    if len(given) < 3:
+        raise ProviderError(f"import {id!r}: must be of the form '{parent} ROLE MEMBER [TITLE]'.")
+    inputs: Inputs = {"role": given[1], "member": given[2]}
+    if len(given) == 4:
+        inputs["condition"] = {"title": given[3]}
+    return given[0], inputs
+
+
+def with_condition(inputs: Inputs, policy: Mapping[str, Any] | None) -> Inputs:
+    """The inputs with the whole condition of the binding whose title they have."""
+    for binding in (policy or {}).get("bindings", []):
+        condition = binding.get("condition")
+        if (
+            binding["role"] == inputs["role"]
+            and condition
+            and condition.get("title") == inputs.get("condition", {}).get("title")
+        ):
+            return {**inputs, "condition": tables.from_body(CONDITION, condition)}
+    return inputs
 
 
 def add_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:

@@ -85,7 +85,7 @@ def supervisors(tmp_path: Path) -> list[int]:
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 if b"outlast.run" in words and any(
-                    word.startswith(bytes(tmp_path / "tmp")) for word in words
+                    bytes(tmp_path / "tmp") in word for word in words
                 ):
                     found.append(int(entry.name))
     return found

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -287,6 +288,38 @@ def test_what_cannot_be_copied_is_said_and_training_goes_on(place: Place) -> Non
     assert place.saved() == {"a": "1\n"}
 
 
+def test_a_long_fetch_is_no_silence(place: Place) -> None:
+    """The supervisor fetches; whoever asked shows that it lives, and heeds a stop."""
+
+    def long(asked: protocol.Fetch) -> protocol.Message:
+        wait_until(lambda: bool(place.supervisor.of(Tick)), "no connection")
+        before = len(place.supervisor.of(Tick))
+        wait_until(lambda: len(place.supervisor.of(Tick)) >= before + 2, "no sign of life")
+        return protocol.Fetched(str(place.folder))
+
+    place.supervisor.on_fetch = long
+    place.options += ["--data", "gs://bucket/rows"]
+    code, out, err = place.run("--", "echo", "{data}")
+    assert (code, out) == (0, f"{place.folder}\n"), err
+    assert place.supervisor.of(Tick)[-1].phase != "start"
+    assert "staging" in [tick.phase for tick in place.supervisor.of(Tick)]
+
+
+def test_a_stop_during_a_fetch_ends_it(place: Place) -> None:
+    over = threading.Event()
+
+    def stopping(asked: protocol.Fetch) -> protocol.Message:
+        place.supervisor.push(Stop(20.0))
+        over.wait(WAIT_SEC)
+        return protocol.Fetched(str(place.folder))
+
+    place.supervisor.on_fetch = stopping
+    place.options += ["--data", "gs://bucket/rows"]
+    code, out, err = place.run("--", "echo", "began")
+    over.set()
+    assert (code, out) == (75, ""), err
+
+
 # -- Stops and ends
 
 
@@ -541,8 +574,152 @@ def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     argv = [*RUNNER, "--run-dir", str(tmp_path / "run"), "--"]
     assert programs.run(tmp_path, [*argv, "true"]).returncode == 0
     other = programs.run(tmp_path, [*argv, "false"])
-    assert other.returncode == 1
-    assert "belongs to another run" in other.stderr and "Traceback" not in other.stderr
+    assert other.returncode == 64
+    assert other.stderr.splitlines() == [
+        f"outlast: run folder {tmp_path / 'run'}: belongs to another run (another command, or "
+        "other data); give another --run-dir, or the command and the data that it was begun with; "
+        "if nothing in it is wanted, remove it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "trian.py"], "command 'trian.py': no such program on the PATH"),
+        (["--", "./gone.py"], "command './gone.py': no such program"),
+        (["--", "./plain.py"], "command './plain.py': is not executable; write what runs it"),
+        (["--", "./folder"], "command './folder': no such program"),
+        (["--", "./text.py"], "is a text without a line #! that says what runs it"),
+        (["--", "./other.py"], "its first line names /no/such/python, which is not there"),
+        (["--", "cat", "{data}"], "command {data}: the run has no data; name it"),
+        (["--shell", "--", "cat {data}"], "command {data}: the run has no data; name it"),
+        (["--data", "a/x", "--data", "b/x", "--", "true"], "another one ends in x too"),
+        (["--data", "pipe", "--", "true"], "data pipe: is neither a file nor a folder"),
+        (["--data", "gs://", "--", "true"], "data gs://: must be a path of this machine"),
+    ],
+)
+def test_what_is_mistyped_leaves_the_folder_to_the_right_command(
+    tmp_path: Path, words: list[str], says: str
+) -> None:
+    """Which another command would have made its own."""
+    for name, text in (
+        ("plain.py", "print()\n"),
+        ("text.py", "print()\n"),
+        ("other.py", "#!/no/such/python\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o644 if name == "plain.py" else 0o755)
+    for name in ("folder", "a/x", "b/x"):
+        (tmp_path / name).mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe")
+    done = programs.run(tmp_path, [*RUNNER, "--run-dir", "run", *words])
+    assert (done.returncode, done.stdout) == (64, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("outlast: ") and says in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_try_that_never_came_to_a_checkpoint_makes_way(tmp_path: Path) -> None:
+    """Its arguments had a slip in them; one that has a checkpoint stays, whatever it is called."""
+    argv = [*RUNNER, "--run-dir", "run", "--shell", "--"]
+    failed = programs.run(tmp_path, [*argv, "echo {resutl} > first; exit 2"])
+    assert failed.returncode == 2
+    said = failed.stderr.splitlines()
+    assert "outlast: command {resutl}: stays as it is; did you mean {result}?" in said
+    line = "echo 1 > {checkpoint}/a; outlast mark; exit 3"
+    mended = programs.run(tmp_path, [*argv, line])
+    assert mended.returncode == 3
+    (aside,) = tmp_path.glob("run.*")
+    assert f"held another run, without a checkpoint; that is in {aside.name} now" in mended.stderr
+    assert (aside / "attempts/000001/end.json").exists()
+    before = programs.head(tmp_path / "run")
+    refused = programs.run(tmp_path, [*argv, "exit 0"])
+    assert refused.returncode == 64 and "belongs to another run" in refused.stderr
+    assert programs.head(tmp_path / "run") == before
+
+
+def test_a_try_that_still_goes_on_does_not_make_way(tmp_path: Path) -> None:
+    argv = [*RUNNER, "--run-dir", "run", "--shell", "--"]
+    with programs.started(tmp_path, [*argv, "touch began; sleep 600"]) as process:
+        programs.wait_for((tmp_path / "began").exists, process)
+        refused = programs.run(tmp_path, [*argv, "exit 0"])
+    assert refused.returncode == 64 and "belongs to another run" in refused.stderr
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    programs.wait_until_alone(tmp_path)
+
+
+def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "afile").write_text("here first")
+    for folder, says in (
+        ("afile", f"run folder {tmp_path / 'afile'}: is a file; give a folder"),
+        ("afile/run", "run folder afile/run: Not a directory; give another --run-dir"),
+    ):
+        done = programs.run(tmp_path, [*RUNNER, "--run-dir", folder, "--", "true"])
+        assert (done.returncode, done.stderr) == (64, f"outlast: {says}\n")
+
+
+def test_the_end_says_where_the_result_is(tmp_path: Path) -> None:
+    argv = [*RUNNER, "--run-dir", "run", "--", "sh", "-c", "echo 1 > {result}/a"]
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0
+    last, where = done.stderr.splitlines()[-1].rsplit(" ", 1)
+    assert last == "outlast: the run is done; its result is in"
+    assert (tmp_path / where / "a").read_text() == "1\n"
+    assert "term 1: done at step 0" in done.stderr and "snapshots are" not in done.stderr
+    again = programs.run(tmp_path, argv)
+    assert again.stderr == f"outlast: this run is done, at step 0; its result is in {where}\n"
+
+
+# -- What is said of a run that has no checkpoint, or gets none
+
+
+ANEW = "so the same command begins anew"
+
+
+@pytest.mark.parametrize(
+    ("save", "says"),
+    [
+        ("", f"it had written no checkpoint, {ANEW}"),
+        (
+            "echo 1 > $CHECKPOINT_DIR/a",
+            "no checkpoint was complete yet (CHECKPOINT_DIR is once it holds still for 60 s, or "
+            f"outlast mark says so), {ANEW}",
+        ),
+        ("echo 1 > $CHECKPOINT_DIR/a; outlast mark", "the same command goes on from its last"),
+    ],
+)
+def test_a_failure_says_what_the_next_attempt_begins_with(
+    tmp_path: Path, save: str, says: str
+) -> None:
+    argv = [*RUNNER, "--run-dir", "run", "--quiet-sec", "60", "--shell", "--", f"{save}\nexit 3"]
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("outlast: the command exited with 3; ")
+    assert says in done.stderr
+    assert bool(programs.head(tmp_path / "run")["chain"]) == ("mark" in save)
+
+
+def test_ctrl_c_before_a_checkpoint_was_complete_says_so(tmp_path: Path) -> None:
+    line = "echo 1 > $CHECKPOINT_DIR/a; touch began; sleep 600"
+    argv = [*RUNNER, "--run-dir", "run", "--shell", "--", line]
+    with programs.started(tmp_path, argv) as process:
+        programs.wait_for((tmp_path / "began").exists, process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_SEC)
+    assert process.returncode == 75
+    assert "outlast: stopped; no checkpoint was complete yet (CHECKPOINT_DIR is once" in err
+    assert "goes on" not in err
+
+
+def test_a_second_save_before_the_first_held_still_is_said_at_once(place: Place) -> None:
+    place.options[-1] = "30"
+    line = "echo 1 > $CHECKPOINT_DIR/a; sleep 2; echo 2 > $CHECKPOINT_DIR/b; sleep 60"
+    with place.running("--shell", "--", line) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.kill()
+    assert "outlast: CHECKPOINT_DIR was written to again after " in said
+    assert "and is only saved once it has held still for 30 s: call outlast mark" in said
 
 
 def test_a_failure_leaves_the_run_open(tmp_path: Path) -> None:

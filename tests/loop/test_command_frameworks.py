@@ -44,6 +44,48 @@ def killed_and_finished(
     return done
 
 
+RANKS = """
+import os, signal, subprocess, sys, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+place = os.environ["CHECKPOINT_DIR"] + "/place"
+count = int(open(place).read()) if os.path.exists(place) else 0
+while count < int(sys.argv[1]):
+    dist.barrier()
+    count += 1
+    if os.environ.get("FAIL_AT") == f"{dist.get_rank()} {count}":
+        raise ZeroDivisionError("on purpose")
+    if dist.get_rank() == 0:
+        with open(place, "w") as file:
+            file.write(str(count))
+        subprocess.run(["outlast", "mark"], check=True)
+    time.sleep(float(os.environ.get("PACE", "0")))
+if dist.get_rank() == 0:
+    open(os.environ["RESULT_DIR"] + "/count", "w").write(str(count))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_torchrun_interrupted_failed_and_finished(tmp_path: Path) -> None:
+    """torchrun says 1 for everything: after a stop that is 75, and else the command's failure."""
+    pytest.importorskip("torch")
+    (tmp_path / "count.py").write_text(RANKS)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "count.py"]
+    runner = [sys.executable, "-m", "outlast.loop.command", "--run-dir", "run", "--"]
+    command = [*runner, sys.executable, *launch, "8"]
+    run_dir, more = tmp_path / "run", {"OMP_NUM_THREADS": "1"}
+    code, err = programs.interrupt_at_a_commit(tmp_path, run_dir, command, PACE="0.5", **more)
+    assert code == 75 and "the same command goes on from its last checkpoint" in err, err
+    failed = programs.run(tmp_path, command, FAIL_AT="1 7", **more)
+    assert failed.returncode == 1 and "ZeroDivisionError: on purpose" in failed.stderr
+    assert "the command exited with 1; the same command goes on from" in failed.stderr
+    assert programs.head(run_dir)["state"] == "open" and programs.newest(run_dir) >= 5
+    done = programs.run(tmp_path, command, **more)
+    assert done.returncode == 0, done.stderr
+    assert programs.result_of(run_dir)["count"] == b"8"
+
+
 def test_keras_backup_and_restore(tmp_path: Path) -> None:
     os.environ.setdefault("KERAS_BACKEND", "torch")
     pytest.importorskip("keras")

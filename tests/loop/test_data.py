@@ -223,9 +223,25 @@ def test_a_copy_of_the_result_goes_where_it_is_told_to(folder: Path) -> None:
     assert (out / "sums.json").read_bytes() == (result / "sums.json").read_bytes()
     (out / "sums.json").write_text("mine")
     (out / "metrics.json").unlink()
-    _, errors = train(folder, "total", OUT=str(out))
+    _, errors = train(folder, "total", code=1, OUT=str(out))
     assert f"model-output-path {out}: holds other bytes in sums.json" in errors
     assert (out / "sums.json").read_text() == "mine" and not (out / "metrics.json").exists()
+
+
+def test_a_copy_that_fails_is_no_success_and_the_run_is_done(folder: Path) -> None:
+    """Whoever goes on with the copy must not find none; the same command tries again."""
+    out = folder / "models"
+    out.write_text("here first")
+    said, errors = train(folder, "total", code=1, OUT=str(out))
+    assert "made 6" in said and programs.head(folder / "run")["state"] == "done"
+    assert f"model-output-path {out}: could not be written" in errors
+    assert "the training is complete, but its result is not where it should be" in errors
+    again, errors = train(folder, "total", code=1, OUT=str(out))
+    assert "made" not in again and "Traceback" not in errors
+    assert "outlast: this run is done, at step 6; its result is in" in errors.splitlines()[-1]
+    out.unlink()
+    train(folder, "total", OUT=str(out))
+    assert (out / "sums.json").exists()
 
 
 def test_a_result_in_a_bucket_is_fetched_and_verified(folder: Path, bucket: GcsStore) -> None:

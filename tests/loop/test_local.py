@@ -141,20 +141,22 @@ def test_a_finished_run_is_kept_as_it_is(tmp_path: Path, argv: list[str]) -> Non
     assert programs.run(tmp_path, argv).returncode == 0
     before = programs.head(run_dir)
     again = programs.run(tmp_path, argv)
-    assert again.returncode == 0 and not again.stdout and "done" in again.stderr
+    assert again.returncode == 0 and not again.stdout
+    (line,) = again.stderr.splitlines()
+    assert line.startswith(f"outlast: this run is done, at step {TOTAL}; its result is in")
+    assert (Path(line.rsplit(" ", 1)[1]) / "place.txt").exists()
     other = programs.run(tmp_path, [*argv[:-1], "2.0"])
-    assert other.returncode not in (0, 75)
+    assert other.returncode == 64 and "Traceback" not in other.stderr
     assert f"run folder {run_dir}: belongs to another run (other flags, or" in other.stderr
-    assert "use another --run-dir, or the flags it was begun with" in other.stderr
+    assert "give another --run-dir, or the flags that it was begun with" in other.stderr
     assert programs.head(run_dir) == before
 
 
 def test_a_run_dir_that_is_a_file_is_said(tmp_path: Path, argv: list[str]) -> None:
     (tmp_path / "run").write_text("here first")
     refused = programs.run(tmp_path, argv)
-    assert refused.returncode == 1
-    assert "is a file; give a folder" in refused.stderr
-    assert "the supervisor ended with exit code 64 before it listened" in refused.stderr
+    assert refused.returncode == 64
+    assert refused.stderr == f"outlast: run folder {tmp_path / 'run'}: is a file; give a folder\n"
     assert not list((tmp_path / "tmp").iterdir())
 
 

@@ -18,13 +18,22 @@ from tests.loop import programs
 
 TOTAL = 40
 PROGRAM = f"""
-import os, random, sys, time
+import errno, os, random, sys, time
 import outlast
-from outlast.loop import ranks
+from outlast.loop import ranks, snapshot
 
 if "HANG" in os.environ:
     ranks.NOTICE_SEC = 0.3
 rank = int(os.environ["RANK"])
+if os.environ.get("FULL", "").startswith(f"{{rank}} "):
+    written, left = snapshot.write, [2]
+    name = os.environ["FULL"].split()[1]
+    def write(folder, saved, **named):
+        written(folder, saved, **named)
+        if saved.step and folder.name.startswith(name) and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+    snapshot.write = write
 rng, own, place = random.Random(1), random.Random(100 + rank), {{"x": 0.0}}
 share = {{"position": 0, "sum": 0.0}}
 with outlast.train(
@@ -155,6 +164,19 @@ def test_killed_at_seeded_moments_a_run_ends_with_the_same_bytes(
         assert party.wait() == [0, 0], party.err
         assert int(party.out[0].split()[0]) > 3, "it went on from a checkpoint"
     assert ends(tmp_path) == calm
+
+
+@pytest.mark.parametrize("where", ["0 tmp-0", "0 rank-00000", "1 rank-00001"])
+def test_a_snapshot_that_found_its_disk_full_is_made_again_by_all_ranks(
+    tmp_path: Path, calm: list[str], where: str
+) -> None:
+    """Each question for a part has its one answer, whoever's part had no room."""
+    with launched(tmp_path, FULL=where) as party:
+        assert party.wait() == [0, 0], party.err
+    said = party.err[0].count("no room for a snapshot ([Errno 28] No space left on device)")
+    assert said == 2 and not party.err[1]
+    steps = [entry["step"] for entry in programs.head(tmp_path / "run")["chain"]]
+    assert ends(tmp_path) == calm and steps[-1] == TOTAL
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -1,5 +1,6 @@
 """The command line: mistakes give one sentence and the right exit code, never a traceback."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,15 @@ def outlast(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
         (["rehearse", "--epochs", "0"], 64, "0 is not in the range x>=1"),
         (["rehearse", "--epochs", "many"], 64, "'many' is not a valid integer range"),
         (["rehearse", "--limit-rows", "-3"], 64, "-3 is not in the range"),
-        (["status", "Dev"], 64, "experiment 'Dev': must match"),
+        (["rehearse", "--scenario", "zombi"], 64, "did you mean zombie?"),
+        (["rehearse", "--scenario", "gone.yaml"], 64, "scenario gone.yaml: no such file"),
+        (["rehearse", "--stack", "gone"], 64, "--stack gone: there is no Pulumi.gone.yaml"),
+        (["rehearse", "--data", "gs://b/data=gone"], 64, "gone is no folder"),
+        (["status", "Dev"], 64, "'Dev': is no experiment, folder or gs:// path"),
+        (["status", "./first"], 64, "first: no such folder; give the run-dir"),
+        (["checkpoints", "runs/first"], 64, "runs/first: no such folder; give the run-dir"),
+        (["checkpoints", __file__], 64, "test_cli.py: is no folder; give the run-dir"),
+        (["resume", "Dev"], 64, "experiment 'Dev': must match"),
         (["cloud", "start", "--port", "70000"], 64, "70000 is not in the range"),
         (["cloud", "kill"], 64, "Missing argument 'VM'"),
         (["train"], 64, "command: is missing; write it after --, as in -- python train.py"),
@@ -60,3 +69,12 @@ def test_help_loads_no_engine_and_no_client_library():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("call", [["--list"], ["--scenario", "list"]])
+def test_the_named_scenarios_are_listed_with_their_sentences(call):
+    done = outlast("rehearse", *call, "--json")
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    assert listed["calm"] == "Nothing goes wrong."
+    assert "storm" in listed

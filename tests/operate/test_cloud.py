@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from outlast.operate import cloud as clouds
-from outlast.operate.engine import ROOT
+from outlast.operate.engine import ROOT, find_parts
+from outlast.operate.errors import CloudError
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 
@@ -129,6 +131,63 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", found.port)) != 0
     assert (ROOT / "Pulumi.dev.yaml").read_bytes() == example
+
+
+def test_a_crash_loses_nothing_and_a_reset_everything(shell: Shell):
+    shell.take_over(shell.cloud("start"))
+    crashed = running(shell)
+    crashed.make_bucket("kept-bucket", "us-central1")
+    crashed.call("POST", "/upload/storage/v1/b/kept-bucket/o?uploadType=media&name=a", {"b": 1})
+    os.kill(crashed.pid, signal.SIGKILL)
+    wait_until(lambda: clouds.find(shell.state) is None, "the cloud is dead")
+    for command in ("status", "stop", "reset"):
+        done = shell.outlast("cloud", command, "--state", str(shell.state))
+        (sentence,) = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"none runs on {shell.state}; start one: outlast cloud start" in sentence
+
+    shell.take_over(shell.cloud("start"))
+    assert running(shell).call("GET", "/storage/v1/b/kept-bucket/o/a?alt=media") == {"b": 1}
+    said = shell.cloud("status").splitlines()
+    assert said[0].endswith(f"state in {shell.state}")
+    assert "no VM" in said and "bucket kept-bucket: 1 objects" in said
+
+    shell.pulumi("stack", "init", "another")
+    assert "empty" in shell.cloud("reset")
+    assert "kept-bucket" not in shell.cloud("status")
+    stacks = json.loads(shell.pulumi("stack", "ls", "--json"))
+    assert [stack["name"] for stack in stacks] == ["dev"]
+
+
+def test_of_two_clouds_on_one_folder_the_second_is_refused(shell: Shell):
+    command = [sys.executable, "-m", "outlast.operate.cli", "cloud", "start"]
+    command += ["--state", str(shell.state)]
+    both = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=shell.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120) for process in both]
+    codes = [process.returncode for process in both]
+    first = running(shell)
+    assert 0 in codes
+    for code, (out, err) in zip(codes, said, strict=True):
+        if code:  # both looked before either ran
+            (sentence,) = err.decode().splitlines()
+            assert f"in use by the local cloud of process {first.pid}" in sentence
+            assert out == b""
+        else:
+            assert str(first.pid) in out.decode()
+    with pytest.raises(CloudError, match="runs already"):
+        clouds.start(shell.state, find_parts(), dies_with_us=True)
+    assert running(shell) == first and first.vms() == []
+
+
+def running(shell: Shell) -> clouds.LocalCloud:
+    found = clouds.find(shell.state)
+    assert found
+    return found
 
 
 def test_a_port_in_use_is_one_sentence(shell: Shell):

@@ -10,6 +10,7 @@ from outlast.exits import Reason, State
 from outlast.layout import Layout
 from outlast.operate import engine, resume, status
 from outlast.operate.errors import OperateError
+from outlast.operate.runs import Place
 from outlast.operate.stack import Deployed
 from outlast.run.head import End, Head, Result, read_head
 from outlast.run.store import MemoryStore
@@ -60,6 +61,10 @@ def stack(head: Head | None, *, counter: int = 0, now: datetime = START) -> InMe
     return made
 
 
+def place(made: InMemory) -> Place:
+    return Place("dev", made.memory, made.layout)
+
+
 @pytest.mark.parametrize(
     ("head", "counter", "expected"),
     [(FAILED, 0, 1), (replace(FAILED, resume=4), 2, 5), (FAILED, 7, 8), (OPEN, 0, 1)],
@@ -80,7 +85,7 @@ def test_a_done_run_is_not_resumed(commands):
 
 def test_an_open_run_past_its_deadline_is_ended_as_expired_first(commands):
     late = stack(OPEN, now=START + timedelta(hours=2))
-    assert status.read(late).state == "expired"
+    assert status.read(place(late)).state == "expired"
     resume.resume(late)
     head = read_head(late.memory, LAYOUT).head
     assert head.state is State.FAILED
@@ -89,10 +94,10 @@ def test_an_open_run_past_its_deadline_is_ended_as_expired_first(commands):
 
 def test_before_head_a_run_waits_or_never_started():
     waiting = stack(None)
-    assert status.read(waiting).state == "waiting"
+    assert status.read(place(waiting)).state == "waiting"
     waiting.memory.put(LAYOUT.boot("1", "b"), b"{}")
     waiting.memory.put(LAYOUT.boot_end("1", "b"), b"{}")
-    found = status.read(waiting)
+    found = status.read(place(waiting))
     assert (found.state, found.boots) == ("never-started", 1)
     assert found.as_json()["attempts"] == []
 
@@ -104,15 +109,15 @@ def test_an_open_run_shows_its_newest_row():
     start = start_record(1, 0, START)
     made.memory.put(LAYOUT.attempt_start(1), start.to_json())
     made.memory.put(LAYOUT.beat(1), beat.to_json())
-    assert status.read(made).metrics == {"step": 7, "train_loss": 0.5}
+    assert status.read(place(made)).metrics == {"step": 7, "train_loss": 0.5}
 
 
 def test_a_result_without_the_usual_metrics_is_shown_all_the_same():
     result = Result("experiments/dev/0123456789/t000001/result/", 1, "d")
     made = stack(OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, result)))
-    found = status.read(made)
+    found = status.read(place(made))
     assert (found.state, found.metrics) == ("done", {})
-    assert found.result == "gs://b/experiments/dev/0123456789/t000001/result/"
+    assert found.result == "memory:/experiments/dev/0123456789/t000001/result/"
 
 
 def test_a_stopped_local_cloud_is_said_at_once(monkeypatch):
@@ -128,4 +133,4 @@ def test_a_garbled_head_is_one_sentence():
     garbled = stack(None)
     garbled.memory.put(LAYOUT.head, b"garbage")
     with pytest.raises(OperateError, match="cannot be read: .*is not JSON"):
-        status.read(garbled)
+        status.read(place(garbled))

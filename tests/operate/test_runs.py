@@ -10,6 +10,7 @@ import pytest
 
 import outlast
 from outlast.layout import Layout
+from outlast.operate import runs, status
 from outlast.operate.errors import OperateError, UsageError
 from outlast.operate.runs import Table
 from outlast.run.head import read_head
@@ -71,7 +72,7 @@ def test_a_finished_run_in_a_folder(trained: Path) -> None:
     assert run.load("model")["x"].tolist() == [210.0] * 3
     assert outlast.load(trained / "run", "metrics")["epoch"] == [1, 2, 3, 4]
     assert (run.result() / "note.txt").read_text() == "hello"
-    with pytest.raises(OperateError, match=r"note\.txt: only \.json with \.bin"):
+    with pytest.raises(OperateError, match=r"note\.txt: only \.safetensors, \.json, .* are read"):
         run.load("note.txt")
     with pytest.raises(OperateError, match="has no 'modle'; it has metrics.json, model.bin"):
         run.load("modle")
@@ -83,6 +84,103 @@ def test_a_run_that_is_still_open(trained: Path) -> None:
     assert run.metrics()["step"] == list(range(1, run.step + 1))
     with pytest.raises(OperateError, match="the run is open at step .* and has no result"):
         run.result()
+
+
+FORMATS = """
+import json, pickle, sys
+import numpy as np
+import outlast
+
+with outlast.train(state={"x": {}}, total=1, run_dir="run", arguments={}) as run:
+    list(run.steps())
+    np.save(run.result("model.npy"), np.arange(3.0))
+    np.savez(run.result("arrays.npz"), a=np.arange(2), b=np.ones(1))
+    run.result("notes.json").write_text(json.dumps({"a": 1}))
+    run.result("old.pkl").write_bytes(pickle.dumps(print))
+    np.save(run.result("objects.npy"), np.array([print, {}], dtype=object))
+    run.result("cut.npy").write_bytes(b"")
+    run.result("folder/in.json").write_text("[2]")
+    run.result("boosted.ubj").write_bytes(b"{")
+"""
+
+
+def test_every_format_of_our_trainers_is_read_and_no_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = programs.run(tmp_path, [sys.executable, "-c", FORMATS])
+    assert done.returncode == 0, done.stderr
+    run = outlast.open(tmp_path / "run")
+    assert run.load("model").tolist() == run.load("model.npy").tolist() == [0, 1, 2]
+    arrays = run.load("arrays")
+    assert (arrays["a"].tolist(), arrays["b"].tolist()) == ([0, 1], [1])
+    assert run.load("notes") == {"a": 1} and run.load("folder/in") == [2]
+    for name, says in (
+        ("old", "old.pkl: is a pickle, which may run any program when it is read"),
+        ("objects", "objects.npy: cannot be read: Object arrays cannot be loaded"),
+        ("cut", "cut.npy: cannot be read: "),
+    ):
+        with pytest.raises(OperateError) as caught:
+            run.load(name)
+        assert says in str(caught.value)
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    with pytest.raises(OperateError, match=r"boosted.ubj: xgboost is not installed; pip install"):
+        run.load("boosted")
+
+
+def test_only_the_newest_best_is_told_as_such(trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained / "run", copy, symlinks=True)
+    store = FolderStore(copy)
+    head = read_head(store, Layout("", "")).head
+    first, second, *rest = (dataclasses.replace(entry, tags=()) for entry in head.chain)
+    first = dataclasses.replace(first, tags=("best", "kept"))
+    second = dataclasses.replace(second, tags=("best",))
+    store.put("HEAD", dataclasses.replace(head, chain=(first, second, *rest)).to_json())
+    run = outlast.open(copy)
+    assert run.checkpoints()["tags"] == ["kept", "best", *([""] * len(rest))]
+    assert run.best()["step"] == second.step
+
+
+def test_a_run_in_a_folder_has_a_status(trained: Path) -> None:
+    found = status.read(runs.find(trained / "run"))
+    assert (found.state, found.result) == ("done", str(next(trained.glob("run/t*/result"))) + "/")
+    told = found.as_json()
+    assert (told["step"], told["reason"], len(told["attempts"])) == (20, "done", 2)
+    assert len(found.run) == 10 and found.url == str(trained / "run")
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("frist", "frist: no such folder, and no stack of that name was found"),
+        ("first", "first: no such folder, and no stack of that name was found"),
+        ("./runs/frist", "runs/frist: no such folder"),
+        ("runs", "runs: the folder holds no run, and no stack of that name was found"),
+    ],
+)
+def test_a_mistyped_folder_is_answered_with_the_runs_there_are(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")  # no pulumi
+    monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
+    shutil.copytree(trained / "half", tmp_path / "runs" / "first", symlinks=True)
+    with pytest.raises(UsageError) as caught:
+        outlast.open(where)
+    assert str(caught.value) == f"{says}; did you mean runs/first?"
+
+
+def test_a_name_that_is_nothing_says_what_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
+    with pytest.raises(OperateError) as caught:
+        outlast.open("first")
+    assert str(caught.value).startswith(
+        "first: no such folder, and no stack of that name was found: pulumi: is not on PATH"
+    )
 
 
 def test_what_is_damaged_is_not_shown(trained: Path, tmp_path: Path, cache: Path) -> None:
@@ -146,6 +244,7 @@ def test_a_run_in_a_bucket(
     [
         ("./nothing", "no such folder; give the run-dir"),
         (Path("."), "holds no run; give the run-dir"),
+        ("afile/run", "no such folder; give the run-dir"),
         ("Exp", "'Exp': is no experiment, folder or gs:// path"),
     ],
 )

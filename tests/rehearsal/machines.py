@@ -35,6 +35,9 @@ class NoMachines:
         vm, _, email = token.removeprefix("vm-token-").partition(":")
         return Caller(email, vm) if email and token.startswith("vm-token-") else None
 
+    def sender(self, far: tuple[str, int], near: tuple[str, int]) -> Caller | None:
+        return None
+
     def vms(self) -> list[dict[str, Any]]:
         return []
 
@@ -57,6 +60,9 @@ class NoMachines:
 
     def set_switch(self, name: str, value: Any) -> None:
         raise KeyError(name)
+
+    def changed(self) -> None:
+        return
 
     def audit(self) -> dict[str, Any]:
         return {"templates": [], "groups": [], "vms": [], "disks": [], "pids": []}

@@ -180,8 +180,11 @@ def test_template_name_is_taken(cloud: FullCloud) -> None:
 @pytest.mark.parametrize(
     ("properties", "said"),
     [
-        ({"scheduling": {**SPOT, "automaticRestart": True}}, "automatic restart"),
-        ({"scheduling": {**SPOT, "onHostMaintenance": "MIGRATE"}}, "on host maintenance"),
+        ({"scheduling": {**SPOT, "automaticRestart": True}}, "AutomaticRestart is true"),
+        (
+            {"scheduling": {**SPOT, "onHostMaintenance": "MIGRATE"}},
+            "OnHostMaintenance isn't TERMINATE",
+        ),
         ({"scheduling": {"instanceTerminationAction": "DELETE"}}, "termination action"),
         (
             {"scheduling": {**SPOT, "preemptionNoticeDuration": {"seconds": "60"}}},
@@ -202,7 +205,7 @@ def test_template_name_is_taken(cloud: FullCloud) -> None:
         ({"scheduling": {**SPOT, "provisioningModel": "CHEAP"}}, "CHEAP"),
         ({"scheduling": {**SPOT, "terminationtime": "2030-01-01T00:00:00Z"}}, "Unknown name"),
         ({"machineType": f"zones/{ZONE}/machineTypes/e2-medium"}, "Must be a name"),
-        ({"machineType": {}}, "machine type is required"),
+        ({"machineType": {}}, "'resource.properties.machineType' not specified"),
         ({"labels": {"Upper": "x"}}, "Upper"),
         ({"labels": {"key": "Value"}}, "Value"),
         ({"metadata": {"items": [{"key": "a b", "value": "x"}]}}, "a b"),
@@ -212,7 +215,10 @@ def test_template_name_is_taken(cloud: FullCloud) -> None:
             "less than 512 KB",
         ),
         ({"metadata": {"items": [{"key": "a"}, {"key": "a"}]}}, "duplicate"),
-        ({"metadata": {"items": {"a": "b"}}}, "must be a list"),
+        (
+            {"metadata": {"items": {"a": "b"}}},
+            "Invalid value at 'properties.metadata.items' (list)",
+        ),
         ({"disks": []}, "boot disk"),
         ({"networkInterfaces": []}, "networkInterfaces"),
     ],
@@ -277,15 +283,16 @@ def test_group_is_bound_to_the_very_template(cloud: FullCloud) -> None:
          "maxSurge"),
         ({"updatePolicy": {"replacementMethod": "RECREATE", "maxSurge": {"fixed": 0},
                            "maxUnavailable": {"fixed": 0}}}, 400, "maxUnavailable"),
-        ({"updatePolicy": {"type": "PROACTIVE"}}, 501, "SUBSTITUTE"),
         ({"versions": []}, 400, "template is required"),
         ({"versions": [{"instanceTemplate": "global/instanceTemplates/t9"}]}, 404, "t9"),
-        ({"targetSize": None}, 400, "target size"),
+        ({"targetSize": None}, 400, "resource.targetSize"),
         ({"targetSize": -1}, 400, "targetSize"),
-        ({"targetSize": "one"}, 400, "targetSize"),
+        ({"targetSize": "one"}, 400, "target_size"),
         ({"baseInstanceName": "x" * 59}, 400, "baseInstanceName"),
         ({"instanceLifecyclePolicy": {"onRepair": {"allowChangingZone": "YES"}}}, 400, "regional"),
-        ({"autoHealingPolicies": [{"initialDelaySec": 5}]}, 501, "health checks"),
+        ({"autoHealingPolicies": [{"initialDelaySec": 3601}]}, 400, "between 0 and 3600"),
+        ({"autoHealingPolicies": [{"healthCheck": "global/healthChecks/h9"}]}, 404, "h9"),
+        ({"autoHealingPolicies": [{"healthCheck": "h9"}]}, 400, "URL of a health check"),
         ({"updatepolicy": {}}, 400, 'Unknown name "updatepolicy"'),
     ],
 )  # fmt: skip
@@ -369,6 +376,125 @@ def test_a_vm_that_cannot_be_created_is_told_by_the_group(cloud: FullCloud) -> N
     assert group["currentActions"]["creating"] == 1
 
 
+# Regions, health, operations
+
+REGION = "europe-west4"
+REGIONAL = f"{BASE}/regions/{REGION}/instanceGroupManagers"
+
+
+def regional_body(size: int = 0, shape: str = "ANY", **fields: Any) -> dict[str, Any]:
+    policy = {
+        "type": "OPPORTUNISTIC",
+        "minimalAction": "REPLACE",
+        "replacementMethod": "RECREATE",
+        "maxSurge": {"fixed": 0},
+        "maxUnavailable": {"fixed": 3},
+        "instanceRedistributionType": "NONE",
+    }
+    lifecycle = {"forceUpdateOnRepair": "YES", "onRepair": {"allowChangingZone": "YES"}}
+    body = group_body(size, updatePolicy=policy, instanceLifecyclePolicy=lifecycle)
+    return {**body, "distributionPolicy": {"targetShape": shape}, **fields}
+
+
+@pytest.mark.parametrize("version", ["v1", "beta"])
+def test_regional_group_by_googles_client(client: Callable[[str], Any], version: str) -> None:
+    api = client(version)
+    where = {"project": PROJECT, "region": REGION}
+    api.regionInstanceTemplates().insert(**where, body=template_body()).execute()
+    template = api.regionInstanceTemplates().get(**where, instanceTemplate="t1").execute()
+    check_body(f"compute.{version}", "InstanceTemplate", template)
+    assert template["region"].endswith(f"/regions/{REGION}")
+    managers = api.regionInstanceGroupManagers()
+    zones = [{"zone": f"zones/{REGION}-{letter}"} for letter in "ab"]
+    body = regional_body(
+        versions=[{"instanceTemplate": f"regions/{REGION}/instanceTemplates/t1"}],
+        distributionPolicy={"targetShape": "BALANCED", "zones": zones},
+    )
+    operation = managers.insert(**where, body=body).execute()
+    assert api.regionOperations().wait(**where, operation=operation["name"]).execute() == operation
+    name = {**where, "instanceGroupManager": "g1"}
+    group = managers.get(**name).execute()
+    check_body(f"compute.{version}", "InstanceGroupManager", group)
+    assert "zone" not in group
+    assert group["region"].endswith(f"/regions/{REGION}")
+    assert group["distributionPolicy"]["targetShape"] == "BALANCED"
+    asked = [zone["zone"].rpartition("/")[2] for zone in group["distributionPolicy"]["zones"]]
+    assert asked == [f"{REGION}-a", f"{REGION}-b"]
+    assert group["versions"][0]["instanceTemplate"] == template["selfLink"]
+    assert len(managers.list(**where).execute()["items"]) == 1
+    assert api.instanceGroupManagers().list(project=PROJECT, zone=ZONE).execute()["items"] == []
+    assert managers.listManagedInstances(**name).execute() == {"managedInstances": []}
+    assert managers.listErrors(**name).execute() == {"items": []}
+    managers.resize(**name, size=0).execute()
+    managers.delete(**name).execute()
+    api.regionInstanceTemplates().delete(**where, instanceTemplate="t1").execute()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"distributionPolicy": {"targetShape": "EVEN"}}, "BALANCED or ANY"),
+        (
+            {"distributionPolicy": {"targetShape": "ANY", "zones": [{"zone": "zones/mars-a"}]}},
+            "zone of region",
+        ),
+        (
+            {"updatePolicy": {"maxUnavailable": {"fixed": 1}}},
+            "at least equal to the number of zones, 3",
+        ),
+        ({"instanceLifecyclePolicy": {"onRepair": {"allowChangingZone": "YES"}}}, "forceUpdate"),
+    ],
+)
+def test_rules_of_regional_groups(cloud: FullCloud, fields: dict[str, Any], said: str) -> None:
+    cloud.ok("POST", f"{BASE}/global/instanceTemplates", template_body())
+    answer = cloud.call("POST", REGIONAL, json=regional_body(**fields))
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_regional_groups_errors_name_the_zone(cloud: FullCloud) -> None:
+    body = template_body(machineType="e2-huge-1000")
+    cloud.ok("POST", f"{BASE}/global/instanceTemplates", body)
+    cloud.ok("POST", REGIONAL, regional_body(1))
+    (member,) = cloud.ok("POST", f"{REGIONAL}/g1/listManagedInstances")["managedInstances"]
+    assert f"/zones/{REGION}-a/instances/" in member["instance"]
+    error = cloud.ok("GET", f"{REGIONAL}/g1/listErrors")["items"][0]
+    assert error["instanceActionDetails"]["instance"] == member["instance"]
+    reference = f"zones/{REGION}-b/instances/{member['name']}"
+    wrong = cloud.call("POST", f"{REGIONAL}/g1/deleteInstances", json={"instances": [reference]})
+    assert error_of(wrong)[0] == 400
+    right = {"instances": [member["instance"]]}
+    cloud.ok("POST", f"{REGIONAL}/g1/deleteInstances", right)
+    assert cloud.ok("GET", f"{REGIONAL}/g1")["targetSize"] == 0
+
+
+@pytest.mark.parametrize("place", ["global", f"regions/{REGION}"])
+def test_health_check_round_trip(cloud: FullCloud, place: str) -> None:
+    path = f"{BASE}/{place}/healthChecks"
+    http = {"port": 8080, "requestPath": "/healthz"}
+    body = {"name": "h1", "type": "HTTP", "httpHealthCheck": http, "checkIntervalSec": 30}
+    cloud.ok("POST", path, body)
+    check = cloud.ok("GET", f"{path}/h1")
+    check_body("compute.v1", "HealthCheck", check)
+    assert (check["checkIntervalSec"], check["unhealthyThreshold"]) == (30, 2)
+    cloud.ok("PUT", f"{path}/h1", {"name": "h1", "type": "HTTP", "httpHealthCheck": http})
+    assert cloud.ok("GET", f"{path}/h1")["checkIntervalSec"] == 5
+    cloud.ok("PATCH", f"{path}/h1", {"checkIntervalSec": 9})
+    assert cloud.ok("GET", f"{path}/h1")["checkIntervalSec"] == 9
+    bad = cloud.call("PATCH", f"{path}/h1", json={"timeoutSec": 10})
+    assert "at most checkIntervalSec" in error_of(bad)[2]
+
+    cloud.ok("POST", f"{BASE}/global/instanceTemplates", template_body())
+    healing = [{"healthCheck": check["selfLink"], "initialDelaySec": 300}]
+    cloud.ok("POST", GROUPS, group_body(autoHealingPolicies=healing))
+    assert cloud.ok("GET", f"{GROUPS}/g1")["autoHealingPolicies"] == healing
+    used = cloud.call("DELETE", f"{path}/h1")
+    assert error_of(used)[:2] == (400, "resourceInUseByAnotherResource")
+    cloud.ok("DELETE", f"{GROUPS}/g1")
+    cloud.ok("DELETE", f"{path}/h1")
+    assert cloud.ok("GET", path)["items"] == []
+
+
 # What is fixed
 
 
@@ -418,9 +544,8 @@ def test_other_project_is_not_found_but_its_public_images_are(cloud: FullCloud) 
 
 def test_what_is_not_there_says_so(cloud: FullCloud) -> None:
     for method, path in (
-        ("POST", f"{BASE}/zones/{ZONE}/instances"),
-        ("GET", f"{BASE}/global/firewalls"),
-        ("GET", f"{VMS}?filter=name%3Dx"),
+        ("POST", f"{BASE}/zones/{ZONE}/instances/bulkInsert"),
+        ("GET", f"{BASE}/global/snapshots"),
     ):
         assert cloud.call(method, path).status_code == 501
 

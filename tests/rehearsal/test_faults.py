@@ -72,6 +72,19 @@ def test_download_goes_on_after_a_delay(cloud: LocalCloud, bucket: str) -> None:
     assert cloud.object("GET", bucket, "a", params={"alt": "media"}).content == data
 
 
+def test_bodies_move_slowly(cloud: LocalCloud, bucket: str) -> None:
+    data = b"z" * 100 * KIB
+    cloud.add_fault("before", {"bytes_per_sec": 200 * KIB}, object="^a$", count=2)
+    for send in (
+        lambda: cloud.put(bucket, "a", data),
+        lambda: cloud.object("GET", bucket, "a", params={"alt": "media"}),
+    ):
+        started = time.monotonic()
+        assert send().status_code == 200
+        assert time.monotonic() - started >= 0.5
+    assert cloud.object("GET", bucket, "a", params={"alt": "media"}).content == data
+
+
 def test_stall_ends_with_the_client(cloud: LocalCloud, bucket: str) -> None:
     cloud.add_fault("before", {"stall": True}, object="^a$")
     with pytest.raises(requests.Timeout):
@@ -151,7 +164,13 @@ def test_vm_actions_and_sender(cloud: LocalCloud, bucket: str) -> None:
         ({"do": {"explode": True}}, "explode"),
         ({"do": {"status": 500}, "when": "never"}, "never"),
         ({"do": {"drop_answer": True}, "when": "before"}, "after"),
-        ({"do": {"status": 500}, "match": {"path": "("}}, "match"),
+        ({"do": {"status": 500}, "match": {"path": "("}}, "match.path '(': must be a regular"),
+        ({"do": {"status": 200}}, "do.status 200: must be greater than or equal to 400"),
+        ({"do": {"status": "500"}}, "do.status '500': must be a valid integer"),
+        ({"do": {"bytes_per_sec": 9}, "when": "after"}, "must be 'before' for bytes_per_sec"),
+        ({"do": {"delay_sec": -1}}, "do.delay_sec -1: must be greater than or equal to 0"),
+        ({"do": {"reset": True}, "match": {"nth": 0}}, "match.nth 0: must be"),
+        ({"do": {"reset": True}, "match": {"count": True}}, "match.count True: must be"),
     ],
 )
 def test_bad_rule(cloud: LocalCloud, rule: dict[str, Any], says: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rehearsal.errors import ApiError
 from rehearsal.iam import Target, holds, parse_condition
-from tests.rehearsal.local_cloud import PROJECT, LocalCloud
+from tests.rehearsal.local_cloud import PROJECT, LocalCloud, make_bucket
 
 ACCOUNTS = f"/iam/v1/projects/{PROJECT}/serviceAccounts"
 ROLES = f"/iam/v1/projects/{PROJECT}/roles"
@@ -123,6 +123,66 @@ def test_vm_writes_its_prefix_and_nothing_else(cloud: LocalCloud, bucket: str) -
     assert cloud.call("GET", listing, params={"prefix": "other/"}, vm=vm).status_code == 403
     assert cloud.call("GET", listing, vm=vm).status_code == 403
     assert cloud.call("GET", f"/storage/v1/b/{bucket}", vm=vm).status_code == 403
+
+
+def test_condition_on_a_group_is_never_true(cloud: LocalCloud) -> None:
+    email = make_account(cloud)
+    ask = {"permissions": LEAVE}
+    policy = cloud.call("POST", f"{PROJECTS}:getIamPolicy", json={}).json()
+    binding = {
+        "role": make_role(cloud, LEAVE),
+        "members": [f"serviceAccount:{email}"],
+        "condition": {"title": "t", "expression": "resource.name.startsWith('projects/')"},
+    }
+    policy |= {"version": 3, "bindings": [*policy["bindings"], binding]}
+    answer = cloud.call("POST", f"{PROJECTS}:setIamPolicy", json={"policy": policy})
+    assert answer.status_code == 200
+    held = cloud.call("POST", f"{PROJECTS}:testIamPermissions", json=ask, vm=("v", email))
+    without = {"policy": {"bindings": policy["bindings"][:-1]}}  # others use the project too
+    assert cloud.call("POST", f"{PROJECTS}:setIamPolicy", json=without).status_code == 200
+    assert held.json().get("permissions", []) == []
+
+
+def test_conditional_bindings_have_a_limit(cloud: LocalCloud, bucket: str) -> None:
+    member = f"serviceAccount:{make_account(cloud)}"
+    for number in range(20):
+        expression = condition(bucket, f"e{number}/")
+        granted = grant(cloud, bucket, "roles/storage.objectUser", member, expression)
+        assert granted.status_code == 200
+    over = grant(cloud, bucket, "roles/storage.objectUser", member, condition(bucket, "one/"))
+    assert over.status_code == 400
+    assert "20" in over.json()["error"]["message"]
+
+
+def test_what_else_is_asked_of_a_vm(cloud: LocalCloud) -> None:
+    """Restoring, moving, copying and batches go by the same names and prefixes."""
+    bucket = make_bucket(cloud)
+    email = make_account(cloud)
+    vm, member = ("vm-1", email), f"serviceAccount:{email}"
+    grant(cloud, bucket, "roles/storage.objectUser", member, condition(bucket, "e/"))
+    for name in ("e/own", "other/theirs"):
+        cloud.put(bucket, name, b"data")
+    path = f"/storage/v1/b/{bucket}/o"
+    for call in (
+        "/other%2Ftheirs/moveTo/o/e%2Fstolen",
+        f"/other%2Ftheirs/rewriteTo/b/{bucket}/o/e%2Fstolen",
+        "/e%2Fown/moveTo/o/other%2Flost",
+        f"/e%2Fown/copyTo/b/{bucket}/o/other%2Ftheirs",
+        "/other%2Ftheirs/restore?generation=1",
+    ):
+        assert cloud.call("POST", path + call, vm=vm).status_code == 403
+    stolen = {"sourceObjects": [{"name": "e/own"}, {"name": "other/theirs"}]}
+    composed = cloud.call("POST", f"{path}/e%2Fall/compose", json=stolen, vm=vm)
+    assert composed.status_code == 403
+    calls = "".join(
+        f"--b\r\nContent-Type: application/http\r\n\r\nDELETE {path}/{name} HTTP/1.1\r\n\r\n\r\n"
+        for name in ("e%2Fown", "other%2Ftheirs")
+    )
+    kind = {"Content-Type": "multipart/mixed; boundary=b"}
+    batch = cloud.call("POST", "/batch/storage/v1", data=f"{calls}--b--", headers=kind, vm=vm)
+    answers = [line for line in batch.text.splitlines() if line.startswith("HTTP/1.1")]
+    assert answers == ["HTTP/1.1 204 No Content", "HTTP/1.1 403 Forbidden"]
+    assert cloud.object("GET", bucket, "other/theirs").status_code == 200
 
 
 def test_overwriting_needs_delete_and_hides_absence(cloud: LocalCloud, bucket: str) -> None:
@@ -297,3 +357,53 @@ def test_project(cloud: LocalCloud) -> None:
     by_number = f"/cloudresourcemanager/v1/projects/{project['projectNumber']}"
     assert cloud.call("GET", by_number).json() == project
     assert cloud.call("GET", "/cloudresourcemanager/v1/projects/other").status_code == 403
+
+
+# Secrets
+
+
+def test_a_vm_reads_the_secret_that_it_was_granted_and_no_other(cloud: LocalCloud) -> None:
+    email = make_account(cloud)
+    vm = ("vm-1", email)
+    secrets = f"/secretmanager/v1/projects/{PROJECT}/secrets"
+    names = [f"secret-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    for name in names:
+        body = {"replication": {"automatic": {}}}
+        made = cloud.call("POST", secrets, params={"secretId": name}, json=body)
+        assert made.status_code == 200, made.text
+        payload = {"payload": {"data": "czNjcjN0"}}
+        cloud.call("POST", f"{secrets}/{name}:addVersion", json=payload)
+    own, other = names
+
+    def read(name: str) -> int:
+        path = f"{secrets}/{name}/versions/latest:access"
+        return cloud.call("GET", path, vm=vm).status_code
+
+    assert read(own) == 403
+    role, member = "roles/secretmanager.secretAccessor", f"serviceAccount:{email}"
+    policy = cloud.call("GET", f"{secrets}/{own}:getIamPolicy").json()
+    policy["bindings"] = [{"role": role, "members": [member]}]
+    granted = cloud.call("POST", f"{secrets}/{own}:setIamPolicy", json={"policy": policy})
+    assert granted.status_code == 200
+    assert (read(own), read(other), read("absent")) == (200, 403, 403)
+    assert cloud.call("GET", f"{secrets}/{own}", vm=vm).status_code == 403
+    assert cloud.call("POST", f"{secrets}/{own}:addVersion", json={}, vm=vm).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "query", "says"),
+    [
+        (ACCOUNTS, {"acountId": "the-vm"}, {}, 'Unknown name "acountId"'),
+        (ACCOUNTS, {"accountId": "the-vm"}, {"dryRun": "1"}, "Cannot bind query parameter"),
+        (f"{PROJECTS}:setIamPolicy", {"policy": {"bindings": {"a": 1}}}, {}, "policy.bindings"),
+        (f"{PROJECTS}:testIamPermissions", {"permissions": "x"}, {}, "permissions"),
+    ],
+)
+def test_bodies_and_queries_are_held_to_the_documents(
+    cloud: LocalCloud, path: str, body: dict[str, Any], query: dict[str, str], says: str
+) -> None:
+    answer = cloud.call("POST", path, json=body, params=query)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["status"]) == (400, "INVALID_ARGUMENT")
+    assert says in error["message"]
+    assert error["details"][0]["fieldViolations"]

@@ -1,14 +1,16 @@
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import requests
 
-from rehearsal.metadata import Server, Tree, vm_values
+from rehearsal.metadata import Server, Tree, Trouble, vm_values
 
 FLAVOR = {"Metadata-Flavor": "Google"}
 EMAIL = "trainer@outlast-rehearsal.iam.gserviceaccount.com"
@@ -203,3 +205,48 @@ def test_googles_own_client_finds_and_gets_its_credentials(server: Server, tmp_p
         timeout=60,
     )
     assert said.stdout == f"outlast-rehearsal vm-token-secret {EMAIL}\n", said.stderr
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"PUT /computeMetadata/v1/instance/id HTTP/1.1\r\nContent-Length: many\r\n\r\n", 400),
+        (b"PUT /computeMetadata/v1/instance/id HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"PUT /computeMetadata/v1/x HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\nx", 400),
+        (b"PUT /computeMetadata/v1/x HTTP/1.1\r\nContent-Length: 100\r\n\r\nx", 400),
+        (b"\x16\x03\x01\0\0\0\r\n\r\n", 400),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", 431),
+    ],
+    ids=["length", "negative", "huge", "cut", "tls", "target", "header"],
+)
+def test_garbage_is_answered_and_the_server_lives_on(
+    server: Server, sent: bytes, status: int
+) -> None:
+    address, _, port = server.host.partition(":")
+    answer = b""
+    with socket.create_connection((address, int(port)), timeout=10) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while data := connection.recv(65536):
+                answer += data
+    # One that is over the limits is not read to its end: the sender may see a reset instead.
+    assert str(status).encode() in answer or (status > 400 and not answer)
+    assert get(server, "instance/preempted").text == "FALSE"
+
+
+def test_trouble_comes_before_the_answers() -> None:
+    server = Server(Tree({"instance/id": 7}), lambda: "", trouble=Trouble(0.5, 503, 2))
+    try:
+        answers: list[int] = []
+        while answers[-1:] != [200]:
+            try:
+                answers.append(get(server, "instance/id").status_code)
+            except requests.ConnectionError:
+                answers.append(0)
+        late = answers.count(0)
+        assert late, "at first connections are dropped"
+        assert answers[late:] == [503, 503, 200]
+    finally:
+        server.close()

@@ -1,136 +1,27 @@
+"""The group as the platform has it, one behaviour a test."""
+
 import itertools
 import json
-import random
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rehearsal.clock import to_rfc3339
+from rehearsal.fleet import Fleet
 from rehearsal.model import (
+    Announce,
     Boot,
-    Discard,
-    Fault,
-    Fleet,
+    Exists,
     Group,
     Instance,
     InUse,
     Invalid,
     Kill,
     NotFound,
-    Preempt,
+    Probe,
     Stop,
 )
-
-ZONE = "europe-west4-a"
-
-
-class Machines:
-    """Does the model's commands without machines, and holds it to what machines need."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self.live: dict[str, str] = {}
-        """Names of the VMs with a process, by id."""
-        self.disks: set[str] = set()
-        self.ever: set[str] = set()
-        self.stopping: set[str] = set()
-        self.log: list[object] = []
-
-    def settle(self, *, fails: bool = False, exits: bool = True) -> None:
-        """Does all commands until there are none; VMs told to stop have exited at the end."""
-        while True:
-            self.fleet.tick()
-            commands = self.fleet.take_commands()
-            self.log += commands
-            for command in commands:
-                self._do(command, fails)
-            exiting = sorted(self.stopping) if exits else []
-            self.stopping.difference_update(exiting)
-            for instance_id in exiting:
-                self.exit(instance_id)
-            if not commands and not exiting:
-                return
-
-    def exit(self, instance_id: str) -> None:
-        if self.live.pop(instance_id, None):
-            self.fleet.exited(instance_id)
-
-    def _do(self, command: object, fails: bool) -> None:
-        match command:
-            case Boot(instance_id, new_disk):
-                name = self.fleet.instances[instance_id].name
-                assert name not in self.live.values(), "two live VMs with one name"
-                assert new_disk == (instance_id not in self.ever), "an id was given twice"
-                self.ever.add(instance_id)
-                self.disks.add(instance_id)
-                if fails:
-                    self.fleet.exited(instance_id, Fault("INTERNAL_ERROR", "no"))
-                else:
-                    self.live[instance_id] = name
-                    self.fleet.running(instance_id)
-            case Stop(instance_id) | Preempt(instance_id):
-                if instance_id in self.live:
-                    self.fleet.stopping(instance_id)
-                    self.stopping.add(instance_id)
-            case Kill(instance_id):
-                self.exit(instance_id)
-            case Discard(instance_id):
-                assert instance_id not in self.live, "the disk of a live VM was deleted"
-                self.disks.discard(instance_id)
-
-
-class FakeClock:
-    """A clock that moves only when told to."""
-
-    def __init__(self) -> None:
-        self._now_sec = 1_800_000_000.0
-
-    def now(self) -> float:
-        return self._now_sec
-
-    def advance(self, seconds: float) -> None:
-        """Moves on by `seconds`."""
-        self._now_sec += seconds
-
-
-class World:
-    """A fleet with its clock and machines."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        numbers = itertools.count(1000)
-        self.fleet = Fleet(
-            self.clock,
-            project_number="123",
-            next_id=lambda: next(numbers),
-            rng=random.Random(1),
-        )
-        self.machines = Machines(self.fleet)
-
-    def template(self, name: str, **scheduling: object) -> None:
-        properties = {"machineType": "e2-medium", "scheduling": scheduling}
-        self.fleet.add_template(name, properties, "")
-
-    def group(self, size: int = 1, template: str = "t1", **body: object) -> Group:
-        version = {"instanceTemplate": template, "template": template}
-        group = self.fleet.add_group(ZONE, "g", {"baseInstanceName": "g", **body}, [version], size)
-        self.machines.settle()
-        return group
-
-    def only(self) -> Instance:
-        (instance,) = self.fleet.instances.values()
-        return instance
-
-    def pass_time(self, seconds: float = 0.5) -> None:
-        self.clock.advance(seconds)
-        self.machines.settle()
-
-    def update(self, group: Group, template: str, **body: object) -> None:
-        version = {"instanceTemplate": template, "template": template}
-        self.fleet.change_group(group, {**group.body, **body}, [version])
-        self.machines.settle()
+from tests.rehearsal.model_world import REGION, ZONE, ZONES, Machines, World
 
 
 @pytest.fixture
@@ -457,130 +348,356 @@ def test_state_survives_the_cloud_but_its_vms_do_not(world: World) -> None:
     assert fleet.is_stable(fleet.group(ZONE, "g"))
 
 
-class Anything(RuleBasedStateMachine):
-    """Calls, deaths and time in any order."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.world = World()
-        self.world.template("t1", provisioningModel="SPOT")
-        self.templates = 1
-        self.group = self.world.group(
-            instanceLifecyclePolicy={"forceUpdateOnRepair": "YES"},
-            updatePolicy={
-                "type": "PROACTIVE",
-                "replacementMethod": "RECREATE",
-                "maxUnavailable": {"fixed": 1},
-            },
-        )
-        self.gone = False
-
-    def _settle(self) -> None:
-        """Some commands done, VMs told to stop still up."""
-        target = self.group.target_size
-        before = len(self.world.machines.log)
-        self.world.machines.settle(exits=False)
-        boots = [c for c in self.world.machines.log[before:] if isinstance(c, Boot)]
-        if target == 0:
-            assert not [b for b in boots if b.new_disk], "a group of size 0 created a VM"
-
-    @rule(size=st.integers(0, 3))
-    @precondition(lambda self: not self.gone)
-    def resize(self, size: int) -> None:
-        self.world.fleet.resize(self.group, size)
-        self._settle()
-
-    @rule(data=st.data(), verb=st.sampled_from(["delete", "recreate", "abandon"]))
-    @precondition(lambda self: not self.gone and self.group.members)
-    def act_on_member(self, data: st.DataObject, verb: str) -> None:
-        name = data.draw(st.sampled_from(sorted(self.group.members)))
-        getattr(self.world.fleet, f"{verb}_members")(self.group, [name])
-        self._settle()
-
-    @rule(data=st.data(), verb=st.sampled_from(["stop", "delete", "preempt", "reset"]))
-    @precondition(lambda self: self.world.fleet.instances)
-    def act_on_vm(self, data: st.DataObject, verb: str) -> None:
-        key = data.draw(st.sampled_from(sorted(self.world.fleet.instances)))
-        instance = self.world.fleet.instances[key]
-        if verb != "reset" or instance.status == "RUNNING":
-            getattr(self.world.fleet, f"{verb}_instance")(instance)
-        self._settle()
-
-    @rule(data=st.data())
-    @precondition(lambda self: self.world.machines.live)
-    def lose_a_host(self, data: st.DataObject) -> None:
-        self.world.machines.exit(data.draw(st.sampled_from(sorted(self.world.machines.live))))
-        self._settle()
-
-    @rule()
-    def let_stopping_vms_exit(self) -> None:
-        self.world.machines.settle()
-
-    @rule(seconds=st.sampled_from([0.1, 0.3, 1.5]))
-    def pass_time(self, seconds: float) -> None:
-        self.world.clock.advance(seconds)
-        self._settle()
-
-    @rule(value=st.booleans())
-    def switch_capacity(self, value: bool) -> None:
-        self.world.fleet.switches.no_capacity = value
-        self._settle()
-
-    @rule()
-    @precondition(lambda self: not self.gone)
-    def update(self) -> None:
-        self.templates += 1
-        name = f"t{self.templates}"
-        self.world.template(name, provisioningModel="SPOT")
-        version = {"instanceTemplate": name, "template": name}
-        self.world.fleet.change_group(self.group, self.group.body, [version])
-        self._settle()
-
-    @rule()
-    @precondition(lambda self: not self.gone)
-    def delete_group(self) -> None:
-        self.world.fleet.delete_group(self.group)
-        self.gone = True
-        self._settle()
-
-    @invariant()
-    def members_are_as_many_as_wanted(self) -> None:
-        staying = [m for m in self.group.members.values() if not m.leaving]
-        assert len(staying) == self.group.target_size
-
-    @invariant()
-    def live_vms_have_names_of_their_own(self) -> None:
-        names = list(self.world.machines.live.values())
-        assert len(names) == len(set(names))
-
-    @invariant()
-    def model_and_machines_agree(self) -> None:
-        fleet = self.world.fleet
-        assert {i.id for i in fleet.instances.values() if i.live} == set(self.world.machines.live)
-        assert set(fleet.instances) == self.world.machines.disks
-
-    def teardown(self) -> None:
-        """Whatever happened, in peace the group gets what it wants."""
-        if not hasattr(self, "group"):
-            return
-        self.world.fleet.switches.no_capacity = False
-        for _ in range(12):
-            self.world.pass_time(1.5)
-        if self.gone:
-            assert not self.world.fleet.groups
-        else:
-            assert self.world.fleet.is_stable(self.group)
-            assert len(self.group.members) == self.group.target_size
-            newest = self.world.fleet.newest(self.group)["template"]
-            assert {m.template for m in self.group.members.values()} <= {newest}
+# Health
 
 
-TestAnything = Anything.TestCase
-TestAnything.settings = settings(
-    max_examples=60,
-    stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
+def _healed(world: World, **body: Any) -> Group:
+    """A group of one whose VM is asked for its health every second, after 10 s."""
+    rules = {"checkIntervalSec": 1, "healthyThreshold": 2, "unhealthyThreshold": 3}
+    world.fleet.add_health_check("h", rules)
+    healing = {"healthCheck": "global/healthChecks/h", "initialDelaySec": 10}
+    return world.group(autoHealingPolicies=[healing], **body)
+
+
+def test_first_healthy_answer_ends_the_initial_delay(world: World) -> None:
+    group = _healed(world)
+    (member,) = group.members.values()
+    assert (member.action, member.health) == ("VERIFYING", "UNKNOWN")
+    assert not world.fleet.is_stable(group)
+    world.pass_times(2, 1)
+    assert (member.action, member.health) == ("NONE", "HEALTHY")
+    assert world.fleet.is_stable(group)
+
+
+def test_vm_that_falls_ill_is_recreated_under_its_name(world: World) -> None:
+    group = _healed(world)
+    world.pass_times(2, 1)
+    old = world.only()
+    world.machines.sick.add(old.name)
+    world.pass_times(2, 1)
+    assert world.only() is old, "before the third bad answer in a row"
+    world.pass_time(1)
+    assert (world.only().name, world.only().id != old.id) == (old.name, True)
+    assert group.target_size == 1
+
+
+def test_ill_vm_is_left_alone_in_its_initial_delay(world: World) -> None:
+    world.machines.sick.add("g-001")
+    _healed(world, baseInstanceName="g-###")
+    old = world.only()
+    world.pass_times(9, 1)
+    assert world.only() is old
+    world.pass_times(2, 1)
+    assert world.only() is not old
+
+
+@pytest.mark.parametrize(
+    ("lifecycle", "recreated"),
+    [
+        ({"onFailedHealthCheck": "DO_NOTHING"}, False),
+        ({"defaultActionOnFailure": "DO_NOTHING"}, False),
+        ({"defaultActionOnFailure": "DO_NOTHING", "onFailedHealthCheck": "REPAIR"}, True),
+    ],
 )
+def test_what_a_failed_health_check_does_is_asked_for(
+    world: World, lifecycle: dict[str, str], recreated: bool
+) -> None:
+    group = _healed(world, instanceLifecyclePolicy=lifecycle)
+    world.pass_times(2, 1)
+    old = world.only()
+    world.machines.sick.add(old.name)
+    world.pass_times(4, 1)
+    assert (world.only() is not old) == recreated
+    if not recreated:
+        (member,) = group.members.values()
+        assert (member.health, member.action) == ("UNHEALTHY", "NONE")
+
+
+def test_health_check_in_use_cannot_be_deleted_and_its_change_holds_at_once(world: World) -> None:
+    group = _healed(world)
+    check = world.fleet.health_check("h")
+    with pytest.raises(InUse, match="instanceGroupManagers/g"):
+        world.fleet.delete_health_check(check)
+    world.fleet.change_health_check(check, {**check.body, "checkIntervalSec": 7})
+    world.pass_times(3, 1)
+    probes = sum(isinstance(command, Probe) for command in world.machines.log)
+    world.pass_times(4, 1)
+    assert sum(isinstance(command, Probe) for command in world.machines.log) == probes
+    world.fleet.change_group(group, {"baseInstanceName": "g"}, None)
+    world.fleet.delete_health_check(check)
+    assert not world.fleet.health_checks
+
+
+# Updates
+
+
+def test_substitution_brings_the_new_vm_up_before_the_old_one_goes(world: World) -> None:
+    policy = {"type": "PROACTIVE", "maxSurge": {"fixed": 1}, "maxUnavailable": {"fixed": 0}}
+    group = world.group(updatePolicy=policy)
+    old = world.only()
+    world.template("t2")
+    version = {"instanceTemplate": "t2", "template": "t2"}
+    world.fleet.change_group(group, group.body, [version])
+    world.machines.settle(exits=False)
+    assert len(world.machines.live) == 2, "until the old one has ended"
+    world.machines.settle()
+    assert world.only().name != old.name
+    assert group.members[world.only().name].template == "t2"
+    assert group.target_size == 1
+
+
+@pytest.mark.parametrize(
+    ("minimal", "most", "change", "kept_id", "boots"),
+    [
+        ("REFRESH", "REPLACE", {"labels": {"a": "b"}}, True, 0),
+        ("RESTART", "REPLACE", {"labels": {"a": "b"}}, True, 1),
+        ("REFRESH", "REPLACE", {"machineType": "e2-small"}, True, 1),
+        ("REFRESH", "REPLACE", {"disks": [{"boot": True}]}, False, 1),
+        ("REPLACE", "REPLACE", {"labels": {"a": "b"}}, False, 1),
+        ("REFRESH", "REFRESH", {"machineType": "e2-small"}, True, 0),
+    ],
+)
+def test_update_does_the_mildest_thing_that_is_enough(
+    world: World, minimal: str, most: str, change: dict[str, Any], kept_id: bool, boots: int
+) -> None:
+    group = world.group(updatePolicy={"replacementMethod": "RECREATE"})
+    old = world.only()
+    before = len(world.machines.log)
+    properties = world.fleet.template("t1").properties
+    world.fleet.add_template("t2", {**properties, **change}, "")
+    world.update(group, "t2")
+    world.fleet.update_members(group, [old.name], minimal, most)
+    world.machines.settle()
+    assert (world.only().id == old.id) == kept_id
+    assert sum(isinstance(c, Boot) for c in world.machines.log[before:]) == boots
+    done = most != "REFRESH"
+    key = next(iter(change))
+    assert (world.only().properties.get(key) == change[key]) == done
+
+
+# Regions
+
+
+def test_even_group_spreads_and_waits_for_a_zone_without_room(world: World) -> None:
+    world.fleet.capacity.add_window(ZONES[1], 0)
+    group = world.group(size=3, zones=ZONES)
+    world.pass_times(3)
+    assert dict(group.spread) == dict.fromkeys(ZONES, 1)
+    (waiting,) = [m for m in group.members.values() if m.errors]
+    assert (waiting.zone, waiting.errors[0]["code"]) == (ZONES[1], "ZONE_RESOURCE_POOL_EXHAUSTED")
+
+
+def _shape(name: str) -> dict[str, Any]:
+    return {"distributionPolicy": {"targetShape": name}}
+
+
+@pytest.mark.parametrize(
+    ("shape", "spread"),
+    [
+        ("ANY", {ZONES[1]: 4}),
+        ("BALANCED", {ZONES[1]: 2, ZONES[2]: 2}),
+        ("ANY_SINGLE_ZONE", {ZONES[1]: 4}),
+    ],
+)
+def test_other_shapes_go_where_there_is_room(
+    world: World, shape: str, spread: dict[str, int]
+) -> None:
+    world.fleet.capacity.add_window(ZONES[0], 0)
+    group = world.group(size=4, zones=ZONES, **_shape(shape))
+    assert world.fleet.is_stable(group)
+    assert dict(+group.spread) == spread
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_recreated_vm_changes_its_zone_only_where_it_may(world: World, moves: bool) -> None:
+    lifecycle = {
+        "forceUpdateOnRepair": "YES",
+        "onRepair": {"allowChangingZone": "YES" if moves else "NO"},
+    }
+    group = world.group(zones=ZONES, instanceLifecyclePolicy=lifecycle, **_shape("ANY"))
+    old = world.only()
+    now = world.clock.now()
+    world.fleet.capacity.add_window(old.zone, 0, now, now + 60)
+    world.fleet.preempt_instance(old)
+    world.pass_times(4)
+    if moves:
+        new = world.only()
+        assert (new.name, new.zone != old.zone) == (old.name, True)
+        assert group.members[new.name].zone == new.zone
+        return
+    (member,) = group.members.values()
+    assert member.errors[0]["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED"
+    world.pass_times(2, 60)
+    assert world.only().zone == old.zone
+
+
+@pytest.mark.parametrize("kind", ["PROACTIVE", "NONE"])
+def test_redistribution_evens_out_unless_it_is_off(world: World, kind: str) -> None:
+    policy = {"instanceRedistributionType": kind}
+    group = world.group(size=6, zones=ZONES, updatePolicy=policy)
+    gone = [m.name for m in group.members.values() if m.zone != ZONES[0]]
+    world.fleet.abandon_members(group, gone[:3])
+    world.pass_times(10)
+    counts = sorted(group.spread[zone] for zone in ZONES)
+    assert counts == ([1, 1, 1] if kind == "PROACTIVE" else [0, 1, 2])
+
+
+# Lacks
+
+
+def test_room_counts_vms_and_is_asked_only_at_creation(world: World) -> None:
+    now = world.clock.now()
+    world.fleet.capacity.add_window(ZONE, 2, now, now + 10)
+    group = world.group(size=3)
+    assert len(world.machines.live) == 2
+    world.fleet.capacity.add_window(ZONE, 0, now, now + 10)
+    world.pass_times(2)
+    assert len(world.machines.live) == 2, "those that live go on"
+    world.pass_times(8)
+    assert world.fleet.is_stable(group)
+
+
+def test_limit_can_be_for_some_vms_only(world: World) -> None:
+    world.fleet.capacity.add_window(
+        ZONE, 0, applies=lambda properties: properties["machineType"] == "e2-small"
+    )
+    assert world.fleet.is_stable(world.group())
+    assert world.fleet.capacity.has_room(ZONE, {"machineType": "e2-medium"})
+    assert not world.fleet.capacity.has_room(ZONE, {"machineType": "e2-small"})
+
+
+@pytest.mark.parametrize(
+    ("properties", "metric", "limit", "said"),
+    [
+        ({}, "PREEMPTIBLE_CPUS", 1, "in region europe-west4"),
+        ({}, "CPUS", 0, None),
+        (
+            {"guestAccelerators": [{"acceleratorType": "nvidia-tesla-t4", "acceleratorCount": 1}]},
+            "PREEMPTIBLE_NVIDIA_T4_GPUS",
+            0,
+            "in region europe-west4",
+        ),
+        ({"machineType": "g2-standard-24"}, "GPUS_ALL_REGIONS", 1, "globally"),
+        ({"machineType": "g2-standard-24"}, "PREEMPTIBLE_NVIDIA_L4_GPUS", 2, None),
+    ],
+)
+def test_quota_is_told_as_the_platform_does(
+    world: World, properties: dict[str, Any], metric: str, limit: int, said: str | None
+) -> None:
+    spot = world.fleet.template("t1").properties
+    world.fleet.add_template("t2", {**spot, **properties}, "")
+    world.fleet.capacity.limit(metric, limit)
+    group = world.group(template="t2")
+    (member,) = group.members.values()
+    if said is None:
+        assert world.fleet.is_stable(group)
+        return
+    assert member.errors == [
+        {
+            "code": "QUOTA_EXCEEDED",
+            "message": f"Quota '{metric}' exceeded. Limit: {float(limit)} {said}.",
+        }
+    ]
+    assert group.errors[-1]["code"] == "QUOTA_EXCEEDED"
+
+
+# Hosts
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_lost_host_of_a_standard_vm_both_answers(world: World, by_itself: bool) -> None:
+    world.fleet.switches.automatic_restart = by_itself
+    world.template("t2", automaticRestart=True)
+    world.group(template="t2")
+    old = world.only()
+    _host_dies(world, old)
+    world.pass_times(2)
+    assert (world.only().id == old.id) == by_itself
+    _power_off(world, world.only())
+    world.pass_times(2)
+    assert world.only().id != old.id, "who powers off has not lost the host"
+
+
+def test_maintenance_is_announced_then_stops_and_starts_the_vm(world: World) -> None:
+    world.template("t2", automaticRestart=True, onHostMaintenance="TERMINATE")
+    group = world.group(template="t2")
+    instance = world.only()
+    before = len(world.machines.log)
+    world.fleet.maintain_instance(instance)
+    world.pass_time(59)
+    assert instance.status == "RUNNING"
+    world.pass_time(2)
+    assert world.only() is instance
+    assert world.machines.log[before:] == [
+        Announce(instance.id, "TERMINATE_ON_HOST_MAINTENANCE"),
+        Stop(instance.id),
+        Boot(instance.id, new_disk=False),
+        Announce(instance.id, "NONE"),
+    ]
+    assert world.fleet.is_stable(group)
+
+
+def test_maintenance_that_moves_the_vm_only_announces(world: World) -> None:
+    world.template("t2", automaticRestart=True, onHostMaintenance="MIGRATE")
+    world.group(template="t2")
+    world.fleet.maintain_instance(world.only(), 5)
+    world.pass_time(6)
+    announced = [c.event for c in world.machines.log if isinstance(c, Announce)]
+    assert announced == ["MIGRATE_ON_HOST_MAINTENANCE", "NONE"]
+    assert world.only().status == "RUNNING"
+
+
+def test_vm_whose_end_is_seen_late_stays_stopping_and_has_no_successor(world: World) -> None:
+    world.group()
+    old = world.only()
+    world.fleet.hold_stopping(old, 30)
+    world.fleet.preempt_instance(old)
+    world.machines.settle()
+    world.pass_time(29)
+    assert world.only() is old
+    assert (old.status, list(world.machines.live)) == ("STOPPING", [])
+    world.pass_times(2)
+    assert world.only().id != old.id
+
+
+def test_late_create_is_no_member_and_stays_until_it_is_deleted(world: World) -> None:
+    group = world.group(size=1)
+    world.fleet.resize(group, 0)
+    world.machines.settle()
+    late = world.fleet.late_create(group)
+    world.pass_times(3)
+    assert list(world.machines.live) == [late.id]
+    assert (group.target_size, group.members, late.group) == (0, {}, None)
+    items = {item["key"]: item["value"] for item in late.properties["metadata"]["items"]}
+    assert items["created-by"].endswith("/instanceGroupManagers/g")
+    with pytest.raises(Exists, match=late.name):
+        world.fleet.add_instance(ZONE, late.name, {})
+    world.fleet.delete_instance(late)
+    world.machines.settle()
+    assert not world.fleet.instances
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_template_of_a_vm_that_lives_both_answers(world: World, held: bool) -> None:
+    world.fleet.switches.vms_hold_template = held
+    group = world.group()
+    world.template("t2")
+    world.update(group, "t2")
+    if held:
+        with pytest.raises(InUse):
+            world.fleet.delete_template("t1")
+    else:
+        world.fleet.delete_template("t1")
+    assert ("t1" in world.fleet.templates) == held
+
+
+def test_template_of_a_region_is_another_one(world: World) -> None:
+    world.fleet.add_template("t1", {"machineType": "e2-small"}, "", REGION)
+    group = world.group(template=f"{REGION}/t1")
+    assert world.only().properties["machineType"] == "e2-small"
+    with pytest.raises(InUse):
+        world.fleet.delete_template("t1", REGION)
+    world.fleet.delete_template("t1")
+    assert group.newest["template"] == f"{REGION}/t1"
+    with pytest.raises(NotFound, match="regions/europe-west4/instanceTemplates/t9"):
+        world.fleet.template("t9", REGION)

@@ -1,12 +1,14 @@
 """The engine's provider for the local cloud, called as the engine calls it."""
 
 import hashlib
+import inspect
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pulumi_gcp.secretmanager
 import pytest
 from google.protobuf import struct_pb2
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
@@ -26,9 +28,24 @@ ROLE = "gcp:projects/iAMCustomRole:IAMCustomRole"
 MEMBER = "gcp:projects/iAMMember:IAMMember"
 TEMPLATE = "gcp:compute/instanceTemplate:InstanceTemplate"
 GROUP = "gcp:compute/instanceGroupManager:InstanceGroupManager"
+REGION = "europe-west4"
+REGION_TEMPLATE = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
+REGION_GROUP = "gcp:compute/regionInstanceGroupManager:RegionInstanceGroupManager"
+NETWORK = "gcp:compute/network:Network"
+SUBNETWORK = "gcp:compute/subnetwork:Subnetwork"
+ROUTER = "gcp:compute/router:Router"
+NAT = "gcp:compute/routerNat:RouterNat"
+FIREWALL = "gcp:compute/firewall:Firewall"
+HEALTH_CHECK = "gcp:compute/healthCheck:HealthCheck"
+REGION_HEALTH_CHECK = "gcp:compute/regionHealthCheck:RegionHealthCheck"
+IMAGE = "gcp:compute/image:Image"
+SECRET = "gcp:secretmanager/secret:Secret"
+VERSION = "gcp:secretmanager/secretVersion:SecretVersion"
+SECRET_MEMBER = "gcp:secretmanager/secretIamMember:SecretIamMember"
 UPDATE = provider_pb2.PropertyDiff.UPDATE
 UPDATE_REPLACE = provider_pb2.PropertyDiff.UPDATE_REPLACE
 ADD_REPLACE = provider_pb2.PropertyDiff.ADD_REPLACE
+DIFF_NONE = provider_pb2.DiffResponse.DIFF_NONE
 
 
 class Engine:
@@ -39,7 +56,7 @@ class Engine:
         self.stack = stack
 
     def configure(self, **config: Any) -> None:
-        settings = {"project": PROJECT, "zone": ZONE, **config}
+        settings = {"project": PROJECT, "zone": ZONE, "region": REGION, **config}
         urn = f"urn:pulumi:{self.stack}::outlast::pulumi:providers:gcp::default"
         self.stub.Configure(provider_pb2.ConfigureRequest(urn=urn, args=encode(settings)))
 
@@ -342,7 +359,7 @@ def test_template_life(engine: Engine, whole_cloud: LocalCloud):
     read_id, read_inputs, read_state = engine.read(TEMPLATE, id, checked, state)
     assert (read_id, read_inputs, read_state) == (id, checked, state)
     same = engine.diff(TEMPLATE, checked, inputs)
-    assert same.changes == provider_pb2.DiffResponse.DIFF_NONE
+    assert same.changes == DIFF_NONE
     engine.delete(TEMPLATE, id, state)
     engine.delete(TEMPLATE, id, state)
     assert engine.read(TEMPLATE, id, checked, state)[0] == ""
@@ -416,6 +433,26 @@ def test_a_size_that_fell_by_itself_shows_in_a_refresh(engine: Engine, whole_clo
     engine.delete(GROUP, id, state)
 
 
+def test_a_finished_run_is_not_started_by_up_refresh(engine: Engine, whole_cloud: LocalCloud):
+    """The program says size 1 and ignores changes of it; the VM has set it to 0."""
+    _, _, template = engine.create(TEMPLATE, template_inputs())
+    program = group_inputs(unique("group"), template["selfLinkUnique"], targetSize=0)
+    id, checked, state = engine.create(GROUP, program)
+    checked, program = {**checked, "targetSize": 1}, {**program, "targetSize": 1}  # as it began
+    _, refreshed, state = engine.read(GROUP, id, checked, state)
+    assert refreshed == {**checked, "targetSize": 0}
+    ignoring = {**program, "targetSize": refreshed["targetSize"]}  # the engine's part
+    answer = engine.diff(GROUP, refreshed, ignoring)
+    assert answer.changes == DIFF_NONE, answer.detailedDiff
+    # And where something else changes, the size is not sent.
+    engine.update(
+        GROUP, id, refreshed, state, {**ignoring, "listManagedInstancesResults": "PAGINATED"}
+    )
+    live = whole_cloud.call("GET", f"/compute/v1/{id}").json()
+    assert (live["targetSize"], live["listManagedInstancesResults"]) == (0, "PAGINATED")
+    engine.delete(GROUP, id, state)
+
+
 def test_unknown_inputs_reach_no_cloud(engine: Engine):
     inputs = group_inputs("never", "t")
     inputs["versions"][0]["instanceTemplate"] = UNKNOWN
@@ -469,7 +506,7 @@ def test_an_imported_bucket_fits_what_declares_it(engine: Engine):
     id, _, state = engine.create(BUCKET, inputs)
     _, imported, _ = engine.read(BUCKET, id)
     answer = engine.diff(BUCKET, imported, inputs)
-    assert answer.changes == provider_pb2.DiffResponse.DIFF_NONE, answer.detailedDiff
+    assert answer.changes == DIFF_NONE, answer.detailedDiff
     engine.delete(BUCKET, id, state)
 
 
@@ -584,6 +621,202 @@ def test_a_policy_that_changed_under_way_is_written_again(engine: Engine, whole_
     id, checked, state = engine.create(MEMBER, inputs)
     assert engine.read(MEMBER, id, checked, state)[0] == id
     whole_cloud.call("DELETE", f"/_local/faults/{rule}")
+    engine.delete(MEMBER, id, state)
+
+
+# ------------------------------------------------------------------------- what is only declared
+
+
+def live_out(
+    engine: Engine,
+    token: str,
+    inputs: dict[str, Any],
+    change: dict[str, Any],
+    replaces: dict[str, Any],
+) -> None:
+    """A resource's life: made, read, imported, changed in place, replaced where it must be."""
+    id, checked, state = engine.create(token, inputs)
+    assert engine.read(token, id, checked, state)[1] == checked, "a refresh changes nothing"
+    same = engine.diff(token, checked, inputs)
+    assert same.changes == DIFF_NONE, same.detailedDiff
+    _, imported, _ = engine.read(token, id)
+    declared = engine.diff(token, imported, inputs)
+    assert declared.changes == DIFF_NONE, declared.detailedDiff
+    if change:
+        changed = {**inputs, **change}
+        assert list(engine.diff(token, checked, changed).replaces) == []
+        engine.update(token, id, checked, state, changed)
+        after, _ = engine.check(token, changed, checked)
+        assert engine.read(token, id, after, state)[1] == after
+    for key, value in replaces.items():
+        answer = engine.diff(token, checked, {**inputs, key: value})
+        assert list(answer.replaces) == [key]
+    engine.delete(token, id, state)
+    engine.delete(token, id, state)
+    assert engine.read(token, id, checked, state)[0] == ""
+
+
+def test_network_and_firewall(engine: Engine):
+    name = unique("net")
+    live_out(
+        engine,
+        NETWORK,
+        {"name": name, "autoCreateSubnetworks": False, "description": "d"},
+        {"routingMode": "GLOBAL"},
+        {"autoCreateSubnetworks": True, "description": "e", "name": "other"},
+    )
+    rule = {
+        "name": unique("fw"),
+        "network": f"projects/{PROJECT}/global/networks/default",
+        "allows": [{"protocol": "tcp", "ports": ["8080"]}],
+        "sourceRanges": ["35.191.0.0/16"],
+    }
+    live_out(engine, FIREWALL, rule, {"sourceRanges": ["10.0.0.0/8"]}, {"direction": "EGRESS"})
+
+
+def test_subnetwork_router_and_nat(engine: Engine):
+    id, _, network = engine.create(NETWORK, {"name": unique("net"), "autoCreateSubnetworks": False})
+    link = network["selfLink"]
+    subnetwork = {"name": unique("sub"), "network": link, "ipCidrRange": "10.1.0.0/24"}
+    live_out(
+        engine,
+        SUBNETWORK,
+        subnetwork,
+        {"ipCidrRange": "10.1.0.0/20", "privateIpGoogleAccess": True},
+        {"region": "us-central1", "network": "other"},
+    )
+    router = {"name": unique("router"), "network": link}
+    live_out(engine, ROUTER, router, {"description": "x"}, {"network": "other"})
+    router_id, _, router_state = engine.create(ROUTER, router)
+    nat = {
+        "name": "nat",
+        "router": router["name"],
+        "natIpAllocateOption": "AUTO_ONLY",
+        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+    }
+    live_out(engine, NAT, nat, {"minPortsPerVm": 128}, {"router": "other", "name": "other"})
+    engine.delete(ROUTER, router_id, router_state)
+    engine.delete(NETWORK, id, network)
+
+
+@pytest.mark.parametrize("token", [HEALTH_CHECK, REGION_HEALTH_CHECK])
+def test_health_check(engine: Engine, token: str):
+    inputs = {
+        "name": unique("check"),
+        "checkIntervalSec": 30,
+        "httpHealthCheck": {"port": 8080, "requestPath": "/healthz"},
+    }
+    live_out(engine, token, inputs, {"unhealthyThreshold": 9}, {"name": "other"})
+    with pytest.raises(grpc.RpcError, match="needs exactly one of httpHealthCheck"):
+        engine.create(token, {"name": unique("check")})
+
+
+def test_image(engine: Engine):
+    source = f"projects/{PROJECT}/global/images/family/outlast"
+    inputs = {"name": unique("image"), "sourceImage": source, "labels": {"a": "b"}}
+    live_out(engine, IMAGE, inputs, {"labels": {"c": "d"}}, {"family": "x", "sourceImage": "y"})
+
+
+def test_regional_template_and_group(engine: Engine, whole_cloud: LocalCloud):
+    id, checked, template = engine.create(REGION_TEMPLATE, template_inputs())
+    assert id.startswith(f"projects/{PROJECT}/regions/{REGION}/instanceTemplates/")
+    assert "selfLinkUnique" not in template
+    assert engine.read(REGION_TEMPLATE, id, checked, template)[1] == checked
+    inputs = group_inputs(unique("group"), template["selfLink"])
+    inputs |= {
+        "distributionPolicyTargetShape": "ANY",
+        "distributionPolicyZones": [f"{REGION}-a", f"{REGION}-b"],
+    }
+    inputs["instanceLifecyclePolicy"]["onRepair"] = {"allowChangingZone": "YES"}
+    inputs["updatePolicy"] |= {"instanceRedistributionType": "NONE", "maxUnavailableFixed": 2}
+    live_out(
+        engine,
+        REGION_GROUP,
+        inputs,
+        {"namedPorts": [{"name": "health", "port": 8080}]},
+        {
+            "description": "other",
+            "region": "us-central1",
+            "distributionPolicyZones": [f"{REGION}-a"],
+            "baseInstanceName": "other",
+        },
+    )
+    engine.delete(REGION_TEMPLATE, id, template)
+
+
+def test_secret_its_version_and_its_readers(engine: Engine, whole_cloud: LocalCloud):
+    inputs = {"secretId": unique("secret"), "replication": {"auto": {}}, "labels": {"a": "b"}}
+    live_out(engine, SECRET, inputs, {"labels": {"c": "d"}}, {"secretId": "other"})
+    secret, _, secret_state = engine.create(SECRET, inputs)
+    version = {"secret": secret, "secretData": "s3cr3t"}
+    live_out(engine, VERSION, version, {"enabled": False}, {"secretData": "other"})
+    _, _, account = engine.create(ACCOUNT, {"accountId": unique("vm")})
+    reader = {
+        "secretId": inputs["secretId"],
+        "role": "roles/secretmanager.secretAccessor",
+        "member": account["member"],
+    }
+    id, checked, state = engine.create(SECRET_MEMBER, reader)
+    assert engine.read(SECRET_MEMBER, id, checked, state)[1] == checked
+    imported = engine.read(SECRET_MEMBER, f"{secret} {reader['role']} {reader['member']}")
+    assert imported[0] == id
+    engine.delete(SECRET_MEMBER, id, state)
+    assert engine.read(SECRET_MEMBER, id, checked, state)[0] == ""
+    engine.delete(SECRET, secret, secret_state)
+
+
+def test_the_sdk_marks_what_a_secret_version_holds():
+    """The provider unwraps secrets; the engine marks the state's again, and the SDK says which."""
+    outputs = inspect.getsource(pulumi_gcp.secretmanager.SecretVersion)
+    assert 'additional_secret_outputs=["secretData"' in outputs
+
+
+# ------------------------------------------------------------------------------------- imports
+
+
+def test_imports_name_things_as_briefly_as_they_can(engine: Engine):
+    _, _, template = engine.create(TEMPLATE, template_inputs())
+    inputs = group_inputs(unique("group"), template["selfLinkUnique"])
+    id, checked, state = engine.create(GROUP, inputs)
+    for short in (inputs["name"], f"{ZONE}/{inputs['name']}", f"{PROJECT}/{ZONE}/{inputs['name']}"):
+        found, imported, _ = engine.read(GROUP, short)
+        assert found == id
+        answer = engine.diff(GROUP, imported, inputs)
+        changed = set(answer.diffs) - {"waitForInstances"}
+        assert not changed, answer.detailedDiff
+    with pytest.raises(grpc.RpcError, match="must be of the form projects/{project}/zones"):
+        engine.read(GROUP, "a/b/c/d/e")
+    assert engine.read(GROUP, "no-such-group")[0] == ""
+    engine.delete(GROUP, id, state)
+
+
+def test_bindings_are_imported_with_their_condition(engine: Engine):
+    bucket, _, bucket_state = engine.create(
+        BUCKET, {"location": "EU", "uniformBucketLevelAccess": True}
+    )
+    _, _, account = engine.create(ACCOUNT, {"accountId": unique("vm")})
+    prefix = f"projects/_/buckets/{bucket}/objects/a/"
+    inputs = {
+        "bucket": bucket,
+        "role": "roles/storage.objectUser",
+        "member": account["member"],
+        "condition": {"title": "only-a", "expression": f"resource.name.startsWith('{prefix}')"},
+    }
+    id, _, state = engine.create(BUCKET_MEMBER, inputs)
+    name = f"b/{bucket} {inputs['role']} {inputs['member']} only-a"
+    found, imported, _ = engine.read(BUCKET_MEMBER, name)
+    assert found == id
+    assert engine.diff(BUCKET_MEMBER, imported, inputs).changes == DIFF_NONE
+    assert engine.read(BUCKET_MEMBER, name.replace("only-a", "only-b"))[0] == ""
+    with pytest.raises(grpc.RpcError, match="must be of the form 'b/BUCKET ROLE MEMBER"):
+        engine.read(BUCKET_MEMBER, bucket)
+    engine.delete(BUCKET_MEMBER, id, state)
+    engine.delete(BUCKET, bucket, bucket_state)
+    member = {"role": "roles/compute.viewer", "member": account["member"]}
+    id, _, state = engine.create(MEMBER, member)
+    found, imported, _ = engine.read(MEMBER, f"{PROJECT} {member['role']} {member['member']}")
+    assert found == id
+    assert engine.diff(MEMBER, imported, member).changes == DIFF_NONE
     engine.delete(MEMBER, id, state)
 
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.rehearsal.local_cloud import PROJECT, LocalCloud, make_bucket
+from tests.rehearsal.local_cloud import PROJECT, FullCloud, LocalCloud, make_bucket
 
 ROOT = Path(__file__).parents[2]
 MACHINES = Path(__file__).with_name("machines.py")
@@ -174,9 +176,9 @@ def test_bad_flags(tmp_path: Path, args: list[str], says: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/secretmanager/v1/projects/p/secrets"),
+        ("GET", "/pubsub/v1/projects/p/topics"),
         ("DELETE", "/_local/nothing"),
-        ("POST", "/storage/v1/b/x/o/y/moveTo/o/z"),
+        ("POST", "/storage/v1/b/x/o/watch"),
         ("PATCH", "/"),
     ],
 )
@@ -192,6 +194,119 @@ def test_loopback_only(cloud: LocalCloud) -> None:
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     bound = {line[1] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")}
     assert bound == {f"0100007F:{port:04X}"}
+
+
+# Clients that are none
+
+
+def exchange(cloud: LocalCloud, *parts: bytes, ends: bool = False) -> bytes:
+    """Everything that is answered on one connection until the cloud closes it; `ends`: we say
+    after the parts that no more will come."""
+    address = ("127.0.0.1", int(cloud.url.rpartition(":")[2]))
+    answer = b""
+    with socket.create_connection(address, timeout=20) as connection:
+        with suppress(ConnectionError):  # refused before all was sent
+            for part in parts:
+                connection.sendall(part)
+            if ends:
+                connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while data := connection.recv(65536):
+                answer += data
+    return answer
+
+
+GET_PROJECT = f"GET /cloudresourcemanager/v1/projects/{PROJECT} HTTP/1.1\r\nHost: x\r\n".encode()
+POST_BUCKET = f"POST /storage/v1/b?project={PROJECT} HTTP/1.1\r\nHost: x\r\n".encode()
+CLOSE = b"Connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(64) + b"\r\n\r\n", 400),
+        (b"\r\n\r\n\0\0\0\r\n\r\n", 400),
+        (b"GET\r\n\r\n", 400),
+        (GET_PROJECT + b"Content-Length: minus one\r\n\r\n", 400),
+        (GET_PROJECT + b"X: " + b"y" * 200_000, 431),
+        (b"GET /" + b"a" * 200_000, 431),
+        (POST_BUCKET + CLOSE[:-2] + b"Content-Length: 100000000000\r\n\r\n{", 413),
+        (POST_BUCKET + CLOSE[:-2] + b"Content-Length: 4\r\n\r\n\xff\xfe{}", 400),
+        (POST_BUCKET + CLOSE[:-2] + b"Content-Length: 90000\r\n\r\n" + b"[" * 90000, 400),
+        (b"GET /storage/v1/b/%00/o/..%2f..%2f%ff HTTP/1.1\r\nHost: x\r\n" + CLOSE, 400),
+    ],
+    ids=[
+        "tls",
+        "zeros",
+        "half-a-line",
+        "length",
+        "header",
+        "target",
+        "huge",
+        "bytes",
+        "deep",
+        "path",
+    ],
+)
+def test_garbage_is_answered_and_the_cloud_lives_on(
+    cloud: LocalCloud, sent: bytes, status: int
+) -> None:
+    head, _, body = exchange(cloud, sent).partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    error = json.loads(body)["error"]
+    assert error["code"] == status and error["message"] and "Traceback" not in body.decode()
+    assert cloud.call("GET", f"/cloudresourcemanager/v1/projects/{PROJECT}").status_code == 200
+
+
+def test_garbage_in_place_of_a_second_request_ends_the_connection(cloud: LocalCloud) -> None:
+    answer = exchange(cloud, GET_PROJECT + b"\r\n", b"\0\1\2\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert cloud.call("GET", f"/cloudresourcemanager/v1/projects/{PROJECT}").status_code == 200
+
+
+def test_a_body_without_end_is_cut_and_not_kept(cloud: LocalCloud) -> None:
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    head = POST_BUCKET + b"Transfer-Encoding: chunked\r\n\r\n"
+    before = memory_kb(cloud.process.pid)
+    answer = exchange(cloud, head, *[chunk] * 64)
+    assert answer.startswith(b"HTTP/1.1 413") or not answer  # a sender in mid-send may see a reset
+    assert memory_kb(cloud.process.pid) - before < 40_000
+    assert cloud.call("GET", f"/cloudresourcemanager/v1/projects/{PROJECT}").status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["media", "multipart", "resumable"])
+def test_a_body_cut_off_leaves_no_object(cloud: LocalCloud, bucket: str, kind: str) -> None:
+    path = f"/upload/storage/v1/b/{bucket}/o?uploadType={kind}&name=half"
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 100000"]
+    lines += ["Content-Type: multipart/related; boundary=z"] * (kind == "multipart")
+    body = b"--z\r\nContent-Type: application/json\r\n\r\n{}\r\n--z\r\n\r\n" + b"y" * 5000
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    exchange(cloud, head, body if kind == "multipart" else b"{" * 5000, ends=True)
+    assert cloud.object("GET", bucket, "half").status_code == 404
+    wait_until(
+        lambda: not list((cloud.state / "storage/uploads").iterdir()), "a cut upload was kept"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["../../escaped", "/etc/escaped", "a/../../../escaped", "..", ".", "%2e%2e/escaped"]
+)
+def test_a_name_reaches_nothing_outside_of_the_state(
+    cloud: LocalCloud, bucket: str, name: str
+) -> None:
+    outside = {path for path in cloud.state.parent.iterdir() if path != cloud.state}
+    answer = cloud.put(bucket, name, b"escaped")
+    assert answer.status_code in (200, 400)  # `.` and `..` are no names
+    if answer.status_code == 200:
+        read = cloud.object("GET", bucket, name, params={"alt": "media"})
+        assert read.content == b"escaped"
+    assert {path for path in cloud.state.parent.iterdir() if path != cloud.state} == outside
+    assert not list(cloud.state.rglob("escaped")) and not Path("/etc/escaped").exists()
+
+
+def memory_kb(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
 
 
 # The control API
@@ -233,9 +348,36 @@ done
 """
 
 
+PRIVILEGE = f"""#!/bin/bash
+token="$(curl -s -H 'Metadata-Flavor: Google' \\
+  "$METADATA_BASE/instance/service-accounts/default/token" |
+  sed 's/.*"access_token": *"\\([^"]*\\)".*/\\1/')"
+ask() {{
+  local header="X-Nothing: x"
+  if [[ "$1" != none ]]; then header="Authorization: Bearer $1"; fi
+  curl -s -o /dev/null -w "answer $2 %{{http_code}}\\n" -H "$header" \\
+    -X "$3" "$STORAGE_EMULATOR_HOST$4"
+}}
+put='/upload/storage/v1/b/vm-bucket/o?uploadType=media&name='
+for who in token none wrong; do
+  case "$who" in token) with="$token" ;; none) with=none ;; wrong) with=made-up ;; esac
+  ask "$with" "$who-own-bucket" POST "$put$who"
+  ask "$with" "$who-other-bucket" GET /storage/v1/b/other-bucket/o
+  ask "$with" "$who-policy" GET /storage/v1/b/vm-bucket/iam
+  ask "$with" "$who-groups" GET {ZONE}/instanceGroupManagers
+  ask "$with" "$who-delete" DELETE {ZONE}/instanceGroupManagers/group
+  ask "$with" "$who-control" POST /_local/reset
+done
+echo asked everything
+sleep 600
+"""
+
+
 @pytest.fixture
-def vm_cloud(tmp_path: Path) -> Iterator[LocalCloud]:
-    """A whole cloud with a group of one VM that writes objects for ever."""
+def vm_cloud(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCloud]:
+    """A whole cloud with a group of one VM, which writes objects for ever where the test gives no
+    other startup script."""
+    startup = getattr(request, "param", STARTUP)
     state = tmp_path / "state"
     image = tmp_path / "image"
     image.mkdir()
@@ -246,6 +388,7 @@ def vm_cloud(tmp_path: Path) -> Iterator[LocalCloud]:
     )
     try:
         make_bucket(cloud, name="vm-bucket")
+        make_bucket(cloud, name="other-bucket")
         accounts = f"/iam/v1/projects/{PROJECT}/serviceAccounts"
         account = cloud.call("POST", accounts, json={"accountId": "the-trainer"}).json()["email"]
         path = "/storage/v1/b/vm-bucket/iam"
@@ -266,7 +409,7 @@ def vm_cloud(tmp_path: Path) -> Iterator[LocalCloud]:
                 "machineType": "e2-small",
                 "disks": [disk],
                 "networkInterfaces": [{"network": "global/networks/default"}],
-                "metadata": {"items": [{"key": "startup-script", "value": STARTUP}]},
+                "metadata": {"items": [{"key": "startup-script", "value": startup}]},
                 "serviceAccounts": [
                     {"email": account, "scopes": ["https://www.googleapis.com/auth/cloud-platform"]}
                 ],
@@ -307,6 +450,27 @@ def test_fault_kills_the_vm_that_sent_the_request(vm_cloud: LocalCloud) -> None:
 
 
 @pytest.mark.rehearsal
+@pytest.mark.parametrize("vm_cloud", [PRIVILEGE], indirect=True, ids=["privilege"])
+def test_a_vm_may_do_what_its_service_account_may(vm_cloud: LocalCloud) -> None:
+    def said() -> str:
+        (vm,) = vm_cloud.call("GET", "/_local/vms").json()
+        path = f"{ZONE}/instances/{vm['name']}/serialPort"
+        return vm_cloud.call("GET", path).json().get("contents", "")
+
+    wait_until(lambda: "asked everything" in said(), "the VM did not ask everything")
+    lines = [line.split() for line in said().splitlines()]
+    answers = {line[1]: line[2] for line in lines if line[:1] == ["answer"]}
+    others = ("other-bucket", "policy", "groups", "delete", "control")
+    expected = {f"{who}-{what}": "403" for who in ("token", "none") for what in others}
+    expected |= {"token-own-bucket": "200", "none-own-bucket": "200"}
+    # A token that nobody has issued is nobody's, though it comes from the VM.
+    expected |= {f"wrong-{what}": "401" for what in ("own-bucket", *others)}
+    assert answers == expected
+    # The same without a token from outside of the VMs is the owner's.
+    assert vm_cloud.call("GET", f"{ZONE}/instanceGroupManagers").status_code == 200
+
+
+@pytest.mark.rehearsal
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_vms_die_with_the_cloud(vm_cloud: LocalCloud, number: int) -> None:
     wait_until(lambda: beats(vm_cloud), "no object of the VM arrived")
@@ -326,12 +490,116 @@ def test_reset_kills_vms_and_the_cloud_goes_on(vm_cloud: LocalCloud) -> None:
     make_bucket(vm_cloud)
 
 
+BAKE = """#!/bin/bash
+mkdir -p "$OUTLAST_ROOT/opt/tool"
+if [[ -e "$OUTLAST_ROOT/opt/tool/baked" ]]; then
+  echo "boots from what was baked"
+  cat "$OUTLAST_ROOT/opt/tool/baked"
+  [[ "$(<"$OUTLAST_ROOT/opt/tool/path")" == "$OUTLAST_ROOT" ]] && echo "knows its root"
+  exit
+fi
+cat "$OUTLAST_ROOT/etc/hostname" >"$OUTLAST_ROOT/opt/tool/baked"
+printf '%s' "$OUTLAST_ROOT" >"$OUTLAST_ROOT/opt/tool/path"
+while [[ ! -e "$OUTLAST_ROOT/tmp/done" ]]; do sleep 0.05; done
+poweroff
+"""
+
+
+@pytest.mark.rehearsal
+def test_a_disk_becomes_an_image_and_a_vm_boots_from_it(tmp_path: Path) -> None:
+    cloud = FullCloud(tmp_path / "state")
+
+    def insert(name: str, image: str) -> None:
+        disk = {"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": image}}
+        body = {
+            "name": name,
+            "machineType": "zones/us-central1-a/machineTypes/e2-small",
+            "disks": [disk],
+            "networkInterfaces": [{"network": "global/networks/default"}],
+            "metadata": {"items": [{"key": "startup-script", "value": BAKE}]},
+        }
+        cloud.ok("POST", f"{ZONE}/instances", body)
+
+    def status(name: str) -> str:
+        return cloud.ok("GET", f"{ZONE}/instances/{name}")["status"]
+
+    def family() -> str:
+        return cloud.ok("GET", f"{COMPUTE}/global/images/family/tool")["name"]
+
+    def bake(name: str) -> dict[str, Any]:
+        source = f"projects/{PROJECT}/zones/us-central1-a/disks/builder"
+        body = {"name": name, "family": "tool", "sourceDisk": source}
+        return cloud.call("POST", f"{COMPUTE}/global/images", json=body).json()
+
+    try:
+        insert("builder", f"projects/{PROJECT}/global/images/family/outlast")
+        wait_until(lambda: list(cloud.state.glob("vms/*/root/opt/tool/path")), "nothing is baked")
+        refused = bake("tool-1")["error"]
+        assert refused["code"] == 400 and "already being used by" in refused["message"]
+        (root,) = cloud.state.glob("vms/*/root")
+        (root / "tmp/done").touch()
+        wait_until(lambda: status("builder") == "TERMINATED", "the builder did not power off")
+        assert "error" not in bake("tool-1") and family() == "tool-1"
+        assert "error" not in bake("tool-2") and family() == "tool-2"
+        cloud.ok("POST", f"{COMPUTE}/global/images/tool-2/deprecate", {"state": "DEPRECATED"})
+        assert family() == "tool-1"
+        cloud.ok("DELETE", f"{ZONE}/instances/builder")
+
+        # Images outlast the process of the cloud.
+        cloud.stop(signal.SIGKILL)
+        cloud.start()
+        insert("user", f"projects/{PROJECT}/global/images/family/tool")
+        path = f"{ZONE}/instances/user/serialPort"
+        wait_until(
+            lambda: "Finished running" in cloud.ok("GET", path)["contents"], "it did not boot"
+        )
+        page = cloud.ok("GET", path)
+        said = page["contents"].splitlines()
+        more = cloud.ok("GET", path, params={"start": page["next"]})
+        assert (more["contents"], more["start"]) == ("", page["next"])
+        assert cloud.ok("GET", path, params={"start": "-5"})["contents"] == page["contents"][-5:]
+        assert cloud.ok("GET", path, params={"port": 2})["contents"] == ""
+        for bad in ({"start": "soon"}, {"port": "0"}):
+            assert cloud.call("GET", path, params=bad).status_code == 400
+        assert {"boots from what was baked", "builder", "knows its root"} <= set(said)
+    finally:
+        cloud.stop()
+        cloud.http.close()
+
+
 # With the engine's provider adapter
 
 
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for file in tasks for child in file.read_text().split()]
+
+
+def listeners(pid: int) -> set[str]:
+    """The addresses that a process listens on, as the kernel writes them."""
+    links = (os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink())
+    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+    tables = (Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6", "udp", "udp6"))
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    bound = {line[1].partition(":")[0] for line in lines if line[9] in inodes and line[3] != "01"}
+    return bound
+
+
+LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}
+
+
+@pytest.mark.rehearsal
+def test_nothing_is_reachable_from_another_machine(vm_cloud: LocalCloud, tmp_path: Path) -> None:
+    wait_until(lambda: beats(vm_cloud), "no object of the VM arrived")
+    assert listeners(vm_cloud.process.pid) == {"0100007F"}  # the metadata servers too
+    state = tmp_path / "with-provider"
+    cloud = LocalCloud(state, "-m", "rehearsal", "serve", "--state", str(state))
+    try:
+        (provider,) = children(cloud.process.pid)
+        assert listeners(provider) and listeners(provider) <= LOOPBACK
+    finally:
+        cloud.stop()
+        cloud.http.close()
 
 
 @pytest.mark.rehearsal

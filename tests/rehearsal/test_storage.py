@@ -1,11 +1,16 @@
 """The storage API, by plain HTTP and by the client library that production uses."""
 
 import base64
+import contextlib
 import hashlib
 import json
+import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -14,7 +19,10 @@ import requests
 from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
+from hypothesis import HealthCheck, given, settings, strategies
 
+from rehearsal.discovery import check_answer
+from rehearsal.storage.journal import Journal
 from tests.rehearsal.local_cloud import PROJECT, LocalCloud, make_bucket
 
 KIB = 1024
@@ -320,6 +328,310 @@ def test_absent_bucket_and_unescaped_name(cloud: LocalCloud, bucket: str) -> Non
     assert cloud.put("no-such-bucket", "a").status_code == 404
     seed(cloud, bucket, "a/b")
     assert cloud.call("GET", f"/storage/v1/b/{bucket}/o/a/b").status_code == 501
+
+
+# What is deleted
+
+
+def soft_bucket(cloud: LocalCloud) -> str:
+    return make_bucket(cloud, softDeletePolicy={"retentionDurationSeconds": 604800})
+
+
+def test_a_replaced_object_can_be_restored(cloud: LocalCloud) -> None:
+    bucket = soft_bucket(cloud)
+    old = cloud.put(bucket, "a/dear", b"old").json()["generation"]
+    assert cloud.object("DELETE", bucket, "a/dear").status_code == 204
+    listing = {"softDeleted": "true", "prefix": "a/"}
+    assert walk(cloud, bucket, **listing) == (["a/dear"], [])
+    asked = {"softDeleted": "true", "generation": old}
+    shown = cloud.object("GET", bucket, "a/dear", params=asked).json()
+    assert shown["hardDeleteTime"] > shown["softDeleteTime"]
+    assert cloud.object("GET", bucket, "a/dear", params={"generation": old}).status_code == 404
+    path = f"/storage/v1/b/{bucket}/o/a%2Fdear/restore"
+    assert cloud.call("POST", path).status_code == 400
+    assert cloud.call("POST", path, params={"generation": "1"}).status_code == 404
+    time.sleep(1.01)
+    back = cloud.call("POST", path, params={"generation": old})
+    assert int(back.json()["generation"]) > int(old)
+    assert cloud.object("GET", bucket, "a/dear", params={"alt": "media"}).content == b"old"
+
+
+def test_without_soft_delete_bytes_go_at_once(cloud: LocalCloud) -> None:
+    bucket = make_bucket(cloud, softDeletePolicy={"retentionDurationSeconds": 0})
+    generation = cloud.put(bucket, "a").json()["generation"]
+    file = cloud.state / "storage/bytes" / generation
+    assert file.exists()
+    cloud.object("DELETE", bucket, "a")
+    assert not file.exists()
+    assert walk(cloud, bucket, softDeleted="true") == ([], [])
+
+
+@pytest.mark.parametrize("seconds", [1, 604799, 7776001])
+def test_retention_has_limits(cloud: LocalCloud, bucket: str, seconds: int) -> None:
+    change = {"softDeletePolicy": {"retentionDurationSeconds": seconds}}
+    answer = cloud.call("PATCH", f"/storage/v1/b/{bucket}", json=change)
+    assert answer.status_code == 400
+    assert str(seconds) in answer.json()["error"]["message"]
+
+
+def test_move_is_one_step(cloud: LocalCloud, bucket: str) -> None:
+    cloud.put(bucket, "from", b"data")
+    moved = cloud.call("POST", f"/storage/v1/b/{bucket}/o/from/moveTo/o/d%2Fto")
+    assert (moved.status_code, moved.json()["name"]) == (200, "d/to")
+    assert walk(cloud, bucket) == (["d/to"], [])
+    assert cloud.object("GET", bucket, "d/to", params={"alt": "media"}).content == b"data"
+
+
+def test_the_write_limit_can_be_switched_off(own_cloud: LocalCloud) -> None:
+    bucket = make_bucket(own_cloud)
+    switch = {"write_interval_sec": 0}
+    assert own_cloud.call("POST", "/_local/switches", json=switch).status_code == 200
+    assert [own_cloud.put(bucket, "beat").status_code for _ in range(3)] == [200] * 3
+    bad = own_cloud.call("POST", "/_local/switches", json={"write_interval_sec": "soon"})
+    assert bad.status_code == 400
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/abs", "a//b", "..a", "é" * 512, "a\x00b", "?#%2F", "sp ace "]
+)
+def test_any_name_is_an_object_and_no_path(cloud: LocalCloud, bucket: str, name: str) -> None:
+    kept = cloud.put(bucket, name, b"here")
+    assert kept.status_code == 200
+    assert cloud.object("GET", bucket, name, params={"alt": "media"}).content == b"here"
+    assert walk(cloud, bucket) == ([name], [])
+    files = {file.name for file in (cloud.state / "storage/bytes").iterdir()}
+    assert kept.json()["generation"] in files
+    assert all(file.isdigit() for file in files)
+
+
+@pytest.mark.parametrize(
+    "name", [".", "..", "a\nb", "a\rb", "é" * 513, ".well-known/acme-challenge/x"]
+)
+def test_forbidden_names(cloud: LocalCloud, bucket: str, name: str) -> None:
+    assert cloud.put(bucket, name).status_code == 400
+
+
+def test_half_a_character_is_no_name(cloud: LocalCloud, bucket: str) -> None:
+    request = multipart({"name": "a\ud800"}, b"data")
+    assert cloud.call("POST", f"/upload/storage/v1/b/{bucket}/o", **request).status_code == 400
+    assert cloud.call("GET", f"/storage/v1/b/{bucket}/o/%FF").status_code == 400
+
+
+# Bad input: each is refused by a 4xx and the cloud goes on
+
+
+BAD_REQUESTS: list[tuple[bytes, bytes]] = [
+    (b"\x16\x03\x01 garbage\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000 + b"\r\n\r\n", b"4"),
+    (b"POST PATH?uploadType=media&name=n HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", b"4"),
+    (
+        b"POST PATH?uploadType=media&name=n HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999999999"
+        b"\r\n\r\n",
+        b"400",
+    ),
+    (
+        b"POST PATH?uploadType=multipart HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/related; "
+        b"boundary=b\r\nContent-Length: 12\r\n\r\n--b\r\n{}\r\n--b",
+        b"400",
+    ),
+    (
+        b"POST PATH?uploadType=resumable HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n"
+        b'{"name": 5}',
+        b"400",
+    ),
+    (
+        b"POST PATH?uploadType=resumable HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n"
+        + b"[" * 30,
+        b"400",
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD_REQUESTS)))
+def test_what_is_no_request_is_refused(cloud: LocalCloud, bucket: str, number: int) -> None:
+    raw, status = BAD_REQUESTS[number]
+    raw = raw.replace(b"PATH", f"/upload/storage/v1/b/{bucket}/o".encode())
+    address = ("127.0.0.1", int(cloud.url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=10) as connection:
+        with contextlib.suppress(ConnectionError):  # it may not want to read all of it
+            connection.sendall(raw)
+        answer = connection.recv(100)
+    assert answer.startswith(b"HTTP/1.1 " + status), answer
+    assert walk(cloud, bucket) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("bytes 5-2/10", "bytes 0-9/5", "bytes 0-9", "0-9/10", "bytes -/-", "bytes 0-3/10"),
+        f"bytes 0-{10**18}/{10**18 + 1}",
+    ],
+)
+def test_wrong_content_range(cloud: LocalCloud, bucket: str, text: str) -> None:
+    url = open_session(cloud, bucket, "big")
+    assert send(cloud, url, text, b"0123456789").status_code == 400
+    assert send(cloud, url, "bytes 0-9/10", b"0123456789").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"contentType": "text/plain\r\nX-Evil: 1"},
+        {"metadata": {"k": "v" * 9000}},
+        {"metadata": {"k": "\ud800"}},
+        {"storageClass": "GOLD"},
+    ],
+)
+def test_fields_that_cannot_be(cloud: LocalCloud, bucket: str, metadata: dict[str, Any]) -> None:
+    request = multipart({"name": "d", **metadata}, b"data")
+    assert cloud.call("POST", f"/upload/storage/v1/b/{bucket}/o", **request).status_code == 400
+
+
+def test_fields_need_not_be_latin(cloud: LocalCloud, bucket: str) -> None:
+    shown = 'attachment; filename="π.txt"'
+    request = multipart({"name": "d", "contentDisposition": shown}, b"data")
+    assert cloud.call("POST", f"/upload/storage/v1/b/{bucket}/o", **request).status_code == 200
+    media = cloud.object("GET", bucket, "d", params={"alt": "media"})
+    assert media.headers["content-disposition"].encode("latin-1").decode() == shown
+
+
+@given(
+    method=strategies.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]),
+    tail=strategies.sampled_from(
+        ["", "/o", "/o/a", "/o/a/compose", "/o/a/rewriteTo/b/B/o/c", "/o/a/restore", "/iam", "/x"]
+    ),
+    query=strategies.dictionaries(
+        strategies.sampled_from(
+            ["generation", "maxResults", "pageToken", "rewriteToken", "ifGenerationMatch", "prefix"]
+        ),
+        strategies.text(max_size=8),
+    ),
+    body=strategies.recursive(
+        strategies.none() | strategies.integers() | strategies.text(max_size=4),
+        lambda inner: (
+            strategies.lists(inner, max_size=2)
+            | strategies.dictionaries(
+                strategies.sampled_from(
+                    ["sourceObjects", "name", "bindings", "lifecycle", "rule", "metadata"]
+                ),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=6,
+    ),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_nothing_that_is_sent_breaks_it(
+    cloud: LocalCloud, method: str, tail: str, query: dict[str, str], body: Any
+) -> None:
+    kept = "kept-for-nonsense"
+    cloud.call("POST", "/storage/v1/b", params={"project": PROJECT}, json={"name": kept})
+    path = f"/storage/v1/b/{kept}{tail.replace('B', kept)}"
+    answer = cloud.call(method, path, params=query, json=body)
+    assert answer.status_code < 500 or answer.status_code == 501, answer.text
+
+
+# A crash
+
+
+def test_killed_in_mid_write_it_loses_nothing(own_cloud: LocalCloud) -> None:
+    versioned = make_bucket(own_cloud, versioning={"enabled": True})
+    plain = make_bucket(own_cloud)
+    own_cloud.call("POST", "/_local/switches", json={"write_interval_sec": 0})
+    answered: dict[tuple[str, str], list[bytes]] = {}
+    sent: dict[tuple[str, str], bytes] = {}
+    enough = threading.Event()
+
+    def write(worker: int) -> None:
+        with requests.Session() as http, contextlib.suppress(requests.RequestException):
+            http.trust_env = False
+            for number in range(100_000):
+                place = ((versioned, plain)[number % 2], f"w/{worker}/{number // 2 % 5}")
+                data = f"{worker} {number} ".encode() * (1 + number % 3 * 20_000)
+                sent[place] = data
+                query = {"uploadType": "media", "name": place[1]}
+                path = f"{own_cloud.url}/upload/storage/v1/b/{place[0]}/o"
+                assert http.post(path, params=query, data=data, timeout=10).status_code == 200
+                answered.setdefault(place, []).append(data)
+                if number > 25:
+                    enough.set()
+
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, worker) for worker in range(4)]
+        assert enough.wait(60)
+        own_cloud.stop(signal.SIGKILL)
+        for writer in writers:
+            writer.result(30)
+    own_cloud.start()
+    for (bucket, name), kept in answered.items():
+        found = own_cloud.object("GET", bucket, name, params={"alt": "media"}).content
+        assert found in (kept[-1], sent[bucket, name])
+        shown = own_cloud.object("GET", bucket, name).json()
+        assert (shown["size"], shown["md5Hash"]) == (str(len(found)), md5(found))
+    names = walk(own_cloud, versioned, versions="true")[0]
+    assert len(names) >= sum(len(kept) for (bucket, _), kept in answered.items() if bucket != plain)
+    assert not list((own_cloud.state / "storage/uploads").iterdir())
+
+
+def test_a_torn_last_line_is_a_write_that_was_not(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(("t", "a", {"n": 1}))
+    journal.write(("t", "b", {"n": 2}), ("u", "c", {"n": 3}))
+    journal.close()
+    with (tmp_path / "journal").open("ab") as file:
+        file.write(b'[["t","a",null],["t","d",{"n"')
+    for _ in range(2):  # the second finds what the first has left
+        journal = Journal(tmp_path / "journal")
+        assert dict(journal.table("t")) == {"a": {"n": 1}, "b": {"n": 2}}
+        assert list(journal.table("u").names_from("")) == ["c"]
+        journal.close()
+
+
+def test_the_journal_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rehearsal.storage.journal.COMPACT_FROM", 50)
+    journal = Journal(tmp_path / "journal")
+    for number in range(1000):
+        journal.write(("t", f"beat-{number % 3}", {"n": number}))
+    journal.close()
+    assert (tmp_path / "journal").stat().st_size < 5000
+    again = Journal(tmp_path / "journal")
+    assert dict(again.table("t")) == {f"beat-{n % 3}": {"n": n} for n in range(997, 1000)}
+    again.close()
+
+
+# Answers
+
+
+def test_answers_are_as_googles_document_says(cloud: LocalCloud) -> None:
+    bucket = make_bucket(cloud, versioning={"enabled": True}, labels={"a": "b"})
+    cloud.call("PATCH", f"/storage/v1/b/{bucket}", json={"lifecycle": {"rule": []}})
+    path = f"/storage/v1/b/{bucket}"
+    metadata = {"name": "a", "metadata": {"k": "v"}, "cacheControl": "no-store"}
+    upload = cloud.call("POST", f"/upload{path}/o", **multipart(metadata, b"data")).json()
+    cloud.object("DELETE", bucket, "a")
+    cloud.put(bucket, "b")
+    sources = {"sourceObjects": [{"name": "b"}]}
+    for schema, answer in (
+        ("Object", upload),
+        ("Object", cloud.object("GET", bucket, "b").json()),
+        ("Object", cloud.call("POST", f"{path}/o/c/compose", json=sources).json()),
+        ("RewriteResponse", cloud.call("POST", f"{path}/o/b/rewriteTo/b/{bucket}/o/d").json()),
+        ("Objects", cloud.call("GET", f"{path}/o", params={"versions": "true"}).json()),
+        ("Objects", cloud.call("GET", f"{path}/o", params={"softDeleted": "true"}).json()),
+        ("Bucket", cloud.call("GET", path).json()),
+        ("Buckets", cloud.call("GET", "/storage/v1/b").json()),
+        ("Policy", cloud.call("GET", f"{path}/iam").json()),
+        ("BucketStorageLayout", cloud.call("GET", f"{path}/storageLayout").json()),
+    ):
+        check_answer("storage.v1", schema, answer)
 
 
 # The client library

@@ -51,6 +51,9 @@ class NoMachines:
     def caller(self, token: str) -> None:
         return None
 
+    def sender(self, far: Any, near: Any) -> None:
+        return None
+
 
 @pytest.fixture
 def clock() -> FakeClock:

@@ -152,6 +152,33 @@ def test_a_notice_saves_the_last_step_and_the_next_machine_goes_on(world: World)
     assert [entry.term for entry in world.head.lineage] == [1, 2]
 
 
+def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
+    world: World,
+) -> None:
+    heard = threading.Event()
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        if operation.verb == "delete":
+            assert heard.wait(20), "deleted before it was told"
+        return perform()
+
+    assert isinstance(world.store, MemoryStore)
+
+    def script(life: Life) -> int:
+        for _ in range(4):
+            life.advance(1)
+            life.commit()
+        heard.set()
+        return life.complete()
+
+    assert world.boot(script, store=world.store.view(around)).run() == 0
+    assert [entry.step for entry in world.head.chain] == [2, 3, 4]
+    kept = {LAYOUT.folder_of(found.path) for found in world.store.list(LAYOUT.terms)}
+    assert {(1, entry.path) for entry in world.head.chain} == {
+        place for place in kept if place and "/s" in place[1]
+    }
+
+
 def test_sigterm_during_an_upload_saves_both_snapshots(world: World) -> None:
     """The second is accepted while the first is in flight, and its upload outlives the trainer."""
     refused, go_on = threading.Event(), threading.Event()

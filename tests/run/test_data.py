@@ -15,6 +15,7 @@ import pytest
 from outlast.run import data as data_module
 from outlast.run.data import Cache, DataError, Desk, find, local_fingerprint, same_data
 from outlast.run.store import (
+    CHUNK_BYTES,
     Damaged,
     FolderStore,
     Forbidden,
@@ -77,6 +78,16 @@ def test_objects_below_a_path_are_a_folder(store: Store, tmp_path: Path, asked: 
     assert same_data(staged.fingerprint, local_fingerprint(tmp_path / "digits"))
     (tmp_path / "digits" / "z").rename(tmp_path / "digits" / "y")
     assert not same_data(staged.fingerprint, local_fingerprint(tmp_path / "digits"))
+
+
+def test_a_large_file_of_this_machine_shows_that_it_is_read(tmp_path: Path) -> None:
+    """As long as many small ones take, and just as little a silence."""
+    with (tmp_path / "rows").open("wb") as file:
+        file.truncate(3 * CHUNK_BYTES + 1)
+    signs: list[tuple[int, int]] = []
+    found = local_fingerprint(tmp_path / "rows", lambda done, of: signs.append((done, of)))
+    assert len(signs) == 4
+    assert (found.size, found.crc32c) == checksum_of(tmp_path / "rows")
 
 
 def counting(memory: MemoryStore, reads: list[str]) -> MemoryStore:

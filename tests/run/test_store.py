@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +26,7 @@ from outlast.run.store import (
     GcsStore,
     MemoryStore,
     NotFound,
+    Object,
     PreconditionFailed,
     Slice,
     Store,
@@ -50,6 +53,12 @@ def soon(action: Callable[[], T]) -> T:
         except Throttled:
             assert time.monotonic() < limit
             time.sleep(0.1)
+
+
+def same(found: Object, written: Object) -> bool:
+    """A read by generation knows the time to the second only."""
+    early = (written.updated - found.updated).total_seconds()
+    return replace(found, updated=written.updated) == written and 0 <= early < 1
 
 
 # -- the contract -----------------------------------------------------------------------------
@@ -132,7 +141,7 @@ def test_fetch_writes_the_whole_file(store: Store, tmp_path: Path) -> None:
     source, to = tmp_path / "source", tmp_path / "to"
     source.write_bytes(data)
     written = store.put("large", source, if_generation_match=0)
-    assert store.fetch("large", to, generation=written.generation) == written
+    assert same(store.fetch("large", to, generation=written.generation), written)
     assert to.read_bytes() == data
     with pytest.raises(NotFound):
         store.fetch("absent", tmp_path / "none")
@@ -162,7 +171,7 @@ def test_a_slice_whose_bytes_changed_is_noticed(store: Store, tmp_path: Path) ->
 def test_stream_writes_what_is_there(store: Store) -> None:
     written = store.put("x", b"content")
     sink = io.BytesIO()
-    assert store.stream("x", sink, generation=written.generation) == written
+    assert same(store.stream("x", sink, generation=written.generation), written)
     assert sink.getvalue() == b"content"
     with pytest.raises(NotFound):
         store.stream("x", sink, generation=written.generation + 1)
@@ -177,7 +186,8 @@ def test_copy_is_a_new_object_with_the_same_bytes(store: Store) -> None:
     assert copied.generation != source.generation
     assert store.get("d/copy") == (b"content", copied)
     store.delete("d/source", generation=source.generation)
-    assert store.get("d/copy", generation=copied.generation) == (b"content", copied)
+    data, found = store.get("d/copy", generation=copied.generation)
+    assert data == b"content" and same(found, copied)
 
 
 def test_copy_names_what_it_replaces_and_what_it_copies(store: Store) -> None:
@@ -466,6 +476,52 @@ def test_folder_held_by_another_process_answers_unavailable(
             store.put("x", b"")
 
 
+def test_folder_writers_at_the_same_time_share_the_syncs_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first holds the turn until all others wait for it: one more sync is enough for them."""
+    others = 6
+    store = FolderStore(tmp_path)
+    synced: list[Path] = []
+    sync, all_wait = store_module._sync_folder, threading.Event()
+
+    def slow(folder: Path) -> None:
+        assert all_wait.wait(10)
+        synced.append(folder)
+        sync(folder)
+
+    monkeypatch.setattr(store_module, "_sync_folder", slow)
+    with ThreadPoolExecutor(others + 1) as pool:
+        written = [pool.submit(store.put, "d/first", b"x")]
+        written += [pool.submit(store.put, f"d/{number}", b"x") for number in range(others)]
+        limit = time.monotonic() + 10
+        while store._syncs._asked < others + 1 and time.monotonic() < limit:
+            time.sleep(0.001)
+        assert not any(future.done() for future in written)
+        all_wait.set()
+    assert {future.result().size for future in written} == {1}
+    assert sorted(synced) == sorted(2 * [tmp_path / ".objects", tmp_path / "d"])
+
+
+def test_folder_sync_that_fails_is_made_by_the_next_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = store_module._Syncs()
+    synced: list[Path] = []
+
+    def fails_once(folder: Path) -> None:
+        if not synced:
+            synced.append(folder)
+            raise OSError(5, "Input/output error")
+        synced.append(folder)
+
+    monkeypatch.setattr(store_module, "_sync_folder", fails_once)
+    with pytest.raises(OSError, match="Input/output"):
+        syncs.sync(tmp_path / "a")
+    syncs.sync(tmp_path / "b")
+    assert sorted(synced[1:]) == [tmp_path / "a", tmp_path / "b"]
+
+
 # -- Cloud Storage ----------------------------------------------------------------------------
 
 
@@ -541,6 +597,48 @@ def test_bucket_writes_are_sent_once(gcs: GcsStore, monkeypatch: pytest.MonkeyPa
         gcs.put("x", b"data", if_generation_match=0)
     assert len(sent) == 1
     assert "ifGenerationMatch=0" in sent[0].url
+
+
+def test_a_known_generation_is_read_with_one_request(
+    gcs: GcsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(3 * store_module.PIECE_BYTES + 1)
+    written = gcs.put("pieces", data, if_generation_match=0)
+    sent = []
+    send = requests.adapters.HTTPAdapter.send
+    monkeypatch.setattr(
+        requests.adapters.HTTPAdapter,
+        "send",
+        lambda self, request, **named: sent.append(request) or send(self, request, **named),
+    )
+    pieces: list[bytes] = []
+
+    class Pieces:
+        def write(self, piece: bytes) -> None:
+            pieces.append(piece)
+
+    assert same(gcs.stream("pieces", Pieces(), generation=written.generation), written)
+    assert b"".join(pieces) == data
+    assert len(sent) == 1 and len(pieces) == 4
+
+
+@pytest.mark.parametrize(
+    "header", ["X-Goog-Hash", "X-Goog-Stored-Content-Length", "X-Goog-Generation", "Last-Modified"]
+)
+def test_an_answer_without_what_is_verified_is_asked_about(
+    gcs: GcsStore, header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"without-{header}"
+    written = gcs.put(name, b"content", if_generation_match=0)
+    send = requests.adapters.HTTPAdapter.send
+
+    def without(self: Any, request: Any, **named: Any) -> Any:
+        response = send(self, request, **named)
+        response.headers.pop(header, None)
+        return response
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", without)
+    assert same(gcs.get(name, generation=written.generation)[1], written)
 
 
 def test_on_a_vm_the_metadata_servers_token_is_used(

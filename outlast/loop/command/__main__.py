@@ -15,6 +15,7 @@ from pathlib import Path
 
 from outlast import exits
 from outlast.identity import COMMAND
+from outlast.loop import data
 from outlast.loop.command.runner import (
     QUIET_SEC,
     Command,
@@ -25,7 +26,13 @@ from outlast.loop.command.runner import (
     remove_home,
 )
 from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost
-from outlast.loop.local import Interrupts, LocalSupervisor, default_folder, run_name
+from outlast.loop.local import (
+    Interrupts,
+    LocalSupervisor,
+    check_end,
+    default_folder,
+    run_name,
+)
 from outlast.loop.session import CONNECT_SEC, Session
 from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
 
@@ -155,12 +162,23 @@ def _run(command: Command, socket_path: str, signals: Interrupts | Heard) -> int
 
 def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
     """With a supervisor of our own, for a folder."""
+    # What can be told before: a mistyped command shall not make the folder its own.
+    command.check()
+    command.check_program()
     folder = options.run_dir or default_folder(COMMAND, command.identity, None)
     home = folder.absolute() / "live"
     with contextlib.ExitStack() as cleanup:
         interrupts = Interrupts()
         interrupts.install()
         cleanup.callback(interrupts.restore)
+        try:
+            for path in command.data:
+                data.find(path)
+        except LoopError:
+            # The terminal's Ctrl-C ended the download, too; it is gone on with.
+            if interrupts.requested:
+                return exits.INTERRUPTED
+            raise
         # What a second Ctrl-C leaves behind may still be read by the supervisor.
         cleanup.callback(lambda: interrupts.impatient or remove_home(home))
         supervisor = LocalSupervisor(
@@ -182,13 +200,8 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
             raise
         # It finishes what it was given; only a completed run must wait for all of it.
         ended = supervisor.wait(None if code == exits.DONE else LAST_WORDS_SEC)
-        if code == exits.DONE and ended != exits.DONE:
-            lost = SupervisorLost(
-                f"the supervisor ended with exit code {ended} while it stored the result; the "
-                "same command tries again"
-            )
-            lost.exit = ended
-            raise lost
+        if code == exits.DONE:
+            check_end(ended)
         return code
 
 

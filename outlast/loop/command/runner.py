@@ -5,6 +5,7 @@ output, which is the only other sign that it lives.
 """
 
 import contextlib
+import difflib
 import fcntl
 import os
 import re
@@ -39,7 +40,9 @@ SCAN_COST = 20.0
 """Looking at the folder takes at most one part in so many of the time."""
 SIGNS_SEC = 5.0
 BUSY_RETRY_SEC = 1.0
-NEVER_STILL_SEC = 300.0
+NEVER_STILL_SEC = 60.0
+PAUSE_SEC = 1.0
+"""After a rest of so long (or half of the quiet time) a change is another save."""
 MARK_TRIES = 3
 LAST_COPY_SEC = 1.0
 """Of the time to stop, at least so long (or half) is kept for the copy after the command's end."""
@@ -50,13 +53,15 @@ HAND_OVER_SEC = 30.0
 STOP_WAIT_SEC = 5.0
 """For the supervisor's word after a signal of its own to the command."""
 DUMP_SEC = 1.0
+TOO_LATE = " while its last checkpoint is still being stored"
 VARIABLE = "OUTLAST_COMMAND"
 """Marks all that the command starts."""
 
 SAVED_EXITS = frozenset({exits.DONE, exits.INTERRUPTED})
 """With these a command that was told to stop says that it has saved what it wanted to."""
 
-_FIELD = re.compile(r"(?<!\$)\{(data|checkpoint|result|output_uri)\}")
+FIELDS = ("data", "checkpoint", "result", "output_uri")
+_FIELD = re.compile(rf"(?<!\$)\{{({'|'.join(FIELDS)})\}}")
 
 
 class CommandError(LoopError):
@@ -91,6 +96,45 @@ class Command:
         """What makes the run this run: the words, as they were written, and the data."""
         data = {"data": list(self.data)} if self.data else {}
         return {"command": self.line or list(self.argv), **data}
+
+    def check(self) -> None:
+        """CommandError where it cannot be started as it is written, on whatever machine."""
+        text = " ".join([self.line, *self.argv])
+        if not self.data and "data" in _FIELD.findall(text):
+            raise CommandError(
+                "command {data}: the run has no data; name it (outlast:dataPaths, or --data on "
+                "this machine), or leave {data} out"
+            )
+        names = [path.rstrip("/").rpartition("/")[2] for path in self.data]
+        for path, name in zip(self.data, names, strict=True):
+            if names.count(name) > 1:
+                raise CommandError(
+                    f"data {path}: another one ends in {name} too; name the folder that both are in"
+                )
+
+    def near_misses(self) -> Iterator[str]:
+        """Sentences about words in braces that look like a mistyped field."""
+        for word in re.findall(r"(?<!\$)\{([a-z_]+)\}", " ".join([self.line, *self.argv])):
+            near = difflib.get_close_matches(word, FIELDS, n=1, cutoff=0.8)
+            if near and word not in FIELDS:
+                yield f"command {{{word}}}: stays as it is; did you mean {{{near[0]}}}?"
+
+    def check_program(self) -> None:
+        """CommandError where this machine has no such program."""
+        if self.line or _FIELD.search(self.argv[0]):
+            return
+        program, cwd = self.argv[0], self.cwd or Path.cwd()
+        named = cwd / program if os.sep in program else None
+        found = shutil.which(program if named is None else str(named))
+        if found is not None:
+            _check_first_line(program, Path(found))
+        elif named is not None and named.is_file():
+            raise CommandError(
+                f"command {program!r}: is not executable; write what runs it before it, as in "
+                f"python {program}, or make it executable (chmod +x)"
+            )
+        else:
+            raise CommandError(_not_started(program, FileNotFoundError(), cwd))
 
 
 class Heard:
@@ -161,10 +205,14 @@ class Runner:
         self._last_line = b""
         self._copy_cost_sec = 0.0
         self._warned: set[str] = set()
+        self._warned_unsaved = False
 
     def run(self) -> int:
         """Run the command to its end; the exit code. LoopError and OSError end it."""
         with contextlib.ExitStack() as cleanup:
+            self._command.check()
+            for sentence in self._command.near_misses():
+                _say(sentence)
             self._prepare(cleanup)
             self._find_data()
             marks = cleanup.enter_context(contextlib.closing(Marks()))
@@ -194,14 +242,11 @@ class Runner:
 
     def _find_data(self) -> None:
         """Fetched once a boot by the supervisor, or into this user's cache."""
-        found = {
-            path: data.find(path, lambda: None if self._session.tick(self._step, "data") else None)
-            for path in self._command.data
-        }
+        found = {path: data.find(path, self._wait_for_data) for path in self._command.data}
         used = data.take_used()
         if isinstance(self._signals, Interrupts):  # else the supervisor knows: it was asked
             for path, place in used.items():
-                self._session.fetch(path, place)
+                self._session.fetch(path, place, stopped=lambda: self._interrupted)
         if len(found) == 1:
             (self._data,) = found.values()
             return
@@ -210,12 +255,14 @@ class Runner:
         self._data.mkdir()
         for path, place in found.items():
             link = self._data / path.rstrip("/").rpartition("/")[2]
-            if link.is_symlink():
-                raise CommandError(
-                    f"data {path}: another one ends in {link.name} too; name the folder that both "
-                    "are in"
-                )
             link.symlink_to(place.absolute())
+
+    def _wait_for_data(self) -> None:
+        """A sign of life; nothing is lost by a stop that comes before the command's start."""
+        self._session.poll()
+        if self._session.stop_in_sec is not None or self._interrupted:
+            raise SystemExit(exits.INTERRUPTED)
+        self._session.tick(self._step, "staging")
 
     def _note_restored(self) -> None:
         now_sec = time.monotonic()
@@ -302,12 +349,6 @@ class Runner:
             "result": environment["RESULT_DIR"],
             "output_uri": environment["OUTPUT_URI"],
         }
-        text = " ".join([self._command.line, *self._command.argv])
-        if not self._command.data and "data" in _FIELD.findall(text):
-            raise CommandError(
-                "command {data}: the run has no data; name it (outlast:dataPaths, or --data on "
-                "this machine), or leave {data} out"
-            )
         if self._command.line:
             line = _FIELD.sub(lambda match: shlex.quote(values[match[1]]), self._command.line)
             shell = "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"
@@ -445,7 +486,7 @@ class Runner:
         if self._said == "complete":
             self._take_complete(listing)
         elif self._stop is None and not self._said:
-            self._take_quiet(now_sec, listing)
+            self._take_quiet(now_sec, listing, before_sec)
         cost_sec = time.monotonic() - now_sec
         self._scan_at_sec = now_sec + max(SCAN_SEC, SCAN_COST * cost_sec)
 
@@ -456,21 +497,30 @@ class Runner:
         if news and self._take(list(marks), said="complete", before=listing):
             self._taken_marks = marks
 
-    def _take_quiet(self, now_sec: float, listing: folders.Listing) -> None:
+    def _take_quiet(self, now_sec: float, listing: folders.Listing, rested_sec: float) -> None:
+        """``rested_sec``: how long the folder had held still when it was looked at before."""
+        quiet_sec = self._command.quiet_sec
         chosen = listing.chosen()
         if not chosen.files or chosen.stamp == self._taken_stamp:
             self._unsaved_since_sec = None
             return
-        if self._unsaved_since_sec is None:
-            self._unsaved_since_sec = now_sec
-        if self._still_sec >= self._command.quiet_sec:
+        if self._still_sec >= quiet_sec:
             if now_sec - self._offered_at_sec >= self._every_sec:
                 self._take(None, said="", before=listing)
+        elif self._unsaved_since_sec is None:
+            self._unsaved_since_sec = now_sec
+        elif self._still_sec < rested_sec >= min(PAUSE_SEC, quiet_sec / 2):
+            self._warn_unsaved(f"was written to again after {rested_sec:.1f} s of rest")
         elif now_sec - self._unsaved_since_sec >= NEVER_STILL_SEC:
-            self._warn(
-                f"CHECKPOINT_DIR has not held still for {self._command.quiet_sec:g} s since "
-                f"{NEVER_STILL_SEC:.0f} s, so nothing of it is saved; save less often, call "
-                "outlast mark after each save, or set quietSec"
+            self._warn_unsaved(f"is being written to since {NEVER_STILL_SEC:.0f} s")
+
+    def _warn_unsaved(self, what: str) -> None:
+        if not self._warned_unsaved:
+            self._warned_unsaved = True
+            _say(
+                f"CHECKPOINT_DIR {what}, and is only saved once it has held still for "
+                f"{self._command.quiet_sec:g} s: call outlast mark after each save, save less "
+                "often, or set a shorter time (--quiet-sec, outlast:quietSec)"
             )
 
     def _take(
@@ -568,9 +618,12 @@ class Runner:
             return exits.DONE
         self._take_last(saved=False)
         with contextlib.suppress(CheckpointFailed):  # its own failure is what counts
-            self._hand_over(time.monotonic() + HAND_OVER_SEC)
+            until_sec = time.monotonic() + HAND_OVER_SEC
+            self._hand_over(until_sec)
+            if isinstance(self._signals, Interrupts):  # a person reads what the run goes on from
+                self._session.wait_committed(max(0.0, until_sec - time.monotonic()))
         self._drop_pending()
-        raise CommandFailed(code, self._last_words())
+        raise CommandFailed(code, self._last_words(), self._goes_on())
 
     def _end_stopped(self, stop: _Stop, code: int) -> int:
         """After a stop no exit code means completion, 0 included."""
@@ -578,10 +631,22 @@ class Runner:
             self._take_last(saved=code in SAVED_EXITS)
         if not stop.hand_over or not self._hand_over(stop.deadline_sec):
             self._drop_pending()
-        left_sec = stop.deadline_sec - time.monotonic()
-        if self._interrupted and self._session.wait_committed(max(0.0, left_sec)):
-            _say("stopped; the same command goes on from its last checkpoint")
+        if self._interrupted:
+            left_sec = stop.deadline_sec - time.monotonic()
+            late = "" if self._session.wait_committed(max(0.0, left_sec)) else TOO_LATE
+            _say(f"stopped{late}; {self._goes_on()}")
         return exits.INTERRUPTED
+
+    def _goes_on(self) -> str:
+        """What the next attempt begins with, for the end of a sentence."""
+        session = self._session
+        if self._welcome.restore is not None or session.commit_sec is not None or session.busy:
+            return "the same command goes on from its last checkpoint"
+        if not folders.look(self.checkpoint).chosen().files:
+            return "it had written no checkpoint, so the same command begins anew"
+        how = f"it holds still for {self._command.quiet_sec:g} s, or outlast mark says so"
+        rule = "" if self._said else f" (CHECKPOINT_DIR is once {how})"
+        return f"no checkpoint was complete yet{rule}, so the same command begins anew"
 
     def _take_last(self, *, saved: bool) -> None:
         """What the command has left. One that was cut short may have been writing: then only what
@@ -645,11 +710,11 @@ class Runner:
 class CommandFailed(LoopError):
     """The command's own failure; ``code`` is its exit code as a shell gives it."""
 
-    def __init__(self, code: int, last_line: str) -> None:
+    def __init__(self, code: int, last_line: str, goes_on: str) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
         super().__init__(last_line or f"the command {how}")
         self.code = code if code >= 0 else 128 - code
-        self.sentence = f"the command {how}; the same command goes on from its last checkpoint"
+        self.sentence = f"the command {how}; {goes_on}"
 
 
 @contextlib.contextmanager
@@ -706,6 +771,27 @@ def _end_guard(guard: "subprocess.Popen[bytes]") -> None:
     assert guard.stdin is not None
     guard.stdin.close()
     guard.wait()
+
+
+def _check_first_line(program: str, file: Path) -> None:
+    """CommandError for a text that the system cannot start, for want of what reads it."""
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(256)
+    except OSError:
+        return  # a program that may be run and not read
+    if begin.startswith(b"#!"):
+        words = begin[2:].partition(b"\n")[0].decode(errors="replace").split()
+        if words and not os.path.exists(words[0]):
+            raise CommandError(
+                f"command {program!r}: its first line names {words[0]}, which is not there; mend "
+                "that line"
+            )
+    elif b"\0" not in begin:
+        raise CommandError(
+            f"command {program!r}: is a text without a line #! that says what runs it; write "
+            f"that before it, as in python {program}"
+        )
 
 
 def _not_started(program: str, error: OSError, cwd: Path) -> str:

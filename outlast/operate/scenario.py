@@ -1,0 +1,121 @@
+"""Scenarios as the operator's side has them: files of `rehearsal/scenarios`, or one's own.
+
+The local cloud reads and checks a file (`python -m rehearsal check`); here it is its JSON.
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from outlast.operate.engine import ROOT, Parts, scrubbed
+from outlast.operate.errors import RehearsalError, UsageError
+from outlast.operate.judge import GUARANTEES, NEEDS_CALM, Ending
+
+FOLDER = ROOT / "rehearsal" / "scenarios"
+"""Of the named ones."""
+DEFAULT = "storm"
+"""What is played where none is named."""
+WITHIN_SEC = 300.0
+"""A run that is not at its end so long after `up` will not come to it."""
+CHECK_SEC = 60
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A checked scenario."""
+
+    name: str
+    about: str
+    stack: Mapping[str, Any]
+    """Settings that are put over the rehearsed stack's, by full key."""
+    end: Ending
+    within_sec: float
+    guarantees: tuple[str, ...]
+    document: Mapping[str, Any]
+    """All of it, as the local cloud takes it."""
+
+    @property
+    def needs_calm(self) -> bool:
+        """Whether an undisturbed run is made beside it."""
+        return not NEEDS_CALM.isdisjoint(self.guarantees)
+
+    def moved(self, zone: str, to: str) -> "Scenario":
+        """The same, with what it does to one zone done to another."""
+        text = json.dumps(self.document).replace(json.dumps(zone), json.dumps(to))
+        return replace(self, document=json.loads(text))
+
+
+def find(name: str) -> Path:
+    """The file of a named scenario, or the file itself. UsageError: there is neither."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or "/" in name:
+        if not path.is_file():
+            raise UsageError(f"scenario {name}: no such file; give the path of a scenario file.")
+        return path.resolve()
+    named = FOLDER / f"{name}.yaml"
+    if not named.is_file():
+        near = get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else "outlast rehearse --list shows them all."
+        raise UsageError(f"scenario {name!r}: there is none of this name; {hint}")
+    return named
+
+
+def names() -> list[str]:
+    """The named scenarios."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def listed() -> list[tuple[str, str]]:
+    """Each named scenario with its sentence."""
+    import yaml
+
+    return [
+        (
+            name,
+            " ".join(str(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["about"]).split()),
+        )
+        for name in names()
+    ]
+
+
+def read(path: Path, parts: Parts) -> Scenario:
+    """A scenario file, checked. UsageError: something in it is wrong; says where and what."""
+    command = [parts.python, "-m", "rehearsal", "check", str(path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=scrubbed(), capture_output=True, text=True, timeout=CHECK_SEC
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        said = lines[-1].removeprefix("rehearsal: ")
+        kind = UsageError if done.returncode == UsageError.exit_code else RehearsalError
+        raise kind(said)
+    return of(json.loads(done.stdout))
+
+
+def of(document: Mapping[str, Any]) -> Scenario:
+    """A scenario of the local cloud's document. UsageError: it asks for what nobody can judge."""
+    name = document["name"]
+    expect = document.get("expect") or {}
+    asked = tuple(expect.get("guarantees") or ())
+    for place, guarantee in enumerate(asked):
+        if guarantee not in GUARANTEES:
+            near = get_close_matches(str(guarantee), GUARANTEES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(GUARANTEES)}."
+            raise UsageError(
+                f"scenario {name}: expect.guarantees[{place}] {guarantee!r}: is no guarantee; "
+                + hint
+            )
+    end = expect.get("end") or {}
+    return Scenario(
+        name=name,
+        about=" ".join(str(document.get("about") or "").split()),
+        stack=document.get("stack") or {},
+        end=Ending(str(end.get("state", "done")), end.get("reason")),
+        within_sec=float(expect.get("within_sec") or WITHIN_SEC),
+        guarantees=asked,
+        document=document,
+    )

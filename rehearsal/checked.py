@@ -1,0 +1,56 @@
+"""Documents that people write, held to a closed set of keys; what is wrong is one sentence."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+
+class Part(BaseModel):
+    """A mapping with a closed set of keys; numbers are numbers and text is text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def _pattern(value: Any) -> Any:
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"must be a regular expression ({error})") from None
+    return value
+
+
+Sec = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+Ordinal = Annotated[int, Field(ge=1)]
+Pattern = Annotated[str, BeforeValidator(_pattern)]
+
+
+def sentence_of(error: ValidationError, what: str) -> str:
+    """The first thing that is wrong, with its place; `what` names the document as a whole."""
+    # An unknown key says more than what is missing because of it.
+    found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    return _sentence(found[0], what)
+
+
+def _sentence(error: ErrorDetails, what: str) -> str:
+    place = ""
+    for step in error["loc"]:
+        if isinstance(step, int):
+            place += f"[{step}]"
+        elif step != "[key]":
+            place += f".{step}" if place else str(step)
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{place}: is no key of a {what}; docs/scenarios.md lists those that there are"
+        case "missing":
+            return f"{place}: is missing; docs/scenarios.md says what it is"
+        case "value_error":
+            rule = error["msg"].removeprefix("Value error, ")
+        case _:
+            rule = re.sub(r"^(Input|String|List|Value) should", "must", error["msg"])
+            rule = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", rule)
+    value = error["input"]
+    shown = f" {value!r}" if isinstance(value, str | int | float | bool) else ""
+    return f"{place or what}{shown}: {rule}"

@@ -1,0 +1,83 @@
+"""Images: a VM's disk as a folder that other VMs' disks begin with.
+
+A folder that is an image holds the disk's files under `disk`, and `image.json`. On Compute Engine
+the root of every VM is `/`; here each has another one. So the files that name the root of the VM
+that was baked (interpreters of scripts, a virtual environment's settings, links) are listed once,
+when the image is made, and name the root of the VM that boots from it.
+"""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+DISK, RECORD = "disk", "image.json"
+# What is in memory on a real VM, or made new at each boot.
+NOT_ON_DISK = {"dev", "proc", "run", "tmp"}
+LONGEST_TEXT = 1 << 20
+
+
+def is_baked(folder: Path) -> bool:
+    """Whether the folder is an image that `bake` has made."""
+    return (folder / RECORD).exists()
+
+
+def bake(root: Path, folder: Path) -> None:
+    """Makes `folder` an image of a disk; it is whole or is not there."""
+    draft = folder.with_name(f".{folder.name}.new")
+    for old in (draft, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    (draft / DISK).mkdir(parents=True)
+    _copy(root, draft / DISK, NOT_ON_DISK)
+    record = {"root": str(root), "names_root": sorted(_naming(draft / DISK, str(root)))}
+    (draft / RECORD).write_text(json.dumps(record))
+    draft.rename(folder)
+
+
+def unpack(folder: Path, root: Path) -> None:
+    """Gives a disk all that the image holds; `root` may exist."""
+    root.mkdir(parents=True, exist_ok=True)
+    _copy(folder / DISK, root, set())
+    record = json.loads((folder / RECORD).read_bytes())
+    old, new = record["root"], str(root)
+    for name in record["names_root"]:
+        path = root / name
+        if path.is_symlink():
+            target = os.readlink(path).replace(old, new, 1)
+            path.unlink()
+            path.symlink_to(target)
+        else:
+            # In place: it keeps its mode.
+            path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
+
+
+def _copy(source: Path, target: Path, without: set[str]) -> None:
+    """Copies what is in a folder with modes, times and links; shares blocks where it can."""
+    entries = [str(entry) for entry in source.iterdir() if entry.name not in without]
+    if not entries:
+        return
+    command = ["cp", "--archive", "--reflink=auto", "--", *entries, str(target)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(done.stderr.strip())
+
+
+def _naming(disk: Path, root: str) -> Iterator[str]:
+    """The text files and links on a disk that name its VM's root."""
+    for folder, folders, files in os.walk(disk):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                names = os.readlink(path).startswith(root)
+            else:
+                found = path.lstat()
+                names = (
+                    stat.S_ISREG(found.st_mode)
+                    and found.st_size <= LONGEST_TEXT
+                    and root.encode() in (content := path.read_bytes())
+                    and b"\0" not in content
+                )
+            if names:
+                yield str(path.relative_to(disk))

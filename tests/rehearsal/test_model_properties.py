@@ -1,0 +1,341 @@
+"""What holds of a group in any order of calls, deaths, lacks and time."""
+
+import itertools
+import json
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rehearsal.fleet import Fleet
+from rehearsal.model import Boot, Instance
+from tests.rehearsal.model_world import ZONES, World
+
+LARGEST = 4
+LONGEST_PEACE = 60
+POLICIES = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["PROACTIVE", "OPPORTUNISTIC"]),
+        "minimalAction": st.sampled_from(["REFRESH", "RESTART", "REPLACE"]),
+        "instanceRedistributionType": st.sampled_from(["PROACTIVE", "NONE"]),
+    }
+)
+REPLACING = st.one_of(
+    st.builds(
+        lambda unavailable: {
+            "replacementMethod": "RECREATE",
+            "maxSurge": {"fixed": 0},
+            "maxUnavailable": {"fixed": unavailable},
+        },
+        st.integers(1, 3),
+    ),
+    st.builds(
+        lambda surge, unavailable: {
+            "replacementMethod": "SUBSTITUTE",
+            "maxSurge": {"fixed": surge},
+            "maxUnavailable": {"fixed": unavailable if surge else 1 + unavailable},
+        },
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
+)
+SCHEDULING = st.sampled_from(
+    [
+        {"provisioningModel": "SPOT"},
+        {"provisioningModel": "SPOT", "instanceTerminationAction": "DELETE"},
+        {"automaticRestart": True, "onHostMaintenance": "TERMINATE"},
+    ]
+)
+
+
+class Anything(RuleBasedStateMachine):
+    """One group of a zone or a region, and everything that may befall it."""
+
+    @initialize(
+        shape=st.sampled_from([None, "EVEN", "BALANCED", "ANY", "ANY_SINGLE_ZONE"]),
+        policy=POLICIES,
+        replacing=REPLACING,
+        forced=st.sampled_from(["YES", "NO"]),
+        moves=st.booleans(),
+        healed=st.booleans(),
+        scheduling=SCHEDULING,
+        size=st.integers(0, LARGEST),
+    )
+    def begin(
+        self,
+        shape: str | None,
+        policy: dict[str, Any],
+        replacing: dict[str, Any],
+        forced: str,
+        moves: bool,
+        healed: bool,
+        scheduling: dict[str, Any],
+        size: int,
+    ) -> None:
+        self.world = World()
+        self.scheduling = scheduling
+        self.world.template("t1", **scheduling)
+        self.templates = 1
+        lifecycle: dict[str, Any] = {"forceUpdateOnRepair": forced}
+        if moves and shape in ("BALANCED", "ANY"):
+            lifecycle["onRepair"] = {"allowChangingZone": "YES"}
+        body: dict[str, Any] = {
+            "instanceLifecyclePolicy": lifecycle,
+            "updatePolicy": {**policy, **replacing},
+        }
+        if healed:
+            self.world.fleet.add_health_check("h", {"checkIntervalSec": 1})
+            body["autoHealingPolicies"] = [
+                {"healthCheck": "global/healthChecks/h", "initialDelaySec": 3}
+            ]
+        if shape:
+            body["distributionPolicy"] = {"targetShape": shape}
+        self.world.machines.log.clear()
+        self.group = self.world.group(size=size, zones=ZONES if shape else None, **body)
+        self.kept: dict[str, dict[str, Any]] = {}
+        self.gone = False
+        self._settle()
+
+    # What is done
+
+    def _settle(self) -> None:
+        """The commands are done, but VMs told to stop are still up."""
+        target = self.group.target_size
+        before = len(self.world.machines.log)
+        self.world.machines.settle(exits=False)
+        boots = [c for c in self.world.machines.log[before:] if isinstance(c, Boot)]
+        if target == 0:
+            assert not [b for b in boots if b.new_disk], "a group of size 0 created a VM"
+        for table, entries in self.world.fleet.take_changes().items():
+            for key, entry in entries.items():
+                if entry is None:
+                    self.kept.get(table, {}).pop(key, None)
+                else:
+                    self.kept.setdefault(table, {})[key] = entry
+
+    def _draw(self, data: st.DataObject) -> Instance:
+        key = data.draw(st.sampled_from(sorted(self.world.fleet.instances)))
+        return self.world.fleet.instances[key]
+
+    @rule(size=st.integers(0, LARGEST))
+    @precondition(lambda self: not self.gone)
+    def resize(self, size: int) -> None:
+        self.world.fleet.resize(self.group, size)
+        self._settle()
+
+    @rule(data=st.data(), verb=st.sampled_from(["delete", "recreate", "abandon"]))
+    @precondition(lambda self: not self.gone and self.group.members)
+    def act_on_member(self, data: st.DataObject, verb: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.group.members)))
+        getattr(self.world.fleet, f"{verb}_members")(self.group, [name])
+        self._settle()
+
+    @rule(data=st.data(), verb=st.sampled_from(["stop", "delete", "preempt", "reset", "maintain"]))
+    @precondition(lambda self: self.world.fleet.instances)
+    def act_on_vm(self, data: st.DataObject, verb: str) -> None:
+        instance = self._draw(data)
+        if verb not in ("reset", "maintain") or instance.status == "RUNNING":
+            getattr(self.world.fleet, f"{verb}_instance")(instance)
+        self._settle()
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.world.machines.live)
+    def lose_a_host(self, data: st.DataObject) -> None:
+        self.world.machines.exit(data.draw(st.sampled_from(sorted(self.world.machines.live))))
+        self._settle()
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.world.fleet.instances)
+    def see_an_end_late(self, data: st.DataObject) -> None:
+        self.world.fleet.hold_stopping(self._draw(data), 0.5)
+        self._settle()
+
+    @rule(data=st.data(), well=st.booleans())
+    @precondition(lambda self: self.group.members)
+    def fall_ill(self, data: st.DataObject, well: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.group.members)))
+        sick = self.world.machines.sick
+        sick.discard(name) if well else sick.add(name)
+
+    @rule()
+    def let_stopping_vms_exit(self) -> None:
+        self.world.machines.settle()
+        self._settle()
+
+    @rule(seconds=st.sampled_from([0.1, 0.3, 1.5, 4.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+        self._settle()
+
+    @rule(zone=st.sampled_from(ZONES), vms=st.integers(0, 2), lasts_sec=st.sampled_from([1.0, 5.0]))
+    def lack_room(self, zone: str, vms: int, lasts_sec: float) -> None:
+        now = self.world.clock.now()
+        self.world.fleet.capacity.add_window(zone, vms, now, now + lasts_sec)
+        self._settle()
+
+    @rule(limit=st.integers(0, 3))
+    def lack_quota(self, limit: int) -> None:
+        now = self.world.clock.now()
+        self.world.fleet.capacity.limit("INSTANCES", limit, now, now + 3)
+        self._settle()
+
+    @rule(machine=st.sampled_from(["e2-medium", "e2-small"]))
+    @precondition(lambda self: not self.gone)
+    def update(self, machine: str) -> None:
+        self.templates += 1
+        name = f"t{self.templates}"
+        properties = {"machineType": machine, "scheduling": self.scheduling}
+        self.world.fleet.add_template(name, properties, "")
+        version = {"instanceTemplate": name, "template": name}
+        self.world.fleet.change_group(self.group, self.group.body, [version])
+        self._settle()
+
+    @rule()
+    @precondition(lambda self: not self.gone)
+    def delete_group(self) -> None:
+        self.world.fleet.delete_group(self.group)
+        self.gone = True
+        self._settle()
+
+    # What holds
+
+    @invariant()
+    def members_are_as_many_as_wanted(self) -> None:
+        group = self.group
+        policy = group.body["updatePolicy"]
+        rolls = policy["type"] == "PROACTIVE" and policy["replacementMethod"] == "SUBSTITUTE"
+        surge = group.allowed("maxSurge") if rolls else 0
+        assert group.staying <= group.target_size + surge
+        if not group.outgoing and not group.outdated:
+            assert group.staying == group.target_size
+
+    @invariant()
+    def vms_have_names_of_their_own(self) -> None:
+        live = list(self.world.machines.live.values())
+        assert len(live) == len(set(live))
+        names = [(i.zone, i.name) for i in self.world.fleet.instances.values()]
+        assert len(names) == len(set(names))
+
+    @invariant()
+    def model_and_machines_agree(self) -> None:
+        instances = self.world.fleet.instances
+        running = {i.id for i in instances.values() if i.live and i.held_until is None}
+        assert running == set(self.world.machines.live)
+        assert set(instances) == self.world.machines.disks
+
+    @invariant()
+    def a_member_without_a_vm_says_why(self) -> None:
+        for member in self.group.members.values():
+            if member.instance not in self.world.fleet.instances and not member.leaving:
+                waits = member.action == "RECREATING" and member.repaired
+                assert member.errors or waits, member
+                assert member.retry_at > self.world.clock.now()
+
+    @invariant()
+    def what_is_counted_is_what_is_there(self) -> None:
+        group, members = self.group, list(self.group.members.values())
+        assert +group.actions == Counter(m.action for m in members)
+        assert +group.spread == Counter(m.zone for m in members if not m.leaving)
+        assert group.outgoing == sum(m.leaving and m.superseded for m in members)
+        newest = group.newest["template_id"]
+        assert set(group.outdated) == {
+            m.name for m in members if not m.leaving and m.template_id != newest
+        }
+        live = Counter(i.zone for i in self.world.fleet.instances.values() if i.live)
+        for zone in ZONES:
+            capacity = self.world.fleet.capacity
+            assert all(member.zone in group.zones for member in members)
+            assert capacity.used(zone) == live[zone]
+
+    @invariant()
+    def what_is_kept_is_what_is_there(self) -> None:
+        kept = {table: entries for table, entries in self.kept.items() if entries}
+        there = {table: e for table, e in self.world.fleet.to_json().items() if e}
+        for table in ("groups", "members", "instances"):
+            assert kept.get(table, {}) == there.get(table, {})
+
+    def teardown(self) -> None:
+        """Whatever happened, in peace the group gets what it wants, also from what was kept."""
+        if not hasattr(self, "group"):
+            return
+        self._take_up()
+        self.world.machines.sick.clear()
+        self._becomes_well(self.world)
+
+    def _take_up(self) -> None:
+        """Another process takes the state up; it gets what it wants as well."""
+        kept = json.loads(json.dumps(self.world.fleet.to_json()))
+        world = World()
+        world.clock.advance(self.world.clock.now() - world.clock.now())
+        numbers = itertools.count(10**6)
+        world.fleet = Fleet(world.clock, project_number="123", next_id=lambda: next(numbers))
+        world.machines.fleet = world.fleet
+        world.fleet.take_up(kept)
+        self._becomes_well(world)
+
+    def _becomes_well(self, world: World) -> None:
+        for _ in range(LONGEST_PEACE):
+            try:
+                self._is_well(world.fleet)
+                return
+            except AssertionError:
+                world.pass_time(1.5)
+        self._is_well(world.fleet)
+
+    def _is_well(self, fleet: Fleet) -> None:
+        if self.gone:
+            assert not fleet.groups
+            return
+        (group,) = fleet.groups.values()
+        assert fleet.is_stable(group), group.members
+        assert len(group.members) == group.target_size
+        if group.body["updatePolicy"]["type"] == "PROACTIVE":
+            assert not group.outdated
+        shape = group.shape if group.regional else None
+        if shape == "EVEN" and group.body["updatePolicy"]["instanceRedistributionType"] != "NONE":
+            counts = [group.spread[zone] for zone in group.zones]
+            assert max(counts) - min(counts) <= 1
+
+
+TestAnything = Anything.TestCase
+TestAnything.settings = settings(
+    max_examples=200,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(size=st.integers(1, 6), replacing=REPLACING, data=st.data())
+def test_rolling_update_keeps_to_its_limits_at_every_moment(
+    size: int, replacing: dict[str, Any], data: st.DataObject
+) -> None:
+    """Never more VMs than target and surge, never fewer up than may be missing, in any order in
+    which old VMs end and new ones come up; then all are new."""
+    world = World()
+    world.template("t1", provisioningModel="SPOT")
+    policy = {"type": "PROACTIVE", "minimalAction": "REPLACE", **replacing}
+    group = world.group(size=size, updatePolicy=policy)
+    old_ids, old_names = set(world.fleet.instances), set(group.members)
+    world.template("t2", provisioningModel="SPOT")
+    version = {"instanceTemplate": "t2", "template": "t2"}
+    world.fleet.change_group(group, group.body, [version])
+    machines = world.machines
+    for _ in range(20 * size):
+        machines.settle(exits=False, comes_up=False)
+        assert len(world.fleet.instances) <= size + group.allowed("maxSurge")
+        up = [i for i in world.fleet.instances.values() if i.status == "RUNNING"]
+        assert len(up) >= size - group.allowed("maxUnavailable")
+        waiting = sorted(machines.stopping | machines.booting)
+        if not waiting:
+            break
+        machines.let(data.draw(st.sampled_from(waiting)))
+    assert world.fleet.is_stable(group)
+    assert not old_ids & set(world.fleet.instances)
+    kept_names = replacing["replacementMethod"] == "RECREATE"
+    assert (set(group.members) == old_names) == kept_names

@@ -1,0 +1,105 @@
+"""Plays the named scenarios and their twins, and prints a table of the verdicts.
+
+    python -m tests.scenarios.play [NAME ...] [--without-twins] [--json FILE]
+
+Exit code 0 only if every scenario held, and every twin was found out by its own guarantee.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from outlast.operate import scenario
+from tests.scenarios.twins import ROOT, TWINS, Twin, copy_of_checkout
+
+LIMIT_SEC = 900
+ROW = "{:20}  {:8}  {:>7}  {:22}  {:8}  {:>7}"
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one rehearsal said."""
+
+    held: bool
+    broken: tuple[str, ...]
+    seconds: float
+    error: str = ""
+    """Why it could not be carried out; empty where it was."""
+
+    @property
+    def word(self) -> str:
+        return "error" if self.error else "held" if self.held else "BROKEN"
+
+
+def play(name: str, root: Path = ROOT) -> Played:
+    """One scenario, with the code of `root`."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "outlast.operate.cli", "rehearse", "--scenario", name, "--json"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SEC,
+    )
+    seconds = time.monotonic() - started
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines()
+        return Played(False, (), seconds, lines[-1] if lines else f"exit code {done.returncode}")
+    broken = tuple(g["name"] for g in report["guarantees"] if not g["held"])
+    return Played(report["held"], broken, seconds)
+
+
+def play_twin(name: str, twin: Twin) -> Played:
+    """The same in a copy of the checkout that has the twin planted."""
+    with tempfile.TemporaryDirectory(prefix="outlast-twin-") as folder:
+        root = copy_of_checkout(Path(folder) / "checkout")
+        for edit in twin.edits:
+            edit.apply(root)
+        return play(name, root)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.scenarios.play", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all where none is named")
+    parser.add_argument("--without-twins", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts here, too")
+    args = parser.parse_args(argv)
+    names = args.names or scenario.names()
+    for name in names:
+        scenario.find(name)
+    found: dict[str, dict[str, object]] = {}
+    good = True
+    print(ROW.format("scenario", "verdict", "seconds", "its twin breaks", "verdict", "seconds"))
+    for name in names:
+        twin = TWINS[name]
+        own = play(name)
+        good = good and own.held
+        cells = [name, own.word, f"{own.seconds:.0f}", twin.breaks, "", ""]
+        found[name] = {"scenario": asdict(own)}
+        notes = [own.error or ", ".join(own.broken)]
+        if not args.without_twins:
+            planted = play_twin(name, twin)
+            caught = twin.breaks in planted.broken
+            good = good and caught
+            cells[4:] = [planted.word if caught or not planted.broken else "other"]
+            cells.append(f"{planted.seconds:.0f}")
+            found[name]["twin"] = asdict(planted)
+            notes.append(planted.error or ("" if caught else f"twin: {', '.join(planted.broken)}"))
+        print(ROW.format(*cells), *filter(None, notes), sep="  ", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Planted twins of the named scenarios: the same code with one safeguard taken away.
+
+Each is a change of a few lines of the source. In a copy of the checkout that has it, the twin's
+scenario must find the guarantee broken; one that stays green under its twin tests nothing.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LINKED = (".venv", "tools/hosts")
+"""What a copy has of the checkout itself: made by `make setup`, and untouched by a twin."""
+LEFT_OUT = shutil.ignore_patterns(
+    *(".git", ".venv*", ".outlast", "hosts", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
+)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A text that is there once, and what stands there instead."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        """ValueError: the text is not there just once; the source has changed."""
+        path = root / self.file
+        text = path.read_text()
+        found = text.count(self.old)
+        if found != 1:
+            raise ValueError(f"{self.file}: holds {found} times, must hold once:\n{self.old}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One safeguard less."""
+
+    breaks: str
+    """The guarantee that the scenario must find broken."""
+    about: str
+    edits: tuple[Edit, ...]
+
+
+def copy_of_checkout(to: Path) -> Path:
+    """A copy that runs: `PYTHONPATH` set to it, its commands come from it."""
+    shutil.copytree(ROOT, to, ignore=LEFT_OUT)
+    for name in LINKED:
+        (to / name).symlink_to(ROOT / name, target_is_directory=True)
+    return to
+
+
+TWINS: Mapping[str, Twin] = {
+    "calm": Twin(
+        "nothing-after-the-end",
+        "a finished run powers its VM off and leaves it in the group",
+        (
+            Edit(
+                "outlast/run/attempt.py",
+                "return Outcome(Next.LEAVE, Reason.DONE, ",
+                "return Outcome(Next.STOP, Reason.DONE, ",
+            ),
+        ),
+    ),
+    "storm": Twin(
+        "notice-loses-nothing",
+        "a notice stops the trainer without a last snapshot",
+        (Edit("outlast/run/attempt.py", "wanted = found.plan.new\n", "wanted = False\n"),),
+    ),
+    "no-notice": Twin(
+        "always-resumed",
+        "a restore that finds no checkpoint begins anew in silence",
+        (
+            Edit(
+                "outlast/run/commit.py",
+                "        chain = self._head_file.held(self.term).chain\n        if not chain:\n",
+                "        chain = ()\n        if not chain:\n",
+            ),
+        ),
+    ),
+    "daily-cut": Twin(
+        "same-bytes",
+        "the trainer forgets its optimiser's memory in its state",
+        (Edit("trainers/dummy.py", '        "velocity": state.velocity,\n', ""),),
+    ),
+    "stockout": Twin(
+        "costs-the-user-nothing",
+        "a term that ended without a word counts as the user's failure",
+        (
+            Edit(
+                "outlast/run/head.py",
+                "taken = replace(head, place=claim.place, term=head.term + 1, ",
+                "taken = replace(head, failures=head.failures + 1, place=claim.place, "
+                "term=head.term + 1, ",
+            ),
+        ),
+    ),
+    "quota": Twin(
+        "committed-stays",
+        "a restore takes the oldest checkpoint that is kept",
+        (
+            Edit(
+                "outlast/run/commit.py",
+                "        for checkpoint in reversed(chain):\n            try:\n"
+                "                manifest, found = self._download_twice(checkpoint, into, place)\n",
+                "        for checkpoint in chain:\n            try:\n"
+                "                manifest, found = self._download_twice(checkpoint, into, place)\n",
+            ),
+        ),
+    ),
+    "zombie": Twin(
+        "head-never-goes-back",
+        "a commit swaps whatever HEAD is there, and nobody looks at the term beside it",
+        (
+            Edit(
+                "outlast/run/head.py",
+                "written = self.store.put(self.layout.head, data, if_generation_match=generation)",
+                "written = self.store.put(self.layout.head, data)",
+            ),
+            Edit(
+                "outlast/run/pulse.py",
+                "                self._attempt.head_file.check(term=self._attempt.term)\n",
+                "",
+            ),
+        ),
+    ),
+    "flaky-storage": Twin(
+        "only-the-struck-end",
+        "a call that the store refuses for a moment is not repeated, nor is the commit",
+        (
+            Edit("outlast/run/worker.py", "RETRY_LIMIT_SEC = 900.0", "RETRY_LIMIT_SEC = 0.0"),
+            Edit(
+                "outlast/run/store.py",
+                "            if clock.monotonic() - start >= limit_seconds:\n"
+                "                raise\n"
+                "            clock.sleep(pause_after(error, min(1.0 * 2**attempt, 16.0)))\n",
+                "            raise\n",
+            ),
+        ),
+    ),
+    "death-in-setup": Twin(
+        "each-step-once",
+        "each boot counts those before it, also those that were cut off",
+        (
+            Edit(
+                "startup/boot.sh",
+                "  step::run record-boot boot::record\n",
+                "  step::run record-boot boot::record\n"
+                "  if boots::find_unattempted; then boot::leave_if_hopeless; fi\n",
+            ),
+            Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 2))"),
+        ),
+    ),
+    "never-started": Twin(
+        "gives-up",
+        "the third boot in a row gives up",
+        (Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 3))"),),
+    ),
+    "hung-trainer": Twin(
+        "retries-as-set",
+        "a hang does not count as the trainer's own failure",
+        (
+            Edit(
+                "outlast/exits.py",
+                "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY, Reason.STALLED})",
+                "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY})",
+            ),
+        ),
+    ),
+    "out-of-memory": Twin(
+        "failure-is-told",
+        "the record of an end does not say why",
+        (
+            Edit(
+                "outlast/run/attempt.py",
+                "            message=outcome.message,\n            stderr=",
+                '            message="",\n            stderr=',
+            ),
+        ),
+    ),
+    "user-error": Twin(
+        "retries-as-set",
+        "one retry more than was asked for",
+        (
+            Edit(
+                "outlast/run/head.py",
+                "return counted.failures <= retries\n",
+                "return counted.failures <= retries + 1\n",
+            ),
+        ),
+    ),
+    "failed-self-removal": Twin(
+        "nothing-after-the-end",
+        "a VM that may not leave its group powers off all the same",
+        (
+            Edit(
+                "outlast/run/group.py",
+                "        if isinstance(answer, Gone):\n"
+                '            say(f"left the group: {answer.why}")\n'
+                "            return answer\n",
+                "        if isinstance(answer, Gone | Refused):\n"
+                '            say(f"left the group: {answer.why}")\n'
+                "            return Gone(answer.why)\n",
+            ),
+        ),
+    ),
+    "maintenance": Twin(
+        "warning-is-heeded",
+        "a warning of maintenance is only said",
+        (
+            Edit(
+                "outlast/run/attempt.py",
+                "                self._maintenance_at = time.monotonic()\n",
+                "",
+            ),
+        ),
+    ),
+    "burst-fails": Twin(
+        "nothing-after-the-end",
+        "a run that failed powers its VM off and leaves it in the group",
+        (
+            Edit(
+                "outlast/run/attempt.py",
+                "return Outcome(Next.LEAVE, reason, message)",
+                "return Outcome(Next.STOP, reason, message)",
+            ),
+        ),
+    ),
+    "exit-0-on-sigterm": Twin(
+        "done-means-done",
+        "exit code 0 means done, also after a stop",
+        (
+            Edit(
+                "outlast/loop/command/runner.py",
+                "        if self._stop is not None:\n            return self._end_stopped",
+                "        if self._stop is not None and code != exits.DONE:\n"
+                "            return self._end_stopped",
+            ),
+        ),
+    ),
+}
+"""By the scenario's name."""
