@@ -20,8 +20,9 @@ def test_an_end_recorded_after_the_last_look_is_judged() -> None:
     side = cast(Any, object.__new__(Side))
     side.name, side.heads, side.ledger = "dev", [], None
     side.outputs = {"prefix": LAYOUT.prefix, "run": LAYOUT.run, "resume": "0"}
-    side.note(ledger.read(store, LAYOUT))
-    assert side.ledger.attempts[0].reason is None
+    seen = ledger.read(store, LAYOUT)
+    assert seen is not None and seen.attempts[0].reason is None
+    side.note(seen)
     end = AttemptEnd(
         term=3,
         reason=Reason.DONE,
