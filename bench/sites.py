@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from outlast.exits import DONE, INTERRUPTED
 from outlast.layout import AttemptStart, Layout, format_time
 from outlast.operate import cloud as clouds
 from outlast.operate import engine, judge
+from outlast.operate.errors import OperateError
 from outlast.run.commit import read_record, read_rows
 from outlast.run.head import Head, HeadError, read_head
 from outlast.run.store import Store, StoreError, open_store
@@ -31,6 +33,9 @@ PROBE = Path(__file__).with_name("probe")
 RUN_SEC = 180.0
 """A run of a few seconds that has not ended after so long hangs."""
 POLL_SEC = 0.1
+ASKED = "asked"
+"""Where a VM's probe asks for what only the cloud can do to it; the probe says so too."""
+HAND_SEC = 0.005
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -418,7 +423,7 @@ def local_cloud(work: Path, plans: Path, image: Path | None = None) -> Iterator[
         parts = engine.find_parts()
     else:
         parts = engine.Parts("", None, str(image), "", sys.executable)
-    plans.mkdir(parents=True, exist_ok=True)
+    (plans / ASKED).mkdir(parents=True, exist_ok=True)
     guest = {"BENCH_PLANS": str(plans), **_threads("1")}
     pace = clouds.Pace(notice_sec=WAITS["notice"], grace_sec=WAITS["stop"])
     cloud = clouds.start(work / "cloud", parts, guest_env=guest, pace=pace, dies_with_us=True)
@@ -433,9 +438,32 @@ def local_cloud(work: Path, plans: Path, image: Path | None = None) -> Iterator[
         policy = {"bindings": [{"role": role, "members": member} for role in roles]}
         path = f"/cloudresourcemanager/v1/projects/{clouds.PROJECT}:setIamPolicy"
         cloud.call("POST", path, {"policy": policy})
-        yield cloud
+        with _hand(cloud, plans / ASKED):
+            yield cloud
     finally:
         cloud.stop()
+
+
+@contextlib.contextmanager
+def _hand(cloud: clouds.LocalCloud, asked: Path) -> Iterator[None]:
+    """Does to VMs what the probes inside of them ask for: files `VM.verb`, gone when it is done."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.wait(HAND_SEC):
+            for wish in asked.iterdir():
+                vm, _, verb = wish.name.rpartition(".")
+                with contextlib.suppress(OperateError):  # of a VM that has gone meanwhile
+                    cloud.act(vm, verb)
+                wish.unlink()
+
+    thread = threading.Thread(target=serve, name="hand", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -574,7 +574,14 @@ def _scratch() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+SHORT_NAME = 24
+"""Bytes of a folder's name below which a VM's sockets still have room."""
+
+
 def _short_temporary() -> str | None:
+    """The user's own folder for temporary files where its name is short enough, else /tmp."""
+    if len(os.fsencode(tempfile.gettempdir())) <= SHORT_NAME:
+        return None
     return "/tmp" if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK) else None
 
 

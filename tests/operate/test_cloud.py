@@ -153,6 +153,7 @@ def test_a_crash_loses_nothing_and_a_reset_everything(shell: Shell):
     assert "no VM" in said and "bucket kept-bucket: 1 objects" in said
 
     shell.pulumi("stack", "init", "another")
+    (ROOT / "Pulumi.another.yaml").unlink()
     assert "empty" in shell.cloud("reset")
     assert "kept-bucket" not in shell.cloud("status")
     stacks = json.loads(shell.pulumi("stack", "ls", "--json"))

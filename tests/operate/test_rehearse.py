@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,8 +53,16 @@ def processes_of(token: str) -> list[str]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A short folder of the test's own, so that no other rehearsal's is taken for its."""
+    with tempfile.TemporaryDirectory(prefix="re", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+
+
 def scratch_folders() -> set[Path]:
-    return set(Path("/tmp").glob("outlast-re-*"))
+    return set(Path(os.environ["TMPDIR"]).glob("outlast-re-*"))
 
 
 def test_three_preemptions_and_every_guarantee_held_in_a_hostile_shell():
