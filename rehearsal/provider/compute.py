@@ -14,7 +14,6 @@ from rehearsal.provider.kind import (
     label_outputs,
     own_labels,
 )
-from rehearsal.provider.rest import ApiFailure
 from rehearsal.provider.tables import PLACE, SETTING, Block, Value, entries, int64
 
 DURATION: tables.Table = {"seconds": int64("seconds"), "nanos": Value("nanos")}
@@ -240,11 +239,7 @@ class InstanceTemplate(Kind):
         return cloud.compute.find(f"{base}/{state.get('numericId') or name}", query=FULL)
 
     def delete(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> None:
-        try:
-            cloud.compute.operate("DELETE", id)
-        except ApiFailure as failure:
-            if failure.status != 404:
-                raise
+        cloud.compute.destroy(id)
 
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
         return own_labels({**super().live_inputs(cloud, id, body), "project": id.split("/")[1]})
@@ -358,11 +353,7 @@ class InstanceGroupManager(Kind):
             cloud.compute.operate("POST", f"{id}/resize", size=size)
 
     def delete(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> None:
-        try:
-            cloud.compute.operate("DELETE", id)
-        except ApiFailure as failure:
-            if failure.status != 404:
-                raise
+        cloud.compute.destroy(id)
 
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
         _, project, _, place, _, _ = id.split("/")

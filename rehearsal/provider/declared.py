@@ -13,7 +13,7 @@ from rehearsal.provider.kind import (
     label_outputs,
     own_labels,
 )
-from rehearsal.provider.rest import ApiFailure, ProviderError
+from rehearsal.provider.rest import ProviderError
 from rehearsal.provider.tables import PLACE, SETTING, Block, Value, int64
 
 LOG_CONFIG: tables.Table = {
@@ -188,11 +188,7 @@ class Declared(Kind):
         }
 
     def delete(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> None:
-        try:
-            cloud.compute.operate("DELETE", id)
-        except ApiFailure as failure:
-            if failure.status != 404:
-                raise
+        cloud.compute.destroy(id)
 
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
         live = {**super().live_inputs(cloud, id, body), "project": id.split("/")[1]}

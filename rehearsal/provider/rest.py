@@ -118,6 +118,14 @@ class Api:
             raise ApiFailure(status, f"{method} {path}: {said}")
         return operation
 
+    def destroy(self, path: str) -> None:
+        """A DELETE that answers with an operation; what is gone already is no error."""
+        try:
+            self.operate("DELETE", path)
+        except ApiFailure as failure:
+            if failure.status != 404:
+                raise
+
 
 _pool = urllib3.PoolManager(
     maxsize=MAX_CONNECTIONS,

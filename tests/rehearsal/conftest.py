@@ -1,11 +1,11 @@
-"""Fixtures: local clouds without VMs, each a process of its own."""
+"""Fixtures: local clouds, each a process of its own; all but the full ones without VMs."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.rehearsal.local_cloud import LocalCloud, make_bucket
+from tests.rehearsal.local_cloud import FullCloud, LocalCloud, make_bucket
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +30,21 @@ def own_cloud(tmp_path: Path) -> Iterator[LocalCloud]:
     yield cloud
     cloud.stop()
     cloud.http.close()
+
+
+@pytest.fixture(scope="module")
+def full_cloud_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
+    cloud = FullCloud(tmp_path_factory.mktemp("full") / "state")
+    yield cloud
+    assert cloud.stop() == 0
+    cloud.http.close()
+
+
+@pytest.fixture
+def full_cloud(full_cloud_of_module: FullCloud) -> FullCloud:
+    """The file's own cloud with VMs, in which nothing exists and nothing is played."""
+    full_cloud_of_module.ok("POST", "/_local/reset")
+    return full_cloud_of_module
 
 
 @pytest.fixture

@@ -29,19 +29,9 @@ BASES = {
 GCLOUD_SEC = 120
 
 
-@pytest.fixture(scope="module")
-def module_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
-    cloud = FullCloud(tmp_path_factory.mktemp("client") / "state")
-    yield cloud
-    assert cloud.stop() == 0
-    cloud.http.close()
-
-
 @pytest.fixture
-def cloud(module_cloud: FullCloud) -> FullCloud:
-    """A cloud in which nothing exists."""
-    module_cloud.ok("POST", "/_local/reset")
-    return module_cloud
+def cloud(full_cloud: FullCloud) -> FullCloud:
+    return full_cloud
 
 
 @pytest.fixture

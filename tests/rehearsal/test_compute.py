@@ -24,19 +24,9 @@ SPOT = {"provisioningModel": "SPOT", "preemptible": True, "automaticRestart": Fa
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
-@pytest.fixture(scope="module")
-def module_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
-    cloud = FullCloud(tmp_path_factory.mktemp("compute") / "state")
-    yield cloud
-    assert cloud.stop() == 0
-    cloud.http.close()
-
-
 @pytest.fixture
-def cloud(module_cloud: FullCloud) -> FullCloud:
-    """A cloud in which nothing exists."""
-    module_cloud.ok("POST", "/_local/reset")
-    return module_cloud
+def cloud(full_cloud: FullCloud) -> FullCloud:
+    return full_cloud
 
 
 @pytest.fixture

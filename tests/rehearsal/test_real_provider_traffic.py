@@ -7,7 +7,6 @@ whole, policies read and written under their etag, objects uploaded at the host'
 
 import base64
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -70,19 +69,10 @@ class Plugin:
         return self.cloud.call("GET", path).status_code == 404
 
 
-@pytest.fixture(scope="module")
-def module_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
-    cloud = FullCloud(tmp_path_factory.mktemp("plugin") / "state")
-    yield cloud
-    assert cloud.stop() == 0
-    cloud.http.close()
-
-
 @pytest.fixture
-def plugin(module_cloud: FullCloud) -> Plugin:
+def plugin(full_cloud: FullCloud) -> Plugin:
     """The plugin with a cloud in which nothing exists."""
-    module_cloud.ok("POST", "/_local/reset")
-    return Plugin(module_cloud)
+    return Plugin(full_cloud)
 
 
 def template_body(name: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What a scenario does to VMs with processes; a shell script stands for the supervisor."""
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,19 +31,9 @@ ID="$(metadata id)"
 """
 
 
-@pytest.fixture(scope="module")
-def module_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
-    cloud = FullCloud(tmp_path_factory.mktemp("scenario") / "state")
-    yield cloud
-    assert cloud.stop() == 0
-    cloud.http.close()
-
-
 @pytest.fixture
-def cloud(module_cloud: FullCloud) -> FullCloud:
-    """A cloud in which nothing exists and nothing is played."""
-    module_cloud.ok("POST", "/_local/reset")
-    return module_cloud
+def cloud(full_cloud: FullCloud) -> FullCloud:
+    return full_cloud
 
 
 class Play:

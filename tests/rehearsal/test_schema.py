@@ -2,7 +2,6 @@
 
 import base64
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,19 +110,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(tmp_path_factory.mktemp("served"))
 
 
-@pytest.fixture(scope="module")
-def module_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
-    cloud = FullCloud(tmp_path_factory.mktemp("schema") / "state")
-    yield cloud
-    assert cloud.stop() == 0
-    cloud.http.close()
-
-
 @pytest.fixture
-def cloud(module_cloud: FullCloud) -> FullCloud:
-    """A cloud in which nothing exists."""
-    module_cloud.ok("POST", "/_local/reset")
-    return module_cloud
+def cloud(full_cloud: FullCloud) -> FullCloud:
+    return full_cloud
 
 
 def needs_a_vm(path: str) -> bool:
