@@ -208,7 +208,8 @@ def exchange(cloud: LocalCloud, *parts: bytes, ends: bool = False) -> bytes:
         with suppress(ConnectionError):  # refused before all was sent
             for part in parts:
                 connection.sendall(part)
-            if ends:
+        if ends:
+            with suppress(OSError):  # it has hung up already
                 connection.shutdown(socket.SHUT_WR)
         with suppress(ConnectionError):
             while data := connection.recv(65536):
