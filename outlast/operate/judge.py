@@ -479,6 +479,6 @@ _REASONS = {
     "delete": frozenset({Reason.INTERRUPTED, Reason.CUT}),
     "stop": frozenset({Reason.INTERRUPTED}),
     "stays-stopping": frozenset({Reason.INTERRUPTED}),
-    # It lives on and may find out for itself.
-    "lost": frozenset({Reason.CUT, Reason.FENCED}),
+    # It lives on and may find out for itself that another has the run, or has ended it.
+    "lost": frozenset({Reason.CUT, Reason.FENCED, Reason.ENDED}),
 }
