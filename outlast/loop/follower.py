@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,6 @@ from outlast.loop.training import Run, RunEnded
 class Follower(Run):
     """One rank's part in a training that rank 0 leads. What rank 0 keeps is nothing here: ``log``,
     ``eval`` and ``tick`` do nothing, and what is written to ``result`` is thrown away."""
-
-    def steps(self) -> Iterator[int]:
-        if self._started:
-            raise LoopError("run.steps() was used already; a run has one loop")
-        self._started = True
-        try:
-            while True:
-                self._follow()
-                if self._step >= self._total:
-                    return
-                self._making = self._step + 1
-                yield self._making
-                self._step, self._making = self._making, None
-        finally:
-            if self._making is not None:  # left by break: that step counts as made
-                self._step, self._making = self._making, None
-            self._finished = True
 
     def log(self, **values: Any) -> None:
         """Nothing: rank 0's rows are the run's."""
@@ -72,7 +54,7 @@ class Follower(Run):
             self._prove_rank_state()
         self._member.say(ranks.READY, self._step)
 
-    def _follow(self) -> None:
+    def _boundary(self) -> None:
         """Do what rank 0 says at this boundary, until it says go on."""
         if self._unproved and self._step == 1:
             self._prove_rank_state()
