@@ -260,7 +260,8 @@ def test_a_result_in_a_bucket_is_fetched_and_verified(folder: Path, bucket: GcsS
     found = local.finished_result(url)
     assert (found / "model.bin").read_bytes() == b"model" and found.is_relative_to(folder)
     path = f"{layout.result(1)}model.bin"
-    bucket.put(path, b"other", if_generation_match=bucket.stat(path).generation)
+    generation = bucket.stat(path).generation
+    patiently(lambda: bucket.put(path, b"other", if_generation_match=generation))
     assert local.finished_result(url) == found, "what was verified is kept under its digest"
     (found / "model.bin").write_bytes(b"spoilt")
     with pytest.raises(LoopError, match="sha256 is"):
