@@ -1,4 +1,4 @@
-"""A run in a folder of this machine: its supervisor, its name and Ctrl-C.
+"""A run in a folder of this machine, or from here in a bucket: its supervisor, name and Ctrl-C.
 
 The supervisor is another process, in a session of its own so that the terminal's Ctrl-C reaches
 the trainer only. It ends by itself when the trainer's connection closes.
@@ -83,7 +83,7 @@ class LocalSupervisor:
 
     def __init__(
         self,
-        run_dir: Path,
+        run_dir: str | Path,
         *,
         trainer: str,
         run: str,

@@ -71,10 +71,19 @@ def fetch(url: str, kind: str, home: Path, say: Say) -> Path:
 
 def _run_at(url: str) -> tuple[Store, Layout]:
     """The store and layout of a run's folder or ``gs://`` path."""
+    if not url.startswith("gs://") and not (Path(url) / "HEAD").exists():
+        raise DataError(f"run {url}: holds no run; train there first")
+    where, layout = place_of(url)
+    return open_store(where), layout
+
+
+def place_of(url: str) -> tuple[str, Layout]:
+    """The store's URL, and the layout in it, of a run's folder or ``gs://`` path.
+
+    DataError: a path in a bucket that can be no run's.
+    """
     if not url.startswith("gs://"):
-        if not (Path(url) / "HEAD").exists():
-            raise DataError(f"run {url}: holds no run; train there first")
-        return open_store(url), Layout("", "")
+        return url, Layout("", "")
     bucket, _, path = url.removeprefix("gs://").strip("/").partition("/")
     try:
         prefix, _, run = check_object_name(path).rpartition("/")
@@ -82,7 +91,7 @@ def _run_at(url: str) -> tuple[Store, Layout]:
         raise DataError(
             f"run {url}: must be a run's folder or gs://BUCKET/experiments/NAME/RUN"
         ) from None
-    return open_store(f"gs://{bucket}"), Layout(prefix, run)
+    return f"gs://{bucket}", Layout(prefix, run)
 
 
 def _is_run(url: str) -> bool:

@@ -43,7 +43,7 @@ class Folder:
 
     def start(self, run: str = "0123456789") -> Session:
         options = argparse.Namespace(
-            run_dir=self.run_dir,
+            run_dir=str(self.run_dir),
             socket=self.socket,
             trainer="walk",
             run=run,

@@ -49,7 +49,9 @@ def parser() -> argparse.ArgumentParser:
         "holds its last checkpoint when it starts, and what it writes there is kept.",
         allow_abbrev=False,
     )
-    top.add_argument("--run-dir", type=Path, help="folder of the run; default runs/command-<run>")
+    top.add_argument(
+        "--run-dir", help="folder or gs:// path of the run; default runs/command-<run>"
+    )
     top.add_argument(
         "--data",
         action="append",
@@ -73,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     # Of the supervisor of a VM.
     top.add_argument("--home", type=Path, help=argparse.SUPPRESS)
     top.add_argument("--source", type=Path, help=argparse.SUPPRESS)
+    top.add_argument("--folder", default="", help=argparse.SUPPRESS)
     top.add_argument("--programs", type=Path, help=argparse.SUPPRESS)
     return top
 
@@ -136,6 +139,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> Command:
         line=words[0] if options.shell else "",
         home=home,
         source=options.source,
+        folder=options.folder,
         cwd=Path.cwd() if home is None else None,
         programs=options.programs,
         data=tuple(options.data),
@@ -165,8 +169,10 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
     # What can be told before: a mistyped command shall not make the folder its own.
     command.check()
     command.check_program()
-    folder = options.run_dir or default_folder(COMMAND, command.identity, None)
-    home = folder.absolute() / "live"
+    own = default_folder(COMMAND, command.identity, None)
+    folder = options.run_dir or own
+    # The command's own folders are this machine's, wherever its checkpoints go.
+    home = (own if "://" in str(folder) else Path(folder)).absolute() / "live"
     with contextlib.ExitStack() as cleanup:
         interrupts = Interrupts()
         interrupts.install()
