@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV := .venv/bin
 FRAMEWORKS := .venv-frameworks
 BENCH := .venv-bench
+POLICY := .venv-policy
 PYTEST := $(VENV)/python -m pytest
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-frameworks kill-matrix scenarios bench-setup check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-frameworks kill-matrix scenarios bench-setup policy-setup tables check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,7 +25,7 @@ test: test-fast test-engine test-rehearsal ## every test; a tier that finds none
 test-fast: setup ## tests without engine, VMs and network, those of the shell among them
 	$(PYTEST) -q
 
-test-engine: setup ## tests with the Pulumi engine and the local cloud
+test-engine: setup policy-setup ## tests with the Pulumi engine and the local cloud
 	$(PYTEST) -q -m engine
 
 test-rehearsal: setup ## tests that boot VMs of the local cloud
@@ -51,6 +52,17 @@ $(BENCH)/installed: bench/requirements.txt | setup
 	$(VENV)/uv pip install --quiet --require-hashes --python $(BENCH)/bin/python -r $<
 	touch $@
 
+policy-setup: $(POLICY)/installed ## .venv-policy: what the policy pack runs in (--policy-pack policy)
+
+$(POLICY)/installed: requirements/policy.txt | setup
+	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(POLICY)
+	$(VENV)/uv pip install --quiet --require-hashes --python $(POLICY)/bin/python -r $<
+	touch $@
+
+tables: setup ## docs/configuration.md, components.md and the table of machines.md, from what the code declares
+	$(VENV)/python tools/tables.py
+	$(VENV)/python tools/machines_table.py
+
 check: setup ## ruff, pyright, then every test
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
@@ -63,11 +75,11 @@ fmt: setup ## formats Python and shell
 	$(VENV)/shfmt -w -i 2 startup/*.sh tools/hosts/*.sh tools/hosts/pulumi-*
 
 lock: setup ## locks requirements/*.in anew, with hashes
-	cd requirements && for set in runtime dev vm frameworks; do \
+	cd requirements && for set in runtime dev vm frameworks policy; do \
 	  ../$(COMPILE) $$set.in -o $$set.txt || exit 1; \
 	done
 	cd bench && ../$(COMPILE) --no-annotate requirements.in -o requirements.txt
 
 clean: ## removes what was made here; the cache outside the checkout stays
-	rm -rf .venv $(FRAMEWORKS) $(BENCH) .outlast tools/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv $(FRAMEWORKS) $(BENCH) $(POLICY) .outlast tools/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,8 +5,8 @@ values, `check` turns them into Settings and needs no engine. Every refusal is a
 sentence with the field, the value and the rule, then what to do; the engine prints it as it is.
 """
 
+import argparse
 import difflib
-import hashlib
 import json
 import os
 import re
@@ -20,11 +20,12 @@ import pulumi
 import yaml
 
 import trainers
+from components import foundation, machines, metadata, reach
 from components import labels as label_rules
-from components import metadata
 from outlast import bundle as bundles
-from outlast import identity
+from outlast import delivery, identity
 from outlast.layout import EXPERIMENT_PATTERN, Layout, Pin
+from outlast.operate import recipe as recipes
 from outlast.run.metadata import BadSpec, parse_checkpoint_every
 
 ROOT = Path(__file__).resolve().parent
@@ -57,7 +58,16 @@ _IMAGE = re.compile(
     rf"|(?:{_IMAGE_PROJECT}/|family/)?{_IMAGE_NAME}"
 )
 _GS_PATH = re.compile(r"gs://[a-z0-9][-_.a-z0-9]*(?:/(?!\.{1,2}(?:/|$))[^/#'\\\\\s]+)+/?")
+_NETWORK = re.compile(
+    rf"(?:projects/{_IMAGE_PROJECT}/global/networks/)?[a-z](?:[-a-z0-9]{{0,61}}[a-z0-9])?"
+)
+_SUBNETWORK = re.compile(
+    rf"(?:projects/{_IMAGE_PROJECT}/regions/[-a-z0-9]+/subnetworks/)?"
+    r"(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)?"
+)
+_STACK = re.compile(r"(?:[-_.A-Za-z0-9]+/){0,2}[-_.A-Za-z0-9]+")
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
+_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _MACHINE = re.compile(r"[a-z][-a-z0-9]*")
 _FLAG = re.compile(r"[a-z][-a-z0-9]*")
 _LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
@@ -84,13 +94,22 @@ class Settings:
     project: str
     region: str
     zone: str
+    """Empty where the group is regional."""
+    zones: tuple[str, ...]
+    """Of a regional group; empty: all of the region's."""
     owner: str
     """`organization/project/stack`: whose the run is."""
     experiment: str
     trainer: str
     args: Mapping[str, metadata.Argument]
     run: str
+    content: Mapping[str, Any]
+    """What the run's name is made of, unless `outlast:run` gives it another."""
+    mutable: Mapping[str, str]
+    """Flags that may change in the middle of the run, each with how."""
     resume: int
+    on_new_run: str
+    """`refuse` or `replace`: what becomes of an open run that another would replace."""
     checkpoint_every: str
     retries_failures: int
     keep_every_steps: int
@@ -99,17 +118,44 @@ class Settings:
     command: str
     """JSON of a text or a list of texts; empty where a trainer trains."""
     source: str
-    """Folder of the checkout with the command's own files; empty for none."""
+    """Folder of the checkout with the command's or the trainer's own files; empty for none."""
     requirements: str
-    """File of the checkout; empty for none."""
+    """File or folder of the checkout, or of the repository; empty for none."""
+    delivery: delivery.Delivery
     quiet_sec: int
     limit_run_minutes: int
+    mode: str
     machine_type: str
+    more_types: tuple[str, ...]
+    """By rank after `machine_type`."""
     spot: bool
+    restarts: bool
+    """Whether the VM stops and boots again where its host is maintained."""
+    accelerator: str
+    accelerator_count: int
+    gpus: int
+    """GPUs that the VM must have, attached or of its own."""
+    local_ssd: int
+    min_cpu_platform: str
     image: str
+    recipe: recipes.Recipe | None
+    """What the image is baked from; None: it is there."""
+    update: str
+    """`opportunistic` or `now`: when a changed template reaches a living VM."""
     boot_disk_gb: int
     boot_disk_type: str
     bucket: str
+    bucket_mode: str
+    """`managed`, made or adopted by its label; or `existing`, somebody else's."""
+    soft_delete_days: int
+    versioning: bool
+    part: str
+    """`experiment`, or `foundation`: what several of them share, without a run."""
+    foundation: str
+    """`organization/project/stack` of the foundation; empty for none."""
+    leave_role: str
+    """The foundation's; empty where the stack declares its own."""
+    reach: reach.Reach
     data_paths: tuple[str, ...]
     """`gs://` paths that the VM may read besides."""
     init: str
@@ -120,11 +166,48 @@ class Settings:
     notice_sec: int
     waits: str
     """Canonical JSON object of seconds, as the VM reads it."""
+    advice: tuple[str, ...]
+    """Sentences on what could be better and is no error."""
+
+    @property
+    def location(self) -> str:
+        """Where the group is; another one is another place."""
+        return self.zone or ",".join(self.zones) or self.region
+
+    @property
+    def named(self) -> str:
+        """The name that the run's content gives it."""
+        return identity.name_of(self.content)
+
+    @property
+    def git(self) -> str:
+        """What the VM is told of the commit that it fetches; empty for none."""
+        return self.delivery.git.to_json() if self.delivery.git else ""
 
     @property
     def prefix(self) -> str:
         """Where the experiment lives in the bucket."""
         return f"experiments/{self.experiment}"
+
+    @property
+    def tags(self) -> list[str]:
+        """The VMs' network tags: one where a firewall rule is meant for them."""
+        return [reach.tag(self.experiment)] if self.reach.tagged else []
+
+    @property
+    def health_port(self) -> int:
+        """Where a VM is asked for its health; 0 where it is not."""
+        return reach.HEALTH_PORT if self.reach.checked else 0
+
+    @property
+    def health(self) -> str:
+        """As `outlast-health` has it; empty where nobody asks."""
+        return f"{self.health_port} {self.reach.health_limit_sec}" if self.reach.checked else ""
+
+    @property
+    def foundation_note(self) -> str:
+        """The object by which the foundation knows that this experiment stands on it."""
+        return foundation.note(self.foundation, self.experiment)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -143,19 +226,36 @@ class Code:
     sha256: str
 
 
+@dataclass(frozen=True)
+class FoundBucket:
+    """What the look-up of the bucket found."""
+
+    location: str = ""
+    """Where it is, or will be; empty where nobody could be asked."""
+    adopt: bool = False
+    """Whether it is there and ours."""
+
+
 # ---------------------------------------------------------------------------------------------
 # What the program calls
 
 
 def load() -> Settings:
     """The running stack's settings. Raises SettingsError."""
-    return check(
-        {**pulumi.runtime.config.get_config_env(), **pulumi.runtime.config.CONFIG.get()},
-        organization=pulumi.get_organization(),
-        project=pulumi.get_project(),
+    values = {**pulumi.runtime.config.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
+    organization, project = pulumi.get_organization(), pulumi.get_project()
+    name = _foundation_name(values, organization, project)
+    found = check(
+        values,
+        organization=organization,
+        project=project,
         stack=pulumi.get_stack(),
         environ=os.environ,
+        foundation_outputs=_read_foundation(name) if name else None,
     )
+    for sentence in found.advice:
+        pulumi.log.info(sentence)
+    return found
 
 
 def bundle(settings: Settings) -> Code:
@@ -164,13 +264,22 @@ def bundle(settings: Settings) -> Code:
         extra = {
             f"{bundles.SOURCE}/{name}": data for name, data in _source(settings.source).items()
         }
-        if settings.requirements:
-            extra[bundles.USER_REQUIREMENTS] = (ROOT / settings.requirements).read_bytes()
+        if settings.delivery.git is None:
+            extra |= _required(settings.requirements)
         packed = bundles.build(ROOT, ROOT / ".outlast" / "bundles", extra)
     except bundles.BundleError as error:
         raise SettingsError(str(error)) from None
     name = Layout(settings.prefix, settings.run).bundle(packed.sha256)
     return Code(str(packed.path), name, packed.sha256)
+
+
+def baked(settings: Settings, code: Code) -> recipes.Baked:
+    """The stack's recipe with its files. Raises SettingsError."""
+    assert settings.recipe is not None
+    try:
+        return recipes.read(settings.recipe, ROOT, bundle_sha256=code.sha256)
+    except recipes.RecipeError as error:
+        raise SettingsError(f"{NAMESPACE}:imageRecipe {error}") from None
 
 
 def scripts() -> dict[str, str]:
@@ -179,16 +288,19 @@ def scripts() -> dict[str, str]:
         "startup-script": "boot.sh",
         "outlast-sh-lib": "lib.sh",
         "outlast-sh-leave": "leave.sh",
+        "outlast-sh-ssd": "ssd.sh",
     }
     return {key: (ROOT / "startup" / file).read_bytes().decode() for key, file in files.items()}
 
 
-def bucket_exists(settings: Settings) -> bool:
-    """Whether the bucket is there and has our label: the one look-up that the program makes.
+def find_bucket(settings: Settings) -> FoundBucket:
+    """Where the bucket is, and whether it is there with our label: the one look-up that the program
+    makes.
 
-    Raises SettingsError for a bucket of that name without the label. Where nobody can be asked (no
-    credentials, no network) the answer is no: a preview needs no cloud, and `up` would fail on the
-    provider's own call, which says why.
+    Raises SettingsError for a bucket of that name without the label, and for an existing one that
+    is not there or has no uniform access. Where nobody can be asked (no credentials, no network)
+    nothing is known: a preview needs no cloud, and `up` would fail on the provider's own call,
+    which says why.
     """
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
@@ -200,16 +312,49 @@ def bucket_exists(settings: Settings) -> bool:
         found = client.lookup_bucket(settings.bucket, timeout=10, retry=cast(Any, None))
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
         pulumi.log.info(f"bucket {settings.bucket}: cannot be looked up ({_first_line(error)})")
-        return False
+        return FoundBucket()
+    existing = settings.bucket_mode == "existing"
     if found is None:
-        return False
-    if found.labels.get("managed-by") != label_rules.MANAGED_BY:
+        if existing:
+            raise _bad(
+                "bucket",
+                settings.bucket,
+                "with bucketMode existing must be there",
+                "to one that is",
+            )
+        return FoundBucket(settings.region)
+    if existing and not found.iam_configuration.uniform_bucket_level_access_enabled:
+        raise SettingsError(
+            f"outlast:bucket {settings.bucket!r}: has no uniform bucket-level access, so that a VM"
+            " could not be limited to its own prefix; enable it on the bucket, or name another"
+        )
+    if not existing and found.labels.get("managed-by") != label_rules.MANAGED_BY:
         raise SettingsError(
             f"outlast:bucket {settings.bucket!r}: exists and has no label managed-by="
-            f"{label_rules.MANAGED_BY}; set outlast:bucket to another name, or label the bucket to"
-            " let Outlast keep checkpoints in it"
+            f"{label_rules.MANAGED_BY}; set outlast:bucket to another name, set outlast:bucketMode"
+            " to existing to use it as it is, or label the bucket to let Outlast keep it"
         )
-    return True
+    location = (found.location or "").lower()
+    if reach.distance(location, settings.region) not in ("same", ""):
+        pulumi.log.warn(
+            f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; what they"
+            " read and write crosses regions, which is slower and billed"
+        )
+    return FoundBucket(location, adopt=not existing)
+
+
+def foundation_outputs(settings: Settings) -> dict[str, Any]:
+    """A foundation's outputs that are known beforehand, for `components.foundation.overlay`."""
+    chosen = settings.image != declared()["image"]["default"]
+    return {
+        "part": settings.part,
+        "owner": settings.owner,
+        "project": settings.project,
+        "region": settings.region,
+        "externalIp": settings.reach.external_ip,
+        "nat": settings.reach.nat,
+        "image": settings.image if chosen else "",
+    }
 
 
 def outputs(settings: Settings, code: Code) -> dict[str, Any]:
@@ -222,8 +367,9 @@ def outputs(settings: Settings, code: Code) -> dict[str, Any]:
         "prefix": settings.prefix,
         "runPath": f"{settings.prefix}/{settings.run}",
         "groupZone": settings.zone,
+        "zones": list(settings.zones),
+        "mode": settings.mode,
         "region": settings.region,
-        "image": settings.image,
         "bundle": code.object,
         "bundleSha256": code.sha256,
     }
@@ -245,38 +391,50 @@ def check(
     project: str,
     stack: str,
     environ: Mapping[str, str],
+    foundation_outputs: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from the engine's `values` (full key to text). Raises SettingsError."""
+    """Settings from the engine's `values` (full key to text), and the outputs of the stack that
+    `outlast:foundation` names. Raises SettingsError."""
     read = _Reader(values, declared())
     read.refuse_unknown()
 
     cloud = _cloud_project(values, environ)
-    zone = read.text("zone") or str(values.get("gcp:zone", ""))
-    if not _ZONE.fullmatch(zone):
-        raise _bad("zone", zone, "must be a zone such as europe-west4-a", "or set gcp:zone")
+    location = _location(read, str(values.get("gcp:zone", "")))
+    if foundation_outputs is not None:
+        read = _Reader(
+            _overlaid(read, values, foundation_outputs, cloud, location.region), declared()
+        )
+    choice, machine = _machine(read, regional=not location.zone)
     notice_sec = read.integer("noticeSec", 0, LIMIT_WAIT_SEC)
     if cloud != LOCAL_PROJECT and notice_sec not in (0, 120):
         raise _bad("noticeSec", notice_sec, "must be 120 or 0, the platform gives no other")
 
     experiment = _experiment(read.text("experiment"), stack)
+    delivered = _delivery(read, cloud)
     command = _command(read)
     trainer = identity.COMMAND if command else read.text("trainer")
     args = _args(read.mapping("args"))
-    run = _run(read, trainer, args, command)
+    is_own = not command and bool(delivered.git or read.text("source"))
+    content = _content(read, trainer, args, command, delivered.git)
     bucket = _bucket(read, cloud)
     data_paths = _data_paths(read)
     if not command:
-        _check_paths(trainer, args, f"gs://{bucket}/", f"experiments/{experiment}/", data_paths)
+        dests = _dests(args if is_own else trainers.load(trainer).parser())
+        _check_paths(dests, args, f"gs://{bucket}/", f"experiments/{experiment}/", data_paths)
     return Settings(
         project=cloud,
-        region=zone.rpartition("-")[0],
-        zone=zone,
+        region=location.region,
+        zone=location.zone,
+        zones=location.zones,
         owner=f"{organization}/{project}/{stack}",
         experiment=experiment,
         trainer=trainer,
         args=args,
-        run=run,
+        run=_pinned(read) or identity.name_of(content),
+        content=content,
+        mutable={} if command or is_own else trainers.mutable(trainer),
         resume=read.integer("resume", 0, RESUME_LIMIT),
+        on_new_run=read.choice("onNewRun", "refuse", "replace"),
         checkpoint_every=_checkpoint_every(read.text("checkpointEvery")),
         retries_failures=read.integer("retriesFailures", 0),
         keep_every_steps=read.integer("keepEverySteps", 0),
@@ -285,15 +443,20 @@ def check(
         command=command,
         source=read.text("source"),
         requirements=read.text("requirements"),
+        delivery=delivered,
         quiet_sec=read.integer("quietSec", 1, LIMIT_WAIT_SEC),
         limit_run_minutes=read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES),
-        machine_type=_matching(
-            "machineType",
-            read.text("machineType"),
-            _MACHINE,
-            "must be a machine type's bare name such as e2-standard-2",
-        ),
-        spot=read.boolean("spot"),
+        mode=choice.mode,
+        machine_type=choice.machine_type,
+        more_types=choice.more_types,
+        spot=machine.spot,
+        restarts=machine.restarts,
+        accelerator=choice.accelerator,
+        accelerator_count=choice.accelerator_count,
+        gpus=machine.gpus,
+        local_ssd=choice.local_ssd,
+        min_cpu_platform=choice.min_cpu_platform,
+        recipe=_recipe(read, cloud, location.zone or (*location.zones, "")[0]),
         image=_matching(
             "image",
             read.text("image"),
@@ -301,21 +464,41 @@ def check(
             "must name an image or an image family, such as"
             " projects/debian-cloud/global/images/family/debian-13",
         ),
+        update=read.choice("update", "opportunistic", "now"),
         boot_disk_gb=read.integer("bootDiskGb", 10, 65_536),
-        boot_disk_type=_matching(
-            "bootDiskType",
-            read.text("bootDiskType"),
-            _MACHINE,
-            "must be a disk type's bare name such as pd-balanced",
-        ),
+        boot_disk_type=choice.disk_type,
         bucket=bucket,
+        bucket_mode=read.choice("bucketMode", "managed", "existing"),
+        soft_delete_days=_soft_delete_days(read),
+        versioning=read.boolean("versioning"),
+        part=_part(read),
+        foundation=_foundation_name(values, organization, project),
+        leave_role=(foundation_outputs or {}).get("leaveRole", ""),
+        reach=_reach(read, delivered.git),
         data_paths=data_paths,
         init=_init(read, command),
         labels=label_rules.of_stack(project, stack, experiment, _labels(read.mapping("labels"))),
         webhook=_webhook(read.text("webhook")),
         notice_sec=notice_sec,
         waits=_waits(read, notice_sec),
+        advice=machine.advice,
     )
+
+
+def _recipe(read: "_Reader", project: str, zone: str) -> recipes.Recipe | None:
+    """What the stack's image is baked from; None for none."""
+    given = read.mapping("imageRecipe")
+    if not given:
+        return None
+    if read.text("part") == "foundation":
+        raise SettingsError(
+            f"{NAMESPACE}:imageRecipe beside {NAMESPACE}:part foundation: an experiment bakes its"
+            " image; leave it out here, and name the family in outlast:image elsewhere"
+        )
+    try:
+        return recipes.check(given, base=read.text("image"), project=project, zone=zone)
+    except recipes.RecipeError as error:
+        raise SettingsError(f"{NAMESPACE}:imageRecipe {error}") from None
 
 
 class _Reader:
@@ -357,6 +540,12 @@ class _Reader:
         if text not in ("true", "false"):
             raise _bad(key, text, "must be true or false")
         return text == "true"
+
+    def choice(self, key: str, *known: str) -> str:
+        text = self.text(key)
+        if text not in known:
+            raise _bad(key, text, f"must be {' or '.join(known)}")
+        return text
 
     def array(self, key: str) -> list[Any]:
         value = self._value(key)
@@ -455,11 +644,6 @@ def _command(read: _Reader) -> str:
     """The command as JSON, a text for the shell or a list of texts; empty where there is none."""
     text = read.text("command")
     if not text:
-        if read.text("source"):
-            raise SettingsError(
-                f"{NAMESPACE}:source {read.text('source')!r}: is for a command's files; set"
-                f" {NAMESPACE}:command too, or leave it out"
-            )
         return ""
     command: Any = text
     if text.startswith("["):
@@ -510,13 +694,42 @@ def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:
     return paths
 
 
+def _delivery(read: _Reader, cloud: str) -> delivery.Delivery:
+    texts = ["delivery", "gitUrl", "gitCommit", "gitPath", "gitRef", "gitSecret", "requirements"]
+    try:
+        return delivery.check(
+            {key: read.text(key) for key in texts},
+            read.array("gitHostKeys"),
+            project=cloud,
+            source=read.text("source"),
+        )
+    except delivery.DeliveryError as error:
+        raise SettingsError(f"{NAMESPACE}:{error}") from None
+
+
 def _source(folder: str) -> dict[str, bytes]:
-    """The command's own files by name. Raises BundleError."""
+    """The command's or the trainer's own files by name. Raises BundleError."""
     return bundles.source_files(_of_checkout("source", folder)) if folder else {}
 
 
-def _requirements(read: _Reader) -> str:
-    """The digest of the user's requirements; empty where there are none."""
+def _required(name: str) -> dict[str, bytes]:
+    """What the user's packages are made of, by names in the bundle. Raises BundleError."""
+    if not name:
+        return {}
+    place = _of_checkout("requirements", name)
+    if place.is_file():
+        return {bundles.USER_REQUIREMENTS: place.read_bytes()}
+    files = bundles.source_files(place)
+    if not {"pyproject.toml", "requirements.txt"} & files.keys():
+        raise bundles.BundleError(
+            f"{name}: holds neither pyproject.toml nor requirements.txt; set"
+            f" {NAMESPACE}:requirements to a folder that does, or to a file"
+        )
+    return {f"{bundles.PACKAGE}/{file}": data for file, data in files.items()}
+
+
+def _requirements(read: _Reader, git: delivery.Git | None) -> str:
+    """The digest of the user's requirements, or their name in the commit; empty for none."""
     name = read.text("requirements")
     if not name:
         return ""
@@ -525,34 +738,51 @@ def _requirements(read: _Reader) -> str:
             f"{NAMESPACE}:requirements beside {NAMESPACE}:trainerPython: an environment is made of"
             " the one, the other names one that is there; leave one of them out"
         )
-    return hashlib.sha256(_of_checkout("requirements", name).read_bytes()).hexdigest()
+    if git is not None:
+        return git.requirements
+    try:
+        return identity.files_digest(_required(name))
+    except bundles.BundleError as error:
+        raise SettingsError(f"{NAMESPACE}:requirements {error}") from None
 
 
 def _of_checkout(key: str, name: str) -> Path:
-    """A file (`requirements`) or a folder (`source`) of the checkout."""
+    """A folder of the checkout, or (`requirements`) a file."""
     path = (ROOT / name).resolve()
-    kind, found = ("folder", path.is_dir()) if key == "source" else ("file", path.is_file())
+    kind, found = "folder", path.is_dir()
+    if key == "requirements":
+        kind, found = "file or a folder", path.exists()
     if not found or not path.is_relative_to(ROOT) or path == ROOT:
         raise _bad(key, name, f"must be a {kind} in the checkout", "or leave it empty")
     return path
 
 
-def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument], command: str) -> str:
-    """The run's name, checked by the trainer's own parser even where it is pinned."""
-    if command:
+def _content(
+    read: _Reader,
+    trainer: str,
+    args: Mapping[str, metadata.Argument],
+    command: str,
+    git: delivery.Git | None,
+) -> dict[str, Any]:
+    """What names the run, checked by the trainer's own parser even where it is pinned. A trainer
+    that is none of the checkout's is not run here: its flags count as they are written."""
+    pin = Pin.parse(_init(read, command)) if read.text("init") else None
+    init = None if pin is None else {"path": pin.path, "blake3": pin.digest}
+    if command or git or read.text("source"):
         try:
-            source = identity.files_digest(_source(read.text("source")))
+            source = git.source if git else identity.files_digest(_source(read.text("source")))
         except bundles.BundleError as error:
             raise SettingsError(f"{NAMESPACE}:source {error}") from None
         spec = identity.Spec(
-            trainer=trainer,
-            arguments={"command": json.loads(command)},
+            trainer=trainer if command else _own_module(trainer),
+            arguments={"command": json.loads(command)} if command else {"argv": _argv(args)},
             source=source,
-            data=_command_data(command, _data_paths(read)),
+            data=_command_data(command, _data_paths(read)) if command else (),
+            init=init,
             rerun=read.integer("rerun", 0),
-            requirements=_requirements(read),
+            requirements=_requirements(read, git),
         )
-        return _pinned(read) or identity.run_id(spec)
+        return identity.content(spec)
     known = sorted(trainers.names())
     if trainer not in known:
         raise SettingsError(
@@ -577,16 +807,15 @@ def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument], com
     try:
         arguments = identity.arguments(parser, _argv(args))
         seed = arguments.pop("seed", None)
-        pin = Pin.parse(_init(read, command)) if read.text("init") else None
-        named = identity.run_id(
+        return identity.content(
             identity.Spec(
                 trainer=trainer,
                 arguments=arguments,
-                init=None if pin is None else {"path": pin.path, "blake3": pin.digest},
+                init=init,
                 source=identity.source_digest(ROOT / "trainers" / f"{trainer}.py"),
                 seed=seed,
                 rerun=read.integer("rerun", 0),
-                requirements=_requirements(read),
+                requirements=_requirements(read, git),
             )
         )
     except identity.IdentityError as error:
@@ -594,7 +823,13 @@ def _run(read: _Reader, trainer: str, args: Mapping[str, metadata.Argument], com
             f"{NAMESPACE}:args of trainer {trainer}: {error}; run python -m trainers {trainer}"
             " --help for the rules"
         ) from None
-    return _pinned(read) or named
+
+
+def _own_module(name: str) -> str:
+    try:
+        return delivery.check_module(name)
+    except delivery.DeliveryError as error:
+        raise SettingsError(f"{NAMESPACE}:{error}") from None
 
 
 def _pinned(read: _Reader) -> str:
@@ -612,6 +847,119 @@ def _bucket(read: _Reader, cloud: str) -> str:
         "must have 3 to 63 lower-case letters, digits, dashes, underscores and dots, the first"
         " and the last a letter or digit, no two dots in a row",
     )
+
+
+def _soft_delete_days(read: _Reader) -> int:
+    days = read.integer("softDeleteDays", 0, 90)
+    if days not in reach.SOFT_DELETE_DAYS:
+        raise _bad("softDeleteDays", days, "must be 0, or 7 to 90 as the platform takes")
+    return days
+
+
+def _part(read: _Reader) -> str:
+    part = read.choice("part", "experiment", "foundation")
+    if part == "foundation" and read.text("foundation"):
+        raise SettingsError(
+            f"{NAMESPACE}:foundation beside {NAMESPACE}:part foundation: a foundation stands on no"
+            " other; leave one of them out"
+        )
+    return part
+
+
+def _foundation_name(values: Mapping[str, Any], organization: str, project: str) -> str:
+    """The foundation as the engine names a stack; empty for none."""
+    name = str(values.get(f"{NAMESPACE}:foundation", "")).strip()
+    if not name:
+        return ""
+    if not _STACK.fullmatch(name):
+        raise _bad(
+            "foundation", name, "must be a stack's name, or organization/project/stack", "to one"
+        )
+    return "/".join([organization, project][: 2 - name.count("/")] + [name])
+
+
+def _read_foundation(name: str) -> Mapping[str, Any]:
+    """The outputs of the stack, as a reference to it has them. Raises SettingsError."""
+    try:
+        found = pulumi.runtime.invoke("pulumi:pulumi:readStackOutputs", {"name": name}).value
+    except Exception as error:
+        raise SettingsError(
+            f"{NAMESPACE}:foundation {name!r}: cannot be read ({_first_line(error)}); bring that"
+            " stack up first, in this backend"
+        ) from None
+    return found["outputs"]
+
+
+def _overlaid(
+    read: _Reader,
+    values: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    cloud: str,
+    region: str,
+) -> dict[str, Any]:
+    defaults = {key: entry["default"] for key, entry in declared().items()}
+    try:
+        return foundation.overlay(
+            values, outputs, defaults, stack=read.text("foundation"), project=cloud, region=region
+        )
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _reach(read: _Reader, git: delivery.Git | None) -> reach.Reach:
+    """The network and who may come in. Raises SettingsError for what cannot be."""
+    network = _matching(
+        "network",
+        read.text("network"),
+        _NETWORK,
+        "must be default, isolated or the name of an existing network",
+    )
+    stall_sec = read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60
+    health = read.choice("health", *reach.HEALTH_MODES)
+    asked_sec = read.integer("healthLimitSec", 0, LIMIT_WAIT_SEC)
+    found = reach.Reach(
+        network=network,
+        subnetwork=_matching(
+            "subnetwork",
+            read.text("subnetwork"),
+            _SUBNETWORK,
+            "must be the name of a subnetwork in the zone's region",
+        ),
+        external_ip=reach.has_address(network, _yes_no("externalIp", read)),
+        nat=read.boolean("nat"),
+        health=health,
+        health_limit_sec=asked_sec or reach.health_limit_sec(health, stall_sec),
+        ssh=read.choice("ssh", *reach.SSH_MODES) != "",
+    )
+    why = reach.refusal(found, _needs_internet(read, git)) or (
+        reach.health_refusal(health, found.health_limit_sec, stall_sec)
+    )
+    if why:
+        raise SettingsError(f"{NAMESPACE}:{why}")
+    return found
+
+
+def _yes_no(key: str, read: _Reader) -> str:
+    """`true`, `false` or empty."""
+    text = read.text(key).lower()
+    return text and str(read.boolean(key)).lower()
+
+
+def _needs_internet(read: _Reader, git: delivery.Git | None) -> list[str]:
+    """What a boot fetches from elsewhere than Google's APIs, in words."""
+    if read.text("part") == "foundation":
+        return []
+    needs = []
+    if git is not None:
+        needs.append(f"the trainer is fetched from {git.url}")
+    if reach.is_stock(read.text("image")):
+        needs.append(f"a VM of the stock image {read.text('image')} installs its packages")
+    if read.text("delivery") == delivery.GIT:
+        needs.append(f"a VM fetches the code from {read.text('gitUrl').rpartition('@')[2]}")
+    packages = git.requirements if git is not None else read.text("requirements")
+    if packages:
+        needs.append(f"what {packages} names is installed")
+    return needs
 
 
 def _data_paths(read: _Reader) -> tuple[str, ...]:
@@ -653,8 +1001,19 @@ def _init(read: _Reader, command: str) -> str:
     return str(pin)
 
 
+def _dests(flags: argparse.ArgumentParser | Mapping[str, Any]) -> dict[str, str]:
+    """What each flag sets, as its parser says, or as its name does where nobody can be asked."""
+    if not isinstance(flags, argparse.ArgumentParser):
+        return {flag: flag.replace("-", "_") for flag in flags}
+    return {
+        option.removeprefix("--"): action.dest
+        for action in flags._actions
+        for option in action.option_strings
+    }
+
+
 def _check_paths(
-    trainer: str,
+    dests: Mapping[str, str],
     args: Mapping[str, metadata.Argument],
     bucket: str,
     prefix: str,
@@ -662,11 +1021,6 @@ def _check_paths(
 ) -> None:
     """Refuses paths in the trainer's flags that the VM could not read or write. `bucket` is
     `gs://…/`, `prefix` the experiment's below it."""
-    dests = {
-        option.removeprefix("--"): action.dest
-        for action in trainers.load(trainer).parser()._actions
-        for option in action.option_strings
-    }
     for flag, value in args.items():
         if dests[flag] in ("data", "eval_data") and value != "":
             _check_data(flag, str(value), bucket, prefix, data_paths)
@@ -693,11 +1047,11 @@ def _check_data(flag: str, path: str, bucket: str, prefix: str, data_paths: Sequ
 
 def _check_output(flag: str, path: str, own: str) -> None:
     first = path.removeprefix(own).partition("/")[0]
-    taken = identity.RUN_PATTERN.fullmatch(first) or first == "bundles"
+    taken = identity.RUN_PATTERN.fullmatch(first) or first in ("bundles", "environments")
     if not _GS_PATH.fullmatch(path) or not path.startswith(own) or taken:
         raise SettingsError(
             f"{NAMESPACE}:args {flag} {path!r}: the VM writes only below {own}, and there not into"
-            f" a run's folder or bundles/; give a path such as {own}models/first"
+            f" a run's folder, bundles/ or environments/; give a path such as {own}models/first"
         )
 
 
@@ -775,9 +1129,63 @@ def _waits(read: _Reader, notice_sec: int) -> str:
             "notice": notice_sec,
             "stop": read.integer("stopSec", 0, LIMIT_WAIT_SEC),
             "stall": read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60,
-            "keep": 0,
+            "driver": read.integer("waitDriverSec", 0, LIMIT_WAIT_SEC),
+            "keep": _keep_minutes(read) * 60,
         }
     )
+
+
+def _keep_minutes(read: _Reader) -> int:
+    """How long the VM stays after the run's end."""
+    minutes = read.integer("keepMinutes", 1, LIMIT_RUN_MINUTES)
+    return minutes if read.choice("onEnd", "delete", "keep") == "keep" else 0
+
+
+def _location(read: _Reader, zone: str) -> machines.Location:
+    """Zonal or regional; `zone` is the engine's own."""
+    zones = [str(one) for one in read.array("zones")]
+    for one in zones:
+        if not _ZONE.fullmatch(one):
+            raise _bad("zones", one, "must be zones such as europe-west4-a")
+    region = read.text("region")
+    if region and not _REGION.fullmatch(region):
+        raise _bad("region", region, "must be a region such as europe-west4", "or leave it empty")
+    try:
+        location = machines.locate(read.text("zone"), region, zones, default=zone)
+    except machines.MachineError as error:
+        raise SettingsError(str(error)) from None
+    if not location.region or (location.zone and not _ZONE.fullmatch(location.zone)):
+        rule = "must be a zone such as europe-west4-a"
+        raise _bad("zone", location.zone, rule, "or set gcp:zone")
+    return location
+
+
+def _machine(read: _Reader, *, regional: bool) -> tuple[machines.Choice, machines.Checked]:
+    """What is asked for, and what follows from it."""
+    rule = "must be a machine type's bare name such as e2-standard-2"
+    more = [str(one) for one in read.array("machineTypes")]
+    choice = machines.Choice(
+        mode=read.text("mode"),
+        provisioning=read.text("provisioning"),
+        machine_type=_matching("machineType", read.text("machineType"), _MACHINE, rule),
+        more_types=tuple(_matching("machineTypes", one, _MACHINE, rule) for one in more),
+        accelerator=read.text("accelerator"),
+        accelerator_count=read.integer("acceleratorCount", 0),
+        local_ssd=read.integer("localSsd", 0),
+        min_cpu_platform=read.text("minCpuPlatform"),
+        disk_type=_matching(
+            "bootDiskType",
+            read.text("bootDiskType"),
+            _MACHINE,
+            "must be a disk type's bare name such as pd-balanced",
+        ),
+        regional=regional,
+        retries_failures=read.integer("retriesFailures", 0),
+    )
+    try:
+        return choice, machines.check(choice)
+    except machines.MachineError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _matching(key: str, value: str, pattern: re.Pattern[str], rule: str) -> str:

@@ -30,7 +30,17 @@ from outlast.operate.errors import OperateError
 
 FAILED, CANNOT = 1, 69
 HERE = Path(__file__).with_name("cost")
-PEERS = ("torch.save", "safetensors", "lightning async", "torch dcp async", "orbax async")
+TREES, TREES_MB = "xgb_model=", 100
+"""The largest model of trees; growing more takes minutes."""
+PEERS = (
+    "torch.save",
+    "safetensors",
+    "lightning async",
+    "torch dcp async",
+    "orbax async",
+    "keras backup",
+    TREES,
+)
 PROCESS_SEC = 300.0
 BLOCKED_RATIO, BLOCKED_SEC = 1.2, 0.003
 TRANSFER_RATIO, TRANSFER_MB = 0.8, 100
@@ -112,10 +122,16 @@ def _subjects(
         subjects.append((f"bare, {where}", [*bare, "--store", url if where == "cloud" else store]))
         ours = [sys.executable, "-m", "bench.cost.ours", *common, "--dir", str(run)]
         subjects.append((f"outlast, {where}", [*ours, "--store", store]))
-    for name in PEERS if args.peers else ():
+    for name in _peers(args, mb):
         script = [args.peer_python, str(HERE / "peers.py"), *common, "--subject", name]
         subjects.append((name, [*script, "--dir", str(work / "saved" / "peer")]))
     return subjects if number % 2 == 0 else subjects[::-1]
+
+
+def _peers(args: argparse.Namespace, mb: float) -> Sequence[str]:
+    if not args.peers:
+        return ()
+    return [name for name in PEERS if name != TREES or mb <= TREES_MB]
 
 
 def _clear(url: str) -> None:
@@ -208,7 +224,7 @@ def _targets(
                 text = f"{mb / own:.0f} MB/s, bare {mb / plain:.0f} MB/s"
                 met = plain / own >= TRANSFER_RATIO
                 lines.append(_target(key, mb, where, plain / own, text, met))
-        for name in PEERS if args.peers else ():
+        for name in _peers(args, mb):
             peer, ours = found[mb, name], found[mb, "outlast, folder"]
             for key in ("blocked", "commit"):
                 own, other = statistics.median(ours[key]), statistics.median(peer[key])

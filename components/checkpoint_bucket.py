@@ -8,6 +8,7 @@ from pulumi_gcp import storage
 from components import labels
 
 COMPONENT = "checkpoint-bucket"
+DAY_SEC = 86_400
 
 
 class CheckpointBucketArgs(TypedDict):
@@ -18,6 +19,10 @@ class CheckpointBucketArgs(TypedDict):
     project: pulumi.Input[str]
     location: pulumi.Input[str]
     """Where a new bucket is made; one that exists stays where it is."""
+    soft_delete_days: NotRequired[int]
+    """How long what was deleted is kept, and billed; none by default."""
+    versioning: NotRequired[bool]
+    """Whether old versions of objects are kept, and billed; not by default."""
     adopt: NotRequired[bool]
     """Whether a bucket of this name with our label exists; it is taken over, not made."""
 
@@ -26,8 +31,8 @@ class CheckpointBucket(pulumi.ComponentResource):
     """A private bucket that outlives its stack.
 
     `destroy` leaves it (`retain_on_delete`) and a later `up` adopts it. Several stacks of a project
-    share it, so that nothing of one stack is written on it. Soft delete and versions are off: each
-    would bill every checkpoint that retention dropped.
+    share it, so that nothing of one stack is written on it. Soft delete and versions are off unless
+    asked for: each would bill every checkpoint that retention dropped.
     """
 
     bucket: pulumi.Output[str]
@@ -48,8 +53,10 @@ class CheckpointBucket(pulumi.ComponentResource):
             storage_class="STANDARD",
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",
-            soft_delete_policy={"retention_duration_seconds": 0},
-            versioning={"enabled": False},
+            soft_delete_policy={
+                "retention_duration_seconds": args.get("soft_delete_days", 0) * DAY_SEC
+            },
+            versioning={"enabled": args.get("versioning", False)},
             labels=labels.of_shared(COMPONENT),
             opts=pulumi.ResourceOptions(
                 parent=self,

@@ -8,31 +8,65 @@ from pulumi_gcp import compute
 
 VERSION = "trainer"
 
+HEALTH_DELAY_SEC = 1800
+"""For a VM to start its health process; its first good answer ends the delay."""
+
+ZONES_MOST = 4
+"""No region has more."""
+
+
+class _UpdatePolicy(TypedDict):
+    """What the two kinds of group have alike."""
+
+    type: pulumi.Input[str]
+    minimal_action: pulumi.Input[str]
+    replacement_method: pulumi.Input[str]
+    max_surge_fixed: int
+
+
+class _LifecyclePolicy(TypedDict, total=False):
+    default_action_on_failure: pulumi.Input[str]
+    force_update_on_repair: pulumi.Input[str]
+    on_failed_health_check: pulumi.Input[str]
+
 
 class HealingGroupArgs(TypedDict):
     """Inputs of HealingGroup."""
 
     project: pulumi.Input[str]
-    zone: pulumi.Input[str]
+    zone: str
+    """Empty for a regional group. Plain: it decides which kind of group it is."""
+    region: str
+    zones: Sequence[str]
+    """Of a regional group; none for all of the region's."""
+    machine_types: Sequence[str]
+    """By rank; more than one only in a regional group."""
     experiment: str
     run: str
     resume: int
     place: pulumi.Input[int]
-    """How often the run has changed its zone; a change makes a new group."""
+    """How often the run has changed its zones; a change makes a new group."""
     size: pulumi.Input[int]
     """VMs at the group's creation: 1, or 0 for a run that has nothing left to do."""
     template: pulumi.Input[str]
     """The template's `self_link_unique`."""
+    health: pulumi.Input[str] | None
+    """The health check's address; None where VMs are not asked. Whether it is there decides the
+    shape of the group."""
+    repairs: bool
+    """Whether a VM that is UNHEALTHY is made anew, or only shown."""
+    update: str
+    """`opportunistic`, or `now`: another template replaces the living VM at once."""
     after: Sequence[pulumi.Resource]
     """What must be there before the first VM boots: its permissions and its code."""
 
 
 class HealingGroup(pulumi.ComponentResource):
-    """A zonal group of one VM that works on one run.
+    """A group of one VM, in a zone or in zones of a region, that works on one run.
 
     A new run, resume or place is a new group, the old one deleted first: two VMs never work side by
     side. Any other change only gives it another template, which a live VM meets at its next
-    recreation (OPPORTUNISTIC with `force_update_on_repair`).
+    recreation (OPPORTUNISTIC with `force_update_on_repair`), or at once where `update` says so.
     """
 
     group: pulumi.Output[str]
@@ -46,45 +80,109 @@ class HealingGroup(pulumi.ComponentResource):
     ) -> None:
         super().__init__("outlast:index:HealingGroup", name, {}, opts)
         group_name = physical_name(args["experiment"], args["run"], args["resume"])
-        group = compute.InstanceGroupManager(
-            f"{name}-group",
-            name=group_name,
-            base_instance_name=group_name,
-            project=args["project"],
-            zone=args["zone"],
-            description=_description(args),
-            target_size=args["size"],
-            versions=[{"name": VERSION, "instance_template": args["template"]}],
-            update_policy={
-                "type": "OPPORTUNISTIC",
-                "minimal_action": "REPLACE",
-                # Surge 0, which RECREATE demands: one trainer is never there twice.
-                "replacement_method": "RECREATE",
-                "max_surge_fixed": 0,
-                "max_unavailable_fixed": 1,
-            },
-            instance_lifecycle_policy={
-                "default_action_on_failure": "REPAIR",
-                "force_update_on_repair": "YES",
-            },
-            # Without Spot capacity waiting would only time out; the group goes on trying.
-            wait_for_instances=False,
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                depends_on=list(args["after"]),
-                delete_before_replace=True,
-                replace_on_changes=["name", "baseInstanceName", "zone", "description"],
-                # A VM that is done takes itself out of the group; nobody puts it back.
-                ignore_changes=["targetSize"],
-            ),
+        policy: _UpdatePolicy = {
+            "type": "PROACTIVE" if args["update"] == "now" else "OPPORTUNISTIC",
+            "minimal_action": "REPLACE",
+            # Surge 0, which RECREATE demands: one trainer is never there twice.
+            "replacement_method": "RECREATE",
+            "max_surge_fixed": 0,
+        }
+        lifecycle: _LifecyclePolicy = {
+            "default_action_on_failure": "REPAIR",
+            "force_update_on_repair": "YES",
+            **_on_failed_check(args),
+        }
+        place = ["zone"] if args["zone"] else ["region", "distributionPolicyZones"]
+        options = pulumi.ResourceOptions(
+            parent=self,
+            depends_on=list(args["after"]),
+            delete_before_replace=True,
+            replace_on_changes=["name", "baseInstanceName", *place, "description"],
+            # A VM that is done takes itself out of the group; nobody puts it back.
+            ignore_changes=["targetSize"],
         )
+        if args["zone"]:
+            group = compute.InstanceGroupManager(
+                f"{name}-group",
+                name=group_name,
+                base_instance_name=group_name,
+                project=args["project"],
+                zone=args["zone"],
+                description=_description(args),
+                target_size=args["size"],
+                versions=[{"name": VERSION, "instance_template": args["template"]}],
+                update_policy={**policy, "max_unavailable_fixed": 1},
+                instance_lifecycle_policy={**lifecycle},
+                auto_healing_policies=_healing(args),
+                # Without Spot capacity waiting would only time out; the group goes on trying.
+                wait_for_instances=False,
+                opts=options,
+            )
+        else:
+            group = compute.RegionInstanceGroupManager(
+                f"{name}-group",
+                name=group_name,
+                base_instance_name=group_name,
+                project=args["project"],
+                region=args["region"],
+                # Any zone that has room, for the first VM and for each that is made anew; a VM that
+                # trains is never moved for evenness' sake.
+                distribution_policy_zones=list(args["zones"]) or None,
+                distribution_policy_target_shape="ANY",
+                description=_description(args),
+                target_size=args["size"],
+                versions=[{"name": VERSION, "instance_template": args["template"]}],
+                instance_flexibility_policy=_choice(args["machine_types"]),
+                update_policy={
+                    **policy,
+                    "instance_redistribution_type": "NONE",
+                    # 0, or no fewer than the group has zones.
+                    "max_unavailable_fixed": len(args["zones"]) or ZONES_MOST,
+                },
+                instance_lifecycle_policy={
+                    **lifecycle,
+                    "on_repair": {"allow_changing_zone": "YES"},
+                },
+                auto_healing_policies=_healing(args),
+                wait_for_instances=False,
+                opts=options,
+            )
         self.group = group.name
         self.register_outputs({"group": self.group})
+
+
+def _choice(
+    machine_types: Sequence[str],
+) -> compute.RegionInstanceGroupManagerInstanceFlexibilityPolicyArgsDict | None:
+    """The lower the rank, the rather it is taken."""
+    if len(machine_types) < 2:
+        return None
+    return {
+        "instance_selections": [
+            {"name": f"rank-{rank}", "rank": rank, "machine_types": [machine_type]}
+            for rank, machine_type in enumerate(machine_types)
+        ]
+    }
 
 
 def physical_name(experiment: str, run: str, resume: int) -> str:
     """The group's name, and the start of its VMs' names, which may have 58 characters."""
     return f"{experiment}-{run}" + (f"-r{resume}" if resume else "")
+
+
+def _healing(
+    args: HealingGroupArgs,
+) -> compute.InstanceGroupManagerAutoHealingPoliciesArgsDict | None:
+    if args["health"] is None:
+        return None
+    return {"health_check": args["health"], "initial_delay_sec": HEALTH_DELAY_SEC}
+
+
+def _on_failed_check(args: HealingGroupArgs) -> "_LifecyclePolicy":
+    """What follows from UNHEALTHY; a VM that has gone is made anew in any case."""
+    if args["health"] is None:
+        return {}
+    return {"on_failed_health_check": "REPAIR" if args["repairs"] else "DO_NOTHING"}
 
 
 def _description(args: HealingGroupArgs) -> pulumi.Output[str]:

@@ -2,9 +2,12 @@
 read, and its text."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pulumi
+
+from outlast import identity
+from outlast.delivery import BUCKET
 
 VALUE_LIMIT = 262_144
 """Bytes that the platform allows one value."""
@@ -45,12 +48,25 @@ class MetadataArgs(TypedDict):
     command: str
     """JSON of what runs instead of the trainer; empty for none."""
     quiet_sec: int
+    delivery: str
+    git: str
+    """JSON of the commit that the VM fetches; empty for none. No secret, only a secret's name."""
+    gpus: int
+    """GPUs that the machine must have before anything is trained."""
+    mode: str
     data: Sequence[str]
     """Of a command."""
     webhook: str
     """Empty for none."""
     init: str
     """A pinned checkpoint; empty for none."""
+    content: Mapping[str, Any]
+    """What the run's name is made of, for the attempts' records."""
+    health: str
+    """Where the VM answers for its health, and the age in seconds above which the answer is bad;
+    empty where nobody asks."""
+    oslogin: bool
+    """Whether people come in, by OS Login."""
 
 
 def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
@@ -70,7 +86,9 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         "outlast-deadline": args["deadline"],
         "outlast-checkpoint-every": args["checkpoint_every"],
         "outlast-waits": args["waits"],
+        "outlast-mode": args["mode"],
         "outlast-retries-failures": str(args["retries_failures"]),
+        "outlast-content": identity.canonical_json(args["content"]),
     }
     for flag, value in args["arguments"].items():
         if value is not False:  # a switch that is off is a flag that is not there
@@ -79,6 +97,8 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         items["outlast-keep-every-steps"] = str(args["keep_every_steps"])
     if args["trainer_python"]:
         items["outlast-trainer-python"] = args["trainer_python"]
+    if args["gpus"]:
+        items["outlast-gpus"] = str(args["gpus"])
     if args["processes"] > 1:
         items["outlast-processes"] = str(args["processes"])
     if args["command"]:
@@ -86,8 +106,16 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         items["outlast-quiet-sec"] = str(args["quiet_sec"])
         if args["data"]:
             items["outlast-data"] = " ".join(args["data"])
+    if args["delivery"] != BUCKET:
+        items["outlast-delivery"] = args["delivery"]
+    if args["git"]:
+        items["outlast-git"] = args["git"]
     if args["init"]:
         items["outlast-init"] = args["init"]
+    if args["health"]:
+        items["outlast-health"] = args["health"]
+    if args["oslogin"]:
+        items["enable-oslogin"] = "TRUE"
     if args["webhook"]:
         items["outlast-webhook"] = args["webhook"]
     _check_sizes(items)

@@ -5,8 +5,10 @@ the classes' names never change, or no stack of an older version could be destro
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, TypedDict
 
 import pulumi
@@ -21,15 +23,20 @@ from pulumi.dynamic import (
     UpdateResult,
 )
 
+from components import foundation
+from outlast import changes
 from outlast.exits import State
-from outlast.layout import Layout
+from outlast.layout import AttemptStart, Layout
 from outlast.run.head import Head
 from outlast.run.store import NotFound, Store, StoreError, open_store
 
-_KEYS = ("owner", "bucket", "prefix", "run", "resume")
+_WHERE = ("bucket", "prefix", "run")
+_KEYS = ("owner", *_WHERE, "resume")
 """Inputs that say which run is pinned; any other one is another pin."""
 
 _said: set[str] = set()
+_images: dict[str, str] = {}
+"""What this process has resolved, so that one command asks once and means one image."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,25 @@ def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
     return None
 
 
+def guard(head: Head, olds: dict[str, Any], news: dict[str, Any], *, now: datetime) -> str | None:
+    """Why an `up` may not put another run in the place of the one that HEAD tells of.
+
+    Only a run that is open, within its limit, with a checkpoint is guarded: nothing is lost of one
+    that has not come so far, and one that has ended waits for nobody.
+    """
+    if head.state.ended or not head.chain or head.deadline <= now:
+        return None
+    differing = changes.between(olds.get("content") or {}, news["content"])
+    why = f" ({changes.said(differing)})" if differing else ""
+    ways = [f"set outlast:onNewRun to replace to give run {olds['run']} up"]
+    if changes.refusal(differing, news["mutable"]) is None:
+        ways.insert(0, f"go on with the change by outlast resume {_stack(news)}")
+    return (
+        f"run {olds['run']} is open at step {head.step}, and run {news['run']} would take its"
+        f" place{why}; take the change back, or {', or '.join(ways)}"
+    )
+
+
 def read_head(store: Store, layout: Layout) -> Head | None:
     """The run's HEAD, None without one. Raises StoreError, or Unreadable for other bytes."""
     try:
@@ -95,18 +121,27 @@ def read_head(store: Store, layout: Layout) -> Head | None:
         raise Unreadable(str(error)) from None
 
 
+class NoImage(Exception):
+    """No VM can be made of the image that is named."""
+
+
+class Unanswered(Exception):
+    """Nobody could tell what the image is."""
+
+
 class RunPinProvider(ResourceProvider):
     """Keeps a run's deadline, place and image, and tells what HEAD has against going on."""
 
     serialize_as_secret_always = False  # it holds no secret, and a readable state is mendable
 
-    def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Says what stands against the run, in previews too; refuses another owner's.
+    def check(self, olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
+        """Says what stands against the run, in previews too; refuses another owner's, another run
+        in the place of an open one, a change that the run cannot take, and an image that is gone.
 
         Where the bucket does not answer there is nothing to say; `create` needs the answer and
         fails without.
         """
-        failures = []
+        failures = [*_guarded(olds, news), *_imageless(olds, news)]
         try:
             store, layout = _open(news)
             head = read_head(store, layout)
@@ -116,7 +151,9 @@ class RunPinProvider(ResourceProvider):
                 else:
                     why = obstacle(head, resume=int(news["resume"]), now=store.now())
                     if why:
-                        _say(f"run {news['run']} {why}")
+                        pinned = "; outlast:run names this run" if _pinned(news) else ""
+                        _say(f"run {news['run']} {why}{pinned}")
+                    failures += _unchangeable(store, layout, head, olds, news)
         except Unreadable as error:
             _say(
                 f"run {news['run']}: its HEAD cannot be read ({error}), nothing is started;"
@@ -131,12 +168,13 @@ class RunPinProvider(ResourceProvider):
         image alone are no difference, they count at the next resume."""
         replaces = [key for key in _KEYS if olds.get(key) != news.get(key)]
         moved = olds.get("zone") != news.get("zone")
+        _say_image(olds, news, fresh=bool(replaces))
         return DiffResult(changes=bool(replaces) or moved, replaces=replaces)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(
             f"{props['prefix']}/{props['run']}/r{int(props['resume'])}",
-            {**props, **asdict(_pin_of(props))},
+            {**props, **asdict(_pin_of(props)), "bootImage": _boot_image(props)},
         )
 
     def update(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
@@ -144,21 +182,32 @@ class RunPinProvider(ResourceProvider):
         moved = Pin(
             deadline=olds["deadline"], place=int(olds["place"]) + 1, size=_pin_of(news).size
         )
-        return UpdateResult({**news, "image": olds["image"], **asdict(moved)})
+        kept = {key: olds[key] for key in ("image", "bootImage")}
+        return UpdateResult({**news, **kept, **asdict(moved)})
 
 
 class RunPinArgs(TypedDict):
     """Inputs of RunPin; all plain, so that a preview knows them."""
 
+    project: str
     owner: str
     bucket: str
     prefix: str
     run: str
     resume: int
     zone: str
-    image: str
-    """The image at the pin's creation is kept; a later one counts at the next resume."""
+    image: pulumi.Input[str]
+    """An image or a family. What it means at the pin's creation is kept; a later one counts at the
+    next resume."""
     limitRunMinutes: int
+    content: Mapping[str, Any]
+    """What the run's name is made of, unless it has one by hand."""
+    named: str
+    """The name that the content gives."""
+    mutable: Mapping[str, str]
+    """Flags that may change in the middle of the run, each with how."""
+    onNewRun: str
+    """`refuse` or `replace`."""
 
 
 class RunPin(Resource, name="RunPin"):
@@ -174,8 +223,8 @@ class RunPin(Resource, name="RunPin"):
     place: pulumi.Output[int]
     """How often the run has changed its zone."""
 
-    image: pulumi.Output[str]
-    """The image that the run began with at this resume, whatever its VMs boot from now."""
+    bootImage: pulumi.Output[str]
+    """The image that all VMs of the run boot from at this resume: no family."""
 
     size: pulumi.Output[int]
     """VMs that a new group starts with: 0 for a run that has nothing left to do."""
@@ -183,8 +232,146 @@ class RunPin(Resource, name="RunPin"):
     def __init__(
         self, name: str, args: RunPinArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        outputs = {"deadline": None, "place": None, "size": None}
+        outputs = {"deadline": None, "place": None, "size": None, "bootImage": None}
         super().__init__(RunPinProvider(), name, {**args, **outputs}, opts)
+
+
+class InUse(Exception):
+    """Experiments stand on the foundation."""
+
+
+class FoundationGuardProvider(ResourceProvider):
+    """Lets a foundation go only where no experiment has its note in the bucket."""
+
+    serialize_as_secret_always = False
+
+    def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        replaces = [key for key in ("owner", "bucket") if olds.get(key) != news.get(key)]
+        return DiffResult(changes=bool(replaces), replaces=replaces)
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(props["owner"], props)
+
+    def delete(self, _id: str, props: dict[str, Any]) -> None:
+        """Raises InUse, so that nothing that the guard depends on is deleted."""
+        folder = foundation.notes(props["owner"])
+        users = [item.path for item in open_store(f"gs://{props['bucket']}").list(folder)]
+        if users:
+            names = ", ".join(sorted(path.removeprefix(folder) for path in users))
+            raise InUse(
+                f"foundation {props['owner']}: experiments stand on it: {names}; destroy them"
+                f" first. Of one that is gone, delete the note gs://{props['bucket']}/{users[0]}"
+            )
+
+
+class FoundationGuardArgs(TypedDict):
+    """Inputs of FoundationGuard."""
+
+    owner: str
+    """`organization/project/stack` of the foundation."""
+    bucket: str
+
+
+class FoundationGuard(Resource, name="FoundationGuard"):
+    """The first to go when a foundation is destroyed, as it depends on all of it: it refuses while
+    experiments have their notes in the bucket."""
+
+    def __init__(
+        self, name: str, args: FoundationGuardArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(FoundationGuardProvider(), name, {**args}, opts)
+
+
+class ImageBakeProvider(ResourceProvider):
+    """Bakes the image of a recipe, and deletes what the stack has baked when it goes."""
+
+    serialize_as_secret_always = False  # it holds no secret, and a readable state is mendable
+
+    def check(self, olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
+        """Refuses a base that is gone, in previews too, where there is something to bake."""
+        from outlast.operate import bake, images
+
+        failures = []
+        recipe = news["recipe"]
+        if olds.get("hash") != news["hash"]:
+            found = images.resolve(recipe["base"], news["project"])
+            if isinstance(found, images.Unknown):
+                _say(f"outlast:imageRecipe base {recipe['base']!r}: not looked up ({found.why})")
+            refusal = bake.base_refusal(recipe["base"], found)
+            if refusal:
+                failures.append(CheckFailure("recipe", refusal))
+        return CheckResult(news, failures)
+
+    def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another content is another image, of another family another resource; how the builder
+        runs is no difference."""
+        replaces = [key for key in ("family", "project") if olds.get(key) != news.get(key)]
+        return DiffResult(changes=olds.get("hash") != news.get("hash"), replaces=replaces)
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(f"{props['project']}/{props['family']}", self._baked(props))
+
+    def update(self, _id: str, _olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        return UpdateResult(self._baked(news))
+
+    def delete(self, _id: str, props: dict[str, Any]) -> None:
+        from outlast.operate import bake
+
+        bake.remove(props["family"], props["project"], props["labels"], _say)
+
+    def _baked(self, props: dict[str, Any]) -> dict[str, Any]:
+        from outlast.operate import bake, recipe
+
+        root = Path(__file__).resolve().parent.parent
+        baked = recipe.read(
+            recipe.from_dict(props["recipe"]), root, bundle_sha256=props["bundle_sha256"]
+        )
+        if baked.hash != props["hash"]:
+            raise recipe.RecipeError(
+                "outlast:imageRecipe: its files have changed since this command began; run pulumi"
+                " up again"
+            )
+        order = bake.Order(
+            root=root,
+            labels=props["labels"],
+            service_account=props["service_account"],
+            bundle=props["bundle"],
+            bundle_sha256=props["bundle_sha256"],
+            waits=props["waits"],
+        )
+        try:
+            return {**props, "image": bake.bake(baked, order, _say)}
+        except bake.BakeError:
+            sys.tracebacklimit = 0  # the engine prints it all, and the sentence is enough
+            raise
+
+
+class ImageBakeArgs(TypedDict):
+    """Inputs of ImageBake."""
+
+    recipe: dict[str, Any]
+    """As `outlast.operate.recipe` writes it; files by their names in the checkout."""
+    hash: str
+    """Of the recipe with the content of its files: alone decides whether anything is baked."""
+    family: str
+    project: str
+    labels: dict[str, str]
+    service_account: pulumi.Input[str]
+    bundle: pulumi.Input[str]
+    bundle_sha256: str
+    waits: str
+
+
+class ImageBake(Resource, name="ImageBake"):
+    """The image of one recipe, the newest of its family."""
+
+    image: pulumi.Output[str]
+    """The concrete image's self link."""
+
+    def __init__(
+        self, name: str, args: ImageBakeArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(ImageBakeProvider(), name, {**args, "image": None}, opts)
 
 
 def _open(props: dict[str, Any]) -> tuple[Store, Layout]:
@@ -208,6 +395,120 @@ def _foreign(head: Head, props: dict[str, Any]) -> CheckFailure:
         f"run {props['run']} in gs://{props['bucket']}/{props['prefix']}: belongs to {head.owner},"
         f" not to {props['owner']}; choose another outlast:experiment or outlast:bucket",
     )
+
+
+def _stack(props: dict[str, Any]) -> str:
+    return str(props["owner"]).rpartition("/")[2]
+
+
+def _pinned(props: dict[str, Any]) -> bool:
+    """Whether the run has its name by hand."""
+    return props["named"] != props["run"]
+
+
+def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
+    """The guard of the run that is pinned until now."""
+    same = all(olds.get(key) == news[key] for key in _WHERE)
+    if "run" not in olds or same or news["onNewRun"] == "replace":
+        return []
+    try:
+        store, layout = _open(olds)
+        head = read_head(store, layout)
+        why = guard(head, olds, news, now=store.now()) if head else None
+    except Unreadable as error:
+        why = (
+            f"run {olds['run']} would be replaced by run {news['run']}, and whether it is open"
+            f" cannot be told, since its HEAD cannot be read ({error}); outlast repair"
+            f" {_stack(olds)} mends it, or set outlast:onNewRun to replace to give the run up"
+        )
+    except (StoreError, GoogleAuthError):
+        why = None  # a preview needs no cloud, and `create` fails without
+    return [CheckFailure("run", why)] if why else []
+
+
+def _unchangeable(
+    store: Store, layout: Layout, head: Head, olds: dict[str, Any], news: dict[str, Any]
+) -> list[CheckFailure]:
+    """What a run that is pinned by hand cannot take over in its middle.
+
+    Its content is compared with that of the attempt that made its newest checkpoint, as the
+    attempt recorded it.
+    """
+    settled = olds.get("run") == news["run"] and olds.get("content") == news["content"]
+    if settled or not head.chain or head.state is State.DONE or not _pinned(news):
+        return []
+    try:
+        data, _ = store.get(layout.attempt_start(head.chain[-1].term))
+        before = AttemptStart.from_json(data).spec.get("content") or {}
+    except (NotFound, ValueError):
+        return []
+    why = changes.refusal(changes.between(before, news["content"]), news["mutable"])
+    if why is None:
+        return []
+    reason = (
+        f"run {news['run']}, named by outlast:run, at step {head.step}: {why}; take the change"
+        " back, or leave outlast:run out to begin another run"
+    )
+    return [CheckFailure("run", reason)]
+
+
+def _imageless(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
+    """The failure of a new pin whose image is gone."""
+    known = bool(news.get("image"))  # a preview may not know the image that this stack makes
+    if not known or all(olds.get(key) == news[key] for key in (*_KEYS, "image")):
+        return []
+    try:
+        _boot_image(news)
+    except NoImage as error:
+        return [CheckFailure("image", str(error))]
+    except Unanswered:
+        pass
+    return []
+
+
+def _boot_image(props: dict[str, Any]) -> str:
+    """The image that `image` means now. NoImage: there is none; Unanswered: nobody could tell."""
+    from outlast.operate import images
+
+    reference = props["image"]
+    if reference in _images:
+        return _images[reference]
+    found = images.resolve(reference, props["project"])
+    if isinstance(found, images.Unknown):
+        raise Unanswered(
+            f"outlast:image {reference!r}: nobody could tell what it means now ({found.why}); run"
+            " pulumi up again once Compute Engine answers"
+        )
+    if isinstance(found, images.Gone):
+        raise NoImage(f"outlast:image {reference!r}: {found.why}")
+    if not found.usable:
+        instead = f"; name {found.replacement} instead" if found.replacement else ""
+        raise NoImage(
+            f"outlast:image {reference!r}: image {found.name} is {found.state.lower()}, no VM can"
+            f" be made of it{instead or '; name another'}"
+        )
+    _images[reference] = found.path
+    return found.path
+
+
+def _say_image(olds: dict[str, Any], news: dict[str, Any], *, fresh: bool) -> None:
+    """Tells which image a new pin boots from, or that a changed one does not count yet."""
+    before = olds.get("bootImage", "")
+    if not news.get("image"):
+        return
+    if not fresh:
+        if olds.get("image") != news["image"]:
+            _say(
+                f"run {news['run']} goes on with image {before}; outlast:image {news['image']}"
+                f" counts from the next resume: outlast resume {_stack(news)}"
+            )
+        return
+    now = _images.get(news["image"], before)
+    if now != before:
+        _say(
+            f"run {news['run']} boots from image {now} at resume {int(news['resume'])}; before:"
+            f" {before}"
+        )
 
 
 def _say(sentence: str) -> None:

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 import pulumi
-from pulumi_gcp import projects, serviceaccount, storage
-
-from outlast.run.group import LEAVE_PERMISSIONS
+from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
 ACCOUNT_ID_LIMIT = 30
 """Characters of a service account's id."""
@@ -22,6 +20,10 @@ class VmIdentityArgs(TypedDict):
     bucket: pulumi.Input[str]
     prefix: str
     """What the VM may write, without a slash at the end."""
+    leave_role: pulumi.Input[str]
+    """The custom role by which a VM leaves its group."""
+    secret: NotRequired[tuple[str, str] | None]
+    """(project, name) of the one secret that it may read; None for none."""
     reads: NotRequired[Sequence[str]]
     """`gs://` paths that it may read besides, in any bucket: objects, and folders with all that is
     below them. Plain texts: each is a binding."""
@@ -29,16 +31,12 @@ class VmIdentityArgs(TypedDict):
 
 class VmIdentity(pulumi.ComponentResource):
     """A service account of the stack's own: reads `data/` and what it is told to, writes its
-    prefix, leaves its group.
-
-    The custom role reaches every group of the project, since no policy can be set on a single
-    group; a project of its own is the remedy.
-    """
+    prefix, leaves its group."""
 
     email: pulumi.Output[str]
     """The service account's address."""
 
-    bindings: Sequence[pulumi.Resource]
+    bindings: list[pulumi.Resource]
     """Every binding; a VM that boots before them meets 403."""
 
     def __init__(
@@ -57,19 +55,10 @@ class VmIdentity(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         member = pulumi.Output.concat("serviceAccount:", account.email)
-        role = projects.IAMCustomRole(
-            f"{name}-leave-role",
-            role_id=role_id(experiment),
-            project=args["project"],
-            title=f"Outlast: leave the group ({experiment})",
-            description="Lets a VM find itself in its managed instance group and leave it.",
-            permissions=list(LEAVE_PERMISSIONS),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
         leave = projects.IAMMember(
             f"{name}-leave",
             project=args["project"],
-            role=role.name,
+            role=args["leave_role"],
             member=member,
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -103,6 +92,18 @@ class VmIdentity(pulumi.ComponentResource):
         ]
         self.email = account.email
         self.bindings = [leave, write, read, *besides]
+        if secret := args.get("secret"):
+            project, secret_id = secret
+            self.bindings.append(
+                secretmanager.SecretIamMember(
+                    f"{name}-secret",
+                    project=project,
+                    secret_id=secret_id,
+                    role="roles/secretmanager.secretAccessor",
+                    member=member,
+                    opts=pulumi.ResourceOptions(parent=self),
+                )
+            )
         self.register_outputs({"email": self.email})
 
     def _reads(self, name: str, path: str, member: pulumi.Input[str]) -> storage.BucketIAMMember:
@@ -128,12 +129,6 @@ def account_id(experiment: str) -> str:
         return whole
     digest = _short_digest(experiment)
     return f"{whole[: ACCOUNT_ID_LIMIT - len(digest) - 1].rstrip('-')}-{digest}"
-
-
-def role_id(experiment: str) -> str:
-    """The custom role's id. The same for ever: a deleted role's id stays taken for weeks, and the
-    provider brings that role back."""
-    return f"outlast_{experiment.replace('-', '_')}"
 
 
 def _short_digest(text: str) -> str:

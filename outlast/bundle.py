@@ -5,9 +5,9 @@ stored, sorted, with fixed times and modes, so that the same sources give the sa
 checkout. Only Python sources are taken, by name, so that a key, an `.env` or a `.git` that lies
 among them never leaves the machine.
 
-A command's own files come under `source/`, the user's requirements as `requirements/user.txt`. Of
-a folder in a git repository these are the files that git does not ignore; names that begin with a
-dot and names of keys are left out everywhere.
+A command's or a trainer's own files come under `source/`, the user's requirements as
+`requirements/user.txt` or, of a folder, under `package/`. In a git repository nothing is taken that
+git ignores; names that begin with a dot and names of keys are left out everywhere.
 """
 
 import fnmatch
@@ -27,11 +27,23 @@ LEFT_OUT = frozenset({"outlast/operate"})
 REQUIREMENTS = "requirements/vm.txt"
 USER_REQUIREMENTS = "requirements/user.txt"
 SOURCE = "source"
+PACKAGE = "package"
 SOURCE_BYTES_MAX = 100 << 20
 """More is data, which a VM reads from the bucket."""
 
 SECRETS = (
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.keystore", "id_rsa*", "id_ed25519*", "id_ecdsa*"),
+    *(
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.keystore",
+        "*.jks",
+        "*.ppk",
+        "id_rsa*",
+        "id_ed25519*",
+        "id_ecdsa*",
+    ),
     *("*credentials*.json", "*service-account*.json", "*service_account*.json"),
     *("secrets.json", "secrets.toml", "secrets.yml", "secrets.yaml"),
 )
@@ -98,7 +110,12 @@ def members(root: Path) -> Iterator[str]:
             raise BundleError(
                 f"{package}: is no package of {root}; run from a whole checkout of Outlast"
             )
-        yield from _sources(root, package)
+        listed = _listed_by_git(root / package)
+        # A checkout inside of another repository's ignored folder is nobody's to judge.
+        known = None if not listed or "__init__.py" not in listed else set(listed)
+        for name in _sources(root, package):
+            if known is None or name.removeprefix(f"{package}/") in known:
+                yield name
     if not (root / REQUIREMENTS).is_file():
         raise BundleError(
             f"{REQUIREMENTS}: is missing in {root}; restore it, a VM installs from it"
@@ -107,7 +124,7 @@ def members(root: Path) -> Iterator[str]:
 
 
 def source_files(folder: Path) -> dict[str, bytes]:
-    """A command's own files, by their names below `folder`.
+    """The user's own files, by their names below `folder`.
 
     Raises BundleError for a folder that holds none or too much, and for a link.
     """
@@ -137,6 +154,17 @@ def source_files(folder: Path) -> dict[str, bytes]:
     if not found:
         raise BundleError(f"{folder.name}: holds no file to deliver; check the folder")
     return found
+
+
+def may_leave(path: Path) -> bool:
+    """Whether a file may leave this machine: no key, not hidden, not ignored by git."""
+    name = path.name
+    if name.startswith(".") or path.is_symlink():
+        return False
+    if any(fnmatch.fnmatchcase(name.lower(), secret) for secret in SECRETS):
+        return False
+    listed = _listed_by_git(path.parent)
+    return listed is None or name in listed
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:

@@ -93,7 +93,7 @@ RETRIED_USER_REASONS = frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY, Reas
 FINAL_USER_REASONS = frozenset({Reason.USAGE, Reason.DOES_NOT_FIT, Reason.DATA_CHANGED})
 """Ends of the user's own making that the same input meets again: they end the run at once."""
 
-SHORT_BARREN_REASONS = frozenset({Reason.DRIVER, Reason.RESTORE_ERROR})
+SHORT_BARREN_REASONS = frozenset({Reason.DRIVER, Reason.RESTORE_ERROR, Reason.SETUP_FAILED})
 """Ends that count as barren however short the attempt lived."""
 
 BOOT_REASONS = frozenset(

@@ -56,6 +56,11 @@ class Spec:
 
 def run_id(spec: Spec) -> str:
     """The run's name: the first 10 hex digits of the sha256 of the spec's canonical JSON."""
+    return name_of(content(spec))
+
+
+def content(spec: Spec) -> dict[str, Any]:
+    """What the spec's name is made of, in JSON's own types."""
     document = {
         "arguments": dict(spec.arguments),
         "data": list(spec.data),
@@ -67,7 +72,12 @@ def run_id(spec: Spec) -> str:
     }
     if spec.requirements:
         document["requirements"] = spec.requirements
-    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:10]
+    return json.loads(canonical_json(document))
+
+
+def name_of(content: Mapping[str, Any]) -> str:
+    """The name of a run with this content."""
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:10]
 
 
 def canonical_json(value: Any) -> str:

@@ -165,6 +165,11 @@ class Layout:
         """Object name of an experiment's bundle; bundles are shared by the experiment's runs."""
         return "/".join(part for part in (self.prefix, "bundles", f"{sha256}.zip") if part)
 
+    @property
+    def environments(self) -> str:
+        """Prefix of an experiment's kept packages, which its runs share."""
+        return "/".join(part for part in (self.prefix, "environments/") if part)
+
     def folder_of(self, path: str) -> tuple[int, str] | None:
         """The (term, folder) of a snapshot's or result's object; None for any other object.
 

@@ -26,7 +26,7 @@ def room(folder: Path) -> int:
     takes it at its word is killed.
     """
     free = shutil.disk_usage(folder).free
-    if file_system_type(folder) in _MEMORY_TYPES:
+    if in_memory(folder):
         available = _available_memory()
         free = free if available is None else min(free, available)
     return free
@@ -47,6 +47,11 @@ def told(folders: Sequence[Path]) -> str:
     return ", ".join(f"{folder} has {room(folder)} bytes free" for folder in folders)
 
 
+def in_memory(folder: Path) -> bool:
+    """Whether what is written below the folder is kept in memory and nowhere else."""
+    return file_system_type(folder) in _MEMORY_TYPES
+
+
 def file_system_type(folder: Path) -> str | None:
     """Type of the file system that holds the folder; None where the system does not tell."""
     try:
@@ -65,14 +70,14 @@ def file_system_type(folder: Path) -> str | None:
 
 
 def local_ssds(rooted: Callable[[str], Path]) -> list[Path]:
-    """Where a VM's local SSDs are mounted, by the names that the guest environment gives them.
+    """Where a VM's local SSDs are mounted, by the names that the guest environment gives them,
+    or an array of them, as startup/ssd.sh makes it.
 
     ``rooted`` maps an absolute path of the VM to where it is found.
     """
     try:
-        devices = {
-            os.path.realpath(link) for link in rooted("/dev/disk/by-id").glob("google-local-*")
-        }
+        links = [*rooted("/dev/disk/by-id").glob("google-local-*"), *rooted("/dev/md").glob("*")]
+        devices = {os.path.realpath(link) for link in links}
         mounts = rooted("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return []

@@ -1,11 +1,13 @@
 """The model's things in the JSON forms of the API. Links are of v1; `in_version` makes them fit."""
 
 import base64
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rehearsal.catalogue import MACHINE_TYPES, ZONES, Image, region_of
+from rehearsal.catalogue import ZONES, Image, machine_type, region_of
 from rehearsal.clock import to_rfc3339
 from rehearsal.fleet import Fleet
 from rehearsal.model import Group, HealthCheck, Instance, Member, Template, template_path
@@ -35,11 +37,35 @@ def fingerprint(number: int) -> str:
     return base64.b64encode(number.to_bytes(8, "big")).decode()
 
 
+def fingerprint_of(content: Any) -> str:
+    """The fingerprint of what somebody may change only after having read it."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
+    return base64.b64encode(digest[:8]).decode()
+
+
+def label_fingerprint(instance: Instance) -> str:
+    """Of a VM's labels."""
+    return fingerprint_of(instance.properties.get("labels") or {})
+
+
+def tags_fingerprint(instance: Instance) -> str:
+    """Of a VM's tags."""
+    return fingerprint_of((instance.properties.get("tags") or {}).get("items") or [])
+
+
 class Answers:
     """Answers about one project."""
 
-    def __init__(self, project: str, project_number: str, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        project: str,
+        project_number: str,
+        fleet: Fleet,
+        address_of: Callable[[str], str],
+    ) -> None:
+        """`address_of` is the internal address of a VM by its id."""
         self._project = project
+        self._address_of = address_of
         self._number = project_number
         self._fleet = fleet
 
@@ -93,7 +119,8 @@ class Answers:
 
     def machine_type(self, zone: str, name: str) -> Json:
         """A machine type of the catalogue."""
-        known = MACHINE_TYPES[name]
+        known = machine_type(name)
+        assert known is not None
         return {
             **self._head("machineType", f"zones/{zone}/machineTypes/{name}", _number(name), 0),
             "description": f"{known.cpus} vCPU, {known.memory_mb / 1024:g} GB RAM",
@@ -338,7 +365,7 @@ class Answers:
             "cpuPlatform": "Local Cloud",
             "scheduling": instance.scheduling,
             "metadata": {**metadata, "items": properties["metadata"]["items"]},
-            "tags": {"fingerprint": fingerprint(0), **(properties.get("tags") or {})},
+            "tags": {**(properties.get("tags") or {}), "fingerprint": tags_fingerprint(instance)},
             "disks": [
                 {
                     **{key: value for key, value in disk.items() if key != "initializeParams"},
@@ -347,7 +374,7 @@ class Answers:
                 for index, disk in enumerate(properties.get("disks") or [])
             ],
             "networkInterfaces": [
-                {"networkIP": "127.0.0.1", **interface}
+                {"networkIP": self._address_of(instance.id), **interface}
                 for interface in properties.get("networkInterfaces") or []
             ],
             "serviceAccounts": [
@@ -355,7 +382,7 @@ class Answers:
                 for account in properties.get("serviceAccounts") or []
             ],
             "fingerprint": fingerprint(instance.fingerprint),
-            "labelFingerprint": fingerprint(0),
+            "labelFingerprint": label_fingerprint(instance),
             "deletionProtection": False,
             "startRestricted": False,
         }

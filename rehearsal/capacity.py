@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rehearsal.catalogue import MACHINE_TYPES, region_of
+from rehearsal.catalogue import machine_type, region_of
 from rehearsal.clock import Clock
 from rehearsal.model import Fault, Instance, duration_sec, is_spot
 
@@ -190,19 +190,24 @@ def metrics_of(properties: Mapping[str, Any]) -> Counter[str]:
     prefix = "PREEMPTIBLE_" if is_spot(scheduling) else ""
     gpu_prefix = "PREEMPTIBLE_" if prefix or short else ""
     used = Counter({VMS: 1, "INSTANCES": 1})
-    machine_type = str(properties.get("machineType"))
-    if known := MACHINE_TYPES.get(machine_type):
+    name = str(properties.get("machineType"))
+    if known := machine_type(name):
         used[f"{prefix}CPUS"] += known.cpus
         used["CPUS_ALL_REGIONS"] += known.cpus
-    gpus = [
-        (_metric(str(a.get("acceleratorType"))), int(a.get("acceleratorCount") or 0))
-        for a in properties.get("guestAccelerators") or []
-    ]
-    for model, count in gpus or [ATTACHED_GPUS.get(machine_type, ("", 0))]:
+    for model, count in gpus_of(properties):
         if count:
             used[f"{gpu_prefix}{model}_GPUS"] += count
             used["GPUS_ALL_REGIONS"] += count
     return used
+
+
+def gpus_of(properties: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """A VM's GPUs, attached or of its machine type: the metric's part of the name, and how many."""
+    attached = [
+        (_metric(str(a.get("acceleratorType"))), int(a.get("acceleratorCount") or 0))
+        for a in properties.get("guestAccelerators") or []
+    ]
+    return attached or [ATTACHED_GPUS.get(str(properties.get("machineType")), ("", 0))]
 
 
 def _metric(accelerator: str) -> str:

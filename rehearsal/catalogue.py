@@ -12,6 +12,7 @@ ZONES: dict[str, tuple[str, ...]] = {
     "europe-west4": ("europe-west4-a", "europe-west4-b", "europe-west4-c"),
     "us-central1": ("us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f"),
 }
+ALL_ZONES = tuple(zone for zones in ZONES.values() for zone in zones)
 
 # Memory per CPU in MB, and the CPU counts, of each series.
 SERIES: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -88,6 +89,16 @@ def _machine_types() -> dict[str, MachineType]:
 MACHINE_TYPES = _machine_types()
 
 
+CUSTOM_TYPE = re.compile(r"(?:[a-z][a-z0-9]*-)?custom-(?P<cpus>\d+)-(?P<memory_mb>\d+)(?:-ext)?")
+
+
+def machine_type(name: str) -> MachineType | None:
+    """The machine type of that name, custom ones too; None where there is none."""
+    if custom := CUSTOM_TYPE.fullmatch(name):
+        return MachineType(name, int(custom["cpus"]), int(custom["memory_mb"]))
+    return MACHINE_TYPES.get(name)
+
+
 def region_of(zone: str) -> str:
     """`europe-west4` of `europe-west4-a`."""
     return zone.rpartition("-")[0]
@@ -138,9 +149,9 @@ class Catalogue:
 
     def vet(self, properties: Mapping, zone: str) -> Fault | None:
         """What keeps a VM of these properties from being created."""
-        machine_type = str(properties.get("machineType"))
-        if machine_type not in MACHINE_TYPES:
-            path = f"projects/{self.project}/zones/{zone}/machineTypes/{machine_type}"
+        name = str(properties.get("machineType"))
+        if machine_type(name) is None:
+            path = f"projects/{self.project}/zones/{zone}/machineTypes/{name}"
             return Fault("RESOURCE_NOT_FOUND", f"The resource '{path}' was not found")
         for disk in properties.get("disks") or []:
             parameters = disk.get("initializeParams") or {}

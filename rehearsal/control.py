@@ -1,5 +1,6 @@
 """The control API, `/_local/…`: what a rehearsal does to the cloud, not what a stack asks of it."""
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from rehearsal.clock import from_rfc3339, to_rfc3339
 from rehearsal.errors import ApiError, not_found
 from rehearsal.iam import read_json
 from rehearsal.scenario import ScenarioError, check
@@ -35,6 +37,7 @@ class Control:
             Route("/_local/scenario", self._show_scenario, methods=["GET"]),
             Route("/_local/scenario", self._play_scenario, methods=["PUT"]),
             Route("/_local/scenario", self._end_scenario, methods=["DELETE"]),
+            Route("/_local/lifecycle", self._apply_lifecycle, methods=["POST"]),
             Route("/_local/switches", self._set_switches, methods=["POST"]),
             Route("/_local/audit", self._audit, methods=["GET"]),
             Route("/_local/reset", self._reset, methods=["POST"]),
@@ -99,6 +102,18 @@ class Control:
     async def _end_scenario(self, request: Request) -> Response:
         self._cloud.director.remove()
         return JSONResponse({})
+
+    async def _apply_lifecycle(self, request: Request) -> Response:
+        """The buckets' lifecycle rules as at `at`, a time in RFC 3339; by default now."""
+        body = await read_json(request)
+        at = body.get("at", to_rfc3339(time.time()))
+        try:
+            moment = from_rfc3339(at)
+        except (TypeError, ValueError, AttributeError):
+            raise ApiError(400, f"at {at!r}: must be a time as 2026-01-31T12:00:00Z") from None
+        done = self._cloud.storage.apply_lifecycle(moment)
+        self._cloud.events.write("lifecycle", at=at, done=done)
+        return JSONResponse({"done": done})
 
     async def _set_switches(self, request: Request) -> Response:
         switches = await read_json(request)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rehearsal import rules
+from rehearsal import firewalls, rules
 from rehearsal.answers import Answers, Json, fingerprint
 from rehearsal.catalogue import ZONES, Catalogue, Image
 from rehearsal.clock import to_rfc3339
@@ -19,7 +19,7 @@ from rehearsal.errors import ApiError
 from rehearsal.state import Entry, State
 
 if TYPE_CHECKING:
-    from rehearsal.compute import Call, Handler
+    from rehearsal.calls import Call, Handler
 
 DEFAULT_NETWORK = "global/networks/default"
 PLACES = {"global": "global", "region": "regions/{region}", "zone": "zones/{zone}"}
@@ -453,6 +453,30 @@ class Declared:
         raise rules.invalid(
             "resource.sourceDisk", reference, "The referenced disk resource cannot be found."
         )
+
+    def lets_in(self, properties: Json, account: str, sources: Iterable[str], port: int) -> bool:
+        """Whether TCP from all of these addresses reaches a port of a VM."""
+        interface = (properties.get("networkInterfaces") or [{}])[0]
+        entries = [self._table[key] for key in self._table if key.startswith(f"{FIREWALL.path}/")]
+        return all(
+            firewalls.lets_in(
+                [entry["body"] for entry in entries],
+                network=self._network_behind(interface),
+                tags=(properties.get("tags") or {}).get("items") or [],
+                account=account,
+                source=source,
+                port=port,
+            )
+            for source in sources
+        )
+
+    def _network_behind(self, interface: Json) -> str:
+        """The network that a VM's interface is in, by itself or by its subnetwork."""
+        if interface.get("network"):
+            return str(interface["network"])
+        path = str(interface.get("subnetwork") or "").partition("/regions/")[2]
+        entry = self._table.get(f"regions/{path}")
+        return str(entry["body"]["network"]) if entry else DEFAULT_NETWORK
 
     def link(self, path: str) -> str:
         """The address of something in the project."""

@@ -35,6 +35,7 @@ from rehearsal.model import (
     accept_all,
     duration_sec,
     place_key,
+    placed_path,
     template_path,
 )
 
@@ -101,7 +102,12 @@ class Fleet:
         if key in self.templates:
             raise Exists(template_path(key))
         template = Template(
-            name, self._inventory.new_id(), self._clock.now(), description, properties, region
+            name,
+            self._inventory.new_id(),
+            self._clock.now(),
+            description,
+            properties,
+            region=region,
         )
         self.templates[key] = template
         self._inventory.keep("templates", key)
@@ -137,7 +143,7 @@ class Fleet:
 
     def add_health_check(self, name: str, body: dict[str, Any], region: str = "") -> HealthCheck:
         """A new health check; Exists where the name is taken."""
-        check = HealthCheck(name, self._inventory.new_id(), self._clock.now(), body, region)
+        check = HealthCheck(name, self._inventory.new_id(), self._clock.now(), body, region=region)
         if check.key in self.health_checks:
             raise Exists(check.path)
         self.health_checks[check.key] = check
@@ -148,8 +154,7 @@ class Fleet:
         """A health check by its name."""
         found = self.health_checks.get(place_key(region, name))
         if found is None:
-            place = f"regions/{region}" if region else "global"
-            raise NotFound(f"{place}/healthChecks/{name}")
+            raise NotFound(placed_path(HealthCheck.collection, place_key(region, name)))
         return found
 
     def change_health_check(self, check: HealthCheck, body: dict[str, Any]) -> None:
@@ -284,6 +289,18 @@ class Fleet:
             if member.action in ("NONE", "VERIFYING"):
                 self._manager.update(group, member, minimal, most)
 
+    def create_members(self, group: Group, names: Sequence[str]) -> None:
+        """New members of these names, beside those that there are: the target size grows."""
+        self._not_deleting(group)
+        for name in names:
+            zone = next((zone for zone in group.zones if self._inventory.named(zone, name)), "")
+            if zone or name in group.members:
+                raise Exists(f"zones/{zone or group.zones[0]}/instances/{name}")
+        for name in names:
+            group.target_size += 1
+            self._manager.add_member(group, name)
+        self._touch(group)
+
     def abandon_members(self, group: Group, names: Iterable[str]) -> None:
         """The VMs live on without the group, whose target size falls."""
         self._not_deleting(group)
@@ -311,6 +328,14 @@ class Fleet:
         if found is None:
             raise NotFound(f"zones/{zone}/instances/{name}")
         return found
+
+    def in_zone(self, zone: str) -> list[Instance]:
+        """A zone's VMs."""
+        return [i for i in self.instances.values() if i.zone == zone]
+
+    def refusal(self, properties: dict[str, Any], zone: str) -> Fault | None:
+        """Why a VM of these properties cannot be created in a zone now."""
+        return self._manager.refusal(properties, zone)
 
     def add_instance(self, zone: str, name: str, properties: dict[str, Any]) -> Instance:
         """A VM of no group; Exists where the name is taken."""
@@ -387,6 +412,12 @@ class Fleet:
     def hold_stopping(self, instance: Instance, hold_sec: float) -> None:
         """The VM's end is seen late: for so long after it, it is still STOPPING."""
         instance.hold_sec = hold_sec
+        self._inventory.keep("instances", instance.id)
+
+    def change_instance(self, instance: Instance, **changes: Any) -> None:
+        """Other properties of a VM: at once, or from its next boot on."""
+        instance.properties = {**instance.properties, **changes}
+        instance.fingerprint += 1
         self._inventory.keep("instances", instance.id)
 
     def set_metadata(self, instance: Instance, items: list[dict[str, Any]]) -> None:

@@ -37,6 +37,7 @@ from rehearsal.peers import Address, far_socket, has_open
 INIT = Path(__file__).with_name("guest_init.py")
 SHIMS = Path(__file__).with_name("shims")
 BROKEN_DRIVER = SHIMS / "broken-driver"
+DRIVER = SHIMS / "driver"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SHARED_MEMORY = Path("/dev/shm")
 FOLDERS = (
@@ -74,6 +75,10 @@ class Machine:
     """Programs of the system that the VM does not have."""
     driver_fails: bool = False
     """Whether `nvidia-smi` says that it cannot reach the driver."""
+    gpus: int = 0
+    """GPUs that its `nvidia-smi` lists."""
+    local_ssds: int = 0
+    """Empty at each boot."""
     trouble: Trouble | None = None
     """What its metadata server does before it answers as it should."""
 
@@ -331,6 +336,7 @@ class Hypervisor:
         (root / "run").mkdir()
         for entry in (root / "dev/shm").iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        _plug_in_ssds(root, machine.local_ssds)
         (root / "proc/sys/kernel/random/boot_id").write_text(f"{uuid.uuid4()}\n")
         number = self._boots[machine.name] = self._boots.get(machine.name, 0) + 1
         guest.serial = self._serials / f"{machine.name}-{number}.log"
@@ -374,7 +380,11 @@ class Hypervisor:
         assert guest.server
         root = str(guest.root)
         system = f"{root}/usr/bin" if guest.machine.missing_tools else SYSTEM_PATH
-        shims = f"{BROKEN_DRIVER}:{SHIMS}" if guest.machine.driver_fails else SHIMS
+        shims = str(SHIMS)
+        if guest.machine.driver_fails:
+            shims = f"{BROKEN_DRIVER}:{shims}"
+        elif guest.machine.gpus:
+            shims = f"{DRIVER}:{shims}"
         return {
             "PATH": f"{shims}:{root}/usr/local/bin:{system}",
             "HOME": f"{root}/root",
@@ -383,6 +393,7 @@ class Hypervisor:
             "LOGNAME": "root",
             "SHELL": "/bin/bash",
             "USER": "root",
+            "OUTLAST_VM_GPUS": str(guest.machine.gpus),
             "OUTLAST_ROOT": root,
             "GCE_METADATA_HOST": guest.server.host,
             "GCE_METADATA_IP": guest.server.host,  # what Google's client asks if it is on GCE
@@ -476,6 +487,21 @@ def _kill_below(pid: int, token: str) -> None:
     while below := _below(pid, token):
         signal_all(below, signal.SIGKILL)
         time.sleep(KILL_ROUND_SEC)
+
+
+def _plug_in_ssds(root: Path, count: int) -> None:
+    """Local SSDs as a system finds them that has just come up: by name, empty, not mounted."""
+    if not count:
+        return
+    for folder in ("dev/disk", "dev/md", "mnt", "proc/self"):
+        shutil.rmtree(root / folder, ignore_errors=True)
+        (root / folder).mkdir(parents=True)
+    (root / "proc/self/mounts").touch()
+    (root / "dev/disk/by-id").mkdir()
+    for number in range(count):
+        (root / f"dev/nvme0n{number + 1}").write_bytes(b"")
+        link = root / f"dev/disk/by-id/google-local-nvme-ssd-{number}"
+        link.symlink_to(f"../../nvme0n{number + 1}")
 
 
 def _kill_strays(token: str) -> None:

@@ -8,14 +8,33 @@ from rehearsal.model import HealthCheck
 TIMEOUT_SEC = 5
 KINDS = ("httpHealthCheck", "http2HealthCheck", "httpsHealthCheck", "tcpHealthCheck")
 MATCHED_BYTES = 1024
+SOURCES = ("130.211.0.1", "35.191.0.1")
+"""One address of each of the ranges that the platform asks from."""
+ADDRESSES = 254
+
+
+def vm_address(cloud_port: int, instance_id: str) -> str:
+    """A VM's internal address: one of its own on this machine's loopback, so that two VMs may
+    listen on one port, those of another local cloud too."""
+    return f"127.{cloud_port >> 8}.{cloud_port & 255}.{int(instance_id) % ADDRESSES + 1}"
+
+
+def port_of(check: HealthCheck) -> int:
+    """The port that is asked."""
+    kind = _kind(check)
+    rules: dict[str, Any] = check.body.get(kind) or {}
+    return int(rules.get("port") or (80 if kind == "httpHealthCheck" else 443))
+
+
+def _kind(check: HealthCheck) -> str:
+    return next((kind for kind in KINDS if kind in check.body), "tcpHealthCheck")
 
 
 async def probe(check: HealthCheck, host: str) -> bool:
     """Whether the VM at the address answers as the check wants: over HTTP with 200, else by taking
     the connection."""
-    kind = next((kind for kind in KINDS if kind in check.body), "tcpHealthCheck")
+    kind, port = _kind(check), port_of(check)
     rules: dict[str, Any] = check.body.get(kind) or {}
-    port = int(rules.get("port") or (80 if kind == "httpHealthCheck" else 443))
     try:
         async with asyncio.timeout(check.number("timeoutSec", TIMEOUT_SEC)):
             reader, writer = await asyncio.open_connection(host, port)

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from rehearsal import discovery
+from rehearsal.bodies import parse_object
 from rehearsal.errors import ApiError
 from rehearsal.state import Entry
 
@@ -695,16 +696,7 @@ def _checked(method: discovery.Method, handler: Endpoint) -> Endpoint:
 
 async def read_json(request: Request) -> Entry:
     """The request's JSON object; {} for none, ApiError 400 for anything else."""
-    raw = await request.body()
-    if not raw.strip():
-        return {}
-    try:
-        body = await request.json()
-    except (ValueError, RecursionError):
-        raise ApiError(400, "Parse Error: the body is not JSON", "parseError") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, "Parse Error: the body is not a JSON object", "parseError")
-    return body
+    return parse_object(await request.body())
 
 
 def snake_to_camel(name: str) -> str:

@@ -30,7 +30,7 @@ from rehearsal.model import (
     Vet,
     template_path,
 )
-from rehearsal.placement import HasRoom, choose_zone, crowded_zone, may_move
+from rehearsal.placement import HasRoom, choose_zone, crowded_zone, may_move, ranked_types
 
 NAME_LETTERS = "bcdfghjklmnpqrstvwxz0123456789"
 NAME_SUFFIX_LENGTH = 4
@@ -416,8 +416,6 @@ class Manager:
         member.instance = None
         if (group.body.get("updatePolicy") or {}).get("type") == "PROACTIVE":
             group.bind(member, group.newest)
-        if may_move(group, member):
-            group.move(member, choose_zone(group, member, self._room(group)))
         properties: dict[str, Any] = {}
         template = inventory.templates.get(member.template)
         if template is None or template.id != member.template_id:
@@ -425,7 +423,7 @@ class Manager:
             fault = Fault("RESOURCE_NOT_FOUND", f"The resource '{path}' was not found")
         else:
             properties = self.properties(group, template)
-            fault = self._refusal(properties, member.zone)
+            fault = self._place(group, member, properties)
         if fault:
             self.note(group, member, fault)
             return
@@ -434,7 +432,24 @@ class Manager:
         member.replace = member.repaired = member.limited = False
         inventory.keep_member(group, member)
 
-    def _refusal(self, properties: dict[str, Any], zone: str) -> Fault | None:
+    def _place(self, group: Group, member: Member, properties: dict[str, Any]) -> Fault | None:
+        """Puts the member into a zone, with the machine type of the best rank that has room there;
+        what keeps its VM from being created with the last of them."""
+        movable = may_move(group, member)
+        capacity = self._inventory.capacity
+        fault = None
+        for machine_type in ranked_types(group.body) or [properties.get("machineType")]:
+            properties["machineType"] = machine_type
+            if movable:
+                room = lambda zone, count: capacity.has_room(zone, properties, count)  # noqa: E731
+                group.move(member, choose_zone(group, member, room))
+            fault = self.refusal(properties, member.zone)
+            if fault is None:
+                break
+        return fault
+
+    def refusal(self, properties: dict[str, Any], zone: str) -> Fault | None:
+        """Why a VM of these properties cannot be created in a zone now."""
         if self._inventory.switches.no_capacity:
             return exhausted(zone)
         ends = (properties.get("scheduling") or {}).get("terminationTime")
@@ -485,6 +500,8 @@ class Manager:
             for key in {*wanted, *instance.properties}
             if wanted.get(key) != instance.properties.get(key)
         }
+        if ranked_types(group[0].body):
+            changed.discard("machineType")  # the group's own choice
         actions = [MILD_CHANGES.get(key, "REPLACE") for key in changed]
         return max(actions, key=UPDATES.index, default="NONE")
 

@@ -377,6 +377,7 @@ def vm_values(
     properties: Mapping[str, Any],
     service_account: str,
     image: str,
+    address: str = "127.0.0.1",
 ) -> dict[str, Value]:
     """The values of a VM of these properties (an API InstanceProperties), but for attributes."""
     scheduling = properties.get("scheduling") or {}
@@ -407,7 +408,7 @@ def vm_values(
         "instance/disks/0/index": 0,
         "instance/disks/0/mode": "READ_WRITE",
         "instance/disks/0/type": "PERSISTENT-BALANCED",
-        "instance/network-interfaces/0/ip": "127.0.0.1",
+        "instance/network-interfaces/0/ip": address,
         "instance/network-interfaces/0/network": f"projects/{project_number}/networks/default",
         "instance/network-interfaces/0/mtu": 1460,
         "universe/universe-domain": "googleapis.com",

@@ -13,7 +13,7 @@ machines go in, commands for the hypervisor come out.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 # What a live VM may be; anything else has no process.
 LIVE_STATUSES = ("PROVISIONING", "STAGING", "RUNNING", "STOPPING")
@@ -149,16 +149,16 @@ class Switches:
 
 
 @dataclass
-class Template:
-    """An instance template; never changes."""
+class _Placed:
+    """Something of the project or of one region."""
 
     name: str
     id: str
     created: float
-    description: str
-    properties: dict[str, Any]
-    region: str = ""
+    region: str = field(default="", kw_only=True)
     """Empty: a global one."""
+
+    collection: ClassVar[str]
 
     @property
     def key(self) -> str:
@@ -166,28 +166,26 @@ class Template:
 
     @property
     def path(self) -> str:
-        return template_path(self.key)
+        return placed_path(self.collection, self.key)
 
 
 @dataclass
-class HealthCheck:
+class Template(_Placed):
+    """An instance template; never changes."""
+
+    collection = "instanceTemplates"
+
+    description: str
+    properties: dict[str, Any]
+
+
+@dataclass
+class HealthCheck(_Placed):
     """How a VM is asked for its health."""
 
-    name: str
-    id: str
-    created: float
+    collection = "healthChecks"
+
     body: dict[str, Any]
-    region: str = ""
-    """Empty: a global one."""
-
-    @property
-    def key(self) -> str:
-        return place_key(self.region, self.name)
-
-    @property
-    def path(self) -> str:
-        place = f"regions/{self.region}" if self.region else "global"
-        return f"{place}/healthChecks/{self.name}"
 
     def number(self, field_name: str, default: int) -> int:
         """A number of the check's body."""
@@ -357,7 +355,15 @@ class Group:
         return (self.body.get(section) or {}).get(key) or default
 
     def allowed(self, key: str) -> int:
-        """`maxSurge` or `maxUnavailable` as a number; by default as many as there are zones."""
+        """`maxSurge` or `maxUnavailable` as a number; by default as many as there are zones. Two
+        percentages that are both rounded to nothing would hold an update for ever: one may be
+        missing then."""
+        number = self._limit(key)
+        if key == "maxUnavailable" and number == 0 and self._limit("maxSurge") == 0:
+            return 1
+        return number
+
+    def _limit(self, key: str) -> int:
         limit = (self.body.get("updatePolicy") or {}).get(key) or {}
         if limit.get("fixed") is not None:
             return int(limit["fixed"])
@@ -416,10 +422,15 @@ def place_key(region: str, name: str) -> str:
     return f"{region}/{name}" if region else name
 
 
+def placed_path(collection: str, key: str) -> str:
+    """The path of the template or health check that has the key."""
+    region, _, name = key.rpartition("/")
+    return f"{f'regions/{region}' if region else 'global'}/{collection}/{name}"
+
+
 def template_path(key: str) -> str:
     """The path of the template that has the key."""
-    region, _, name = key.rpartition("/")
-    return f"{f'regions/{region}' if region else 'global'}/instanceTemplates/{name}"
+    return placed_path(Template.collection, key)
 
 
 def is_spot(scheduling: dict[str, Any]) -> bool:

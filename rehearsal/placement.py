@@ -1,6 +1,7 @@
 """In which zone a group's next VM is created: what the shapes of regional groups mean."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rehearsal.model import Group, Member
 
@@ -33,6 +34,14 @@ def choose_zone(group: Group, member: Member, has_room: HasRoom) -> str:
         return (whole or [zone for zone in zones if has_room(zone, 1)] or zones)[0]
     order = by_count if group.shape == "BALANCED" else zones
     return next((zone for zone in order if has_room(zone, 1)), order[0])
+
+
+def ranked_types(body: Mapping[str, Any]) -> list[str]:
+    """The machine types of a group's flexibility policy, the lowest rank first; empty without."""
+    policy = body.get("instanceFlexibilityPolicy") or {}
+    selections = (policy.get("instanceSelections") or {}).values()
+    ordered = sorted(selections, key=lambda selection: int(selection.get("rank") or 0))
+    return [name for selection in ordered for name in selection.get("machineTypes") or []]
 
 
 def may_move(group: Group, member: Member) -> bool:

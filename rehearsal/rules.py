@@ -5,6 +5,7 @@ Each check raises ApiError 400 in Google's words where those are known.
 
 import json
 import re
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 METADATA_KEY = re.compile(r"[a-zA-Z0-9_-]{1,127}")
 MAX_LABELS = 64
+MAX_TAGS = 64
 MAX_METADATA_VALUE_BYTES = 262144
 MAX_METADATA_BYTES = 512 * 1024
 NOTICES_SEC = (0, 120)
@@ -80,6 +82,16 @@ def check_name(field: str, name: object) -> str:
     return name
 
 
+def check_request_id(value: str) -> None:
+    """By which a call is known again."""
+    try:
+        number = uuid.UUID(value).int
+    except ValueError:
+        number = 0
+    if not number:
+        raise invalid("requestId", value, "Must be a UUID other than zero.")
+
+
 def check_labels(field: str, labels: dict[str, Any]) -> None:
     """At most 64, in lower case."""
     if len(labels) > MAX_LABELS:
@@ -89,6 +101,14 @@ def check_labels(field: str, labels: dict[str, Any]) -> None:
             raise invalid(field, key, f"Keys must match regex '{LABEL_KEY.pattern}'.")
         if not LABEL_VALUE.fullmatch(str(value)):
             raise invalid(f"{field}.{key}", value, f"Must match regex '{LABEL_VALUE.pattern}'.")
+
+
+def check_tags(field: str, items: list[str]) -> None:
+    """At most 64 names."""
+    if len(items) > MAX_TAGS:
+        raise invalid(field, len(items), f"Must have at most {MAX_TAGS} tags.")
+    for index, item in enumerate(items):
+        check_name(f"{field}.items[{index}]", item)
 
 
 def check_metadata(field: str, items: list[dict[str, Any]]) -> None:

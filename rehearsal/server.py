@@ -346,6 +346,9 @@ class _Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called while the error of what is no request is handled; it knows the status."""
+        if self.cycle and not self.cycle.response_complete:  # a body went bad under its request
+            self.cycle.disconnected = True  # whose own answer would be a second one
+            self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()  # part of another answer is out
             return

@@ -7,9 +7,9 @@
 # Usage: boot.sh                           the boot
 #        boot.sh supervise PYTHON BUNDLE   run the supervisor to its end; the systemd unit's command
 #
-# Metadata (instance/attributes): outlast-sh-lib, outlast-sh-leave (the other two scripts),
+# Metadata (instance/attributes): outlast-sh-lib, outlast-sh-leave, outlast-sh-ssd (other scripts),
 #   outlast-bucket, outlast-prefix, outlast-run, outlast-resume, outlast-place, outlast-bundle,
-#   outlast-bundle-sha256, outlast-waits (`iam`, `backoff`).
+#   outlast-bundle-sha256, outlast-delivery (`image`), outlast-waits (`iam`, `backoff`), outlast-health (PORT and LIMIT_SEC).
 # Environment: lib.sh lists it; PIP_* reaches pip where the image has no interpreter baked in.
 #
 # A failure powers the VM off, so that its group tries anew; MAX_BARREN boots in a row of the same
@@ -67,7 +67,7 @@ bootstrap::die() {
   exit 1
 }
 
-# bootstrap::fetch: lib.sh and leave.sh as the metadata has them, whole or not at all. The network
+# bootstrap::fetch: the other scripts as the metadata has them, whole or not at all. The network
 # may come up only after this script has begun.
 bootstrap::fetch() {
   local base="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}"
@@ -77,17 +77,18 @@ bootstrap::fetch() {
   until curl -q --silent --show-error --fail --fail-early --noproxy '*' \
     --connect-timeout 2 --max-time 10 --header 'Metadata-Flavor: Google' \
     --output "$STARTUP_DIR/lib.sh.tmp" "$base/instance/attributes/outlast-sh-lib" \
-    --output "$STARTUP_DIR/leave.sh.tmp" "$base/instance/attributes/outlast-sh-leave"; do
+    --output "$STARTUP_DIR/leave.sh.tmp" "$base/instance/attributes/outlast-sh-leave" \
+    --output "$STARTUP_DIR/ssd.sh.tmp" "$base/instance/attributes/outlast-sh-ssd"; do
     if ((n >= BOOTSTRAP_TRIES)); then
-      bootstrap::die "metadata keys outlast-sh-lib and outlast-sh-leave: no answer in $n tries;" \
-        "the instance template must carry both"
+      bootstrap::die "metadata keys outlast-sh-lib, -leave and -ssd: no answer in $n tries;" \
+        "the instance template must carry them"
     fi
     n=$((n + 1))
     sleep 1
   done
   # The unit needs this file after the guest agent has removed its own copy.
   cp -- "${BASH_SOURCE[0]}" "$STARTUP_DIR/boot.sh.tmp"
-  for name in lib.sh leave.sh boot.sh; do
+  for name in lib.sh leave.sh ssd.sh boot.sh; do
     mv -f "$STARTUP_DIR/$name.tmp" "$STARTUP_DIR/$name"
   done
 }
@@ -109,7 +110,9 @@ boot::check_tools() {
 boot::read_metadata() {
   local keys=(bucket prefix run resume place bundle bundle-sha256)
   retry::run "$METADATA_TRIES" metadata::load id name zone \
-    "${keys[@]/#/attributes/outlast-}" attributes/outlast-waits || return
+    "${keys[@]/#/attributes/outlast-}" attributes/outlast-waits attributes/outlast-health \
+    attributes/outlast-delivery \
+    network-interfaces/0/ip || return
   metadata::require id name zone "${keys[@]/#/attributes/outlast-}" || return
   INSTANCE_ID="${METADATA["id"]}"
   INSTANCE="${METADATA["name"]}"
@@ -163,10 +166,11 @@ boot::find_python() {
   return 1
 }
 
-# boot::fetch_bundle: BUNDLE_DIR has the bundle whose sha256 the metadata gives. A folder of that
-# name is complete: it was moved there in one piece.
+# boot::fetch_bundle: BUNDLE_DIR has the bundle whose sha256 the metadata gives, from the bucket or,
+# where the delivery says so, from the image. A folder of that name is complete: it was moved there
+# in one piece.
 boot::fetch_bundle() {
-  local wanted="$BUNDLE_SHA256" where="bundle gs://$BUCKET/$BUNDLE_NAME" found work
+  local wanted="$BUNDLE_SHA256" where="bundle gs://$BUCKET/$BUNDLE_NAME" found work baked=""
   if [[ ! $wanted =~ ^[0-9a-f]{64}$ ]]; then
     log::error "$CURRENT_STEP" "metadata key outlast-bundle-sha256 is '$wanted': must be 64" \
       "hexadecimal digits"
@@ -180,12 +184,23 @@ boot::fetch_bundle() {
   rm -rf "$STATE_DIR"/bundle/tmp-*
   mkdir -p "$STATE_DIR/bundle"
   work="$(mktemp -d "$STATE_DIR/bundle/tmp-XXXXXX")" || return
-  http::persist "$where" gcs::get "$BUCKET" "$BUNDLE_NAME" "$work/bundle.zip" || return
+  if [[ ${METADATA["attributes/outlast-delivery"]:-} == image ]]; then
+    baked="$ROOT/opt/outlast/bundles/$wanted.zip"
+    where="bundle /opt/outlast/bundles/$wanted.zip"
+    if [[ ! -f $baked ]]; then
+      log::error "$CURRENT_STEP" "$where: is not in the image; bake one of this checkout, or set" \
+        "outlast:delivery to bucket"
+      return 1
+    fi
+    cp -- "$baked" "$work/bundle.zip" || return
+  else
+    http::persist "$where" gcs::get "$BUCKET" "$BUNDLE_NAME" "$work/bundle.zip" || return
+  fi
   found="$(sha256sum <"$work/bundle.zip")" || return
   found="${found%% *}"
   if [[ $found != "$wanted" ]]; then
     log::error "$CURRENT_STEP" "$where: sha256 is $found, must be $wanted as the template says;" \
-      "run pulumi up again"
+      "${baked:+bake the image anew, or }run pulumi up again"
     return 1
   fi
   # -I: the current folder is nobody's business here.
@@ -194,6 +209,36 @@ boot::fetch_bundle() {
     return 1
   fi
   mv -T "$work/bundle" "$BUNDLE_DIR" && rm -rf "$work"
+}
+
+# boot::start_health: the process that answers the platform's health checks, before anything that
+# takes long. It listens on the VM's own address, which is the one that is asked.
+boot::start_health() {
+  local address="${METADATA["network-interfaces/0/ip"]:-0.0.0.0}" port limit python
+  read -r port limit <<<"${METADATA["attributes/outlast-health"]}"
+  python="$(command -v "$BASE_PYTHON")" || return
+  local argv=("$python" -I "$BUNDLE_DIR/outlast/run/health.py" "$address" "$port" "$limit"
+    "$SIGN_FILE")
+  rm -f "$SIGN_FILE"
+  : >"$SIGN_FILE" || return
+  if [[ ! -d $ROOT/run/systemd/system ]]; then
+    "${argv[@]}" >>"$LOG_DIR/health.log" 2>&1 9>&- &
+    return 0
+  fi
+  local unit="$ROOT/run/systemd/system/outlast-health.service"
+  cat >"$unit.tmp" <<UNIT
+[Unit]
+Description=Outlast health
+After=network-online.target
+
+[Service]
+Type=exec
+ExecStart=${argv[*]}
+Restart=always
+OOMScoreAdjust=-500
+UNIT
+  mv -f "$unit.tmp" "$unit" && systemctl daemon-reload &&
+    systemctl start --no-block outlast-health.service
 }
 
 # boot::make_interpreter: PYTHON is the baked interpreter, else a virtual environment from the
@@ -206,17 +251,6 @@ boot::make_interpreter() {
   PYTHON="$STATE_DIR/venv/bin/python"
   boot::make_environment "$STATE_DIR/venv" vm.txt "give the VM a way to the package index" \
     --require-hashes
-}
-
-# boot::make_user_environment: what the user's own requirements need, in an environment of their
-# own: it is the trainer's, or a command's, and never the supervisor's. Hashes are checked where the
-# file has any.
-boot::make_user_environment() {
-  local hint="mend the file, or give the VM a way to the package index" argv=()
-  if grep -q -- '--hash=' "$BUNDLE_DIR/requirements/user.txt"; then
-    argv=(--require-hashes)
-  fi
-  boot::make_environment "$STATE_DIR/user-venv" user.txt "$hint" "${argv[@]}"
 }
 
 # boot::make_environment VENV FILE HINT [PIP ARGUMENTS...]: a virtual environment of the bundle's
@@ -499,12 +533,13 @@ boot::run() {
   step::run check-tools boot::check_tools
   step::run read-metadata boot::read_metadata
   step::run record-boot boot::record
+  step::run mount-ssd ssd::mount
   step::run find-python boot::find_python
   step::run fetch-bundle boot::fetch_bundle
-  step::run make-interpreter boot::make_interpreter
-  if [[ -e $BUNDLE_DIR/requirements/user.txt ]]; then
-    step::run make-user-environment boot::make_user_environment
+  if [[ -n ${METADATA["attributes/outlast-health"]:-} ]]; then
+    step::run start-health boot::start_health
   fi
+  step::run make-interpreter boot::make_interpreter
   if [[ -d $ROOT/run/systemd/system ]]; then
     step::run start-unit boot::start_unit
     SETTLED=1
@@ -522,6 +557,8 @@ main() {
   source "$STARTUP_DIR/lib.sh"
   # shellcheck source=startup/leave.sh
   source "$STARTUP_DIR/leave.sh"
+  # shellcheck source=startup/ssd.sh
+  source "$STARTUP_DIR/ssd.sh"
   if (($# == 0)); then
     boot::run
   elif (($# == 3)) && [[ $1 == supervise ]]; then

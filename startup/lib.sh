@@ -32,6 +32,9 @@ readonly LOG_DIR="$ROOT/var/log/outlast"
 readonly LOG_FILE="$LOG_DIR/boot.log"
 readonly SERIAL_PORT="$ROOT/dev/ttyS0"
 
+# Its age is how long ago this VM got on; there only where VMs are asked for their health.
+readonly SIGN_FILE="$RUN_DIR/sign"
+
 readonly METADATA_URL="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}"
 readonly STORAGE_URL="${STORAGE_EMULATOR_HOST:-https://storage.googleapis.com}"
 readonly COMPUTE_URL="${OUTLAST_COMPUTE_ENDPOINT:-https://compute.googleapis.com/compute/v1/}"
@@ -75,8 +78,8 @@ time::sleep_tenths() {
 
 # ---- log ----------------------------------------------------------------------------------------
 
-# log::write LEVEL STEP MESSAGE...: one line to stderr, the serial port and the log file. A place
-# that cannot be written never fails the boot.
+# log::write LEVEL STEP MESSAGE...: one line to stderr, the serial port and the log file, and a sign
+# of life. A place that cannot be written never fails the boot.
 log::write() {
   local level="$1" step="$2"
   shift 2
@@ -91,6 +94,9 @@ log::write() {
   fi
   if [[ -d $LOG_DIR ]]; then
     printf '%s\n' "$line" >>"$LOG_FILE" || true
+  fi
+  if [[ -e $SIGN_FILE ]]; then
+    : >"$SIGN_FILE" || true
   fi
 }
 

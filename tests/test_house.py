@@ -19,6 +19,8 @@ FORBIDDEN = {
     "components": {"outlast.operate", "outlast.loop", "rehearsal", "settings"},
     "rehearsal": {"outlast", "components", "trainers", "settings"},
 }
+PROVIDERS_MAY = ("outlast.operate",)
+"""What the dynamic providers may know besides: they run beside the engine, as the commands do."""
 ENVIRONMENT_FREE = "components"
 STANDARD_LIBRARY_ONLY = (
     "outlast/layout.py",
@@ -48,9 +50,10 @@ def imported(file: Path) -> Iterator[str]:
 def test_arrows_point_one_way(folder):
     for file in files_of(folder):
         for name in imported(file):
-            bad = [
-                wall for wall in FORBIDDEN[folder] if name == wall or name.startswith(wall + ".")
-            ]
+            walls = FORBIDDEN[folder]
+            if file == ROOT / "components" / "providers.py":
+                walls = walls - set(PROVIDERS_MAY)
+            bad = [wall for wall in walls if name == wall or name.startswith(wall + ".")]
             assert not bad, f"{file.relative_to(ROOT)} imports {name}"
 
 

@@ -1,12 +1,16 @@
 """``python -m trainers NAME --flag …``: train, or with ``--mode eval`` evaluate.
 
+A name with a slash is the path of a trainer that lies elsewhere, without its ``.py``.
+
 Exit codes are those of outlast/exits.py: 0 done, 64 bad usage, 75 interrupted and to be resumed by
 the same command, 76 another process has taken the run's folder over, 1 anything else.
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import trainers
 from outlast import exits
@@ -21,13 +25,23 @@ def main(argv: Sequence[str]) -> int:
         print(f"usage: python -m trainers NAME --flag …\n\ntrainers: {known}")
         return exits.DONE if argv else exits.USAGE
     name, *flags = argv
-    if name not in trainers.names():
+    if os.sep in name:
+        path = Path(name)
+        if not (path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file()):
+            print(
+                f"trainer {path.name!r}: no {path.name}.py and no package {path.name}/ lies in the"
+                " delivered folder; set outlast:trainer to one that does",
+                file=sys.stderr,
+            )
+            return exits.USAGE
+    elif name not in trainers.names():
         near = difflib.get_close_matches(name, trainers.names(), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         print(f"trainer {name!r}: unknown; {hint}known are {known}", file=sys.stderr)
         return exits.USAGE
     try:
-        return trainers.load(name).main(flags)
+        module = trainers.load_from(Path(name)) if os.sep in name else trainers.load(name)
+        return module.main(flags)
     except (UsageError, DataError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return exits.USAGE

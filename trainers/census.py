@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 NAME = "census"
 NEEDS = {"xgboost": "xgboost-cpu", "sklearn": "scikit-learn", "numpy": "numpy"}
+MUTABLE = {"threads": "any"}
+"""Not the epochs: the candidates that are scored already were trained with theirs."""
 
 FOLDS = 5
 SEGMENT_ROUNDS = 10

@@ -42,6 +42,11 @@ NEEDS = {"numpy": "numpy"}
 """Modules that the functions below import, and the packages that bring them. Where one is missing
 the trainer says so in a sentence, before anything else happens."""
 
+MUTABLE = {**flags.MUTABLE, "learning-rate": "any", "step-ms": "any"}
+"""Flags that may change in the middle of a run, when it is resumed: ``raised`` or to ``any`` value.
+List one only where the next step takes it up and what is saved does not hold the old value: the
+rate here is read at each step, a framework's optimiser mostly keeps its own."""
+
 COLUMNS = 8
 ROWS = 1000
 TEST_SHARE = 0.2

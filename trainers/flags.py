@@ -12,6 +12,11 @@ from typing import Any, NoReturn, Self
 from outlast import exits
 from outlast.protocol import parse_every
 
+MUTABLE = {"epochs": "raised", "eval-every": "any", "threads": "any"}
+"""What most trainers can take in the middle of a run, as ``outlast/changes.py`` reads it: the steps
+so far are those of a run that had the new values from its start, but for the evaluations made and
+for the last digits that threads decide."""
+
 THREADS_MOST = 1024
 """More than any machine has; a slip of the finger would crawl."""
 
@@ -185,8 +190,8 @@ def add_common(
     run.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="folder of the run, and for eval also gs://BUCKET/experiments/NAME/RUN; runs/NAME-RUN "
-        "where not given, not used under a supervisor",
+        help="folder of the run, or its gs://BUCKET/experiments/NAME/RUN; runs/NAME-RUN where not "
+        "given, not used under a supervisor",
     )
     run.add_argument(
         "--checkpoint-every",

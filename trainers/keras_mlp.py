@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 NAME = "keras_mlp"
 NEEDS = {"keras": "keras", "sklearn": "scikit-learn", "numpy": "numpy"}
+MUTABLE = flags.MUTABLE
+"""Not the learning rate: the optimiser that is saved keeps its own."""
 BACKENDS = ("torch", "jax", "tensorflow")
 """Modules of the same names, the first installed one is taken."""
 BACKEND_VARIABLE = "KERAS_BACKEND"

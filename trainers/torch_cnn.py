@@ -27,6 +27,8 @@ NEEDS = {
     "sklearn": "scikit-learn",
     "numpy": "numpy",
 }
+MUTABLE = flags.MUTABLE
+"""Not the learning rate: the optimiser that is saved keeps its own."""
 CHANNELS = (32, 64)
 HIDDEN = 128
 DROPOUT = 0.25

@@ -93,12 +93,74 @@ def orbax(arrays, folder):
     return save, lambda path: ocp.StandardCheckpointer().restore(path.absolute())
 
 
+def keras_backup(arrays, folder):
+    import keras
+
+    class Weights(keras.layers.Layer):
+        def build(self, shape):
+            self.held = [
+                self.add_weight(shape=array.shape, initializer="zeros", name=name.replace("/", "-"))
+                for name, array in arrays.items()
+            ]
+
+        def call(self, inputs):
+            return inputs
+
+    layer = Weights()
+    model = keras.Sequential([keras.Input((1,)), layer])
+
+    def save(path):
+        for weight, array in zip(layer.held, arrays.values(), strict=True):
+            weight.assign(array)  # training's work, not the save's
+        begun = time.perf_counter()
+        backup = keras.callbacks.BackupAndRestore(str(path))
+        backup.set_model(model)
+        backup.on_train_begin()
+        backup.on_epoch_end(0)
+        save.spent = time.perf_counter() - begun
+        return done
+
+    def load(path):
+        (file,) = path.glob("*.weights.h5")
+        model.load_weights(file)
+
+    return save, load
+
+
+def xgb_model(arrays, folder):
+    """Trees instead of arrays, as many as make the size; what `xgb.train(xgb_model=)` takes."""
+    import numpy as np
+    import xgboost as xgb
+
+    size = sum(array.nbytes for array in arrays.values())
+    rng = np.random.default_rng(0)
+    rows = xgb.DMatrix(rng.random((16384, 8), dtype=np.float32), rng.random(16384))
+    parameters = {"max_depth": 0, "max_leaves": 8192, "grow_policy": "lossguide", "eta": 0.01}
+    booster = xgb.Booster(parameters | {"min_child_weight": 0.0, "lambda": 0.0}, [rows])
+    rounds = 0
+    while rounds % 8 or len(booster.save_raw("ubj")) < size:
+        booster.update(rows, rounds)
+        rounds += 1
+
+    def save(path):
+        booster.save_model(path.with_suffix(".ubj"))
+        path.with_suffix(".ubj").rename(path)
+        return done
+
+    def load(path):
+        xgb.Booster().load_model(bytearray(path.read_bytes()))
+
+    return save, load
+
+
 SUBJECTS = {
     "torch.save": torch_save,
     "safetensors": safetensors,
     "lightning async": lightning,
     "torch dcp async": dcp,
     "orbax async": orbax,
+    "keras backup": keras_backup,
+    "xgb_model=": xgb_model,
 }
 
 
@@ -126,7 +188,7 @@ def main():
     base = 0.0
     for number in range(args.saves + 1):
         change(arrays)
-        path = Path(args.dir) / f"{args.subject.replace(' ', '-')}-{number}"
+        path = Path(args.dir) / f"{args.subject.strip('=').replace(' ', '-')}-{number}"
         if number == 1:
             base = forget_peak()
         begun = time.perf_counter()

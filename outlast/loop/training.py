@@ -120,8 +120,8 @@ def train(
 
     The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``init``, a
     checkpoint as ``outlast checkpoints`` prints it; ``model_output_path``, a folder or ``gs://``
-    path that gets a copy of the finished result where it is absent there; ``run_dir`` (default
-    ``runs/<name>-<run>``), and what the run's name is made of: ``name``, ``arguments`` and
+    path that gets a copy of the finished result where it is absent there; ``run_dir``, a folder or
+    ``gs://`` path (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``, ``arguments`` and
     ``source`` (default: this program, its command line and its text).
     """
     world = ranks.world()
@@ -357,10 +357,10 @@ class Run:
         self._result_folder = self._work / "tmp-result"
         self._places = [self._work, *map(Path, answer.places)]
         for place in self._places:
-            spare = place / SPARE
-            spare.unlink(missing_ok=True)  # of a trainer before, and perhaps still read
-            self._cleanup.callback(spare.unlink, missing_ok=True)
+            (place / SPARE).unlink(missing_ok=True)  # of a trainer before, and perhaps still read
         self._place, self._place_size = self._work, -1
+        self._spare = snapshot.Spare(self._place / SPARE)
+        self._cleanup.callback(lambda: self._spare.drop())
         self._rows = self._cleanup.enter_context(_Rows(Path(answer.rows)))
         if answer.restore is not None and not answer.init:
             here = self._rank_state is not None
@@ -411,7 +411,7 @@ class Run:
         source = None if source is None else Path(source)
         init, model_output_path = self._beside
         run = run_name(name, arguments, source, init)
-        folder = default_folder(name, arguments, source, init) if run_dir is None else Path(run_dir)
+        folder = run_dir or default_folder(name, arguments, source, init)
         self._interrupts = Interrupts()
         self._interrupts.install()
         self._cleanup.callback(self._interrupts.restore)
@@ -598,8 +598,8 @@ class Run:
 
     def _drop_unfinished(self) -> None:
         """Give the room of what could not be written back, and look for a place anew."""
+        self._spare.drop()
         for place in self._places:
-            (place / SPARE).unlink(missing_ok=True)
             for left in place.glob("tmp-*"):
                 # A rank's proof is its own, and it may be at it now.
                 if left != self._result_folder and not left.name.startswith("tmp-proof-"):
@@ -617,8 +617,8 @@ class Run:
                 f"outlast: snapshots of {size} bytes go to {place}: {places.told([self._place])}",
                 file=sys.stderr,
             )
-            (self._place / SPARE).unlink(missing_ok=True)
-            self._place = place
+            self._spare.drop()
+            self._place, self._spare = place, snapshot.Spare(place / SPARE)
 
     def _write_once(self, tags: list[str]) -> _Offer:
         begun_sec = time.monotonic()
@@ -649,13 +649,11 @@ class Run:
         message = Snapshot(identifier, str(folder), self._step, tags, self._rows.flush())
         return _Offer(folder, message, time.monotonic() - begun_sec)
 
-    def _spare_file(self) -> Path:
+    def _spare_file(self) -> snapshot.Spare:
         """Where the next snapshot's arrays go: over those of the last one, if nobody reads it."""
-        spare = self._place / SPARE
-        with contextlib.suppress(FileNotFoundError):
-            if self._session.busy or spare.stat().st_nlink > 1:
-                spare.unlink()
-        return spare
+        if self._session.busy or self._spare.shared:
+            self._spare.drop()
+        return self._spare
 
     def _offer_pending(self) -> bool:
         """Hand the pending folder over, unless the supervisor is busy."""
@@ -755,6 +753,7 @@ class Run:
             self._drop_unfinished()
             size = sum(blob.nbytes for blob in before[1].items)
             raise self._no_room(size, "", error) from None
+        self._spare.unmap()  # else this process would have it twice
         saved = snapshot.read(folder)
         state.restore_all(self._state, saved.nodes, saved.blobs)
         found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._state))

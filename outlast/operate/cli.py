@@ -145,11 +145,31 @@ def checkpoints(experiment: str, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("experiment", required=False)
+@click.option("--latest", is_flag=True, help="First take the newest commit of outlast:gitRef.")
+def up(experiment: str | None, latest: bool) -> None:
+    """Bring a stack up: pulumi up, without its questions; one that was killed is mended first.
+
+    EXPERIMENT is a stack; default the selected one. With --latest the commit that the branch is at
+    is written into the stack's configuration, outlast:gitCommit, before.
+    """
+    from outlast.operate import up as upping
+
+    _mended(experiment)
+    if latest:
+        found = upping.latest(experiment)
+        same = " as before" if found.commit == found.before else ""
+        click.echo(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
+    upping.up(experiment)
+
+
+@cli.command()
 @click.argument("experiment")
 def resume(experiment: str) -> None:
-    """Reopen a run that failed, was stopped, or has lost its group; `pulumi up` then goes on.
+    """Reopen a run that failed or was stopped, or go on with changes; `pulumi up` then does it.
 
-    The machine may be changed before; a changed trainer or changed args make another run.
+    Before, the machine may be changed, the code corrected, and arguments that the trainer lists as
+    mutable: the run keeps its name (outlast:run) and goes on from its last checkpoint.
     """
     from outlast.operate import resume as resuming
     from outlast.operate import stack
@@ -157,10 +177,51 @@ def resume(experiment: str) -> None:
 
     with reading(experiment):
         done = resuming.resume(stack.find(experiment))
+    if done.renamed:
+        from outlast import changes
+
+        what = changes.said(done.changed) or "code or args"
+        click.echo(f"{experiment}: outlast:run keeps the run's name; changed: {what}")
     click.echo(
         f"{experiment}: outlast:resume is now {done.resume}; pulumi up goes on from step "
         f"{done.head.step}"
     )
+
+
+@cli.command(name="stop")
+@click.argument("experiment")
+def stop_run(experiment: str) -> None:
+    """End a run as stopped. What it committed is kept; outlast resume goes on with it."""
+    from outlast.operate import resume as resuming
+    from outlast.operate import stack
+    from outlast.operate.errors import reading
+
+    with reading(experiment):
+        head = resuming.stop(stack.find(experiment))
+    click.echo(
+        f"{experiment}: stopped at step {head.step}; its VM leaves with its next beat, go on with: "
+        f"outlast resume {experiment}"
+    )
+
+
+@cli.command()
+@click.argument("experiment")
+def mend(experiment: str) -> None:
+    """Mend a stack whose pulumi up was killed: its lock, and what was being made."""
+    if _mended(experiment):
+        click.echo(f"{experiment}: mended; go on with pulumi up")
+    else:
+        click.echo(f"{experiment}: nothing to mend")
+
+
+def _mended(experiment: str | None) -> bool:
+    """Whether there was something to mend; says what."""
+    from outlast.operate import mend as mending
+
+    done = mending.mend(experiment)
+    for name in done.taken_up if done else ():
+        click.echo(f"{name}: was being made when pulumi was killed; taken up, if it exists")
+    return done is not None
 
 
 @cli.command()
@@ -180,6 +241,37 @@ def repair(experiment: str) -> None:
         f"{experiment}: HEAD is mended, stopped at step {done.head.step}; go on with: "
         f"outlast resume {experiment}"
     )
+
+
+@cli.command()
+@click.argument("experiment", required=False)
+@click.option("--markdown", is_flag=True, help="Print it as a pull request's comment.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def preview(experiment: str | None, markdown: bool, as_json: bool) -> None:
+    """Say what pulumi up would do: to each run, to the bill, and against which rule.
+
+    EXPERIMENT is a stack; default the selected one. Nothing is changed.
+
+    \b
+    Exit codes
+      0   no rule is broken
+      3   a rule is broken
+      1   there is no preview: the program refuses the settings, or the engine failed
+      64  bad usage
+    """
+    from outlast.operate import preview as previews
+    from outlast.operate.draw import as_markdown, show_review
+
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json: print one of them.")
+    found = previews.review(experiment)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    elif markdown:
+        click.echo(as_markdown(found))
+    else:
+        show_review(found)
+    sys.exit(found.exit_code)
 
 
 @cli.group()

@@ -7,6 +7,7 @@ Where it listens stands in `endpoint.json` of its state folder.
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,18 +86,15 @@ class LocalCloud:
         """`kill`, `preempt`, `freeze` or `thaw` of one VM. CloudError: no such VM."""
         self.call("POST", f"/_local/vms/{quote(vm, safe='')}/{action}")
 
-    def group_size(self, group: str, zone: str) -> int | None:
-        """The target size of a group; None where there is no such group."""
-        listed = self.call(
-            "GET", f"/compute/v1/projects/{PROJECT}/zones/{zone}/instanceGroupManagers"
-        )
+    def group_size(self, group: str, place: str) -> int | None:
+        """The target size of a group in a zone or region; None where there is no such group."""
+        listed = self.call("GET", _groups(place))
         sizes = {item["name"]: item["targetSize"] for item in listed.get("items", [])}
         return sizes.get(group)
 
-    def group_errors(self, group: str, zone: str) -> list[str]:
+    def group_errors(self, group: str, place: str) -> list[str]:
         """Codes of what kept the group from creating VMs, oldest first."""
-        place = f"/compute/v1/projects/{PROJECT}/zones/{zone}/instanceGroupManagers/{group}"
-        listed = self.call("GET", f"{place}/listErrors")
+        listed = self.call("GET", f"{_groups(place)}/{group}/listErrors")
         return [item["error"]["code"] for item in listed.get("items", [])]
 
     def make_bucket(self, name: str, region: str) -> None:
@@ -144,6 +142,7 @@ class LocalCloud:
             "GOOGLE_STORAGE_CUSTOM_ENDPOINT": f"{self.url}/storage/v1/",
             "GOOGLE_IAM_BETA_CUSTOM_ENDPOINT": f"{self.url}/iam/v1/",
             "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/cloudresourcemanager/v1/",
+            "GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/secretmanager/v1/",
             "STORAGE_EMULATOR_HOST": self.url,
         }
 
@@ -158,6 +157,12 @@ class LocalCloud:
                     os.kill(self.pid, signal.SIGKILL)
                 raise CloudError(f"local cloud {self.pid}: did not end in time and was killed.")
             time.sleep(0.05)
+
+
+def _groups(place: str) -> str:
+    """Where the groups of a zone or region are."""
+    scope = "zones" if re.search("-[a-z]$", place) else "regions"
+    return f"/compute/v1/projects/{PROJECT}/{scope}/{place}/instanceGroupManagers"
 
 
 def find(state: Path) -> LocalCloud | None:
@@ -177,12 +182,14 @@ def start(
     port: int = 0,
     pace: Pace = Pace(),  # noqa: B008 - frozen
     guest_env: Mapping[str, str] | None = None,
+    guests: bool = True,
     dies_with_us: bool,
 ) -> LocalCloud:
     """Starts a local cloud and returns when it serves.
 
     `dies_with_us`: it ends when this process does, however that ends; otherwise it is in a session
-    of its own and stays until it is stopped. CloudError: one runs there already, or it did not
+    of its own and stays until it is stopped. Without `guests` VMs come and go, but nothing runs on
+    them. CloudError: one runs there already, or it did not
     start; says why.
     """
     if (running := find(state)) is not None:
@@ -205,6 +212,10 @@ def start(
     command += ["--notice-sec", str(pace.notice_sec), "--grace-sec", str(pace.grace_sec)]
     for name, value in (guest_env or {}).items():
         command += ["--guest-env", f"{name}={value}"]
+    if not guests:
+        command += ["--no-guests"]
+    if not guests:
+        command.append("--no-guests")
     if dies_with_us:
         command += ["--parent-pid", str(os.getpid())]
     with sink:

@@ -7,7 +7,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from outlast.operate import pricing
 from outlast.operate.ledger import Attempt
+from outlast.operate.preview import Review
 from outlast.operate.rehearse import Report, Watcher
 from outlast.operate.status import Status
 
@@ -130,6 +132,10 @@ def show_status(status: Status) -> None:
     console.print()
     console.print("Attempts (UTC):")
     console.print(_attempts_table(book.attempts))
+    for attempt in book.attempts:
+        if attempt.changed:
+            what = ", ".join(attempt.changed)
+            console.print(f"attempt {attempt.term} changed: {what}", markup=False, soft_wrap=True)
     if status.metrics:
         console.print()
         for name, value in status.metrics.items():
@@ -137,3 +143,91 @@ def show_status(status: Status) -> None:
     if status.result:
         console.print()
         console.print(f"result  {status.result}", soft_wrap=True)
+
+
+def show_review(review: Review) -> None:
+    """What a change does, on a terminal."""
+    console = Console(highlight=False)
+
+    def line(text: str = "") -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    line(f"Stack {review.stack}")
+    line()
+    for run in review.runs:
+        line(f"run {run.run} {run.said}: {run.why}")
+    if not review.runs:
+        line("no run")
+    line()
+    table = Table(box=None, pad_edge=False)
+    for name in ("cost", "before", "after"):
+        table.add_column(name)
+    for row in _costs(review):
+        table.add_row(*row)
+    console.print(table)
+    for text in review.storage:
+        line(text)
+    line(_PRICES.format(date=pricing.date()))
+    line()
+    for word, names in review.changes.items():
+        line(f"{word}: {', '.join(names)}")
+    if not review.changes:
+        line("no resource changes")
+    for text in review.advice:
+        line(f"advice: {text}")
+    line()
+    for broken in review.broken:
+        line(f"REFUSED  {_named(broken.rule, broken.resource)}: {broken.why}")
+    if not review.broken:
+        line("no rule is broken")
+
+
+def as_markdown(review: Review) -> str:
+    """What a change does, as a pull request's comment."""
+    lines = [f"### Outlast: stack `{review.stack}`", "", "| run | then | why |", "|---|---|---|"]
+    lines += [f"| `{run.run}` | **{run.said}** | {_cell(run.why)} |" for run in review.runs]
+    if not review.runs:
+        lines.append("| none | | |")
+    lines += ["", "| cost | before | after |", "|---|---|---|"]
+    lines += [f"| {' | '.join(map(_cell, row))} |" for row in _costs(review)]
+    lines.append("")
+    if review.broken:
+        lines += ["**Refused**", ""]
+        lines += [
+            f"- `{_named(broken.rule, broken.resource)}`: {broken.why}" for broken in review.broken
+        ]
+    else:
+        lines.append("No rule is broken.")
+    if review.advice:
+        lines += ["", *(f"- {text}" for text in review.advice)]
+    count = sum(map(len, review.changes.values()))
+    lines += ["", f"<details><summary>resources that change: {count}</summary>", ""]
+    for word, names in review.changes.items():
+        lines += [f"**{word}**", "", *(f"- {name}" for name in names), ""]
+    lines += ["</details>", "", "<details><summary>what the price is made of</summary>", ""]
+    for when, side in (("before", review.before), ("after", review.after)):
+        for item in side.sum.items:
+            price = "unknown" if item.hour is None else pricing.dollars(item.hour)
+            lines.append(f"- {when}: {item.what}, {price} an hour")
+    lines += [f"- {text}" for text in review.storage]
+    lines += ["", _PRICES.format(date=pricing.date()), "", "</details>"]
+    return "\n".join(lines)
+
+
+_PRICES = "List prices of {date}, without tax and discounts; Spot prices change up to once a day."
+
+
+def _costs(review: Review) -> list[tuple[str, str, str]]:
+    before, after = review.before, review.after
+    return [
+        ("an hour, while its VM runs", before.an_hour, after.an_hour),
+        ("at most, to its limit", before.at_the_limit, after.at_the_limit),
+    ]
+
+
+def _named(rule: str, resource: str) -> str:
+    return f"{rule} {resource}".strip()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -7,6 +7,7 @@ backends or proxies. So a rehearsal cannot reach a real project, whatever the sh
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 PASSPHRASE = "rehearsal"
 """Of the local backend's stacks, Pulumi.dev.yaml's salt included: they hold no secret."""
+
+LOCK_HOLDER = re.compile(r"created by \S+@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\)")
+"""How the engine names who holds a stack's lock."""
 
 _SCRUBBED_PREFIXES = (
     "PULUMI_",
@@ -164,9 +168,26 @@ class Stack:
 
 def _reason(text: str) -> str:
     """The lines of a failed command that say why, without the frame around them."""
+    if text.lstrip().startswith("{"):
+        text = _diagnosed(text) or text
     lines = [line.strip() for line in text.splitlines()]
-    errors = [line for line in lines if line.startswith(("error:", "Error:")) or "Error:" in line]
+    errors = [
+        line
+        for line in lines
+        if line.startswith(("error:", "Error:")) or "Error:" in line or LOCK_HOLDER.search(line)
+    ]
     return "; ".join(dict.fromkeys(errors)) or text.strip()
+
+
+def _diagnosed(text: str) -> str:
+    """The errors that a command with `--json` tells in its document; empty for other text."""
+    import json
+
+    try:
+        told = json.loads(text).get("diagnostics") or ()
+        return "".join(one["message"] for one in told if one["severity"] == "error")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return ""
 
 
 def ensure_stack(name: str, env: Mapping[str, str]) -> None:
@@ -187,16 +208,28 @@ def foreign(environ: Mapping[str, str], variables: Mapping[str, str]) -> set[str
     return {name for name in environ if name not in kept and name not in variables}
 
 
-def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> str:
-    """Runs `pulumi ARGS` and returns its stdout. EngineError: it ended with an error."""
+def _pulumi(env: Mapping[str, str]) -> str:
     found = shutil.which("pulumi", path=env.get("PATH"))
     if found is None:
         raise EngineError(
             "pulumi: is not on PATH; take over the local cloud's shell with "
             'eval "$(outlast cloud start)", or install Pulumi for a stack of your own.'
         )
+    return found
+
+
+def show_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> None:
+    """Runs `pulumi ARGS` on this terminal. EngineError: it ended with an error, which it has said
+    there."""
+    done = subprocess.run([_pulumi(env), *args, "--non-interactive"], cwd=cwd, env=dict(env))
+    if done.returncode:
+        raise EngineError(f"pulumi {args[0]}: ended with an error, see above.")
+
+
+def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> str:
+    """Runs `pulumi ARGS` and returns its stdout. EngineError: it ended with an error."""
     done = subprocess.run(
-        [found, *args, "--non-interactive"],
+        [_pulumi(env), *args, "--non-interactive"],
         cwd=cwd,
         env=dict(env),
         stdin=subprocess.DEVNULL,

@@ -327,6 +327,13 @@ def waits_for_room(seen: Seen) -> Verdict:
     )
 
 
+def changes_zone(seen: Seen) -> Verdict:
+    """a VM whose zone has no room is made anew in another"""
+    zones = [attempt.zone for attempt in seen.run.attempts]
+    moved = [one for one, other in pairwise(zones) if one != other]
+    return len(zones) > 1 and len(moved) == len(zones) - 1, f"in {', '.join(zones)}"
+
+
 def retries_as_set(seen: Seen) -> Verdict:
     """a failure of the trainer's own is retried as often as it was asked for"""
     own = [
@@ -382,7 +389,8 @@ def done_means_done(seen: Seen) -> Verdict:
 
 
 def warning_is_heeded(seen: Seen) -> Verdict:
-    """a warning of maintenance is answered with a checkpoint, and stops nothing"""
+    """a warning of maintenance is answered with a checkpoint at once; only the machine's own stop
+    ends the attempt"""
     held, told = True, []
     for strike in seen.strikes:
         attempt = seen.attempt_of(strike)
@@ -396,7 +404,7 @@ def warning_is_heeded(seen: Seen) -> Verdict:
             if checkpoint.term == attempt.term
             and strike.options.get("step", 0) <= checkpoint.step < attempt.step
         ]
-        held = held and bool(steps) and attempt.reason is Reason.DONE
+        held = held and bool(steps) and attempt.reason in (Reason.DONE, Reason.MAINTENANCE)
         answer = f"a checkpoint of step {min(steps)}" if steps else "no checkpoint"
         told.append(f"attempt {attempt.term} answered with {answer}, ended as {attempt.reason}")
     return held and bool(told), "; ".join(told) or "no attempt was warned"
@@ -434,6 +442,7 @@ GUARANTEES: Mapping[str, Callable[[Seen], Verdict]] = {
     "only-the-struck-end": only_the_struck_end,
     "costs-the-user-nothing": costs_the_user_nothing,
     "waits-for-room": waits_for_room,
+    "changes-zone": changes_zone,
     "retries-as-set": retries_as_set,
     "failure-is-told": failure_is_told,
     "nothing-after-the-end": nothing_after_the_end,
@@ -454,7 +463,9 @@ _KEPT = {"buckets", "deleted_roles"}
 
 _NO_ROOM = ("POOL_EXHAUSTED", "QUOTA")
 
-_ENDING_ATTEMPTS = frozenset({"kill", "preempt", "stop", "delete", "lost", "stays-stopping"})
+_ENDING_ATTEMPTS = frozenset(
+    {"kill", "preempt", "stop", "delete", "lost", "stays-stopping", "maintenance"}
+)
 """Actions of the platform that end the attempt on the VM that they strike."""
 
 
@@ -479,6 +490,8 @@ _REASONS = {
     "delete": frozenset({Reason.INTERRUPTED, Reason.CUT}),
     "stop": frozenset({Reason.INTERRUPTED}),
     "stays-stopping": frozenset({Reason.INTERRUPTED}),
+    # A Spot VM is preempted, one that can be moved lives on.
+    "maintenance": frozenset({Reason.MAINTENANCE, Reason.PREEMPTED, Reason.DONE}),
     # It lives on and may find out for itself that another has the run, or has ended it.
     "lost": frozenset({Reason.CUT, Reason.FENCED, Reason.ENDED}),
 }

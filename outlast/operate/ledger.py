@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
+from outlast import changes
 from outlast.exits import Reason, State
 from outlast.layout import AttemptEnd, AttemptStart, Beat, BootEnd, Layout, format_time
 from outlast.run.head import Head, HeadLost, read_head
@@ -33,6 +34,8 @@ class Attempt:
     """Step of the last checkpoint that its records tell of; None where it committed nothing."""
     lost: int
     """Steps it did that the final lineage does not own: the next attempt did them again."""
+    changed: tuple[str, ...] = ()
+    """What is otherwise than in the attempt before, in words."""
 
     @property
     def steps(self) -> int:
@@ -51,6 +54,7 @@ class Attempt:
             "step": self.step,
             "steps": self.steps,
             "steps_lost": self.lost,
+            "changed": list(self.changed),
         }
 
 
@@ -187,8 +191,11 @@ def _attempts(
 ) -> Iterator[Attempt]:
     """One for each start record; times are those at which the store wrote the records."""
     terms = [term for term in sorted(records) if AttemptStart in records[term]]
+    previous: AttemptStart | None = None
     for term, later in zip_longest(terms, terms[1:]):
         start: AttemptStart = records[term][AttemptStart]
+        changed = _changed(previous, start) if previous else ()
+        previous = start
         beat: Beat | None = records[term].get(Beat)
         end: AttemptEnd | None = records[term].get(AttemptEnd)
         step = max(start.step, beat.step if beat else 0, end.step if end else 0)
@@ -207,4 +214,18 @@ def _attempts(
             step=max(step, kept),
             committed=end.committed if end else beat.committed if beat else None,
             lost=max(0, step - kept),
+            changed=changed,
         )
+
+
+def _changed(before: AttemptStart, now: AttemptStart) -> tuple[str, ...]:
+    """What an attempt has otherwise than the one before it."""
+    pairs = {
+        "machine": (before.machine_type, now.machine_type),
+        "image": (before.image.rpartition("/")[2], now.image.rpartition("/")[2]),
+        "zone": (before.zone, now.zone),
+        "outlast": (before.versions.get("outlast"), now.versions.get("outlast")),
+    }
+    places = [changes.Change(what, *pair) for what, pair in pairs.items() if pair[0] != pair[1]]
+    contents = (before.spec.get("content") or {}, now.spec.get("content") or {})
+    return tuple(str(change) for change in (*places, *changes.between(*contents)))

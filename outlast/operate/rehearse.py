@@ -43,6 +43,7 @@ LOCAL_SETTINGS = (
     "outlast:waitBeatSec",
     "outlast:waitVerdictSec",
     "outlast:waitBackoffSec",
+    "outlast:waitDriverSec",
 )
 """What a stack of one's own takes over from the example's: the local cloud's image and pace."""
 TRAINING_SETTINGS = frozenset({"outlast:trainer", "outlast:args"})
@@ -144,7 +145,7 @@ class Side:
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path) -> None:
         self.name = name
         self.stack = engine.Stack(name, config, folder=folder / name)
-        self.zone = zone_of(config)
+        self.place = place_of(config)
         self.raised: Future[dict[str, Any]] | None = None
         """The `up` under way."""
         self.outputs: dict[str, Any] = {}
@@ -297,8 +298,18 @@ def compose(
 
 
 def zone_of(config: Mapping[str, Any]) -> str:
-    """Where the stack's group is."""
-    return str(config.get("outlast:zone") or config["gcp:zone"])
+    """Where the stack's VM is, or is tried first."""
+    zones = config.get("outlast:zones") or []
+    region = config.get("outlast:region")
+    first = zones[0] if zones else f"{region}-a" if region else ""
+    return str(config.get("outlast:zone") or first or config["gcp:zone"])
+
+
+def place_of(config: Mapping[str, Any]) -> str:
+    """Where the stack's group is: a zone, or a region."""
+    if config.get("outlast:zones") or config.get("outlast:region"):
+        return zone_of(config).rpartition("-")[0]
+    return zone_of(config)
 
 
 def pace_of(config: Mapping[str, Any]) -> clouds.Pace:
@@ -473,7 +484,7 @@ class Stage:
         self._strikes_told = len(log)
 
     def _size(self, side: Side) -> int | None:
-        return self.cloud.group_size(side.group, side.zone)
+        return self.cloud.group_size(side.group, side.place)
 
     def _vms(self, side: Side) -> list[str]:
         """Its VMs, also one that the group has given up and that lives on."""
@@ -499,7 +510,7 @@ class Stage:
             faulted=sum(fired),
             pending=int(played["pending"]) + fired.count(0),
             retries=int(self.config.get("outlast:retriesFailures") or 0),
-            refusals=self.cloud.group_errors(storm.group, storm.zone),
+            refusals=self.cloud.group_errors(storm.group, storm.place),
             sizes={side.name: self._size(side) for side in self.sides},
             vms=[vm["name"] for vm in self.cloud.vms()],
             bucket=self.bucket,

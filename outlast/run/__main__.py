@@ -2,7 +2,8 @@
 
     python -P -m outlast.run vm                               on a VM, from its metadata
     python -m outlast.run folder --run-dir DIR --socket PATH --trainer NAME --run ID
-                                                              for a trainer on this computer
+                                                              for a trainer on this computer, in a
+                                                              folder or a bucket
     python -m outlast.run fetch URL --into DIR                a result, or data, as a local path
 
 Exit codes are those of outlast/exits.py: 0 the run has ended or this machine has no part in it
@@ -42,10 +43,12 @@ from outlast.run.attempt import (
     Site,
     ended_head,
 )
+from outlast.run.code import SOURCE, Code, Workshop
 from outlast.run.commit import read_record
-from outlast.run.data import Cache
+from outlast.run.data import Cache, DataError
 from outlast.run.door import Door
-from outlast.run.fetch import deliver
+from outlast.run.environment import Builder
+from outlast.run.fetch import deliver, place_of
 from outlast.run.group import (
     LEAVE_PERMISSIONS,
     Member,
@@ -69,6 +72,7 @@ from outlast.run.head import (
     silent_seconds,
 )
 from outlast.run.head import NotMember as TermRefused
+from outlast.run.health import Life
 from outlast.run.metadata import (
     NO_DEADLINE,
     BadSpec,
@@ -92,16 +96,18 @@ from outlast.run.process import (
     trainer_argv,
     trainer_environment,
 )
-from outlast.run.store import StoreError, Unsupported, open_store, put_new
+from outlast.run.store import StoreError, open_store, put_new
 from outlast.run.webhook import Webhook
 
 FAILED = 1
 WATCH_SEC_MIN = 0.2
 LAPTOP_STOP_SEC = 30.0
 WORK_PREFIX = "outlast-supervisor-"
-USER_REQUIREMENTS = "requirements/user.txt"
-"""In the bundle; startup/boot.sh makes an environment of it where it is."""
-
+KEEP_MARGIN_SEC = 120.0
+"""A machine that is kept leaves so long before the run's limit."""
+HEALTH_SIGN = "/run/outlast/sign"
+"""Touched with each sign of progress; startup/boot.sh makes it where VMs are asked for their
+health."""
 Say = Callable[[str], None]
 
 
@@ -114,8 +120,8 @@ class Boot:
     site: Site
     records: bool
     """Whether this machine has boot records."""
-    run_dir: Path | None = None
-    """The run's folder, where it is in one."""
+    run_dir: str = ""
+    """The run's folder or `gs://` path, where there is no VM."""
 
 
 def supervise(boot: Boot) -> int:
@@ -247,8 +253,10 @@ def _others_folder(boot: Boot, decision: Decision) -> str:
 
 def _result_told(boot: Boot, head: Head) -> str:
     end = head.end
-    assert boot.run_dir is not None and end is not None and end.result is not None
-    return f"its result is in {boot.run_dir / end.result.path}"
+    assert end is not None and end.result is not None
+    remote = boot.run_dir.startswith("gs://")
+    base = boot.head_file.store.url if remote else boot.run_dir.rstrip("/")
+    return f"its result is in {base}/{end.result.path}"
 
 
 def _end_of_run(boot: Boot, outcome: Outcome) -> int:
@@ -262,10 +270,20 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
                 site.say(f"the run is done; {_result_told(boot, head)}")
         return exits.DONE if done and delivered else FAILED
     if waits.keep > 0:
-        site.say(f"the machine stays for {waits.keep:.0f} s")
-        site.clock.sleep(waits.keep)
+        keep_sec = min(waits.keep, _limit_in_sec(boot))
+        site.say(f"the machine stays for {keep_sec:.0f} s")
+        site.clock.sleep(keep_sec)
     _leave(site, waits)
     return exits.DONE
+
+
+def _limit_in_sec(boot: Boot) -> float:
+    """Seconds that a machine may stay idle before its limit ends it, which it leaves before."""
+    try:
+        left = boot.spec.deadline - boot.head_file.store.now()
+    except StoreError:
+        return 0.0
+    return max(0.0, left.total_seconds() - KEEP_MARGIN_SEC)
 
 
 def _end_in_folder(site: Site, outcome: Outcome) -> int:
@@ -404,7 +422,8 @@ def check_origin(bundle: Path, trainer: str | None) -> None:
 
 def run_vm(stop: "Stop") -> int:
     """The whole life on a VM."""
-    say = _serial_say()
+    life = Life(rooted(HEALTH_SIGN) if rooted(HEALTH_SIGN).exists() else None)
+    say = _serial_say(life)
     metadata = Metadata()
     try:
         attributes = metadata.attributes()
@@ -422,12 +441,12 @@ def run_vm(stop: "Stop") -> int:
     notices = Notices(spec.waits, metadata)
     stop.connect(notices)
     notices.start()
-    site = _vm_site(spec, machine, group, notices, bundle, say)
+    site = _vm_site(spec, machine, group, notices, bundle, say, life)
     store = open_store(f"gs://{spec.bucket}")
     layout = Layout(spec.prefix, spec.run)
     boot = Boot(spec, HeadFile(store, layout, site.clock), site, records=True)
     try:
-        check_origin(bundle, spec.trainer if spec.command is None else None)
+        check_origin(bundle, spec.trainer if _is_bundled(spec, bundle) else None)
     except SetupFailed as error:
         say(f"setup-failed: {error}")
         _record_boot_end(boot, Reason.SETUP_FAILED, FAILED, str(error))
@@ -448,17 +467,45 @@ def run_vm(stop: "Stop") -> int:
 
 
 def _vm_site(
-    spec: Spec, machine: Machine, group: Membership, notices: Notices, bundle: Path, say: Say
+    spec: Spec,
+    machine: Machine,
+    group: Membership,
+    notices: Notices,
+    bundle: Path,
+    say: Say,
+    life: Life,
 ) -> Site:
     shared = rooted("/dev/shm")
     work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
     # Where memory has no room for two snapshots: local SSDs, and then the boot disk.
-    more = [*(ssd / "outlast" for ssd in local_ssds(rooted)), rooted("/var/lib/outlast/snapshots")]
+    ssds = local_ssds(rooted)
+    more = [*(ssd / "outlast" for ssd in ssds), rooted("/var/lib/outlast/snapshots")]
     for place in (work, *more):
         shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
         place.mkdir(parents=True)
     door = Door(rooted("/run/outlast/supervisor.sock"))
     logs = rooted("/var/log/outlast")
+
+    clock = MachineClock(notices, life.sign)
+    home = rooted("/var/lib/outlast")
+    code = Code()
+
+    def prepare_code() -> None:
+        nonlocal code
+        store = open_store(f"gs://{spec.bucket}")
+        kept = Layout(spec.prefix, spec.run).environments
+        builder = Builder(home, store, kept, logs / "pip-user.log", clock, say)
+        workshop = Workshop(
+            bundle,
+            home,
+            Metadata(),
+            builder,
+            clock,
+            say,
+            forbidden_sec=spec.waits.iam,
+            backoff_sec=spec.waits.backoff,
+        )
+        code = workshop.prepare(spec.git)
 
     def log_of(term: int) -> Path:
         return logs / f"trainer-{term:06d}.log"
@@ -467,7 +514,7 @@ def _vm_site(
         return logs / f"files-{term:06d}"
 
     def make_trainer(term: int) -> Trainer:
-        argv = _trainer_argv(spec, bundle)
+        argv = _trainer_argv(spec, code)
         own = {"RUN_ID": spec.run, "ATTEMPT": str(term), "LOG_DIR": str(log_dir_of(term))}
         return TrainerProcess(
             argv,
@@ -484,33 +531,41 @@ def _vm_site(
         work=work,
         make_trainer=make_trainer,
         log_of=log_of,
-        clock=MachineClock(notices),
+        clock=clock,
         say=say,
         webhook=Webhook(spec.webhook, say),
         log_dir_of=log_dir_of,
-        data=Cache(rooted("/var/lib/outlast"), forbidden_sec=spec.waits.iam),
+        data=Cache(
+            ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"),
+            forbidden_sec=spec.waits.iam,
+        ),
         places=tuple(more),
+        sign=life.sign,
+        prepare_code=prepare_code,
     )
 
 
-def _trainer_argv(spec: Spec, bundle: Path) -> list[str]:
-    """The trainer's command. The environment that the startup scripts made of the user's own
-    requirements is the trainer's interpreter, or comes first on a command's PATH."""
-    programs = None
-    if (bundle / USER_REQUIREMENTS).is_file():
-        programs = rooted("/var/lib/outlast/user-venv/bin")
+def _is_bundled(spec: Spec, bundle: Path) -> bool:
+    """Whether the trainer is one of the bundle's own."""
+    return spec.command is None and spec.git is None and not (bundle / SOURCE).is_dir()
+
+
+def _trainer_argv(spec: Spec, code: Code) -> list[str]:
+    """The trainer's command. The environment that was made of the user's own requirements is the
+    trainer's interpreter, or comes first on a command's PATH."""
     if spec.command is not None:
-        source = bundle / "source"
         return command_argv(
             spec.command,
             home=rooted("/var/lib/outlast/command"),
             quiet_sec=spec.quiet_sec,
             data=spec.data,
-            source=source if source.is_dir() else None,
-            programs=programs,
+            source=code.source,
+            folder=code.folder,
+            programs=code.programs,
         )
-    python = spec.trainer_python or (str(programs / "python") if programs else "")
-    return trainer_argv(spec.trainer, spec.argv(), python=python, processes=spec.processes)
+    python = spec.trainer_python or (str(code.programs / "python") if code.programs else "")
+    trainer = spec.trainer if code.source is None else code.source / code.folder / spec.trainer
+    return trainer_argv(trainer, spec.argv(), python=python, processes=spec.processes)
 
 
 def power_off(say: Say) -> None:
@@ -522,11 +577,12 @@ def power_off(say: Say) -> None:
         say(f"poweroff: {error}")
 
 
-def _serial_say() -> Say:
-    """One line to stderr and, on its own, to the serial port."""
+def _serial_say(life: Life) -> Say:
+    """One line to stderr and, on its own, to the serial port; who speaks gets on."""
     serial = rooted("/dev/ttyS0")
 
     def say(message: str) -> None:
+        life.sign()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         line = f"{now} info supervisor {' '.join(message.splitlines())}\n"
         sys.stderr.write(line)
@@ -571,9 +627,11 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     stop.connect(notices)
     door = Door(options.socket)
     try:
-        _set_aside(options.run_dir, spec.owner, say)
-        store = open_store(str(options.run_dir))
-    except (Unsupported, StoreError, OSError) as error:
+        where, layout = place_of(options.run_dir)
+        if where == options.run_dir:
+            _set_aside(Path(where), spec.owner, say)
+        store = open_store(where)
+    except (DataError, StoreError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError):
             why = error.strerror or error
@@ -598,7 +656,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
             run_id=options.run,
             restarts=False,
         )
-        head_file = HeadFile(store, Layout("", ""), site.clock)
+        head_file = HeadFile(store, layout, site.clock)
         return supervise(Boot(spec, head_file, site, records=False, run_dir=options.run_dir))
     except Interrupted:
         return exits.INTERRUPTED
@@ -691,7 +749,7 @@ def parser() -> argparse.ArgumentParser:
     entries = top.add_subparsers(dest="entry", required=True)
     entries.add_parser("vm", help="on a VM, from its metadata")
     folder = entries.add_parser("folder", help="for a trainer on this computer")
-    folder.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
+    folder.add_argument("--run-dir", required=True, help="folder or gs:// path of the run")
     folder.add_argument("--socket", type=Path, required=True, help="where to listen")
     folder.add_argument("--trainer", required=True, help="name of the trainer, for the records")
     folder.add_argument("--run", required=True, help="name of the run; another one is refused")

@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from outlast import exits, places
+from outlast import changes, exits, places
 from outlast.exits import FINAL_USER_REASONS, RETRIED_USER_REASONS, Reason, State
 from outlast.layout import AttemptEnd, AttemptStart, Beat
 from outlast.protocol import (
@@ -44,6 +44,7 @@ from outlast.protocol import (
     Welcome,
 )
 from outlast.run import planner
+from outlast.run.code import CodeRefused, CodeUnavailable
 from outlast.run.commit import (
     CommitError,
     Committer,
@@ -56,6 +57,7 @@ from outlast.run.commit import (
 )
 from outlast.run.data import Cache, Desk, user_cache
 from outlast.run.door import HELLO_SEC, Asked, Connected, Door, Hung, Said
+from outlast.run.driver import wait_for_gpus
 from outlast.run.group import Membership, Say, wait_for_permission
 from outlast.run.head import (
     DataFingerprint,
@@ -82,6 +84,8 @@ from outlast.run.worker import Finished, Job, Worker
 LAST_WORDS_SEC = 5.0
 """After a trainer's process has gone, for what it said before to arrive."""
 POLL_SEC = 0.5
+SLEEP_SIGN_SEC = 10.0
+"""Who sleeps for longer says in between that it does."""
 END_RECORD_SEC = 10.0
 """The record of an end is tried for so long."""
 TRAINERS_ERRORS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -128,7 +132,7 @@ class Site:
     work: Path
     """A folder for snapshots, this supervisor's alone."""
     make_trainer: Callable[[int], Trainer]
-    """The trainer of a term."""
+    """The trainer of a term; asked once its code is ready."""
     log_of: Callable[[int], Path | None]
     """The log file of a term's trainer; None where nobody keeps one."""
     clock: "MachineClock"
@@ -146,6 +150,10 @@ class Site:
     places: tuple[Path, ...] = ()
     """Other folders for snapshots, this supervisor's alone, in order, where ``work`` has no room
     for two."""
+    sign: Callable[[], None] = lambda: None
+    """Called for each sign of progress, for whoever asks this machine for its health."""
+    prepare_code: Callable[[], None] = lambda: None
+    """Makes ready what the trainer is started from; raises CodeRefused and CodeUnavailable."""
     machine_age_sec: Callable[[], float] = machine_age_sec
     """Since the machine was started."""
 
@@ -153,8 +161,10 @@ class Site:
 class MachineClock:
     """Time of this machine. While nothing is worth finishing, a sleep ends with SIGTERM."""
 
-    def __init__(self, notices: Notices) -> None:
+    def __init__(self, notices: Notices, sign: Callable[[], None] = lambda: None) -> None:
+        """``sign`` is called while it sleeps: who waits on purpose is not stuck."""
         self._notices = notices
+        self._sign = sign
         self.training = False
         """Whether an attempt would lose something, so that it watches for notices itself."""
 
@@ -163,10 +173,13 @@ class MachineClock:
 
     def sleep(self, seconds: float) -> None:
         """Raises Interrupted where SIGTERM came and nothing is worth finishing."""
-        if self.training:
-            time.sleep(seconds)
-        else:
-            self._notices.sleep(seconds)
+        until = time.monotonic() + seconds
+        sleep = time.sleep if self.training else self._notices.sleep
+        while True:
+            self._sign()
+            sleep(max(0.0, min(until - time.monotonic(), SLEEP_SIGN_SEC)))
+            if time.monotonic() >= until:
+                return
 
 
 @dataclass(frozen=True)
@@ -208,7 +221,8 @@ class Attempt:
         self.rows_path = self._work / "rows.jsonl"
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
-        self._committer = Committer(head_file, retention=retention, say=site.say)
+        self._committer = Committer(head_file, retention=retention, say=site.say, sign=site.sign)
+        self._bytes_left = 0
         self._restored: Restored | None = None
         self._trainer: Trainer | None = None
         self._worker: Worker | None = None
@@ -248,7 +262,7 @@ class Attempt:
         """
         try:
             try:
-                outcome = self._prepare() or self._train()
+                outcome = self._prepare() or self._set_up() or self._train()
             finally:
                 self._close_trainer()
         except Fenced as error:
@@ -316,6 +330,11 @@ class Attempt:
                 "this VM may not leave its group, so it must not train: the group would start the "
                 "finished run again and again",
             )
+        if self.spec.gpus:
+            limit_sec, sleep = waits.driver, self.site.clock.sleep
+            wrong = wait_for_gpus(self.spec.gpus, self.site.say, limit_sec=limit_sec, sleep=sleep)
+            if wrong:
+                return Outcome(Next.STOP, Reason.DRIVER, wrong)
         for place in self._places:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
@@ -335,6 +354,12 @@ class Attempt:
         self.site.say(
             f"term {self.term}: " + (f"resumes at step {self.step}" if where else "starts fresh")
         )
+        spec = self.spec.to_json()
+        before = self._content_before()
+        if before is not None:
+            spec["before"] = before
+            changed = changes.said(changes.between(before, self.spec.content))
+            self.site.say(f"term {self.term}: goes on with what was changed: {changed}")
         machine = self.site.machine
         start = AttemptStart(
             term=self.term,
@@ -347,7 +372,7 @@ class Attempt:
             machine_type=machine.machine_type,
             image=machine.image,
             trainer=self.spec.trainer,
-            spec=self.spec.to_json(),
+            spec=spec,
             versions=_versions(),
             step=self.step,
             restored=where,
@@ -355,6 +380,20 @@ class Attempt:
         )
         path = self.head_file.layout.attempt_start(self.term)
         write_record(self.head_file.store, path, start, clock=self.site.clock)
+        return None
+
+    def _content_before(self) -> dict[str, Any] | None:
+        """The content with which the restored checkpoint was made, where this attempt has another;
+        None where it is the same, or nobody can tell."""
+        if self._restored is None or not self.spec.content:
+            return None
+        store, layout = self.head_file.store, self.head_file.layout
+        with contextlib.suppress(StoreError):
+            maker = layout.attempt_start(self._restored.checkpoint.term)
+            record = read_record(store, maker, AttemptStart)
+            before = record.spec.get("content") if record else None
+            if before and before != self.spec.content:
+                return before
         return None
 
     def _take_over(self) -> Restored:
@@ -367,6 +406,19 @@ class Attempt:
             forbidden_sec=self.spec.waits.iam,
         )
 
+    def _set_up(self) -> Outcome | None:
+        """The trainer's code and its packages; an outcome where they cannot be had."""
+        self.phase = "setup"
+        self._pulse = Pulse(self, self._inbox.put)
+        try:
+            self.site.prepare_code()
+        except CodeRefused as error:
+            return self._unusable(str(error))
+        except CodeUnavailable as error:
+            return Outcome(Next.STOP, Reason.SETUP_FAILED, str(error))
+        self.phase = "start"
+        return None
+
     # -- with the trainer ---------------------------------------------------------------------
 
     def _train(self) -> Outcome:
@@ -374,7 +426,6 @@ class Attempt:
         self._started_at = self._sign_at = time.monotonic()
         post = self._inbox.put
         self._worker = Worker(post, self.site.say, forbidden_sec=self.spec.waits.iam)
-        self._pulse = Pulse(self, post)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._logs = Logs(self._log_dir, self._put_log_file, self.site.say)
         self._commit_sec_before = self._read_commit_sec()
@@ -417,7 +468,7 @@ class Attempt:
             case Asked(channel, request):
                 self._stage(request, channel)
             case Said(channel, message) if channel is self._channel:
-                self._sign_at = time.monotonic()
+                self._note_sign()
                 self._hear(message)
             case Hung(channel) if channel is self._channel:
                 self._hung = True
@@ -431,7 +482,7 @@ class Attempt:
             case Finished():
                 self._finished(event)
             case Sign():
-                self._sign_at = time.monotonic()
+                self._note_sign()
             case Staged(fingerprint):
                 self._keep_data(fingerprint)
             case Refused(error):
@@ -440,13 +491,18 @@ class Attempt:
                 raise error
             case Over():
                 self._staging.over()
-                self._sign_at = time.monotonic()
+                self._note_sign()
                 if not self._staging.under_way and self.phase == PHASE:
                     self.phase = self._phase_before
             case HeadSpoke(error):
                 # The end that the pulse saw may be this attempt's own, still being written.
                 if not (self._ending and isinstance(error, HeadEnded)):
                     raise error
+
+    def _note_sign(self) -> None:
+        """The trainer gets on: it is not stuck, and neither is this machine."""
+        self._sign_at = time.monotonic()
+        self.site.sign()
 
     def _welcome(self, channel: Channel, hello: Hello) -> None:
         if self._channel is not None or self._gone:
@@ -455,7 +511,7 @@ class Attempt:
             channel.close()
             return
         self._channel = channel
-        self._sign_at = time.monotonic()
+        self._note_sign()
         self.phase, self.total = "load", hello.total
         self._send(
             Welcome(
@@ -567,6 +623,7 @@ class Attempt:
 
     def _finished(self, done: Finished) -> None:
         self._jobs -= 1
+        self.site.sign()
         snapshot, error = done.job.snapshot, done.error
         if snapshot is not None:
             self._snapshots -= 1
@@ -600,6 +657,10 @@ class Attempt:
         if self._outcome is not None:
             return
         now = time.monotonic()
+        bytes_left = self._committer.bytes_left
+        if bytes_left != self._bytes_left:  # an upload gets on, whatever its trainer does
+            self._bytes_left = bytes_left
+            self.site.sign()
         if not self._gone and self._complete is None:
             if self._channel is None and self._never_came(now):
                 self._kill("was not there")

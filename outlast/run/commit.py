@@ -187,8 +187,11 @@ class Committer:
         retention: Retention | None = None,
         say: Callable[[str], None] = log.warning,
         part_bytes: int = PART_BYTES,
+        sign: Callable[[], None] = lambda: None,
     ) -> None:
+        """``sign`` is called for each object that a restore has read."""
         self._head_file = head_file
+        self._sign = sign
         self.term = head_file.term
         """Fixed: what the head file's process takes later is another committer's."""
         self._store: Store = head_file.store
@@ -330,6 +333,7 @@ class Committer:
         found = place.hasher.hexdigest()
         if place.written != entry.size or found != entry.blake3:
             raise Damaged(f"{path}: BLAKE3 is {found}, committed was {entry.blake3}")
+        self._sign()
 
     def _manifest(self, checkpoint: Checkpoint) -> Manifest:
         data, _ = patiently(

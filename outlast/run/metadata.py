@@ -21,10 +21,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from outlast.delivery import Git
 from outlast.layout import Pin, format_time
 from outlast.protocol import parse_every
 
@@ -238,6 +240,8 @@ class Waits:
     """A trainer without step or tick for so long is stuck."""
     keep: float = 0.0
     """The VM stays so long after the run's end."""
+    driver: float = 600.0
+    """A GPU's driver may take so long to be installed."""
 
     @classmethod
     def parse(cls, text: str) -> "Waits":
@@ -279,12 +283,18 @@ class Spec:
     """The trainer's interpreter; empty for the supervisor's own."""
     processes: int = 1
     """Processes that train together on this machine."""
+    gpus: int = 0
+    """GPUs that must answer before anything is trained."""
+    mode: str = "survive"
+    """As the stack's settings call it, for the records."""
     command: str | tuple[str, ...] | None = None
     """What trains instead of a trainer: a line for the shell, or a program and its arguments."""
     quiet_sec: float = 10.0
     """A command's checkpoint folder that held still for so long is complete."""
     data: tuple[str, ...] = ()
     """A command's data: gs:// paths."""
+    git: Git | None = None
+    """Where the code comes from that is none of the bundle's."""
     bucket: str = ""
     bundle: str = ""
     bundle_sha256: str = ""
@@ -293,6 +303,8 @@ class Spec:
     """Another run's checkpoint that this one begins with, pinned by its digest; empty for none."""
     model_output_path: str = ""
     """Where a copy of the result goes besides; empty for nowhere."""
+    content: dict[str, Any] = field(default_factory=dict)
+    """What the run's name is made of, or would be: it is recorded and decides nothing."""
 
     def argv(self) -> list[str]:
         """The trainer's flags, sorted."""
@@ -317,14 +329,18 @@ class Spec:
             "keep_every_steps": self.keep_every_steps,
             "trainer_python": self.trainer_python,
             "processes": self.processes,
+            "gpus": self.gpus,
+            "mode": self.mode,
             "init": self.init,
             "model_output_path": self.model_output_path,
             "command": self.command,
             "quiet_sec": self.quiet_sec,
+            "git": None if self.git is None else asdict(self.git),
             "data": self.data,
             "waits": {spec.name: getattr(self.waits, spec.name) for spec in fields(Waits)},
             "bundle": self.bundle,
             "bundle_sha256": self.bundle_sha256,
+            "content": self.content,
         }
 
 
@@ -370,14 +386,18 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         keep_every_steps=count("outlast-keep-every-steps", "0"),
         trainer_python=attributes.get("outlast-trainer-python", ""),
         processes=max(1, count("outlast-processes", "1")),
+        gpus=count("outlast-gpus", "0"),
+        mode=attributes.get("outlast-mode", "") or "survive",
         command=_parse_command(attributes.get("outlast-command", "")),
         quiet_sec=max(1, count("outlast-quiet-sec", "10")),
         data=tuple(attributes.get("outlast-data", "").split()),
+        git=_parse_git(attributes.get("outlast-git", "")),
         bundle=attributes.get("outlast-bundle", ""),
         bundle_sha256=attributes.get("outlast-bundle-sha256", ""),
         webhook=attributes.get("outlast-webhook", ""),
         init=_parse_init(attributes.get("outlast-init", "")),
         model_output_path=attributes.get("outlast-arg-model-output-path", ""),
+        content=_parse_content(attributes.get("outlast-content", "")),
     )
 
 
@@ -415,6 +435,23 @@ def _parse_command(text: str) -> str | tuple[str, ...] | None:
         f"metadata key outlast-command is {text[:80]!r}: must be JSON, a text for the shell or a "
         "list of texts"
     )
+
+
+def _parse_git(text: str) -> Git | None:
+    try:
+        return Git.from_json(text) if text else None
+    except ValueError as error:
+        raise BadSpec(f"metadata key outlast-{error}") from None
+
+
+def _parse_content(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise BadSpec(f"metadata key outlast-content is {text[:80]!r}: must be a JSON object")
 
 
 def _parse_time(key: str, text: str) -> datetime:

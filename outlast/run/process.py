@@ -154,12 +154,13 @@ class CallingTrainer:
 
 
 def trainer_argv(
-    trainer: str, flags: Iterable[str], *, python: str = "", processes: int = 1
+    trainer: str | Path, flags: Iterable[str], *, python: str = "", processes: int = 1
 ) -> list[str]:
-    """The command of a trainer of the bundle, in its interpreter or else in this one; several
+    """The command of a trainer of the bundle, or of one that is a path, in its interpreter or else
+    in this one; several
     processes are started by torch's own launcher, which the trainer's interpreter has."""
     launcher = ["outlast.loop.launch", str(processes)] if processes > 1 else []
-    return [python or sys.executable, "-P", "-m", *launcher, "trainers", trainer, *flags]
+    return [python or sys.executable, "-P", "-m", *launcher, "trainers", str(trainer), *flags]
 
 
 def command_argv(
@@ -168,16 +169,16 @@ def command_argv(
     home: Path,
     quiet_sec: float,
     data: Iterable[str] = (),
-    **options: Path | None,
+    **options: Path | str | None,
 ) -> list[str]:
     """The runner of a command, in this interpreter; the command's own is on its PATH.
 
-    ``options`` are the runner's: ``source`` and ``programs``."""
+    ``options`` are the runner's: ``source``, ``folder`` and ``programs``."""
     argv = [sys.executable, "-P", "-m", "outlast.loop.command", "--home", str(home)]
     argv += ["--quiet-sec", repr(quiet_sec)]
     argv += [f"--data={url}" for url in data]
     for name, path in options.items():
-        if path is not None:
+        if path:
             argv += [f"--{name}", str(path)]
     if isinstance(command, str):
         return [*argv, "--shell", "--", command]

@@ -185,6 +185,16 @@ REGION_GROUP: tables.Table = {
         lambda zones: [{"zone": f"zones/{zone.rpartition('/')[2]}"} for zone in zones],
         lambda zones: [entry["zone"].rpartition("/")[2] for entry in zones],
     ),
+    "instanceFlexibilityPolicy": Value(
+        "instanceFlexibilityPolicy.instanceSelections",
+        lambda policy: {
+            selection["name"]: {key: value for key, value in selection.items() if key != "name"}
+            for selection in policy["instanceSelections"]
+        },
+        lambda selections: {
+            "instanceSelections": [{"name": name, **one} for name, one in selections.items()]
+        },
+    ),
     "updatePolicy": Block(
         "updatePolicy",
         {**UPDATE_POLICY, "instanceRedistributionType": Value("instanceRedistributionType")},
@@ -344,6 +354,8 @@ class InstanceGroupManager(Kind):
             cloud.compute.operate("POST", f"{path}/setNamedPorts", ports)
         changed -= {"namedPorts"}
         body = tables.to_body(self.table, {key: new.get(key) for key in changed})
+        if "autoHealingPolicies" in changed:
+            body.setdefault("autoHealingPolicies", [])  # gone: the group lets go of its check
         if body:
             live = cloud.compute.call("GET", id)
             patch = {**_by_number(body), "fingerprint": live["fingerprint"]}

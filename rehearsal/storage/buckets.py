@@ -2,6 +2,7 @@
 
 import re
 import time
+from datetime import date
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -259,3 +260,16 @@ def _check_bucket(given: Entry) -> None:
             )
         if not rule.get("condition"):
             raise ApiError(400, f"lifecycle rule {kind}: must have a condition", "invalid")
+        if kind == "SetStorageClass":
+            check_storage_class(rule["action"].get("storageClass") or "")
+        for field in ("createdBefore", "noncurrentTimeBefore"):
+            _check_day(field, rule["condition"].get(field))
+
+
+def _check_day(field: str, value: object) -> None:
+    try:
+        date.fromisoformat(str(value or "2026-01-31"))
+    except ValueError:
+        raise ApiError(
+            400, f"lifecycle condition {field} {value!r}: must be a day as 2026-01-31", "invalid"
+        ) from None

@@ -19,6 +19,7 @@ from rehearsal.iam import read_json
 from rehearsal.state import Entry
 from rehearsal.storage.conditions import Preconditions, is_true, whole_number
 from rehearsal.storage.content import Media, byte_range
+from rehearsal.storage.globs import compiled
 from rehearsal.storage.journal import Table
 from rehearsal.storage.resources import HEADER_FIELDS, OBJECT_FIELDS, check_fields, merge
 from rehearsal.storage.store import Store, version_key, versions_of
@@ -92,13 +93,15 @@ class Objects:
 
     def list_page(self, request: Request, bucket: str) -> Response:
         query = request.query_params
-        for name in ("matchGlob", "filter"):
-            if query.get(name):
-                raise not_implemented("GET", f"{request.url.path}?{name}")
+        if query.get("filter"):
+            raise not_implemented("GET", f"{request.url.path}?filter")
         if is_true(query, "versions") and is_true(query, "softDeleted"):
             raise ApiError(400, "versions and softDeleted: must not both be true", "invalid")
         self._store.bucket(bucket)
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        glob = compiled(query["matchGlob"]) if query.get("matchGlob") else None
+        if glob and delimiter not in ("", "/"):
+            raise ApiError(400, f"delimiter {delimiter!r}: must be / beside matchGlob", "invalid")
         caller = self._store.caller(request)
         self._store.require(caller, "storage.objects.list", bucket, listing=prefix)
         if is_true(query, "softDeleted"):
@@ -116,6 +119,8 @@ class Objects:
         for name in self._names(bucket, query, prefix, after):
             if not name.startswith(prefix) or (end_offset and name >= end_offset):
                 break
+            if glob and not glob.fullmatch(name):
+                continue
             rolled = ""
             if delimiter:
                 cut = name.find(delimiter, len(prefix))

@@ -1,6 +1,5 @@
 """Objects' and buckets' JSON: what a client may set, and in what form."""
 
-import json
 import re
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -119,17 +118,6 @@ def check_request(request: Request) -> None:
             "Read more at https://cloud.google.com/storage/docs/uniform-bucket-level-access",
             "invalid",
         )
-
-
-def parse_object(raw: bytes) -> Entry:
-    """An object's JSON metadata; {} for nothing."""
-    try:
-        metadata = json.loads(raw) if raw.strip() else {}
-    except (ValueError, RecursionError):
-        raise ApiError(400, "Parse Error: the metadata is not JSON", "parseError") from None
-    if not isinstance(metadata, dict):
-        raise ApiError(400, "Parse Error: the metadata is not a JSON object", "parseError")
-    return metadata
 
 
 def merge(entry: Entry, changes: Entry) -> Entry:

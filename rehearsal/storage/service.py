@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from rehearsal.errors import ApiError, not_implemented
 from rehearsal.state import Entry
+from rehearsal.storage import lifecycle
 from rehearsal.storage.batch import answer_batch
 from rehearsal.storage.buckets import Buckets
 from rehearsal.storage.copies import Copies
@@ -57,6 +58,10 @@ class Storage:
             return None
         with self._store.open(entry) as file:
             return file.read()
+
+    def apply_lifecycle(self, at: float) -> list[Entry]:
+        """Does what the buckets' lifecycle rules ask for at a moment, and says it."""
+        return lifecycle.apply(self._store, at)
 
     def set_switch(self, name: str, value: Any) -> None:
         """Changes how strict the storage is. KeyError: no such switch; ValueError: wrong value."""

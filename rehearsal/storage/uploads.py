@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from rehearsal.bodies import parse_object
 from rehearsal.errors import ApiError
 from rehearsal.iam import Caller
 from rehearsal.state import Entry
@@ -22,7 +23,7 @@ from rehearsal.storage.content import (
     check_length,
     malformed,
 )
-from rehearsal.storage.resources import checked_metadata, parse_object
+from rehearsal.storage.resources import checked_metadata
 from rehearsal.storage.store import Store
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Uploads:
         reader = MultipartReader(request)
         if await reader.head() is None:
             raise malformed()
-        metadata = parse_object(await reader.whole_body(MAX_METADATA_BYTES))
+        metadata = parse_object(await reader.whole_body(MAX_METADATA_BYTES), "metadata")
         name, fields = checked_metadata(metadata, query)
         part = await reader.head()
         if part is None:
@@ -102,7 +103,7 @@ class Uploads:
     async def open_session(self, request: Request, bucket: str) -> Response:
         caller, query = self._cloud.caller(request), request.query_params
         check_length(request.headers)
-        metadata = parse_object(await request.body())
+        metadata = parse_object(await request.body(), "metadata")
         name, fields = checked_metadata(metadata, query)
         content_type = request.headers.get("x-upload-content-type")
         if content_type:

@@ -1,5 +1,6 @@
 """Mock state is global: each test gets it fresh and puts it back."""
 
+import gc
 import warnings
 
 import pulumi
@@ -19,5 +20,6 @@ def pulumi_state():
     before = runtime_settings.SETTINGS
     config = dict(pulumi.runtime.config.CONFIG.get())
     yield
+    gc.enable()  # the program turns it off
     runtime_settings.configure(before)
     pulumi.runtime.set_all_config(config)

@@ -21,7 +21,12 @@ ABSENT, ANY = "<absent>", "<any>"
 FOLDER = Path(__file__).parent / "inventories"
 UPDATE = "OUTLAST_INVENTORY=update"
 
-PINNED = {"deadline": "2026-11-27T23:59:59Z", "place": 0, "size": 1}
+PINNED = {
+    "deadline": "2026-11-27T23:59:59Z",
+    "place": 0,
+    "size": 1,
+    "bootImage": "projects/outlast-rehearsal/global/images/outlast-1",
+}
 
 
 @dataclass
@@ -52,8 +57,12 @@ class Answers(pulumi.runtime.Mocks):
             state["email"] = f"{state['accountId']}@{state['project']}.iam.gserviceaccount.com"
         elif args.typ.endswith(":IAMCustomRole"):
             state["name"] = f"projects/{state['project']}/roles/{state['roleId']}"
+        elif args.typ == "gcp:compute/healthCheck:HealthCheck":
+            state["selfLink"] = f"projects/{state['project']}/global/healthChecks/{state['name']}"
         elif args.typ == "pulumi-python:dynamic:RunPin":
             state |= PINNED
+        elif args.typ == "pulumi-python:dynamic:ImageBake":
+            state["image"] = f"projects/{state['project']}/global/images/own-0123456789"
         return f"{args.name}-id", state
 
     def call(self, args: pulumi.runtime.MockCallArgs) -> dict[str, Any]:

@@ -6,13 +6,22 @@ import pytest
 from components import labels, vm_identity
 from components.bundle_object import BundleObject
 from components.checkpoint_bucket import CheckpointBucket
+from components.foundation_use import FoundationUse
 from components.healing_group import HealingGroup, physical_name
-from components.providers import RunPin
+from components.health import HealthCheck
+from components.image_family import ImageFamily
+from components.leave_role import LeaveRole, role_id
+from components.network import Network
+from components.providers import FoundationGuard, RunPin
+from components.vm_access import VmAccess
 from components.vm_identity import VmIdentity
 from components.vm_template import VmTemplate
 from tests.components import inventory
 
-COMPONENTS = (BundleObject, CheckpointBucket, HealingGroup, RunPin, VmIdentity, VmTemplate)
+COMPONENTS = (
+    *(BundleObject, CheckpointBucket, FoundationUse, HealingGroup, HealthCheck, LeaveRole),
+    *(ImageFamily, Network, RunPin, VmAccess, VmIdentity, VmTemplate),
+)
 LABELS = labels.of_stack("outlast", "Dev", "dev", {"team": "vision"})
 
 
@@ -31,6 +40,7 @@ def identity(**changes):
             "experiment": "a-b",
             "bucket": "p-outlast",
             "prefix": "experiments/a-b",
+            "leave_role": "projects/p/roles/outlast_a_b",
             **changes,
         },
     )
@@ -45,11 +55,20 @@ def template(**changes):
             "image": "projects/p/global/images/family/f",
             "disk_gb": 50,
             "disk_type": "pd-balanced",
+            "network": "default",
+            "subnetwork": "",
+            "external_ip": True,
+            "tags": [],
             "service_account": "vm@p.iam.gserviceaccount.com",
             "metadata": {"startup-script": "#!/bin/bash\n"},
             "labels": LABELS,
             "deadline": "2026-11-27T23:59:59Z",
+            "accelerator": "",
+            "accelerator_count": 0,
+            "local_ssd": 0,
+            "min_cpu_platform": "",
             "spot": True,
+            "restarts": False,
             "notice": True,
             **changes,
         },
@@ -62,22 +81,87 @@ def group(**changes):
         {
             "project": "p",
             "zone": "europe-west4-a",
+            "region": "europe-west4",
+            "zones": [],
+            "machine_types": ["e2-standard-2"],
             "experiment": "dev",
             "run": "0123456789",
             "resume": 2,
             "place": 1,
             "size": 1,
             "template": "projects/p/global/instanceTemplates/t?uniqueId=1",
+            "update": "opportunistic",
+            "health": None,
+            "repairs": False,
             "after": [],
             **changes,
         },
     )
 
 
+def network(**changes):
+    return Network("network", {"project": "p", "region": "europe-west4", **changes})
+
+
+def access(**changes):
+    return VmAccess(
+        "access",
+        {
+            "project": "p",
+            "network": "n",
+            "tag": "outlast-dev",
+            "health_port": 0,
+            "ssh": False,
+            **changes,
+        },
+    )
+
+
+CHECK = "projects/p/global/healthChecks/h"
 CASES = {
+    "network": network,
+    "network_nat": lambda: network(nat=True),
+    "vm_access_health": lambda: access(health_port=8099),
+    "vm_access_ssh": lambda: access(ssh=True),
+    "health_check": lambda: HealthCheck("health", {"project": "p", "port": 8099}),
+    "image_family": lambda: ImageFamily(
+        "image",
+        {
+            "recipe": {"base": "debian-cloud/debian-13", "packages": ["git"]},
+            "hash": "0123456789abcdef",
+            "family": "own",
+            "project": "images",
+            "labels": LABELS,
+            "service_account": "",
+            "bundle": "",
+            "bundle_sha256": "",
+            "waits": "{}",
+            "after": [],
+            "users": ["serviceAccount:1@cloudservices.gserviceaccount.com"],
+        },
+    ),
+    "leave_role": lambda: LeaveRole("leave", {"project": "p", "stack": "a-b"}),
+    "foundation_use": lambda: FoundationUse(
+        "use",
+        {
+            "bucket": "p-outlast",
+            "object": "foundations/outlast-base/dev",
+            "owner": "organization/outlast/dev",
+        },
+    ),
+    "foundation_guard": lambda: FoundationGuard(
+        "foundation", {"owner": "organization/outlast/base", "bucket": "p-outlast"}
+    ),
+    "checkpoint_bucket_kept": lambda: bucket(soft_delete_days=7, versioning=True),
+    "vm_template_isolated": lambda: template(
+        network="n", subnetwork="s", external_ip=False, tags=["outlast-dev"]
+    ),
+    "healing_group_observed": lambda: group(health=CHECK),
+    "healing_group_repaired": lambda: group(health=CHECK, repairs=True),
     "checkpoint_bucket": bucket,
     "checkpoint_bucket_adopted": lambda: bucket(adopt=True),
     "vm_identity": identity,
+    "vm_identity_secret": lambda: identity(secret=("keys", "deploy")),
     "vm_identity_reads": lambda: identity(reads=["gs://other/digits", "gs://p-outlast/faces/"]),
     "bundle_object": lambda: BundleObject(
         "bundle",
@@ -86,7 +170,22 @@ CASES = {
     "vm_template": template,
     "vm_template_without_notice": lambda: template(notice=False),
     "vm_template_standard": lambda: template(spot=False),
+    "vm_template_gpu": lambda: template(
+        machine_type="n1-standard-8",
+        accelerator="nvidia-tesla-t4",
+        accelerator_count=2,
+        local_ssd=2,
+        min_cpu_platform="Intel Skylake",
+        spot=False,
+        restarts=True,
+    ),
     "healing_group": group,
+    "healing_group_regional": lambda: group(
+        zone="",
+        zones=["europe-west4-a", "europe-west4-b", "europe-west4-c"],
+        machine_types=["g2-standard-8", "g2-standard-12"],
+    ),
+    "healing_group_whole_region": lambda: group(zone=""),
     "run_pin": lambda: RunPin(
         "run",
         {
@@ -111,7 +210,9 @@ def test_inventory(name):
     inventory.check(inventory.record(program), name)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "run_pin"])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("run_pin", "foundation_guard")]
+)
 def test_outputs_are_registered_and_children_are_children(name):
     def program():
         CASES[name]()
@@ -170,8 +271,8 @@ def test_long_experiments_do_not_share_an_account():
 
 
 def test_role_ids_have_no_dash_and_stay_apart():
-    assert vm_identity.role_id("a-b") == "outlast_a_b"
-    assert vm_identity.role_id("ab") == "outlast_ab"
+    assert role_id("a-b") == "outlast_a_b"
+    assert role_id("ab") == "outlast_ab"
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,16 @@ ARGS = {
     "processes": 1,
     "command": "",
     "quiet_sec": 10,
+    "delivery": "bucket",
+    "git": "",
+    "gpus": 0,
+    "mode": "survive",
     "data": (),
     "webhook": "",
     "init": "",
+    "content": {"trainer": "digits", "arguments": {"epochs": 5}},
+    "health": "",
+    "oslogin": False,
 }
 
 
@@ -53,7 +60,14 @@ def test_the_supervisor_reads_what_is_composed():
     assert (spec.trainer, spec.retries_failures) == ("digits", 3)
     assert spec.deadline is not None and f"{spec.deadline:%Y-%m-%dT%H:%M:%SZ}" == ARGS["deadline"]
     assert spec.argv() == ["--augment", "--epochs=5", "--rate=0.001"]
+    assert spec.content == ARGS["content"]
     assert spec.bundle == ARGS["bundle"] and spec.bundle_sha256 == ARGS["bundle_sha256"]
+
+
+def test_the_machines_gpus_and_the_mode_arrive():
+    spec = parse_spec(composed(gpus=2, mode="burst"))
+    assert (spec.gpus, spec.mode) == (2, "burst")
+    assert "outlast-gpus" not in composed()
 
 
 def test_a_command_arrives_as_it_was_written():

@@ -13,8 +13,11 @@ from components import providers
 from components.providers import Pin, RunPinProvider, obstacle, pin
 from outlast.exits import Reason, State
 from outlast.layout import Layout
-from outlast.run.head import End, Head
+from outlast.operate import images
+from outlast.operate.images import Gone, Image, Unknown
+from outlast.run.head import Checkpoint, End, Head
 from outlast.run.store import MemoryStore, Unavailable
+from tests.operate.records import start_record
 
 NOW = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
 FRESH = "2026-11-27T13:00:00Z"
@@ -48,8 +51,25 @@ PROPS = {
     "zone": "europe-west4-a",
     "image": "projects/p/global/images/family/f",
     "limitRunMinutes": 60.0,
+    "project": "p",
+    "content": {
+        "trainer": "digits",
+        "arguments": {"epochs": 5.0, "hidden": "4"},
+        "source": "a" * 64,
+    },
+    "named": "0123456789",
+    "mutable": {"epochs": "raised", "threads": "any"},
+    "onNewRun": "refuse",
     "__provider": "x",
 }
+IMAGE = "projects/p/global/images/f-1"
+FOUND = {
+    PROPS["image"]: Image("", "p", "f-1", "f"),
+    "other": Image("", "p", "o-1", "o"),
+    "gone": Gone("gone", "projects/p/global/images/family/new", "2025"),
+    "obsolete": Image("", "p", "old-1", "old", "OBSOLETE", "projects/p/global/images/new-1"),
+}
+NOBODY = Unknown("no network")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +121,8 @@ def store(monkeypatch):
     made = MemoryStore(clock=lambda: NOW)
     monkeypatch.setattr(providers, "open_store", lambda url: made)
     monkeypatch.setattr(providers, "_said", set())
+    monkeypatch.setattr(providers, "_images", {})
+    monkeypatch.setattr(images, "resolve", lambda reference, project: FOUND.get(reference, NOBODY))
     return made
 
 
@@ -112,7 +134,8 @@ def put(store, head):
 def test_create_without_head_is_fresh(store):
     made = RunPinProvider().create(PROPS)
     assert made.id == "experiments/dev/0123456789/r1"
-    assert made.outs == {**PROPS, "deadline": FRESH, "place": 0, "size": 1}
+    pinned = {"deadline": FRESH, "place": 0, "size": 1, "bootImage": IMAGE}
+    assert made.outs == {**PROPS, **pinned}
 
 
 def test_create_goes_on_with_an_open_run(store):
@@ -129,7 +152,8 @@ def test_create_with_garbage_starts_nothing(store):
 
 def test_another_zone_is_another_place_by_the_same_deadline(store):
     put(store, OPEN)
-    olds = {**PROPS, "deadline": "2026-11-27T12:34:56Z", "place": 7.0, "size": 1.0}
+    kept = {"deadline": "2026-11-27T12:34:56Z", "bootImage": IMAGE}
+    olds = {**PROPS, **kept, "place": 7.0, "size": 1.0}
     news = {**PROPS, "zone": "europe-west4-b", "image": "other"}
     diff = RunPinProvider().diff("id", olds, news)
     assert (diff.changes, diff.replaces) == (True, [])
@@ -139,16 +163,17 @@ def test_another_zone_is_another_place_by_the_same_deadline(store):
         8,
         "europe-west4-b",
     )
-    assert outs["image"] == PROPS["image"]  # kept until the next resume
+    assert (outs["image"], outs["bootImage"]) == (PROPS["image"], IMAGE)  # until the next resume
 
 
 def test_a_resume_takes_the_image_of_its_day(store):
     outs = RunPinProvider().create({**PROPS, "resume": 2, "image": "other"}).outs
-    assert outs["image"] == "other"
+    assert outs["bootImage"] == "projects/p/global/images/o-1"
 
 
 @pytest.mark.parametrize(
-    "change", [{"limitRunMinutes": 90}, {"image": "other"}, {"__provider": "y"}, {}]
+    "change",
+    [{"limitRunMinutes": 90}, {"image": "other"}, {"onNewRun": "replace"}, {"__provider": "y"}, {}],
 )
 def test_what_is_no_difference(change):
     diff = RunPinProvider().diff("id", {**PROPS, "place": 1, "size": 1}, {**PROPS, **change})
@@ -196,6 +221,152 @@ def test_a_bucket_that_does_not_answer_stops_create_but_no_preview(monkeypatch):
     assert RunPinProvider().check({}, dict(PROPS)).failures == []
     with pytest.raises(Unavailable):
         RunPinProvider().create(PROPS)
+
+
+# -- the guard
+
+COMMITTED = dataclasses.replace(
+    OPEN,
+    resume=0,
+    chain=(Checkpoint("experiments/dev/0123456789/t000003/s000000000320-0/", 1, "", 3, 320, ()),),
+)
+OTHER = {
+    **PROPS,
+    "run": "abcdefabcd",
+    "named": "abcdefabcd",
+    "content": {**PROPS["content"], "arguments": {"epochs": 7.0, "hidden": "4"}},
+}
+
+
+def reasons(olds, news):
+    return [failure.reason for failure in RunPinProvider().check(olds, dict(news)).failures]
+
+
+def test_an_open_run_with_commits_is_not_replaced_by_accident(store):
+    put(store, COMMITTED)
+    (reason,) = reasons(PROPS, OTHER)
+    assert reason == (
+        "run 0123456789 is open at step 320, and run abcdefabcd would take its place"
+        " (args.epochs 5 → 7); take the change back, or go on with the change by outlast resume"
+        " dev, or set outlast:onNewRun to replace to give run 0123456789 up"
+    )
+    assert reasons(PROPS, {**OTHER, "onNewRun": "replace"}) == []
+    assert reasons({}, OTHER) == []  # the second look at a replacement, and a first run
+
+
+def test_a_change_that_no_run_can_take_offers_no_resume(store):
+    put(store, COMMITTED)
+    (reason,) = reasons(PROPS, {**OTHER, "content": {**PROPS["content"], "trainer": "dummy"}})
+    assert "(trainer digits → dummy); take the change back, or set outlast:onNewRun" in reason
+
+
+@pytest.mark.parametrize("where", [{"prefix": "experiments/b"}, {"bucket": "p-other"}])
+def test_another_place_is_another_run(store, where):
+    put(store, COMMITTED)
+    assert len(reasons(PROPS, {**PROPS, **where})) == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        None,
+        OPEN,
+        FAILED,
+        DONE,
+        STOPPED,
+        dataclasses.replace(COMMITTED, deadline=NOW),
+    ],
+)
+def test_a_run_that_has_nothing_to_lose_or_has_ended_is_not_guarded(store, head):
+    if head is not None:
+        put(store, head)
+    assert reasons(PROPS, OTHER) == []
+
+
+def test_a_run_that_cannot_be_read_is_guarded_too(store):
+    put(store, b"{]")
+    (reason,) = reasons(PROPS, OTHER)
+    assert "whether it is open cannot be told" in reason and "outlast repair dev" in reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"arguments": {"epochs": 7.0, "hidden": "4"}}, None),
+        ({"source": "b" * 64}, None),
+        ({"arguments": {"epochs": 5.0, "hidden": "4", "threads": 2.0}}, None),
+        (
+            {"arguments": {"epochs": 3.0, "hidden": "4"}},
+            "args.epochs 5 → 3: can only be raised in the middle of a run; take the change back,"
+            " or leave outlast:run out",
+        ),
+        (
+            {"arguments": {"epochs": 5.0, "hidden": "8"}},
+            "args.hidden 4 → 8: cannot change in the middle of a run; those that can: epochs,"
+            " threads",
+        ),
+        ({"rerun": 1.0}, "rerun unset → 1: is another run's"),
+    ],
+)
+def test_a_run_named_by_hand_takes_only_what_it_can(store, change, words):
+    put(store, dataclasses.replace(COMMITTED, state=State.FAILED, end=FAILED.end))
+    record = start_record(3, 0, NOW)
+    record = dataclasses.replace(record, spec={"content": PROPS["content"]})
+    store.put(Layout("experiments/dev", "0123456789").attempt_start(3), record.to_json())
+    news = {**PROPS, "named": "abcdefabcd", "content": {**PROPS["content"], **change}, "resume": 1}
+    found = reasons(PROPS, news)
+    assert (len(found), words is None) in ((0, True), (1, False))
+    if words:
+        assert found[0].startswith("run 0123456789, named by outlast:run, at step 320: ")
+        assert words in found[0]
+
+
+# -- the image
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (
+            "gone",
+            "'gone': is gone since 2025; its successor is projects/p/global/images/family/new",
+        ),
+        ("obsolete", "image old-1 is obsolete, no VM can be made of it; name projects/p/global/"),
+    ],
+)
+def test_an_image_that_is_gone_is_refused_at_preview(store, image, words):
+    (failure,) = RunPinProvider().check({}, {**PROPS, "image": image}).failures
+    assert failure.property == "image" and words in failure.reason
+
+
+def test_an_image_that_nobody_can_tell_stops_create_but_no_preview(store):
+    props = {**PROPS, "image": "unasked"}
+    assert RunPinProvider().check({}, dict(props)).failures == []
+    with pytest.raises(providers.Unanswered, match="nobody could tell what it means now"):
+        RunPinProvider().create(props)
+
+
+def test_a_newer_image_of_the_family_waits_for_a_resume_and_is_said_then(
+    store, monkeypatch, capsys
+):
+    olds = RunPinProvider().create(PROPS).outs
+    monkeypatch.setattr(providers, "_images", {})
+    monkeypatch.setitem(FOUND, PROPS["image"], Image("", "p", "f-2", "f"))
+    provider = RunPinProvider()
+    provider.check(PROPS, dict(PROPS))
+    assert not provider.diff("id", olds, dict(PROPS)).changes
+    assert capsys.readouterr().err == ""
+    provider.diff("id", olds, {**PROPS, "image": "other"})
+    assert f"goes on with image {IMAGE}; outlast:image other counts from the next resume" in (
+        capsys.readouterr().err
+    )
+    news = {**PROPS, "resume": 2.0}
+    provider.check(PROPS, dict(news))
+    assert provider.diff("id", olds, news).replaces == ["resume"]
+    newer = "projects/p/global/images/f-2"
+    assert capsys.readouterr().err == (
+        f"run 0123456789 boots from image {newer} at resume 2; before: {IMAGE}\n"
+    )
 
 
 def test_the_provider_is_pickled_by_reference():

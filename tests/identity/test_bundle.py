@@ -67,6 +67,18 @@ def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
     ]
 
 
+def test_what_git_ignores_is_in_no_bundle(checkout):
+    (checkout / "trainers" / "private.py").write_text("KEY = 1\n")
+    (checkout / ".gitignore").write_text("private.py\n")
+    assert "trainers/private.py" in list(bundle.members(checkout))
+    subprocess.run(["git", "init", "--quiet"], cwd=checkout, check=True)
+    found = list(bundle.members(checkout))
+    assert "trainers/private.py" not in found and "trainers/__init__.py" in found
+    # A checkout that lies in what another repository ignores is whole all the same.
+    (checkout / ".gitignore").write_text("*\n")
+    assert "trainers/__init__.py" in list(bundle.members(checkout))
+
+
 def test_links_are_not_followed(checkout, tmp_path):
     secret = tmp_path / "secret.py"
     secret.write_text("key")

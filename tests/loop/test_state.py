@@ -4,6 +4,7 @@ import io
 import math
 import random
 import re
+import shutil
 import struct
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from outlast import places
 from outlast.loop import snapshot, state
 from outlast.loop.errors import DoesNotFit, StateError
 
@@ -212,19 +214,41 @@ def test_the_global_generator_of_numpy_is_state(tmp_path: Path) -> None:
         np.random.set_state(before)
 
 
-def test_a_spare_file_gives_the_same_bytes_and_keeps_its_pages(tmp_path: Path) -> None:
-    spare = tmp_path / "spare"
-    spare.write_bytes(b"x" * 10_000)
-    inode = spare.stat().st_ino
-    for number in range(2):
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_spare_file_gives_the_same_bytes_and_keeps_its_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    monkeypatch.setattr(places, "in_memory", lambda folder: memory)
+    path = tmp_path / "spare"
+    spare, inode, mapped = snapshot.Spare(path), 0, []
+    for number, length in enumerate((300_000, 300_000, 3, 300_000, 400_000, 400_000, 0)):
         folder = tmp_path / f"s{number}"
-        arrays = {"a": {"b": np.full(number + 3, number), "c": np.ones(5, "u1"), "d": np.ones(2)}}
+        arrays = {"a": {"b": np.full(length, number), "c": np.ones(5, "u1"), "d": np.ones(2)}}
         saved = snapshot.Saved(1, {}, *state.capture_all(arrays))
         snapshot.write(folder, saved, spare=spare)
         snapshot.write(tmp_path / "plain", saved)
         for file in ("state.json", "arrays.bin"):
             assert (folder / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
-        assert (folder / "arrays.bin").stat().st_ino == spare.stat().st_ino == inode
+        inode = inode or path.stat().st_ino
+        assert (folder / "arrays.bin").stat().st_ino == path.stat().st_ino == inode
+        mapped.append(str(path) in Path("/proc/self/maps").read_text())
+        shutil.rmtree(folder)
+    # Only over pages that are there: not where the file is new, or was shorter before.
+    assert mapped == [memory and pages for pages in (0, 1, 1, 0, 0, 1, 1)]
+    spare.drop()
+    assert not path.exists() and str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_spare_file_of_one_snapshot_is_never_that_of_another(tmp_path: Path) -> None:
+    spare = snapshot.Spare(tmp_path / "spare")
+    saved = snapshot.Saved(1, {}, *state.capture_all({"a": np.ones(9)}))
+    assert not spare.shared
+    snapshot.write(tmp_path / "s1", saved, spare=spare)
+    assert spare.shared
+    spare.drop()
+    saved = snapshot.Saved(2, {}, *state.capture_all({"a": np.zeros(9)}))
+    snapshot.write(tmp_path / "s2", saved, spare=spare)
+    assert bytes(snapshot.read(tmp_path / "s1").blobs.items[0].data) == np.ones(9).tobytes()
 
 
 def test_not_a_number_keeps_its_bits_in_arrays(tmp_path: Path) -> None:

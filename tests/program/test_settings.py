@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from datetime import datetime
+from types import SimpleNamespace
 
 import pulumi
 import pytest
@@ -13,19 +14,20 @@ import yaml
 import settings
 from components import metadata
 from outlast.run.metadata import BadSpec, Spec, Waits, _parse_command
-from settings import SettingsError
+from settings import FoundBucket, SettingsError
 from tests.program import stack
 
 REAL = {"gcp:project": "acme-research", "gcp:zone": "europe-west4-a"}
 
 
-def check(values=None, *, environ=None, name="dev"):
+def check(values=None, *, environ=None, name="dev", foundation=None):
     return settings.check(
         {**stack.defaults(), **REAL, **(values or {})},
         organization="organization",
         project="outlast",
         stack=name,
         environ=environ or {},
+        foundation_outputs=foundation,
     )
 
 
@@ -71,6 +73,7 @@ def test_the_defaults_give_a_whole_stack():
     assert (found.experiment, found.prefix) == ("dev", "experiments/dev")
     assert found.owner == "organization/outlast/dev"
     assert found.boot_disk_gb == 50 and found.spot and found.notice_sec == 120
+    assert (found.mode, found.zones, found.gpus, found.advice) == ("survive", (), 0, ())
     assert re.fullmatch("[0-9a-f]{10}", found.run)
     waits = json.loads(found.waits)
     assert Waits.parse(found.waits) == Waits()
@@ -151,6 +154,38 @@ def run_of(**args):
     return check({"outlast:args": json.dumps(args)}).run
 
 
+def test_a_regional_group_is_a_place_of_its_own():
+    zones = ["europe-west4-b", "europe-west4-c"]
+    found = check({"outlast:zones": json.dumps(zones)})
+    assert (found.zone, found.region, found.zones) == ("", "europe-west4", tuple(zones))
+    assert found.location == "europe-west4-b,europe-west4-c"
+    whole = check({"outlast:region": "us-central1"})
+    assert (whole.zone, whole.zones, whole.location) == ("", (), "us-central1")
+    assert check().location == "europe-west4-a"
+
+
+def test_a_zone_beside_zones_is_refused():
+    zones = '["europe-west4-b","europe-west4-c"]'
+    assert "is one zone, beside outlast:zones" in refusal(
+        {"outlast:zone": "europe-west4-a", "outlast:zones": zones}
+    )
+    assert "a group has zones of one region" in refusal(
+        {"outlast:region": "us-central1", "outlast:zones": zones}
+    )
+
+
+def test_a_machine_with_gpus_says_so():
+    found = check({"outlast:machineType": "g2-standard-24", "outlast:mode": "dedicated"})
+    assert (found.gpus, found.spot, found.restarts) == (2, False, True)
+
+
+def test_a_kept_vm_stays_for_its_minutes():
+    assert json.loads(check().waits)["keep"] == 0
+    assert json.loads(check({"outlast:onEnd": "keep"}).waits)["keep"] == 3600
+    kept = check({"outlast:onEnd": "keep", "outlast:keepMinutes": "5"})
+    assert json.loads(kept.waits)["keep"] == 300
+
+
 def test_a_hyperparameter_is_another_run():
     assert run_of(epochs=3) != run_of(epochs=4)
 
@@ -215,7 +250,7 @@ def test_infrastructure_is_the_same_run():
     changes = {
         "outlast:machineType": "n2-standard-8",
         "outlast:zone": "us-east1-b",
-        "outlast:spot": "false",
+        "outlast:provisioning": "standard",
         "outlast:image": "projects/p/global/images/i",
         "outlast:limitRunMinutes": "5",
         "outlast:checkpointEvery": "200",
@@ -321,6 +356,8 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("args", '{"model-output-path":"out"}', "model-output-path 'out': the VM writes only"),
         ("dataPaths", '["x"]', "dataPaths 'x': must be gs://BUCKET/PATH, an object or a folder"),
         ("dataPaths", "x", "dataPaths 'x': must be a list"),
+        ("onNewRun", "maybe", "onNewRun 'maybe': must be refuse or replace"),
+        ("update", "later", "update 'later': must be opportunistic or now"),
         ("init", "gs://b/r/", "init 'gs://b/r/': must be a run's checkpoint in a bucket with its"),
         ("init", f"t000001/s000000000001-0/#{64 * 'a'}", "must be a run's checkpoint in a bucket"),
         ("args", '{"epochs":true}', "epochs: expected one argument"),
@@ -344,7 +381,28 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("processes", "0", "outlast:processes '0': must be a whole number from 1 to 256"),
         ("trainerPython", "python3", "outlast:trainerPython 'python3': must be an absolute path"),
         ("bootDiskGb", "5", "from 10 to"),
-        ("spot", "maybe", "outlast:spot 'maybe': must be true or false"),
+        ("provisioning", "maybe", "outlast:provisioning 'maybe': must be spot or standard; set"),
+        (
+            "provisioning",
+            "flex-start",
+            "a VM that is lost is not made anew, and the run would stand",
+        ),
+        ("mode", "brisk", "outlast:mode 'brisk': must be survive, burst or dedicated"),
+        ("machineTypes", '["zones/x"]', "outlast:machineTypes 'zones/x': must be a machine type's"),
+        ("machineTypes", '["n2-standard-4"]', "a zonal group takes one machine type"),
+        ("accelerator", "nvidia-tesla-t4", "e2-standard-2 takes no GPU, only N1 machines do"),
+        ("localSsd", "2", "outlast:localSsd 2: e2-standard-2 takes none; leave it out"),
+        ("minCpuPlatform", "Intel 486", "e2-standard-2 has no other than its own"),
+        ("zones", '["europe-west4-a"]', "must be two zones or more, each once; set outlast:zones,"),
+        (
+            "zones",
+            '["europe-west4-a","us-central1-b"]',
+            "these are in europe-west4 and us-central1",
+        ),
+        ("zones", '["here"]', "outlast:zones 'here': must be zones such as europe-west4-a"),
+        ("region", "europe", "outlast:region 'europe': must be a region such as europe-west4"),
+        ("onEnd", "stay", "outlast:onEnd 'stay': must be delete or keep"),
+        ("keepMinutes", "0", "outlast:keepMinutes '0': must be a whole number from 1"),
         ("checkpointEvery", "2 s", "must be auto, seconds such as 30s, or steps such as 200"),
         ("run", "0123", "must be a run's ten digits, 0-9 and a-f"),
         ("zone", "europe", "must be a zone such as europe-west4-a"),
@@ -430,7 +488,7 @@ def test_refusals_are_what_the_engine_prints_without_a_traceback():
 
 def test_scripts_are_byte_for_byte():
     found = settings.scripts()
-    assert set(found) == {"startup-script", "outlast-sh-lib", "outlast-sh-leave"}
+    assert set(found) == {"startup-script", "outlast-sh-lib", "outlast-sh-leave", "outlast-sh-ssd"}
     boot = (stack.ROOT / "startup" / "boot.sh").read_bytes()
     assert found["startup-script"].encode() == boot
 
@@ -438,9 +496,14 @@ def test_scripts_are_byte_for_byte():
 # -- The bucket's look-up
 
 
+HERE = {"gcp:zone": "europe-west4-a"}
+
+
 class FakeBucket:
-    def __init__(self, labels):
+    def __init__(self, labels, location="EUROPE-WEST4", *, uniform=True):
         self.labels = labels
+        self.location = location
+        self.iam_configuration = SimpleNamespace(uniform_bucket_level_access_enabled=uniform)
 
 
 @pytest.fixture
@@ -461,18 +524,46 @@ def bucket_answer(monkeypatch):
 
 def test_a_bucket_with_our_label_is_adopted(bucket_answer):
     bucket_answer(FakeBucket({"managed-by": "outlast", "more": "x"}))
-    assert settings.bucket_exists(check()) is True
+    assert settings.find_bucket(check(HERE)) == FoundBucket("europe-west4", adopt=True)
 
 
 def test_no_bucket_is_made_new(bucket_answer):
     bucket_answer(None)
-    assert settings.bucket_exists(check()) is False
+    assert settings.find_bucket(check(HERE)) == FoundBucket("europe-west4")
 
 
 def test_a_strangers_bucket_is_refused(bucket_answer):
     bucket_answer(FakeBucket({}))
     with pytest.raises(SettingsError, match="has no label managed-by=outlast; set outlast:bucket"):
-        settings.bucket_exists(check())
+        settings.find_bucket(check(HERE))
+
+
+def test_an_existing_bucket_needs_no_label_and_is_not_adopted(bucket_answer):
+    bucket_answer(FakeBucket({}))
+    found = settings.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+    assert found == FoundBucket("europe-west4")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "with bucketMode existing must be there"),
+        (FakeBucket({}, uniform=False), "has no uniform bucket-level access"),
+    ],
+)
+def test_an_existing_bucket_must_do(bucket_answer, answer, said):
+    bucket_answer(answer)
+    with pytest.raises(SettingsError, match=said):
+        settings.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+
+
+def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
+    told = []
+    monkeypatch.setattr(pulumi.log, "warn", told.append)
+    bucket_answer(FakeBucket({"managed-by": "outlast"}, "US"))
+    assert settings.find_bucket(check(HERE)) == FoundBucket("us", adopt=True)
+    (said,) = told
+    assert "is in us, the VMs in europe-west4" in said and "billed" in said
 
 
 def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
@@ -481,14 +572,14 @@ def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
     monkeypatch.setattr(pulumi.log, "info", lambda message: None)
     for error in (DefaultCredentialsError("none"), ConnectionError("refused")):
         bucket_answer(error)
-        assert settings.bucket_exists(check()) is False
+        assert settings.find_bucket(check(HERE)) == FoundBucket()
 
 
 def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     told = []
     monkeypatch.setattr(pulumi.log, "info", told.append)
-    assert settings.bucket_exists(check()) is False
+    assert settings.find_bucket(check(HERE)) == FoundBucket()
     assert len(told) == 1 and "\n" not in told[0]
 
 
@@ -555,10 +646,9 @@ def test_requirements_are_part_of_a_trainers_name_too():
         (command(command="x", source="../"), "must be a folder in the checkout"),
         (command(command="x", source="/etc"), "must be a folder in the checkout"),
         (command(command="x", source="settings.py"), "must be a folder in the checkout"),
-        (command(command="x", requirements="nowhere.txt"), "must be a file in the checkout"),
+        (command(command="x", requirements="nowhere.txt"), "must be a file or a folder in the checkout"),
         (command(command="x", quietSec="0"), "must be a whole number from 1"),
         (command(command="cat {data}"), "the run has no data; set outlast:dataPaths"),
-        (command(source="examples"), "is for a command's files; set outlast:command too"),
         (
             command(requirements="requirements/dev.txt", trainerPython="/usr/bin/python3"),
             "leave one of them out",

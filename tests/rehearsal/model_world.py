@@ -36,6 +36,7 @@ class Machines:
         """VMs that have a process but are not up yet."""
         self.sick: set[str] = set()
         """Names of the VMs that answer that they are not well."""
+        self.everybody_is_sick = False
         self.log: list[object] = []
 
     def settle(self, *, fails: bool = False, exits: bool = True, comes_up: bool = True) -> None:
@@ -89,7 +90,8 @@ class Machines:
                     self.stopping.add(instance_id)
             case Probe(instance_id):
                 name = self.live.get(instance_id)
-                self.fleet.probed(instance_id, name is not None and name not in self.sick)
+                sick = self.everybody_is_sick or name in self.sick
+                self.fleet.probed(instance_id, name is not None and not sick)
             case Kill(instance_id):
                 self.exit(instance_id)
             case Discard(instance_id):

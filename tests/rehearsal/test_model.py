@@ -531,6 +531,20 @@ def test_recreated_vm_changes_its_zone_only_where_it_may(world: World, moves: bo
     assert world.only().zone == old.zone
 
 
+@pytest.mark.parametrize(("limit", "taken"), [(8, "n2-standard-8"), (2, "e2-standard-2")])
+def test_the_machine_type_of_the_best_rank_with_room_is_taken(
+    world: World, limit: int, taken: str
+) -> None:
+    world.fleet.capacity.limit("CPUS_ALL_REGIONS", limit)
+    selections = {
+        "second": {"rank": 1, "machineTypes": ["e2-standard-2"]},
+        "first": {"rank": 0, "machineTypes": ["n2-standard-8"]},
+    }
+    flexible = {"instanceFlexibilityPolicy": {"instanceSelections": selections}}
+    world.group(zones=ZONES, **flexible, **_shape("ANY"))
+    assert world.only().properties["machineType"] == taken
+
+
 @pytest.mark.parametrize("kind", ["PROACTIVE", "NONE"])
 def test_redistribution_evens_out_unless_it_is_off(world: World, kind: str) -> None:
     policy = {"instanceRedistributionType": kind}

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rehearsal.fleet import Fleet
-from rehearsal.model import Boot, Instance
+from rehearsal.model import Boot, Exists, Instance
 from tests.rehearsal.model_world import ZONES, World
 
 LARGEST = 4
 LONGEST_PEACE = 60
+RUN_SEC = 12
 POLICIES = st.fixed_dictionaries(
     {
         "type": st.sampled_from(["PROACTIVE", "OPPORTUNISTIC"]),
@@ -34,6 +36,15 @@ REPLACING = st.one_of(
     st.builds(
         lambda surge, unavailable: {
             "replacementMethod": "SUBSTITUTE",
+            "maxSurge": {"percent": surge},
+            "maxUnavailable": {"percent": unavailable},
+        },
+        st.sampled_from([0, 10, 50]),
+        st.sampled_from([20, 40, 100]),
+    ),
+    st.builds(
+        lambda surge, unavailable: {
+            "replacementMethod": "SUBSTITUTE",
             "maxSurge": {"fixed": surge},
             "maxUnavailable": {"fixed": unavailable if surge else 1 + unavailable},
         },
@@ -46,6 +57,11 @@ SCHEDULING = st.sampled_from(
         {"provisioningModel": "SPOT"},
         {"provisioningModel": "SPOT", "instanceTerminationAction": "DELETE"},
         {"automaticRestart": True, "onHostMaintenance": "TERMINATE"},
+        {
+            "provisioningModel": "SPOT",
+            "instanceTerminationAction": "DELETE",
+            "maxRunDuration": {"seconds": RUN_SEC},
+        },
     ]
 )
 
@@ -58,6 +74,8 @@ class Anything(RuleBasedStateMachine):
         policy=POLICIES,
         replacing=REPLACING,
         forced=st.sampled_from(["YES", "NO"]),
+        numbered=st.booleans(),
+        lowers=st.booleans(),
         moves=st.booleans(),
         healed=st.booleans(),
         scheduling=SCHEDULING,
@@ -69,17 +87,21 @@ class Anything(RuleBasedStateMachine):
         policy: dict[str, Any],
         replacing: dict[str, Any],
         forced: str,
+        numbered: bool,
+        lowers: bool,
         moves: bool,
         healed: bool,
         scheduling: dict[str, Any],
         size: int,
     ) -> None:
         self.world = World()
+        self.world.fleet.switches.limit_lowers_target = self.lowers = lowers
         self.scheduling = scheduling
         self.world.template("t1", **scheduling)
         self.templates = 1
         lifecycle: dict[str, Any] = {"forceUpdateOnRepair": forced}
-        if moves and shape in ("BALANCED", "ANY"):
+        self.moves = moves and shape in ("BALANCED", "ANY")
+        if self.moves:
             lifecycle["onRepair"] = {"allowChangingZone": "YES"}
         body: dict[str, Any] = {
             "instanceLifecyclePolicy": lifecycle,
@@ -90,12 +112,18 @@ class Anything(RuleBasedStateMachine):
             body["autoHealingPolicies"] = [
                 {"healthCheck": "global/healthChecks/h", "initialDelaySec": 3}
             ]
+        if numbered:  # names that were had before are the first that are looked at
+            body["baseInstanceName"] = "g-#"
         if shape:
             body["distributionPolicy"] = {"targetShape": shape}
         self.world.machines.log.clear()
         self.group = self.world.group(size=size, zones=ZONES if shape else None, **body)
         self.kept: dict[str, dict[str, Any]] = {}
         self.gone = False
+        self.wanted = size
+        self.limited: set[str] = set()
+        self.doomed: set[str] = set()
+        self.homes: dict[str, str] = {}
         self._settle()
 
     # What is done
@@ -123,13 +151,33 @@ class Anything(RuleBasedStateMachine):
     @precondition(lambda self: not self.gone)
     def resize(self, size: int) -> None:
         self.world.fleet.resize(self.group, size)
+        self.wanted = size
         self._settle()
 
     @rule(data=st.data(), verb=st.sampled_from(["delete", "recreate", "abandon"]))
     @precondition(lambda self: not self.gone and self.group.members)
     def act_on_member(self, data: st.DataObject, verb: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.group.members)))
+        before, stays = self.group.target_size, not self.group.members[name].leaving
+        if verb == "recreate":
+            self.doomed.add(self.group.members[name].instance or "")
         getattr(self.world.fleet, f"{verb}_members")(self.group, [name])
+        self.wanted -= stays and verb != "recreate"
+        assert self.group.target_size == before - (stays and verb != "recreate")
+        self._settle()
+
+    @rule(number=st.integers(0, 2))
+    @precondition(lambda self: not self.gone and self.wanted < LARGEST)
+    def create_member(self, number: int) -> None:
+        name, before = f"named-{number}", set(self.group.members)
+        vms = {i.name for i in self.world.fleet.instances.values()}
+        try:
+            self.world.fleet.create_members(self.group, [name])
+        except Exists:
+            assert name in before | vms
+        else:
+            assert name not in before | vms
+            self.wanted += 1
         self._settle()
 
     @rule(data=st.data(), verb=st.sampled_from(["stop", "delete", "preempt", "reset", "maintain"]))
@@ -164,7 +212,7 @@ class Anything(RuleBasedStateMachine):
         self.world.machines.settle()
         self._settle()
 
-    @rule(seconds=st.sampled_from([0.1, 0.3, 1.5, 4.0]))
+    @rule(seconds=st.sampled_from([0.1, 0.3, 1.5, 4.0, 15.0]))
     def pass_time(self, seconds: float) -> None:
         self.world.clock.advance(seconds)
         self._settle()
@@ -196,6 +244,7 @@ class Anything(RuleBasedStateMachine):
     @precondition(lambda self: not self.gone)
     def delete_group(self) -> None:
         self.world.fleet.delete_group(self.group)
+        self.wanted = 0
         self.gone = True
         self._settle()
 
@@ -210,6 +259,29 @@ class Anything(RuleBasedStateMachine):
         assert group.staying <= group.target_size + surge
         if not group.outgoing and not group.outdated:
             assert group.staying == group.target_size
+
+    @invariant()
+    def only_calls_and_limits_change_the_target(self) -> None:
+        self.limited |= {i.id for i in self.world.fleet.instances.values() if i.limited}
+        lost = self.wanted - self.group.target_size
+        assert lost == 0 or (self.lowers and 0 < lost <= len(self.limited))
+
+    @invariant()
+    def vms_end_at_their_limit(self) -> None:
+        now = self.world.clock.now()
+        for instance in self.world.fleet.instances.values():
+            if "maxRunDuration" not in self.scheduling or instance.started is None:
+                continue
+            if instance.live and instance.held_until is None:
+                assert now < instance.started + RUN_SEC or instance.stop_requested, instance
+
+    @invariant()
+    def a_member_keeps_its_zone_unless_it_may_change_it(self) -> None:
+        members = self.group.members
+        self.homes = {name: zone for name, zone in self.homes.items() if name in members}
+        for member in members.values():
+            if member.instance and not self.moves:
+                assert self.homes.setdefault(member.name, member.zone) == member.zone
 
     @invariant()
     def vms_have_names_of_their_own(self) -> None:
@@ -263,6 +335,7 @@ class Anything(RuleBasedStateMachine):
         self._take_up()
         self.world.machines.sick.clear()
         self._becomes_well(self.world)
+        assert not self.doomed & set(self.world.fleet.instances)
 
     def _take_up(self) -> None:
         """Another process takes the state up; it gets what it wants as well."""
@@ -310,6 +383,14 @@ TestAnything.settings = settings(
 )
 
 
+def _number(limit: dict[str, int], size: int) -> int:
+    """What a `maxSurge` or `maxUnavailable` means for a group of a size."""
+    percent = limit.get("percent")
+    return (
+        limit["fixed"] if percent is None else int(Decimal(size * percent) / 100 + Decimal("0.5"))
+    )
+
+
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(size=st.integers(1, 6), replacing=REPLACING, data=st.data())
 def test_rolling_update_keeps_to_its_limits_at_every_moment(
@@ -325,12 +406,15 @@ def test_rolling_update_keeps_to_its_limits_at_every_moment(
     world.template("t2", provisioningModel="SPOT")
     version = {"instanceTemplate": "t2", "template": "t2"}
     world.fleet.change_group(group, group.body, [version])
+    surge, unavailable = (_number(replacing[k], size) for k in ("maxSurge", "maxUnavailable"))
+    if surge == unavailable == 0:  # by rounding alone: a roll must go on
+        unavailable = 1
     machines = world.machines
     for _ in range(20 * size):
         machines.settle(exits=False, comes_up=False)
-        assert len(world.fleet.instances) <= size + group.allowed("maxSurge")
+        assert len(world.fleet.instances) <= size + surge
         up = [i for i in world.fleet.instances.values() if i.status == "RUNNING"]
-        assert len(up) >= size - group.allowed("maxUnavailable")
+        assert len(up) >= size - unavailable
         waiting = sorted(machines.stopping | machines.booting)
         if not waiting:
             break
@@ -339,3 +423,84 @@ def test_rolling_update_keeps_to_its_limits_at_every_moment(
     assert not old_ids & set(world.fleet.instances)
     kept_names = replacing["replacementMethod"] == "RECREATE"
     assert (set(group.members) == old_names) == kept_names
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    delay_sec=st.integers(0, 20),
+    interval_sec=st.integers(1, 4),
+    threshold=st.integers(1, 3),
+    on_failure=st.sampled_from(["DEFAULT_ACTION", "REPAIR", "DO_NOTHING"]),
+)
+def test_a_vm_that_never_is_well_is_healed_after_its_initial_delay_and_not_before(
+    delay_sec: int, interval_sec: int, threshold: int, on_failure: str
+) -> None:
+    world = World()
+    world.template("t1", provisioningModel="SPOT")
+    world.fleet.add_health_check(
+        "h", {"checkIntervalSec": interval_sec, "unhealthyThreshold": threshold}
+    )
+    policy = {"healthCheck": "global/healthChecks/h", "initialDelaySec": delay_sec}
+    world.machines.everybody_is_sick = True
+    group = world.group(
+        autoHealingPolicies=[policy], instanceLifecyclePolicy={"onFailedHealthCheck": on_failure}
+    )
+    first = world.only()
+    assert first.started is not None
+    healed_by = max(delay_sec, interval_sec * threshold) + interval_sec
+    while first.id in world.fleet.instances and world.clock.now() < first.started + healed_by:
+        world.pass_time(0.5)
+    lived_sec = world.clock.now() - first.started
+    if on_failure == "DO_NOTHING":
+        assert lived_sec >= healed_by and world.fleet.is_stable(group)
+    else:
+        assert max(delay_sec, interval_sec * (threshold - 1)) <= lived_sec < healed_by
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    shape=st.sampled_from(["EVEN", "BALANCED", "ANY", "ANY_SINGLE_ZONE"]),
+    moves=st.booleans(),
+    size=st.integers(1, LARGEST),
+    data=st.data(),
+)
+def test_a_repaired_vm_changes_its_zone_only_where_it_may_and_must(
+    shape: str, moves: bool, size: int, data: st.DataObject
+) -> None:
+    world = World()
+    world.template("t1", provisioningModel="SPOT")
+    moves = moves and shape in ("BALANCED", "ANY")
+    lifecycle: dict[str, Any] = {"forceUpdateOnRepair": "YES"}
+    if moves:
+        lifecycle["onRepair"] = {"allowChangingZone": "YES"}
+    group = world.group(
+        size=size,
+        zones=ZONES,
+        instanceLifecyclePolicy=lifecycle,
+        updatePolicy={"instanceRedistributionType": "NONE"},
+        distributionPolicy={"targetShape": shape},
+    )
+    name = data.draw(st.sampled_from(sorted(group.members)))
+    before = group.members[name].zone
+    world.fleet.capacity.add_window(before, 0)
+    world.machines.exit(group.members[name].instance or "")
+    world.pass_times(3)
+    assert (group.members[name].zone != before) == moves
+    assert world.fleet.is_stable(group) == moves
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(size=st.integers(1, LARGEST), regional=st.booleans(), data=st.data())
+def test_a_name_that_a_vm_has_is_given_to_no_other(
+    size: int, regional: bool, data: st.DataObject
+) -> None:
+    """An abandoned VM keeps its name."""
+    world = World()
+    world.template("t1", provisioningModel="SPOT")
+    group = world.group(size=size, zones=ZONES if regional else None, baseInstanceName="g-#")
+    left = data.draw(st.sets(st.sampled_from(sorted(group.members)), min_size=1))
+    world.fleet.abandon_members(group, sorted(left))
+    world.fleet.resize(group, size)
+    world.machines.settle()
+    assert len(group.members) == size and not left & set(group.members)
+    assert len(world.fleet.instances) == size + len(left)

@@ -117,7 +117,7 @@ def cloud(full_cloud: FullCloud) -> FullCloud:
 
 def needs_a_vm(path: str) -> bool:
     last = path.rpartition("/")[2]
-    members = last in ("recreateInstances", "abandonInstances")
+    members = last in ("createInstances", "recreateInstances", "abandonInstances")
     return "/instances/{" in path or members or path.endswith("{zone}/instances")
 
 
@@ -336,6 +336,11 @@ def call_members(client: Recorder, group: str) -> None:
     vm = running_member(client, group)
     client.ok("POST", f"{group}/abandonInstances", {"instances": [vm]})
     client.ok("DELETE", vm)
+    client.ok(
+        "POST",
+        f"{group}/createInstances",
+        {"instances": [{"name": f"in-{group.partition('/')[0]}"}]},
+    )
 
 
 def call_a_managed_vm(client: Recorder, group: str) -> None:
@@ -346,6 +351,9 @@ def call_a_managed_vm(client: Recorder, group: str) -> None:
     client.ok("GET", f"{vm}/serialPort")
     metadata = {"fingerprint": shown["metadata"]["fingerprint"], "items": []}
     client.ok("POST", f"{vm}/setMetadata", metadata)
+    client.ok("POST", f"{vm}/setTags", {"fingerprint": shown["tags"]["fingerprint"]})
+    labels = {"labels": {"a": "b"}, "labelFingerprint": shown["labelFingerprint"]}
+    client.ok("POST", f"{vm}/setLabels", labels)
     client.call("GET", f"{vm}/getGuestAttributes", queryPath="a/")
     for verb in ("reset", "simulateMaintenanceEvent", "stop"):
         client.ok("POST", f"{running_member(client, group)}/{verb}")
@@ -360,6 +368,8 @@ def call_a_vm_of_its_own(client: Recorder) -> None:
     client.ok("POST", vms, body)
     client.ok("POST", f"{vms}/alone/stop")
     assert client.ok("GET", f"{vms}/alone")["status"] == "TERMINATED"
+    client.ok("POST", f"{vms}/alone/setMachineType", {"machineType": body["machineType"]})
+    client.ok("POST", f"{vms}/alone/setScheduling", {"onHostMaintenance": "TERMINATE"})
     client.ok("POST", f"{vms}/alone/start")
     client.ok("DELETE", f"{vms}/alone")
 

@@ -234,6 +234,9 @@ CLOSE = b"Connection: close\r\n\r\n"
         (POST_BUCKET + CLOSE[:-2] + b"Content-Length: 100000000000\r\n\r\n{", 413),
         (POST_BUCKET + CLOSE[:-2] + b"Content-Length: 4\r\n\r\n\xff\xfe{}", 400),
         (POST_BUCKET + CLOSE[:-2] + b"Content-Length: 90000\r\n\r\n" + b"[" * 90000, 400),
+        (POST_BUCKET + CLOSE[:-2] + b'Content-Length: 17\r\n\r\n{"name":"\\uD800"}', 400),
+        (POST_BUCKET + CLOSE[:-2] + b'Content-Length: 12\r\n\r\n{"name":NaN}', 400),
+        (POST_BUCKET + CLOSE[:-2] + b'Content-Length: 14\r\n\r\n{"name":1e999}', 400),
         (b"GET /storage/v1/b/%00/o/..%2f..%2f%ff HTTP/1.1\r\nHost: x\r\n" + CLOSE, 400),
     ],
     ids=[
@@ -246,6 +249,9 @@ CLOSE = b"Connection: close\r\n\r\n"
         "huge",
         "bytes",
         "deep",
+        "half-a-pair",
+        "no-number",
+        "endless",
         "path",
     ],
 )
@@ -273,6 +279,23 @@ def test_a_body_without_end_is_cut_and_not_kept(cloud: LocalCloud) -> None:
     assert answer.startswith(b"HTTP/1.1 413") or not answer  # a sender in mid-send may see a reset
     assert memory_kb(cloud.process.pid) - before < 40_000
     assert cloud.call("GET", f"/cloudresourcemanager/v1/projects/{PROJECT}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /nothing HTTP/1.1\r\nHost: x\r\n", POST_BUCKET], ids=["unread", "read"]
+)
+def test_a_body_that_goes_bad_is_answered_once(
+    tmp_path: Path, head: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cloud = LocalCloud(tmp_path / "state")
+    try:
+        answer = exchange(cloud, head + b"Transfer-Encoding: chunked\r\n\r\nno size\r\n")
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+        assert cloud.call("GET", f"/cloudresourcemanager/v1/projects/{PROJECT}").ok
+    finally:
+        cloud.stop()
+        cloud.http.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["media", "multipart", "resumable"])

@@ -138,8 +138,9 @@ class FakeCloud:
             granted = [name for name in body["permissions"] if name in self.permissions]
             return _reply(request, 200, json.dumps({"permissions": granted} if granted else {}))
         parts = url.path.split("/")
-        assert parts[3:7] == ["projects", PROJECT, "zones", ZONE], url.path
-        group = parts[8]
+        place, group = "/".join(parts[5:7]), parts[8]
+        made_by = self.values["instance/attributes/created-by"]
+        assert parts[3:5] == ["projects", PROJECT] and f"/{place}/" in made_by, url.path
         if group not in self.groups:
             return _reply(request, 404, json.dumps({"error": {"message": "no such group"}}))
         members = self.groups[group]

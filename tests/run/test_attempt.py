@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from outlast import places
+from outlast import exits, places
 from outlast.exits import BOOT_REASONS, MAX_BARREN, Reason, State
 from outlast.layout import AttemptStart, Beat
 from outlast.protocol import Accepted, Busy, Checkpoint, Error, Failed, Stop
 from outlast.run import commit as commit_module
 from outlast.run import worker as worker_module
 from outlast.run.__main__ import _record_boot_end
+from outlast.run.code import CodeRefused, CodeUnavailable
 from outlast.run.commit import read_record, write_record
 from outlast.run.head import Head, HeadFile
 from outlast.run.store import (
@@ -150,6 +151,26 @@ def test_a_notice_saves_the_last_step_and_the_next_machine_goes_on(world: World)
     assert seen == [{"step": 3}]
     assert world.steps() == list(range(1, 11))
     assert [entry.term for entry in world.head.lineage] == [1, 2]
+
+
+def test_what_changed_in_mid_run_is_recorded_with_both_contents_and_said(world: World) -> None:
+    old = {"arguments": {"epochs": 5}, "source": "a" * 64, "trainer": "count"}
+    new = {**old, "arguments": {"epochs": 7}, "source": "b" * 64}
+    first = world.boot(stopped_after(3), spec=spec_with(content=old)).start()
+    wait_until(lambda: first.trainers)
+    assert first.trainers[0].running.wait(20)
+    world.cloud.set("instance/preempted", "TRUE")
+    assert first.ended() == 75
+    world.cloud.set("instance/preempted", "FALSE")
+    second = world.boot(finish, spec=spec_with(content=new))
+    assert second.run() == 0
+    starts = [read_record(world.store, LAYOUT.attempt_start(t), AttemptStart) for t in (1, 2)]
+    recorded = [(s.spec["content"], s.spec.get("before")) for s in starts if s]
+    assert recorded == [(old, None), (new, old)]
+    assert any(
+        "goes on with what was changed: args.epochs 5 → 7, the code aaaaaaaaaa → bbbbbbbbbb" in line
+        for line in second.said
+    )
 
 
 def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
@@ -960,3 +981,41 @@ def test_the_webhook_hears_of_ends(world: World) -> None:
     spec = dataclasses.replace(SPEC, webhook=f"http://{world.cloud.host}/hook")
     assert world.boot(finish, spec=spec).run() == 0
     wait_until(lambda: "hook" in world.cloud.calls)
+
+
+# -- code that cannot be had ----------------------------------------------------------------------
+
+
+def without_code(vm: Vm, error: Exception) -> Vm:
+    """The machine, whose code cannot be made ready."""
+
+    def prepare() -> None:
+        raise error
+
+    site = dataclasses.replace(vm.boot.site, prepare_code=prepare)
+    vm.boot = dataclasses.replace(vm.boot, site=site)
+    return vm
+
+
+def test_code_that_no_machine_can_have_ends_the_run(world: World) -> None:
+    vm = without_code(world.boot(), CodeRefused("gitCommit 0: is not in the repository"))
+    assert vm.run() == 0
+    head = world.head
+    assert head.state is State.FAILED and head.end is not None
+    assert head.end.reason is Reason.USAGE and vm.trainers == []
+    end = world.end_of(1)
+    assert (end.reason, end.message) == (Reason.USAGE, "gitCommit 0: is not in the repository")
+    assert world.cloud.groups["group"] == []
+
+
+def test_code_that_is_out_of_reach_is_another_machines_to_try_ten_times(world: World) -> None:
+    for boot in range(1, MAX_BARREN + 1):
+        vm = without_code(world.boot(), CodeUnavailable("git host x: timed out"))
+        assert vm.run() == exits.INTERRUPTED
+        assert world.end_of(boot).reason is Reason.SETUP_FAILED
+        assert world.head.state is State.OPEN
+    vm = without_code(world.boot(), CodeUnavailable("git host x: timed out"))
+    assert vm.run() == 0
+    head = world.head
+    assert head.state is State.FAILED and head.end is not None
+    assert head.end.reason is Reason.SETUP_FAILED

@@ -14,6 +14,8 @@ import pytest
 import outlast
 from outlast.exits import Reason, State
 from outlast.run import __main__ as entry
+from outlast.run.code import Code
+from outlast.run.environment import layers
 from outlast.run.metadata import NO_DEADLINE, Spec
 from tests.run.fake_cloud import fake_cloud
 from tests.run.test_main import Machines, wait_until
@@ -59,6 +61,9 @@ class CommandMachines(Machines):
         programs.mkdir(parents=True)
         (programs / "python").write_text("#!/bin/sh\necho the user\\'s own $*\n")
         (programs / "python").chmod(0o755)
+        # It is whole, as an earlier boot of this machine has left it.
+        needs = layers(self.bundle / "requirements" / "user.txt")
+        (programs.parent / ".complete").write_text(" ".join(layer.key for layer in needs))
         command = json.dumps(["./count.sh", *words])
         environment = {"GATE": str(self.gate)}
         spec = {"outlast-trainer": "command", "outlast-checkpoint-every": "auto"}
@@ -169,14 +174,17 @@ def test_the_users_environment_is_a_trainers_interpreter(
     spec = Spec(
         prefix="p", run="0", resume=0, place=0, owner="o", trainer="dummy", deadline=NO_DEADLINE
     )
-    assert entry._trainer_argv(spec, tmp_path)[0] == sys.executable
-    (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements" / "user.txt").write_text("keras\n")
+    assert entry._trainer_argv(spec, Code())[0] == sys.executable
     own = "/vm/var/lib/outlast/user-venv/bin"
-    assert entry._trainer_argv(spec, tmp_path)[0] == f"{own}/python"
+    code = Code(tmp_path / "source", "train", Path(own))
+    words = entry._trainer_argv(spec, code)
+    assert words[0] == f"{own}/python"
+    assert words[-1] == f"{tmp_path}/source/train/dummy"  # a trainer of the delivered folder
     command = replace(spec, command="python train.py", data=("gs://b/rows/",))
-    words = entry._trainer_argv(command, tmp_path)
+    words = entry._trainer_argv(command, code)
     assert "--data=gs://b/rows/" in words
     assert words[0] == sys.executable  # the runner's; the command finds its own on its PATH
     assert words[words.index("--programs") + 1] == own
+    assert words[words.index("--source") + 1] == f"{tmp_path}/source"
+    assert words[words.index("--folder") + 1] == "train"
     assert words[-3:] == ["--shell", "--", "python train.py"]

@@ -22,10 +22,12 @@ from outlast.run.metadata import Metadata
 from tests.run.fake_cloud import ZONE, FakeCloud, fake_cloud
 
 
-@pytest.fixture
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
+@pytest.fixture(params=[f"zones/{ZONE}", "regions/europe-west4"])
+def cloud(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FakeCloud]:
+    """With the VM of a zonal or of a regional group."""
+    made_by = f"projects/1/{request.param}/instanceGroupManagers/group"
     with fake_cloud(monkeypatch) as cloud:
-        cloud.boot("group", "17", {})
+        cloud.boot("group", "17", {"created-by": made_by})
         yield cloud
 
 

@@ -218,6 +218,28 @@ TWINS: Mapping[str, Twin] = {
             ),
         ),
     ),
+    "maintenance-moved": Twin(
+        "warning-is-heeded",
+        "a warning of maintenance is only said",
+        (
+            Edit(
+                "outlast/run/attempt.py",
+                "                self._maintenance_at = time.monotonic()\n",
+                "",
+            ),
+        ),
+    ),
+    "zone-failover": Twin(
+        "changes-zone",
+        "a regional group makes a lost VM anew in its own zone only",
+        (
+            Edit(
+                "components/healing_group.py",
+                '"on_repair": {"allow_changing_zone": "YES"}',
+                '"on_repair": {"allow_changing_zone": "NO"}',
+            ),
+        ),
+    ),
     "burst-fails": Twin(
         "nothing-after-the-end",
         "a run that failed powers its VM off and leaves it in the group",

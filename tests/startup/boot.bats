@@ -84,6 +84,40 @@ PYTHON
   said "sha256 is"
 }
 
+# into_image SHA256: the image holds the bundle under this name, the bucket none.
+into_image() {
+  mkdir -p "$OUTLAST_ROOT/opt/outlast/bundles"
+  mv "$(object experiments/digits/bundles/bundle.zip)" "$OUTLAST_ROOT/opt/outlast/bundles/$1.zip"
+  metadata attributes/outlast-delivery image
+}
+
+@test "a baked bundle is taken from the image, and the bucket not asked for it" {
+  into_image "$(sha256sum <"$(object experiments/digits/bundles/bundle.zip)" | head -c 64)"
+  run -0 vm::boot
+  [[ -e "$OUTLAST_ROOT/seen.json" ]]
+  [[ "$(calls 'bundle.zip')" == 0 ]]
+}
+
+@test "an image without the bundle ends the boot with a sentence" {
+  into_image 0000
+  run -1 vm::boot
+  local end
+  end="$(object "$RECORD.end.json")"
+  is_record BootEnd "$end"
+  [[ "$(json "$end" step)" == fetch-bundle ]]
+  [[ "$(json "$end" message)" == *"is not in the image; bake one of this checkout"* ]]
+  [[ "$(calls 'bundle.zip')" == 0 ]]
+}
+
+@test "a baked bundle with another sha256 ends the boot" {
+  local wanted
+  wanted="$(sha256sum <"$(object experiments/digits/bundles/bundle.zip)" | head -c 64)"
+  into_image "$wanted"
+  echo damaged >"$OUTLAST_ROOT/opt/outlast/bundles/$wanted.zip"
+  run -1 vm::boot
+  [[ "$(json "$(object "$RECORD.end.json")" message)" == *"must be $wanted"*"bake the image anew"* ]]
+}
+
 @test "a bundle that is no zip file is refused" {
   echo text >"$(object experiments/digits/bundles/bundle.zip)"
   metadata attributes/outlast-bundle-sha256 "$(echo text | sha256sum | head -c 64)"
@@ -108,7 +142,7 @@ PYTHON
   rm "$CLOUD/metadata/instance/attributes/outlast-sh-leave"
   # Five and a half hours behind UTC.
   TZ=XXX05:30 run -1 vm::boot
-  said 'outlast-sh-lib and outlast-sh-leave: no answer in 1 tries'
+  said 'outlast-sh-lib, -leave and -ssd: no answer in 1 tries'
   said "^$(date -u +%Y-%m-%dT%H):..:..Z error bootstrap"
   [[ "$(tail -n 1 "$CLOUD/calls")" == poweroff ]]
 }

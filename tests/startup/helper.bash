@@ -80,6 +80,7 @@ vm::make() {
   metadata attributes/created-by projects/12/zones/zone-a/instanceGroupManagers/group
   cp "$REPO/startup/lib.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-lib"
   cp "$REPO/startup/leave.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-leave"
+  cp "$REPO/startup/ssd.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-ssd"
   cp "$BATS_FILE_TMPDIR/bundle.zip" "$CLOUD/objects/experiments%2Fdigits%2Fbundles%2Fbundle.zip"
 }
 

@@ -34,6 +34,14 @@ order() {
   ((${written%%:*} < ${asked%%:*}))
 }
 
+@test "a regional group is left as a zonal one is" {
+  earlier_boots 9 '1 hour ago'
+  metadata attributes/created-by projects/12/regions/region/instanceGroupManagers/group
+  run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+  [[ "$(calls 'POST /compute/v1/projects/project/regions/region/instanceGroupManagers/group/deleteInstances')" == 1 ]]
+}
+
 @test "boots before the newest attempt do not count" {
   earlier_boots 9 '2 hours ago'
   object "$PREFIX/attempts/000009/start.json" '3 hours ago'

@@ -40,7 +40,13 @@ def constants(pattern: str) -> dict[str, str]:
 
 
 def test_there_are_scripts_and_tests() -> None:
-    assert [script.name for script in SCRIPTS] == ["boot.sh", "leave.sh", "lib.sh"]
+    assert [script.name for script in SCRIPTS] == [
+        "bake.sh",
+        "boot.sh",
+        "leave.sh",
+        "lib.sh",
+        "ssd.sh",
+    ]
     assert BATS_FILES
 
 
@@ -87,4 +93,4 @@ def test_scripts_fit_into_metadata() -> None:
 def test_libraries_set_no_shell_options() -> None:
     for script in SCRIPTS:
         sets_options = re.search(r"^set -", script.read_text(), re.MULTILINE) is not None
-        assert sets_options == (script.name == "boot.sh"), script.name
+        assert sets_options == (script.name in ("bake.sh", "boot.sh")), script.name

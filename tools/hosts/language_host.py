@@ -6,10 +6,12 @@ interpreter of the project's virtual environment (`runtime.options.virtualenv`).
 """
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from pathlib import Path
@@ -26,7 +28,8 @@ MESSAGE_LIMIT_BYTES = 400 * 1024 * 1024
 
 
 class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
-    """Answers what the engine asks of a language host for programs; the rest is unimplemented."""
+    """Answers what the engine asks of a language host for programs and policy packs; the rest is
+    unimplemented."""
 
     def __init__(self, engine_address: str) -> None:
         self._engine_address = engine_address
@@ -89,6 +92,52 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
         if status or data[:1] != DONE:
             return language_pb2.RunResponse(error=f"the program's process ended with exit {status}")
         return language_pb2.RunResponse.FromString(data[1:])
+
+    def RunPlugin(self, request, context):
+        """Runs a policy pack, and tells the engine what it prints until it ends."""
+        if request.kind != "analyzer":
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"plugins of kind {request.kind!r}")
+        try:
+            python = interpreter(request)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        environment = dict(line.split("=", 1) for line in request.env)
+        process = subprocess.Popen(
+            [python, "-u", "-m", "pulumi.policy", *request.args, request.info.program_directory],
+            cwd=request.pwd or None,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        context.add_callback(process.kill)
+        for name, data in told(process):
+            if name == "stdout":
+                yield language_pb2.RunPluginResponse(stdout=data)
+            else:
+                yield language_pb2.RunPluginResponse(stderr=data)
+        yield language_pb2.RunPluginResponse(exitcode=process.wait())
+
+
+def told(process: subprocess.Popen) -> Iterator[tuple[str, bytes]]:
+    """What a process prints, as it comes: `stdout` or `stderr`, and the bytes."""
+    parts: queue.Queue[tuple[str, bytes]] = queue.Queue()
+
+    def read(name: str, fd: int) -> None:
+        while data := os.read(fd, 65536):
+            parts.put((name, data))
+        parts.put((name, b""))
+
+    assert process.stdout and process.stderr
+    for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
+        threading.Thread(target=read, args=(name, stream.fileno()), daemon=True).start()
+    open_streams = 2
+    while open_streams:
+        name, data = parts.get()
+        if data:
+            yield name, data
+        else:
+            open_streams -= 1
 
 
 def interpreter(request) -> str:

@@ -82,6 +82,8 @@ class Command:
     None: in the supervisor's own folder."""
     source: Path | None = None
     """A folder that is copied for the command to run in; None: an empty one, or ``cwd``."""
+    folder: str = ""
+    """Below ``source``, where the command runs."""
     cwd: Path | None = None
     """Where it runs, without ``source``."""
     programs: Path | None = None
@@ -279,7 +281,7 @@ class Runner:
     def _start(self, marks: Marks, cleanup: contextlib.ExitStack) -> None:
         environment = self._environment(marks)
         argv = self._argv(environment)
-        cwd = self._command.cwd or self._home / "source"
+        cwd = self._command.cwd or self._home / "source" / self._command.folder
         reads, self._wake = os.pipe()
         cleanup.callback(os.close, reads)
         cleanup.callback(os.close, self._wake)
@@ -746,14 +748,14 @@ def remove_home(home: Path) -> None:
 
 
 def _copy_source(source: Path, target: Path) -> None:
-    """The command's own files, writable; what begins with ``#!`` is a program. The bundle that
-    they come from keeps no modes."""
-    for name in folders.look(source).files:
-        copy = target / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, copy)
-        with copy.open("rb") as file:
-            copy.chmod(0o755 if file.read(2) == b"#!" else 0o644)
+    """The command's own files, writable; what begins with ``#!`` is a program, because a bundle
+    keeps no modes."""
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    for copy in target.rglob("*"):
+        if copy.is_file() and not copy.is_symlink():
+            with copy.open("rb") as file:
+                program = file.read(2) == b"#!" or copy.stat().st_mode & 0o100
+            copy.chmod(0o755 if program else 0o644)
 
 
 def _start_guard(mark: str) -> "subprocess.Popen[bytes]":

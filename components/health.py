@@ -1,0 +1,47 @@
+"""How the group asks its VMs whether they get on."""
+
+from typing import TypedDict
+
+import pulumi
+from pulumi_gcp import compute
+
+INTERVAL_SEC = 10
+MISSES = 3
+"""Questions in a row without a good answer that make a VM UNHEALTHY. The answer itself is slow to
+turn bad: it goes by the age of the last sign of progress."""
+
+
+class HealthCheckArgs(TypedDict):
+    """Inputs of HealthCheck."""
+
+    project: pulumi.Input[str]
+    port: int
+    """Where the VM's health process answers."""
+
+
+class HealthCheck(pulumi.ComponentResource):
+    """Asks over HTTP; 200 is a VM with a recent sign of progress, whatever its run comes to."""
+
+    self_link: pulumi.Output[str]
+    """The check's address; give this to the group."""
+
+    def __init__(
+        self,
+        name: str,
+        args: HealthCheckArgs,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("outlast:index:HealthCheck", name, {}, opts)
+        check = compute.HealthCheck(
+            f"{name}-check",
+            project=args["project"],
+            description="Outlast: whether a VM gets on",
+            check_interval_sec=INTERVAL_SEC,
+            timeout_sec=INTERVAL_SEC,
+            healthy_threshold=1,
+            unhealthy_threshold=MISSES,
+            http_health_check={"port": args["port"], "request_path": "/"},
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.self_link = check.self_link
+        self.register_outputs({"self_link": self.self_link})

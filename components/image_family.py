@@ -1,0 +1,76 @@
+"""The image family: what VMs boot from, baked from the stack's recipe."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import pulumi
+from pulumi_gcp import projects
+
+from components.providers import ImageBake
+
+USER_ROLE = "roles/compute.imageUser"
+
+
+class ImageFamilyArgs(TypedDict):
+    """Inputs of ImageFamily."""
+
+    recipe: Mapping[str, Any]
+    """The checked recipe, without its files. Plain: its hash decides whether anything is baked."""
+    hash: str
+    family: str
+    project: str
+    """Of the image; its builder is there too."""
+    labels: Mapping[str, str]
+    """The stack's labels."""
+    service_account: pulumi.Input[str]
+    """Of the builder, where it reads the bucket."""
+    bundle: pulumi.Input[str]
+    """`gs://` path of the bundle; empty where no trainers are baked in."""
+    bundle_sha256: str
+    waits: str
+    """JSON object of seconds."""
+    after: Sequence[pulumi.Resource]
+    """What the builder needs to be there: permissions, the bundle."""
+    users: Sequence[str]
+    """Members that may boot from the project's images too."""
+
+
+class ImageFamily(pulumi.ComponentResource):
+    """An image of a recipe, the newest of its family.
+
+    Built when the recipe's content has changed and at no other time. What fails before the image
+    is whole leaves the family as it was.
+    """
+
+    image: pulumi.Output[str]
+    """The concrete image; give this to the run."""
+
+    def __init__(
+        self, name: str, args: ImageFamilyArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("outlast:index:ImageFamily", name, {}, opts)
+        for member in args["users"]:
+            projects.IAMMember(
+                f"{name}-user-{member}",
+                project=args["project"],
+                role=USER_ROLE,
+                member=member,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        bake = ImageBake(
+            f"{name}-bake",
+            {
+                "recipe": dict(args["recipe"]),
+                "hash": args["hash"],
+                "family": args["family"],
+                "project": args["project"],
+                "labels": dict(args["labels"]),
+                "service_account": args["service_account"],
+                "bundle": args["bundle"],
+                "bundle_sha256": args["bundle_sha256"],
+                "waits": args["waits"],
+            },
+            pulumi.ResourceOptions(parent=self, depends_on=list(args["after"])),
+        )
+        self.image = bake.image
+        self.register_outputs({"image": self.image})

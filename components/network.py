@@ -1,0 +1,77 @@
+"""A network of the stack's own, from which nothing but Google's APIs is reached."""
+
+from typing import NotRequired, TypedDict
+
+import pulumi
+from pulumi_gcp import compute
+
+RANGE = "10.128.0.0/20"
+"""Addresses of the subnetwork; the network is joined to no other."""
+
+
+class NetworkArgs(TypedDict):
+    """Inputs of Network."""
+
+    project: pulumi.Input[str]
+    region: pulumi.Input[str]
+    nat: NotRequired[bool]
+    """Whether VMs have a way out to the internet. Plain bool: it decides what is declared."""
+
+
+class Network(pulumi.ComponentResource):
+    """A VPC with one subnetwork. VMs have no external address and nobody comes in; Private Google
+    Access lets them reach buckets and the APIs, the NAT where there is one all the rest."""
+
+    network: pulumi.Output[str]
+    """The network's address."""
+
+    subnetwork: pulumi.Output[str]
+    """The subnetwork's address."""
+
+    def __init__(
+        self,
+        name: str,
+        args: NetworkArgs,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("outlast:index:Network", name, {}, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        network = compute.Network(
+            f"{name}-vpc",
+            project=args["project"],
+            description="Outlast: VMs without external addresses",
+            auto_create_subnetworks=False,
+            opts=child,
+        )
+        subnetwork = compute.Subnetwork(
+            f"{name}-subnetwork",
+            project=args["project"],
+            region=args["region"],
+            network=network.id,
+            ip_cidr_range=RANGE,
+            private_ip_google_access=True,
+            opts=child,
+        )
+        if args.get("nat"):
+            router = compute.Router(
+                f"{name}-router",
+                project=args["project"],
+                region=args["region"],
+                network=network.id,
+                opts=child,
+            )
+            compute.RouterNat(
+                f"{name}-nat",
+                project=args["project"],
+                region=args["region"],
+                router=router.name,
+                nat_ip_allocate_option="AUTO_ONLY",
+                source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
+                subnetworks=[
+                    {"name": subnetwork.id, "source_ip_ranges_to_nats": ["ALL_IP_RANGES"]}
+                ],
+                opts=child,
+            )
+        self.network = network.id
+        self.subnetwork = subnetwork.id
+        self.register_outputs({"network": self.network, "subnetwork": self.subnetwork})

@@ -1,0 +1,156 @@
+"""How VMs are reached and what they reach: the rules, as pure functions.
+
+A refusal is a sentence without the name of the setting's namespace; `settings.py` raises it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DEFAULT, ISOLATED = "default", "isolated"
+"""Networks that are meant by a word; any other is an existing one's name."""
+
+HEALTH_SOURCES = ("130.211.0.0/22", "35.191.0.0/16")
+"""Whence the platform's health checks ask."""
+
+IAP_SOURCES = ("35.235.240.0/20",)
+"""Whence Identity-Aware Proxy forwards."""
+
+OFF, OBSERVE, REPAIR = "off", "observe", "repair"
+HEALTH_MODES = (OFF, OBSERVE, REPAIR)
+
+HEALTH_PORT = 8099
+"""Of the VM's health process."""
+
+REPAIR_MARGIN_SEC = 600
+"""From the moment when the supervisor itself deals with a trainer that is stuck to the one when
+the group replaces the VM: the kill, the held verdict and the next attempt's restore lie between."""
+
+SSH_MODES = ("", "iap")
+SOFT_DELETE_DAYS = (0, *range(7, 91))
+"""What the platform takes."""
+
+_STOCK_IMAGE = re.compile(
+    r"(?:.*/)?(?:projects/)?(?:[a-z][-a-z0-9]*-cloud|deeplearning-platform-release)/.*"
+)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A stack's network and who may come in."""
+
+    network: str
+    """A word of the above, or an existing network's name."""
+    subnetwork: str
+    """Empty for the network's own in the region."""
+    external_ip: bool
+    """Whether each VM has an address of its own on the internet."""
+    nat: bool
+    """Whether VMs without such an address have a way out."""
+    health: str
+    health_limit_sec: int
+    """A VM without a sign of progress for so long is UNHEALTHY."""
+    ssh: bool
+    """Whether SSH through Identity-Aware Proxy is let in."""
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the network is the stack's own."""
+        return self.network == ISOLATED
+
+    @property
+    def internet(self) -> bool:
+        """Whether a VM reaches more than Google's APIs."""
+        return self.external_ip or self.nat
+
+    @property
+    def checked(self) -> bool:
+        """Whether VMs are asked for their health."""
+        return self.health != OFF
+
+    @property
+    def tagged(self) -> bool:
+        """Whether a firewall rule is meant for these VMs."""
+        return self.checked or self.ssh
+
+
+def tag(experiment: str) -> str:
+    """The network tag of an experiment's VMs."""
+    return f"outlast-{experiment}"
+
+
+def is_stock(image: str) -> bool:
+    """Whether an image is one of the platform's own, without an interpreter baked in."""
+    return _STOCK_IMAGE.fullmatch(image) is not None
+
+
+def has_address(network: str, asked: str) -> bool:
+    """Whether VMs have addresses of their own where `asked` (`true`, `false` or empty) leaves it
+    open: in the default network without them nobody reaches a bucket."""
+    return asked == "true" if asked else network == DEFAULT
+
+
+def refusal(reach: Reach, needs: Sequence[str]) -> str | None:
+    """Why this cannot be. `needs`: what of the run lies on the internet, in words."""
+    if reach.isolated and reach.subnetwork:
+        return (
+            f"subnetwork {reach.subnetwork!r}: an isolated network has its own; leave it out, or"
+            " set network to the name of the network that it is in"
+        )
+    if reach.isolated and reach.external_ip:
+        return (
+            "externalIp true: an isolated network has no external addresses; leave it out, or set"
+            " nat to true if the VM needs the internet"
+        )
+    if reach.nat and reach.external_ip:
+        return (
+            "nat true: VMs with external addresses need none; leave it out, or set externalIp to"
+            " false"
+        )
+    if needs and not reach.internet:
+        return (
+            f"network {reach.network!r}: its VMs have no external address and no NAT, they reach"
+            f" Google's APIs only, and {' and '.join(needs)} from the internet; set nat to true,"
+            " or use an image with everything baked in"
+        )
+    return None
+
+
+def health_limit_sec(mode: str, stall_sec: int) -> int:
+    """How old the last sign of progress may be, by the time after which the supervisor restarts a
+    trainer that is stuck.
+
+    Observed, a VM turns UNHEALTHY before, so that somebody sees it in time. To be repaired, it does
+    long after: only a VM whose supervisor has not acted is replaced.
+    """
+    return stall_sec // 2 if mode == OBSERVE else stall_sec + REPAIR_MARGIN_SEC
+
+
+def health_refusal(mode: str, limit_sec: int, stall_sec: int) -> str | None:
+    """Why a limit of the user's own cannot be."""
+    least = health_limit_sec(REPAIR, stall_sec)
+    if mode == REPAIR and limit_sec < least:
+        return (
+            f"healthLimitSec {limit_sec}: with health repair must be at least {least}, which is"
+            f" limitStallMinutes and {REPAIR_MARGIN_SEC} s, or the group would replace a VM whose"
+            " supervisor is just restarting a stuck trainer; raise it, or leave it out"
+        )
+    return None
+
+
+def distance(bucket_location: str, region: str) -> str:
+    """How far apart a bucket and the VMs are, as transfers are billed: `same`, `continent` or
+    `world`; empty where the bucket's place is not known."""
+    where, here = bucket_location.lower(), region.lower()
+    if not where:
+        return ""
+    if where == here:
+        return "same"
+    continents = {"us": ("us-", "northamerica-"), "eu": ("europe-",), "asia": ("asia-",)}
+    if where in continents:
+        return "continent" if here.startswith(continents[where]) else "world"
+    same = where.partition("-")[0] == here.partition("-")[0] or {
+        where.partition("-")[0],
+        here.partition("-")[0],
+    } == {"us", "northamerica"}
+    return "continent" if same else "world"

@@ -1,0 +1,60 @@
+"""Who may come in to a stack's VMs."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import pulumi
+from pulumi_gcp import compute
+
+from components import reach
+
+SSH_PORT = 22
+
+
+class VmAccessArgs(TypedDict):
+    """Inputs of VmAccess."""
+
+    project: pulumi.Input[str]
+    network: pulumi.Input[str]
+    """Name or address."""
+    tag: str
+    """The VMs' network tag: nobody else is meant."""
+    health_port: int
+    """Asked by the platform's health checks; 0 for none. Plain int: it decides what is declared."""
+    ssh: bool
+    """Whether Identity-Aware Proxy may forward SSH. Plain bool: it decides what is declared."""
+
+
+class VmAccess(pulumi.ComponentResource):
+    """The firewall rules of one stack's VMs: health checks and SSH through Identity-Aware Proxy,
+    each where it is asked for; nothing else comes in by them."""
+
+    def __init__(
+        self,
+        name: str,
+        args: VmAccessArgs,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("outlast:index:VmAccess", name, {}, opts)
+        if args["health_port"]:
+            port = args["health_port"]
+            self._rule(f"{name}-health", args, "health checks", port, reach.HEALTH_SOURCES)
+        if args["ssh"]:
+            whose = "SSH through Identity-Aware Proxy"
+            self._rule(f"{name}-ssh", args, whose, SSH_PORT, reach.IAP_SOURCES)
+        self.register_outputs({})
+
+    def _rule(
+        self, name: str, args: VmAccessArgs, whose: str, port: int, sources: Sequence[str]
+    ) -> None:
+        compute.Firewall(
+            name,
+            project=args["project"],
+            network=args["network"],
+            description=f"Outlast: {whose}, to {args['tag']}",
+            direction="INGRESS",
+            allows=[{"protocol": "tcp", "ports": [str(port)]}],
+            source_ranges=list(sources),
+            target_tags=[args["tag"]],
+            opts=pulumi.ResourceOptions(parent=self),
+        )

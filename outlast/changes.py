@@ -1,0 +1,103 @@
+"""What may change in the middle of a run, and how it is said.
+
+The content of a run (`identity.content`) is its name; a run that goes on under its old name with
+another content has changed in its middle. Corrected code and other packages are the user's to
+answer for; an argument may change where its trainer says so, in `MUTABLE`: how the arguments that
+it lists may change. Everything else makes another run. Standard library only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+CODE = {"source": "the code", "requirements": "the requirements"}
+"""What may always change; the values are digests."""
+
+
+class How(StrEnum):
+    """How an argument may change in the middle of a run."""
+
+    RAISED = "raised"
+    """Upwards only."""
+    ANY = "any"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between two contents."""
+
+    what: str
+    """`args.<flag>`, or another key of the content."""
+    before: Any
+    now: Any
+
+    @property
+    def flag(self) -> str | None:
+        """The argument's flag; None for what is no argument."""
+        return self.what.removeprefix("args.") if self.what.startswith("args.") else None
+
+    def __str__(self) -> str:
+        if self.what in CODE:
+            return f"{CODE[self.what]} {_short(self.before)} → {_short(self.now)}"
+        return f"{self.what} {_text(self.before)} → {_text(self.now)}"
+
+
+def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What differs, arguments first, one by one."""
+    old, new = _flat(before), _flat(now)
+    keys = sorted(old.keys() | new.keys(), key=lambda key: (not key.startswith("args."), key))
+    return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+
+def said(changes: Sequence[Change]) -> str:
+    """All of them in one line."""
+    return ", ".join(map(str, changes))
+
+
+def refusal(changes: Sequence[Change], mutable: Mapping[str, str]) -> str | None:
+    """Why a run may not go on with these: the first that it cannot take, and those it can."""
+    for change in changes:
+        if change.what in CODE:
+            continue
+        if change.flag is None:
+            return f"{change}: is another run's, and no run can take it over in its middle"
+        how = mutable.get(change.flag)
+        if how == How.ANY:
+            continue
+        if how == How.RAISED:
+            if _is_raised(change):
+                continue
+            return f"{change}: can only be raised in the middle of a run"
+        known = ", ".join(sorted(mutable)) or "none"
+        return f"{change}: cannot change in the middle of a run; those that can: {known}"
+    return None
+
+
+def _is_raised(change: Change) -> bool:
+    numbers = (change.before, change.now)
+    return all(type(value) in (int, float) for value in numbers) and change.now > change.before
+
+
+def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    """By name: the arguments by their flags (the seed is one of them), then the rest."""
+    flat = {key: value for key, value in content.items() if key not in ("arguments", "seed")}
+    arguments = {**(content.get("arguments") or {}), "seed": content.get("seed")}
+    # Numbers come back from the engine's state as floats, which compare equal to whole ones.
+    return {**flat, **{f"args.{key.replace('_', '-')}": value for key, value in arguments.items()}}
+
+
+def _short(digest: Any) -> str:
+    return str(digest)[:10] if digest else "none"
+
+
+def _text(value: Any) -> str:
+    text = "unset" if value is None else str(_whole(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _whole(value: Any) -> Any:
+    """As it was before the engine's state made floats of all numbers."""
+    if isinstance(value, list | tuple):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,172 @@
+"""Compute Engine's API as this machine's commands and the program's providers call it.
+
+Where it is follows the provider's own variable (`GOOGLE_COMPUTE_CUSTOM_ENDPOINT`), so that a local
+cloud serves it too; who asks, the provider's `GOOGLE_OAUTH_ACCESS_TOKEN` or else Google's default
+credentials. Nothing here waits long: a call has one try and its own time limit.
+
+ComputeError          an answer that is no success, or none
+├── Missing           404
+└── CannotAsk         no network, no credentials, no permission, no sense in the answer
+"""
+
+import functools
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+
+ENDPOINT = "https://compute.googleapis.com/compute/v1/"
+ENDPOINT_VARIABLE = "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"
+TOKEN_VARIABLE = "GOOGLE_OAUTH_ACCESS_TOKEN"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+ANSWER_TIMEOUT_SEC = 10.0
+OPERATION_WAIT_SEC = 150.0
+"""The platform's own wait lasts up to two minutes."""
+
+Json = dict[str, Any]
+
+
+class ComputeError(Exception):
+    """An answer that is no success; `status` 0 without any."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Missing(ComputeError):
+    """There is no such thing."""
+
+
+class CannotAsk(ComputeError):
+    """Nobody could tell."""
+
+
+class OperationFailed(ComputeError):
+    """The platform took an order and could not carry it out."""
+
+
+class Compute:
+    """The API for one project."""
+
+    def __init__(self, project: str, *, endpoint: str = "") -> None:
+        """`endpoint` as `gcp:computeCustomEndpoint`; empty: as the environment says."""
+        found = endpoint or os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT
+        self._base = found.rstrip("/") + "/"
+        self.project = project
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        project: str = "",
+        timeout_sec: float = ANSWER_TIMEOUT_SEC,
+    ) -> Json:
+        """The answer to one call of a path below the project. Raises ComputeError."""
+        request = urllib.request.Request(
+            f"{self._base}projects/{project or self.project}/{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {_token()}", "Content-Type": "application/json"},
+            method=method,
+        )
+        what = path.partition("?")[0]
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_sec) as answer:
+                found = json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            with error:
+                why = f"{what}: {error.code} {_message(error.read())}"
+            if error.code == 404:
+                raise Missing(404, why) from None
+            if error.code in (401, 403, 408, 429) or error.code >= 500:
+                raise CannotAsk(error.code, why) from None
+            raise ComputeError(error.code, why) from None
+        except (OSError, ValueError) as error:
+            raise CannotAsk(0, f"{what}: no answer ({error})") from None
+        if not isinstance(found, dict):
+            raise CannotAsk(0, f"{what}: the answer is not a JSON object")
+        return found
+
+    def order(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, limit_sec: float
+    ) -> None:
+        """A call that the platform carries out later; returns when it has. Raises ComputeError,
+        OperationFailed with the platform's words."""
+        operation = self.call(method, path, body, timeout_sec=OPERATION_WAIT_SEC)
+        deadline = time.monotonic() + limit_sec
+        while operation.get("status") != "DONE":
+            if time.monotonic() > deadline:
+                raise CannotAsk(0, f"{path}: not done in {limit_sec:.0f} s")
+            operation = self.call(
+                "POST",
+                operation["selfLink"].partition(f"projects/{self.project}/")[2] + "/wait",
+                timeout_sec=OPERATION_WAIT_SEC,
+            )
+        errors = (operation.get("error") or {}).get("errors") or []
+        if errors:
+            said = "; ".join(f"{one.get('code')}: {one.get('message')}" for one in errors)
+            raise OperationFailed(int(operation.get("httpErrorStatusCode") or 0), said)
+
+    def listed(self, path: str, *, filter: str = "") -> Iterator[Json]:
+        """The items of a list, whatever pages it has. Raises ComputeError."""
+        page = ""
+        while True:
+            asked = {"filter": filter, "pageToken": page}
+            query = urllib.parse.urlencode({key: text for key, text in asked.items() if text})
+            answer = self.call("GET", f"{path}?{query}" if query else path)
+            yield from answer.get("items") or []
+            page = str(answer.get("nextPageToken") or "")
+            if not page:
+                return
+
+
+def _token() -> str:
+    """The access token of who asks. Raises CannotAsk."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given:
+        return given
+    from google.auth.exceptions import GoogleAuthError
+    from google.auth.transport.requests import Request
+
+    found = _credentials()
+    if isinstance(found, str):
+        raise CannotAsk(401, found)
+    try:
+        if not found.valid:
+            found.refresh(Request())
+    except (GoogleAuthError, OSError) as error:
+        raise CannotAsk(401, f"no token ({_first_line(error)})") from None
+    return str(found.token)
+
+
+@functools.cache
+def _credentials() -> "Credentials | str":
+    """The default credentials, or why there are none: looked for once, since that takes seconds
+    where there are none."""
+    import google.auth
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        return google.auth.default(scopes=[SCOPE])[0]  # pyright: ignore[reportReturnType]
+    except (GoogleAuthError, OSError) as error:
+        return f"no credentials ({_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])[:300]
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:100]

@@ -1,0 +1,128 @@
+"""Mends a stack whose `up` was killed: its lock, and what was being made when it died.
+
+An engine that is killed leaves its lock, and a note of each thing that it had asked for without an
+answer. The thing may be there, and under a fixed name it stands in the way of the next `up`. Here
+each such thing enters the stack's state under the id that it must have; a refresh then drops what
+is not there, and the next `up` goes on with the rest or deletes it. What is made by a call that may
+be repeated is only forgotten.
+"""
+
+import json
+import os
+import socket
+import string
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast.operate import engine
+from outlast.operate.errors import EngineError, OperateError
+
+_GLOBAL = "projects/{project}/global"
+_REGION = "projects/{project}/regions/{region}"
+IDS = {
+    "gcp:compute/firewall:Firewall": f"{_GLOBAL}/firewalls/{{name}}",
+    "gcp:compute/healthCheck:HealthCheck": f"{_GLOBAL}/healthChecks/{{name}}",
+    "gcp:compute/instanceGroupManager:InstanceGroupManager": (
+        "projects/{project}/zones/{zone}/instanceGroupManagers/{name}"
+    ),
+    "gcp:compute/instanceTemplate:InstanceTemplate": f"{_GLOBAL}/instanceTemplates/{{name}}",
+    "gcp:compute/network:Network": f"{_GLOBAL}/networks/{{name}}",
+    "gcp:compute/regionInstanceGroupManager:RegionInstanceGroupManager": (
+        f"{_REGION}/instanceGroupManagers/{{name}}"
+    ),
+    "gcp:compute/router:Router": f"{_REGION}/routers/{{name}}",
+    "gcp:compute/routerNat:RouterNat": f"{_REGION}/routers/{{router}}/{{name}}",
+    "gcp:compute/subnetwork:Subnetwork": f"{_REGION}/subnetworks/{{name}}",
+    "gcp:projects/iAMCustomRole:IAMCustomRole": "projects/{project}/roles/{roleId}",
+    "gcp:serviceaccount/account:Account": (
+        "projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com"
+    ),
+    "gcp:storage/bucket:Bucket": "{name}",
+}
+"""The provider's id of each kind of thing that would be left behind, out of its inputs."""
+
+
+@dataclass(frozen=True)
+class Mended:
+    """What a mend did."""
+
+    unlocked: bool
+    taken_up: tuple[str, ...]
+    """Logical names of what was being made and is now in the state, if it exists."""
+
+
+def mend(
+    stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path = engine.ROOT
+) -> Mended | None:
+    """Mends the stack, or the selected one; None where nothing was wrong. OperateError: somebody
+    works on it now."""
+    of = ["-s", stack] if stack else []
+    state = json.loads(engine.run_engine(["stack", "export", *of], env=env, cwd=cwd))
+    deployment = state.get("deployment") or {}
+    pending = deployment.get("pending_operations")
+    taken_up = take_up(deployment) if pending else ()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state.json"
+        file.write_text(json.dumps(state))
+        give_back = ["stack", "import", *of, "--file", str(file)]
+        # The state goes back unchanged too: it is the cheapest act that needs the lock.
+        unlocked = False
+        try:
+            engine.run_engine(give_back, env=env, cwd=cwd)
+        except EngineError as error:
+            _check_dead(str(error))
+            engine.run_engine(["cancel", "--yes", *of], env=env, cwd=cwd)
+            engine.run_engine(give_back, env=env, cwd=cwd)
+            unlocked = True
+    if pending:
+        engine.run_engine(["refresh", "--yes", "--skip-preview", *of], env=env, cwd=cwd)
+    return Mended(unlocked, taken_up) if unlocked or pending else None
+
+
+def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
+    """Moves what was being created among the resources; the names of what was moved."""
+    resources = deployment.setdefault("resources", [])
+    alive = {one["urn"] for one in resources if not one.get("delete")}
+    names = []
+    for operation in deployment.pop("pending_operations"):
+        resource = operation["resource"]
+        form = IDS.get(resource.get("type", ""))
+        if operation["type"] != "creating" or form is None:
+            continue
+        inputs = resource.get("inputs") or {}
+        if any(key and key not in inputs for _, key, _, _ in string.Formatter().parse(form)):
+            continue
+        found = {**resource, "id": form.format(**inputs), "outputs": inputs}
+        if resource["urn"] in alive:
+            found["delete"] = True  # it was to take the place of one that is still there
+        resources.append(found)
+        names.append(resource["urn"].rpartition("::")[2])
+    return tuple(names)
+
+
+def _check_dead(said: str) -> None:
+    """Whether what the engine said is that a dead process of this machine holds the lock.
+
+    EngineError: it is something else; OperateError: the holder may be alive.
+    """
+    if "locked by" not in said:
+        raise EngineError(said)
+    holder = engine.LOCK_HOLDER.search(said)
+    if holder is None or holder["host"] != socket.gethostname() or _alive(int(holder["pid"])):
+        raise OperateError(
+            "stack: somebody works on it now; wait for that, or if it is dead run pulumi cancel"
+            f" ({holder[0] if holder else said})."
+        )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,187 @@
+"""What resources cost, by the dated list prices of `prices.yaml`.
+
+A price that the list does not have is unknown and stays so: a sum with an unknown part is a lower
+bound, and says "at least". Pure but for the one file that is read.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("prices.yaml")
+HOURS_A_MONTH = 730.0
+LOCAL_SSD_GIB = 375
+
+_CUSTOM = re.compile(r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>\d+)-(?P<mib>\d+)(?:-ext)?")
+_PREDEFINED = re.compile(r"(?P<family>[a-z][a-z0-9]*)-(?P<word>[a-z]+)-(?P<cpus>\d+)")
+
+Rates = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that is paid for by the hour."""
+
+    what: str
+    hour: float | None
+    """Dollars; None: unknown."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What several things cost."""
+
+    items: tuple[Item, ...] = ()
+
+    @property
+    def hour(self) -> float:
+        """Dollars an hour of what is known."""
+        return sum(item.hour or 0.0 for item in self.items)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What has no known price."""
+        return tuple(item.what for item in self.items if item.hour is None)
+
+    def said(self, hours: float = 1.0) -> str:
+        """The dollars of so many hours: `at least` where a part is unknown."""
+        if self.items and len(self.unknown) == len(self.items):
+            return "unknown"
+        return ("at least " if self.unknown else "") + dollars(self.hour * hours)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A machine type, taken apart as far as its price needs it."""
+
+    keys: tuple[str, ...]
+    """Where its price may stand, the most special first."""
+    cpus: int
+    gib: float | None
+    gpu: str = ""
+    gpus: int = 0
+
+
+@functools.cache
+def prices() -> Rates:
+    """The price list."""
+    import yaml
+
+    return yaml.safe_load(FILE.read_text())
+
+
+def date() -> str:
+    """When the list was put together."""
+    return str(prices()["date"])
+
+
+def dollars(amount: float) -> str:
+    """`$0.0123`, `$1.23`, `$1,234`: three digits or so that matter."""
+    if amount and abs(amount) < 0.1:
+        return f"${amount:.4f}"
+    return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"
+
+
+def region_of(zone: str) -> str:
+    """The region of a zone, given bare or as a URL."""
+    return zone.rpartition("/")[2].rpartition("-")[0]
+
+
+def shape(machine_type: str) -> Shape | None:
+    """None: a name that says nothing of its size."""
+    known = prices()["shapes"].get(machine_type)
+    words = machine_type.split("-")
+    if known:
+        keys = (machine_type, "-".join(words[:2]), words[0])
+        return Shape(
+            keys, known.get("cpus", 0), known.get("gib"), known.get("gpu", ""), known.get("gpus", 0)
+        )
+    custom = _CUSTOM.fullmatch(machine_type)
+    if custom:
+        # Custom types cost some per cent more than predefined ones; the list has no price for them.
+        return Shape((f"{custom['family'] or 'n1'}-custom",), int(custom["cpus"]), None)
+    predefined = _PREDEFINED.fullmatch(machine_type)
+    if predefined is None:
+        return None
+    family, word = predefined["family"], predefined["word"]
+    memory = prices()["memory"]
+    cpus = int(predefined["cpus"])
+    ratio = memory.get(family, memory["all"]).get(word)
+    return Shape((f"{family}-{word}", family), cpus, None if ratio is None else cpus * ratio)
+
+
+def vm(template: Mapping[str, Any], zone: str) -> Sum:
+    """One VM of an instance template's inputs: machine, GPUs, disks, addresses."""
+    region = prices()["regions"].get(region_of(zone), "")
+    scheduling = template.get("scheduling") or {}
+    spot = "spot" if scheduling.get("provisioningModel") == "SPOT" else "standard"
+    name = str(template.get("machineType", ""))
+    items = [_machine(name, region, spot), *_gpus(template, name, region, spot)]
+    for disk in template.get("disks") or ():
+        items.append(_disk(disk, region, spot))
+    for interface in template.get("networkInterfaces") or ():
+        for _ in interface.get("accessConfigs") or ():
+            items.append(Item("external address", prices()["network"]["address"]))
+    return Sum(tuple(items))
+
+
+def nat(vms: int = 1) -> Sum:
+    """A NAT gateway before so many VMs, without what passes through it."""
+    network = prices()["network"]
+    hour = network["nat_vm"] * vms + network["nat_address"]
+    return Sum((Item(f"NAT (and {dollars(network['nat_gib'])} for each GiB through it)", hour),))
+
+
+def storage_gib_month(location: str) -> float | None:
+    """A GiB of a bucket for a month; None: unknown."""
+    return prices()["storage"]["gib_month"].get(location.lower())
+
+
+def added(sums: Iterable[Sum]) -> Sum:
+    """All of them together."""
+    return Sum(tuple(item for one in sums for item in one.items))
+
+
+def _machine(name: str, region: str, spot: str) -> Item:
+    what = f"{name} {'Spot' if spot == 'spot' else 'on demand'}"
+    found, rates = shape(name), prices()["machines"].get(region, {})
+    if found is None:
+        return Item(what, None)
+    for key in found.keys:
+        rate = rates.get(key, {}).get(spot)
+        if rate is None:
+            continue
+        if "machine" in rate:
+            return Item(what, rate["machine"])
+        if "gib" not in rate:
+            return Item(what, rate["cpu"] * found.cpus)
+        if found.gib is not None:
+            return Item(what, rate["cpu"] * found.cpus + rate["gib"] * found.gib)
+    return Item(what, None)
+
+
+def _gpus(template: Mapping[str, Any], name: str, region: str, spot: str) -> Sequence[Item]:
+    found, rates = shape(name), prices()["gpus"].get(region, {})
+    wanted = [(found.gpu, found.gpus)] if found and found.gpus else []
+    for one in template.get("guestAccelerators") or ():
+        wanted.append((str(one.get("type", "")).rpartition("/")[2], int(one.get("count") or 1)))
+    items = []
+    for gpu, count in wanted:
+        rate = rates.get(gpu, {}).get(spot)
+        items.append(Item(f"{count} {gpu}", None if rate is None else rate * count))
+    return items
+
+
+def _disk(disk: Mapping[str, Any], region: str, spot: str) -> Item:
+    if disk.get("type") == "SCRATCH":
+        rate = prices()["local_ssd"].get(region, {}).get(spot)
+        gib, what = int(disk.get("diskSizeGb") or LOCAL_SSD_GIB), "local SSD"
+    else:
+        kind = str(disk.get("diskType") or "pd-standard").rpartition("/")[2]
+        rate = prices()["disks"].get(region, {}).get(kind)
+        gib, what = int(disk.get("diskSizeGb") or 0), kind
+    hour = None if rate is None or gib <= 0 else rate * gib / HOURS_A_MONTH
+    return Item(f"{gib} GiB {what}", hour)

@@ -1,0 +1,295 @@
+"""What an image is made of: the recipe in `outlast:imageRecipe`, checked, and its hash.
+
+Pure but for the files of the checkout that a recipe names. The hash covers what the image will
+hold and nothing of how its builder runs, so that a larger builder bakes nothing anew.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast import bundle as bundles
+
+DEFAULT_FAMILY = "outlast"
+DEFAULT_MACHINE_TYPE = "e2-standard-4"
+DEFAULT_LIMIT_MINUTES = 120
+DEFAULT_DISK_GB = 50
+LIMIT_MINUTES = 1440
+
+FAMILY_LIMIT = 40
+"""The platform allows names of 63 characters; the builder's and the image's are longer than the
+family's."""
+
+VALUE_LIMIT = 262_144
+"""Bytes that the platform allows one metadata value."""
+
+WHAT = "packages, requirements, driver, cuda, script, data or trainers"
+_KEYS = frozenset(
+    {"family", "base", "packages", "requirements", "driver", "cuda", "script", "data", "trainers"}
+    | {"project", "shareWith", "machineType", "zone", "limitMinutes", "diskGb"}
+)
+_FAMILY = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
+_PACKAGE = re.compile(r"[a-z0-9][-+.a-z0-9]+(?:=[-+.:~A-Za-z0-9]+)?")
+_DRIVER = re.compile(r"[0-9]{3}(?:\.[0-9]+)*")
+_CUDA = re.compile(r"[0-9]{2}\.[0-9]")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_URL = re.compile(r"(?:https://[^\s/]+/|gs://[a-z0-9][-_.a-z0-9]*/)[^\s#'\"\\]+")
+_PATH = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]*(?:/[A-Za-z0-9_][-A-Za-z0-9_.]*)*")
+_PROJECT = re.compile(r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]*")
+_MACHINE = re.compile(r"[a-z][-a-z0-9]*")
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
+_MEMBER = re.compile(r"(?:serviceAccount|user|group):[^\s:@]+@[^\s:@]+")
+
+
+class RecipeError(ValueError):
+    """A recipe that breaks a rule; one sentence, then what to do."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A file that the image holds, at /opt/outlast/data/`path`."""
+
+    url: str
+    sha256: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe."""
+
+    family: str
+    base: str
+    """Image or family, in any of the provider's forms."""
+    packages: tuple[str, ...] = ()
+    requirements: str = ""
+    """File of the checkout, locked with hashes."""
+    driver: str = ""
+    cuda: str = ""
+    script: str = ""
+    """File of the checkout."""
+    data: tuple[Data, ...] = ()
+    trainers: bool = False
+    """Whether the bundle lies in the image."""
+    project: str = ""
+    """Of the image and its builder."""
+    share_with: tuple[str, ...] = ()
+    """Who else may boot from the project's images."""
+    machine_type: str = DEFAULT_MACHINE_TYPE
+    zone: str = ""
+    limit_minutes: int = DEFAULT_LIMIT_MINUTES
+    disk_gb: int = DEFAULT_DISK_GB
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether the builder reads the bucket."""
+        return self.trainers or any(one.url.startswith("gs://") for one in self.data)
+
+
+def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Recipe:
+    """The recipe that a stack's configuration gives; `base`, `project` and `zone` are the stack's,
+    for what it leaves out. Raises RecipeError."""
+    for key in given:
+        if key not in _KEYS:
+            raise RecipeError(f"{key}: is no part of a recipe; its parts are {_words(_KEYS)}")
+    recipe = Recipe(
+        family=_text(given, "family", DEFAULT_FAMILY, _FAMILY, "must be a name such as outlast"),
+        base=_text(given, "base", base, re.compile(r"\S+"), "must name an image or a family"),
+        packages=tuple(
+            _part("packages", one, _PACKAGE, "must be a package's name, or NAME=VERSION")
+            for one in _list(given, "packages")
+        ),
+        requirements=_text(given, "requirements", ""),
+        driver=_text(given, "driver", "", _DRIVER, "must be a branch (580) or a version"),
+        cuda=_text(given, "cuda", "", _CUDA, "must be a version such as 12.9"),
+        script=_text(given, "script", ""),
+        data=tuple(_data(index, one) for index, one in enumerate(_list(given, "data"))),
+        trainers=_boolean(given, "trainers"),
+        project=_text(given, "project", project, _PROJECT, "must be a project's id"),
+        share_with=tuple(
+            _part("shareWith", one, _MEMBER, "must be serviceAccount:, user: or group: and a mail")
+            for one in _list(given, "shareWith")
+        ),
+        machine_type=_text(
+            given, "machineType", DEFAULT_MACHINE_TYPE, _MACHINE, "must be a machine type"
+        ),
+        zone=_text(given, "zone", zone, _ZONE, "must be a zone such as europe-west4-a"),
+        limit_minutes=_integer(given, "limitMinutes", DEFAULT_LIMIT_MINUTES, 1, LIMIT_MINUTES),
+        disk_gb=_integer(given, "diskGb", DEFAULT_DISK_GB, 10, 65_536),
+    )
+    if len(recipe.family) > FAMILY_LIMIT:
+        raise _bad("family", recipe.family, f"must have at most {FAMILY_LIMIT} characters")
+    if not recipe.zone:
+        raise _bad("zone", "", "must be the builder's zone, such as europe-west4-a")
+    paths = [one.path for one in recipe.data]
+    if len(set(paths)) < len(paths):
+        raise _bad("data", ", ".join(paths), "each must have a path of its own; set path")
+    installed = (recipe.packages, recipe.requirements, recipe.driver, recipe.cuda, recipe.script)
+    if not (any(installed) or recipe.data or recipe.trainers):
+        raise RecipeError(
+            f"installs nothing; add {WHAT}, or leave imageRecipe out, since"
+            " stock images work without a bake"
+        )
+    return recipe
+
+
+@dataclass(frozen=True)
+class Baked:
+    """A recipe with its files: what the image will be called, and what its builder is sent."""
+
+    recipe: Recipe
+    hash: str
+    files: Mapping[str, bytes]
+    """`vm`, and of `requirements` and `script` what the recipe has."""
+
+    @property
+    def image(self) -> str:
+        """The image's name."""
+        return f"{self.recipe.family}-{self.hash[:10]}"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The recipe for a stack's state; files by their names."""
+        return asdict(self.recipe)
+
+    @property
+    def builder(self) -> str:
+        """The name of the VM that bakes it, and of that one's disk."""
+        return f"bake-{self.image}"
+
+
+def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
+    """The recipe with the files of the checkout `root`; `bundle_sha256` where the trainers are
+    baked in. Raises RecipeError."""
+    files = {"vm": (root / bundles.REQUIREMENTS).read_bytes()}
+    if recipe.requirements:
+        files["requirements"] = _file(root, "requirements", recipe.requirements)
+        if b"--hash=" not in files["requirements"]:
+            raise _bad(
+                "requirements",
+                recipe.requirements,
+                "must be locked with hashes; write it with uv pip compile --generate-hashes",
+            )
+    if recipe.script:
+        files["script"] = _file(root, "script", recipe.script)
+        if not files["script"].startswith(b"#!"):
+            raise _bad("script", recipe.script, "must begin with #! and its interpreter")
+    for name, data in files.items():
+        size = len(encoded(data))
+        if size > VALUE_LIMIT:
+            raise RecipeError(
+                f"{name}: has {size} bytes compressed, at most {VALUE_LIMIT} fit into the builder's"
+                " metadata; keep large files in the bucket and name them under data"
+            )
+    content = {
+        **asdict(recipe),
+        "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())},
+        "bake": hashlib.sha256((root / "startup" / "bake.sh").read_bytes()).hexdigest(),
+        "bundle": bundle_sha256 if recipe.trainers else "",
+    }
+    for key in ("share_with", "machine_type", "zone", "limit_minutes", "requirements", "script"):
+        del content[key]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return Baked(recipe, hashlib.sha256(text.encode()).hexdigest(), files)
+
+
+def encoded(data: bytes) -> str:
+    """A file as the builder's metadata carries it."""
+    return base64.b64encode(gzip.compress(data, mtime=0)).decode()
+
+
+def from_dict(given: Mapping[str, Any]) -> Recipe:
+    """The recipe of a stack's state, whose numbers may have become floats."""
+    return Recipe(
+        **{
+            **given,
+            "packages": tuple(given["packages"]),
+            "share_with": tuple(given["share_with"]),
+            "data": tuple(Data(**one) for one in given["data"]),
+            "limit_minutes": int(given["limit_minutes"]),
+            "disk_gb": int(given["disk_gb"]),
+        }
+    )
+
+
+def _file(root: Path, key: str, name: str) -> bytes:
+    """A file of the checkout that may leave this machine."""
+    path = (root / name).resolve()
+    if not path.is_file() or not path.is_relative_to(root.resolve()):
+        raise _bad(key, name, "must be a file in the checkout")
+    if not bundles.may_leave(path):
+        raise _bad(
+            key,
+            name,
+            "must be no key, no hidden file and none that git ignores, for these enter no image",
+        )
+    return path.read_bytes()
+
+
+def _data(index: int, given: Any) -> Data:
+    where = f"data[{index}]"
+    if not isinstance(given, Mapping) or not set(given) <= {"url", "sha256", "path"}:
+        raise RecipeError(f"{where} {given!r}: must have url, sha256 and perhaps path")
+    url = _part(where, given.get("url", ""), _URL, "url must begin with https:// or gs://")
+    sha256 = _part(
+        where, given.get("sha256", ""), _SHA256, "sha256 must be the file's 64 hexadecimal digits"
+    )
+    path = given.get("path") or url.partition("?")[0].rpartition("/")[2]
+    return Data(url, sha256, _part(where, path, _PATH, "path must be a relative one, without .."))
+
+
+def _text(
+    given: Mapping[str, Any],
+    key: str,
+    default: str,
+    pattern: re.Pattern[str] | None = None,
+    rule: str = "",
+) -> str:
+    value = given.get(key)
+    if value in (None, ""):
+        return default
+    text = str(value).strip()
+    if isinstance(value, list | Mapping | bool) or (pattern and not pattern.fullmatch(text)):
+        raise _bad(key, value, rule or "must be a file in the checkout")
+    return text
+
+
+def _part(key: str, value: Any, pattern: re.Pattern[str], rule: str) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise _bad(key, value, rule)
+    return value
+
+
+def _list(given: Mapping[str, Any], key: str) -> list[Any]:
+    value = given.get(key) or []
+    if not isinstance(value, list):
+        raise _bad(key, value, "must be a list")
+    return value
+
+
+def _boolean(given: Mapping[str, Any], key: str) -> bool:
+    value = given.get(key, False)
+    if str(value).lower() not in ("true", "false"):
+        raise _bad(key, value, "must be true or false")
+    return str(value).lower() == "true"
+
+
+def _integer(given: Mapping[str, Any], key: str, default: int, least: int, most: int) -> int:
+    text = str(given.get(key, default))
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise _bad(key, text, f"must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _bad(key: str, value: Any, rule: str) -> RecipeError:
+    return RecipeError(f"{key} {value!r}: {rule}; mend it in the recipe")
+
+
+def _words(keys: frozenset[str]) -> str:
+    return ", ".join(sorted(keys))

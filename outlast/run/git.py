@@ -1,0 +1,275 @@
+"""One commit of a repository, fetched without a git program, as files in a folder.
+
+    python -P -m outlast.run.git      a JSON object on standard input, with the secret; an answer
+
+In a process of its own, so that a stop ends it at once with its ssh, and the secret's memory with
+it.
+
+Fetched shallow: that commit and no other. Its name is the hash of all that it holds, computed here
+from the bytes that came, so what is there under it is what was asked for. A token goes into a
+header of the one connection; a deploy key lies in a file of root's for the time of the fetch.
+
+    GitRefused      the same try fails again: no such commit, no access; one sentence for people
+    GitUnreachable  the host did not answer; another time, or another machine, may do
+"""
+
+import base64
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlast.delivery import Git
+from outlast.run import errand
+
+if TYPE_CHECKING:
+    from dulwich.client import GitClient
+
+ANSWER_SEC = 60.0
+CONNECT_SEC = 20
+USER = "x-access-token"
+"""Beside a token, where the address names nobody."""
+
+_UNREACHABLE = re.compile(
+    r"could not resolve|name resolution|connection (?:refused|reset|closed|timed out)|timed out"
+    r"|no route|network is unreachable|kex_exchange|broken pipe|unexpected http resp (?:429|5\d\d)",
+    re.IGNORECASE,
+)
+_NOT_ADVERTISED = re.compile(r"unadvertised|not allowed|not advertised", re.IGNORECASE)
+_NO_COMMIT = re.compile(r"not our ref|no such (?:commit|object|ref)|unknown commit", re.IGNORECASE)
+_NOT_LET_IN = re.compile(
+    r"permission denied|authenti|unexpected http resp 40[13]|access denied|not authori", re.I
+)
+_STRANGE_HOST = re.compile(r"host key verification failed|host identification has changed", re.I)
+
+
+class GitRefused(Exception):
+    """The commit cannot be had with these settings."""
+
+
+class GitUnreachable(Exception):
+    """The host did not answer, or not to the end."""
+
+
+def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float], None]) -> None:
+    """The files of the commit in the new folder `into`, there whole or not at all. What `pause`
+    raises while waiting ends it. Raises GitRefused, GitUnreachable and OSError."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".git-", dir=into.parent))
+    order = {
+        "git": git.to_json(),
+        "secret": None if secret is None else base64.b64encode(secret).decode(),
+        "scratch": str(scratch),
+    }
+    try:
+        done = errand.run(
+            [sys.executable, "-P", "-m", __name__],
+            stdin=json.dumps(order).encode(),
+            both=True,
+            pause=pause,
+        )
+        if done.code:
+            raise GitUnreachable(f"git host {git.remote.host}: {done.last_line()}")
+        answer = json.loads(done.said.splitlines()[-1])
+        if answer["refused"]:
+            raise GitRefused(answer["refused"])
+        if answer["unreachable"]:
+            raise GitUnreachable(answer["unreachable"])
+        shutil.rmtree(into, ignore_errors=True)
+        (scratch / "files").rename(into)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def main() -> None:
+    """The process's whole life: one order, one answer."""
+    order = json.load(sys.stdin)
+    secret = order["secret"]
+    answer = {"refused": "", "unreachable": ""}
+    try:
+        _fetch(
+            Git.from_json(order["git"]),
+            None if secret is None else base64.b64decode(secret),
+            Path(order["scratch"]),
+        )
+    except GitRefused as error:
+        answer["refused"] = str(error)
+    except GitUnreachable as error:
+        answer["unreachable"] = str(error)
+    print(json.dumps(answer), flush=True)
+
+
+def _fetch(git: Git, secret: bytes | None, scratch: Path) -> None:
+    from dulwich.index import build_index_from_tree
+    from dulwich.objects import Commit, ObjectID
+    from dulwich.repo import Repo
+
+    files = scratch / "files"
+    files.mkdir()
+    wanted = ObjectID(git.commit.encode())
+    with Repo.init_bare(str(scratch / "objects"), mkdir=True) as repo:
+        _fetch_objects(git, secret, repo, scratch)
+        # By name: an object lies under the hash of its own bytes.
+        store = repo.object_store
+        commit = store[wanted] if wanted in store else None  # noqa: SIM401 - it has no get
+        if not isinstance(commit, Commit):
+            raise GitRefused(_no_commit(git))
+        build_index_from_tree(str(files), str(scratch / "index"), store, commit.tree)
+
+
+def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> None:
+    from dulwich.client import HTTPUnauthorized
+    from dulwich.errors import GitProtocolError, HangupException, NotGitRepository
+    from urllib3.exceptions import HTTPError
+
+    remote = git.remote
+    client, path = _client(git, secret, scratch)
+    wanted = [git.commit.encode()]
+
+    def every(refs: Any, depth: Any = None) -> list[Any]:
+        # A host that gives out no commit by its name has it, if at all, in a branch or a tag.
+        return [
+            sha for name, sha in refs.items() if name.startswith((b"refs/heads/", b"refs/tags/"))
+        ]
+
+    def only(refs: Any, depth: Any = None) -> list[Any]:
+        return wanted
+
+    try:
+        try:
+            client.fetch(path, repo, determine_wants=only, depth=1)
+        except HangupException as error:
+            if client.protocol_version < 2 or error.stderr_lines:
+                raise
+            # The client cannot read this protocol's refusal; the older one's it can.
+            client.fetch(path, repo, determine_wants=only, depth=1, protocol_version=0)
+        except GitProtocolError as error:
+            unnamed = client.protocol_version < 2 and _NO_COMMIT.search(str(error))
+            if not unnamed and not _NOT_ADVERTISED.search(str(error)):
+                raise
+            client.fetch(path, repo, determine_wants=every)
+    except HTTPUnauthorized:
+        raise GitRefused(_not_let_in(git)) from None
+    except NotGitRepository:
+        raise GitRefused(
+            f"gitUrl {git.url}: is no repository, or none that may be read with"
+            f" {_with(git)}; check both"
+        ) from None
+    except FileNotFoundError as error:
+        if error.filename != "ssh":
+            raise
+        raise GitRefused(
+            f"gitUrl {git.url}: the image has no ssh; choose one that has it, or an https address"
+        ) from None
+    except GitProtocolError as error:
+        raise _meaning(git, str(error)) from None
+    except (HTTPError, OSError, EOFError) as error:
+        raise GitUnreachable(f"git host {remote.host}: {_told(error)}") from None
+
+
+def _client(git: Git, secret: bytes | None, scratch: Path) -> "tuple[GitClient, str]":
+    from dulwich.client import HttpGitClient, SSHGitClient, default_urllib3_manager
+
+    remote = git.remote
+    if remote.scheme == "ssh":
+        ssh = shlex.join(["ssh", *_ssh_options(git, secret or b"", scratch)])
+        client = SSHGitClient(
+            remote.host,
+            port=remote.port,
+            username=remote.user or None,
+            ssh_command=ssh,
+            quiet=True,
+        )
+        return client, remote.path
+    port = f":{remote.port}" if remote.port else ""
+    base = f"{remote.scheme}://{remote.host}{port}"
+    client = HttpGitClient(
+        base,
+        pool_manager=default_urllib3_manager(None, timeout=ANSWER_SEC, base_url=base),
+        username=(remote.user or USER) if secret else None,
+        password=secret.decode().strip() if secret else None,
+        quiet=True,
+    )
+    return client, remote.path
+
+
+def _ssh_options(git: Git, key: bytes, scratch: Path) -> list[str]:
+    """No configuration of the machine's, no other key, no host but the one that is known."""
+    key_file, hosts = scratch / "key", scratch / "known_hosts"
+    descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key.strip() + b"\n")  # without the line break at its end it is no key
+    hosts.write_text("".join(f"{line}\n" for line in git.host_keys))
+    options = {
+        "IdentityFile": key_file,
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "UserKnownHostsFile": hosts,
+        "GlobalKnownHostsFile": "/dev/null",
+        "ConnectTimeout": CONNECT_SEC,
+        "ServerAliveInterval": 15,
+    }
+    argv = ["-F", "/dev/null"]
+    for name, value in options.items():
+        argv += ["-o", f"{name}={value}"]
+    return argv
+
+
+def _meaning(git: Git, said: str) -> Exception:
+    """What the host's own words mean for the run; unknown ones may be the network's."""
+    if _UNREACHABLE.search(said):
+        return GitUnreachable(f"git host {git.remote.host}: {_first_line(said)}")
+    if _STRANGE_HOST.search(said):
+        return GitRefused(
+            f"gitHostKeys of {git.remote.known_as}: the host has another key; compare with what it"
+            " publishes before outlast:gitHostKeys is set anew"
+        )
+    if _NO_COMMIT.search(said):
+        return GitRefused(_no_commit(git))
+    if _NOT_LET_IN.search(said):
+        return GitRefused(_not_let_in(git))
+    if re.search(r"not found|does not (?:exist|appear)|no such|could not be found", said, re.I):
+        return GitRefused(
+            f"gitUrl {git.url}: cannot be read with {_with(git)} ({_first_line(said)})"
+        )
+    return GitUnreachable(f"git host {git.remote.host}: {_first_line(said)}")
+
+
+def _no_commit(git: Git) -> str:
+    return (
+        f"gitCommit {git.commit}: is not in {git.url}; push it, or set outlast:gitCommit to one"
+        " that is"
+    )
+
+
+def _not_let_in(git: Git) -> str:
+    return (
+        f"gitUrl {git.url}: may not be read with {_with(git)}; give outlast:gitSecret a token or"
+        " key that may read it"
+    )
+
+
+def _with(git: Git) -> str:
+    return f"the secret {git.secret.split('/')[3]}" if git.secret else "no secret"
+
+
+def _first_line(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no word"
+    return last.rpartition("(Caused by ")[2].rstrip(")")[:200]
+
+
+def _told(error: BaseException) -> str:
+    return _first_line(str(error)) if str(error) else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

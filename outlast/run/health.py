@@ -1,0 +1,116 @@
+"""Whether this VM gets on: a process of its own that answers the platform's health checks.
+
+    python -I health.py ADDRESS PORT LIMIT_SEC SIGN
+
+200 while the last sign of progress, the file SIGN's age, is at most LIMIT_SEC; 503 above. The
+startup scripts start it before anything that takes long, and whoever gets on touches the file:
+the scripts with each line they log, the supervisor with each step, tick and byte. How the training
+comes out is nobody's business here: a run that fails is a run that gets on.
+
+Standard library only and nothing of the bundle, so that any interpreter runs it.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+TOUCH_SEC = 1.0
+"""Signs that follow faster are one sign."""
+READ_TIMEOUT_SEC = 10.0
+
+
+class Life:
+    """The supervisor's signs of progress. Safe to share between threads."""
+
+    def __init__(self, path: Path | None) -> None:
+        """``path``: the file that bears them; None where nobody asks."""
+        self._path = path
+        self._touched = -TOUCH_SEC
+        self._lock = threading.Lock()
+
+    def sign(self) -> None:
+        """Something has gone on. Never fails: a full disk is not this one's to tell."""
+        now = time.monotonic()
+        with self._lock:
+            if self._path is None or now - self._touched < TOUCH_SEC:
+                return
+            self._touched = now
+        with contextlib.suppress(OSError):
+            self._path.touch()
+
+
+class Ages:
+    """How old the last sign is, by a clock that nobody sets: a jump of the wall clock is neither a
+    sign nor an age."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._stamp()
+        self._at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def age_sec(self) -> float:
+        """Since the file was last seen to change."""
+        stamp, now = self._stamp(), time.monotonic()
+        with self._lock:
+            if stamp != self._seen:
+                self._seen, self._at = stamp, now
+            return now - self._at
+
+    def watch(self) -> None:
+        """Looks often enough for an age to be right between two questions; never returns."""
+        while True:
+            self.age_sec()
+            time.sleep(TOUCH_SEC)
+
+    def _stamp(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def serve(address: str, port: int, limit_sec: float, path: Path) -> ThreadingHTTPServer:
+    """The server, ready to run."""
+    ages = Ages(path)
+    threading.Thread(target=ages.watch, daemon=True).start()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = READ_TIMEOUT_SEC
+
+        def do_GET(self) -> None:
+            age_sec = ages.age_sec()
+            body = f"last sign of progress {age_sec:.0f} s ago, limit {limit_sec:.0f} s\n".encode()
+            self.send_response(200 if age_sec <= limit_sec else 503)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: it is asked all day."""
+
+    server = ThreadingHTTPServer((address, port), Handler)
+    server.daemon_threads = True
+    return server
+
+
+def main(argv: list[str]) -> int:
+    """Answers until it is killed."""
+    if len(argv) != 4:
+        print("usage: health.py ADDRESS PORT LIMIT_SEC SIGN", file=sys.stderr)
+        return 64
+    address, port, limit_sec, path = argv
+    with contextlib.suppress(OSError):
+        os.nice(-5)  # a busy trainer must not make it late
+    serve(address, int(port), float(limit_sec), Path(path)).serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

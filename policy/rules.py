@@ -1,0 +1,233 @@
+"""What a reviewer refuses, as pure functions over what the engine is asked to make.
+
+A resource is its type, its name and its inputs, as the engine has them (camelCase). Values that
+nobody knows before `up` are texts like any other: a deadline that is still to be set is set.
+Standard library only; `outlast preview` and the policy pack beside this file call `check`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TEMPLATES = (
+    "gcp:compute/instanceTemplate:InstanceTemplate",
+    "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate",
+)
+MACHINES = (*TEMPLATES, "gcp:compute/instance:Instance")
+BUCKET = "gcp:storage/bucket:Bucket"
+
+REASON_LABEL = "external-ip"
+"""The label that says why a VM has an external address."""
+
+STACK_LABELS = ("managed-by", "project", "stack", "component", "experiment")
+SHARED_LABELS = ("managed-by", "component")
+"""Of what serves several stacks."""
+
+EVERYONE = frozenset({"allUsers", "allAuthenticatedUsers"})
+PRIMITIVE_ROLES = frozenset({"roles/owner", "roles/editor"})
+
+SECRETS = {
+    "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
+    "a service account's key": r'"private_key(?:_id)?"\s*:\s*"',
+    "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "a GitHub token": r"\bgh[opsur]_[0-9A-Za-z]{36,}|\bgithub_pat_[0-9A-Za-z_]{22,}",
+    "a GitLab token": r"\bglpat-[0-9A-Za-z_-]{20,}",
+    "a Google API key": r"\bAIza[0-9A-Za-z_-]{35}",
+    "a Google access token": r"\bya29\.[0-9A-Za-z_-]{20,}",
+    "a Hugging Face token": r"\bhf_[0-9A-Za-z]{30,}",
+    "a Slack token": r"\bxox[abeprs]-[0-9A-Za-z-]{10,}",
+    "a password in an address": r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"$]+:[^\s/@'\"$]+@",
+}
+"""By what it is: how it looks."""
+
+_SECRETS = {what: re.compile(look) for what, look in SECRETS.items()}
+_G2 = {"24": 2, "48": 4, "96": 8}
+_G4 = {"96": 2, "192": 4, "384": 8}
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource, as the engine is asked to make it."""
+
+    type: str
+    name: str
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an organisation sets; the pack and `outlast preview` have the same defaults."""
+
+    gpus: int = 8
+    """GPUs that the VMs of one stack may have together."""
+    labels: tuple[str, ...] = ()
+    """Labels that VMs must bear beside Outlast's own."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule that a resource breaks."""
+
+    rule: str
+    resource: str
+    """Its name; empty: the stack as a whole."""
+    why: str
+    """A sentence with what to do."""
+
+
+def run_limit(resource: Resource, _limits: Limits) -> str | None:
+    """Every VM has an end that the platform keeps."""
+    if resource.type not in MACHINES:
+        return None
+    scheduling = resource.inputs.get("scheduling") or {}
+    if scheduling.get("terminationTime") or scheduling.get("maxRunDuration"):
+        return None
+    return (
+        "scheduling has neither terminationTime nor maxRunDuration: a VM that hangs would bill for"
+        " ever; set outlast:limitRunMinutes, or give it a maxRunDuration"
+    )
+
+
+def public_bucket(resource: Resource, _limits: Limits) -> str | None:
+    """Nobody outside reads a bucket."""
+    if resource.type == BUCKET:
+        if resource.inputs.get("publicAccessPrevention") != "enforced":
+            return "publicAccessPrevention is not enforced; set it, nobody outside reads runs"
+        if resource.inputs.get("uniformBucketLevelAccess") is not True:
+            return (
+                "uniformBucketLevelAccess is not true: objects may have rights of their own; set it"
+            )
+        return None
+    if not resource.type.startswith("gcp:storage/"):
+        return None
+    found = EVERYONE & _members(resource.inputs)
+    if not found:
+        return None
+    return f"grants {min(found)} access to a bucket; name the accounts that need it"
+
+
+def external_ip(resource: Resource, _limits: Limits) -> str | None:
+    """An external address has a reason."""
+    if resource.type not in MACHINES:
+        return None
+    interfaces = resource.inputs.get("networkInterfaces") or ()
+    has_address = any(
+        interface.get(key) is not None
+        for interface in interfaces
+        for key in ("accessConfigs", "ipv6AccessConfigs")
+        if interface.get(key) != []
+    )
+    if not has_address or (resource.inputs.get("labels") or {}).get(REASON_LABEL):
+        return None
+    return (
+        "VMs get an external address and no reason is given; set outlast:network isolated, or say"
+        f" why in outlast:labels.{REASON_LABEL}"
+    )
+
+
+def primitive_role(resource: Resource, _limits: Limits) -> str | None:
+    """Nobody gets owner or editor."""
+    role = resource.inputs.get("role")
+    if "iam" not in resource.type.lower() or role not in PRIMITIVE_ROLES:
+        return None
+    who = ", ".join(sorted(_members(resource.inputs))) or "a member"
+    return f"grants {role} to {who}; grant the few permissions that are needed"
+
+
+def labels(resource: Resource, limits: Limits) -> str | None:
+    """What bills bears labels."""
+    if resource.type == BUCKET:
+        wanted: tuple[str, ...] = SHARED_LABELS
+    elif resource.type in MACHINES:
+        wanted = STACK_LABELS + limits.labels
+    else:
+        return None
+    has = resource.inputs.get("labels") or {}
+    missing = [key for key in wanted if not has.get(key)]
+    if not missing:
+        return None
+    return f"has no label {', '.join(missing)}; set outlast:labels.{missing[0]}"
+
+
+def secret(resource: Resource, _limits: Limits) -> str | None:
+    """No secret in metadata, which every process of the VM and many people of the project read."""
+    if resource.type not in MACHINES:
+        return None
+    for key, value in _metadata(resource.inputs):
+        for what, look in _SECRETS.items():
+            if look.search(value):
+                return (
+                    f"metadata {key} holds {what}; keep it in Secret Manager and let the VM read it"
+                    " there"
+                )
+    return None
+
+
+Rule = Callable[[Resource, Limits], str | None]
+
+RULES: Mapping[str, Rule] = {
+    "run-limit": run_limit,
+    "public-bucket": public_bucket,
+    "external-ip": external_ip,
+    "primitive-role": primitive_role,
+    "labels": labels,
+    "secret": secret,
+}
+"""Rules about one resource, by name."""
+
+GPU_CEILING = "gpu-ceiling"
+
+
+def gpu_ceiling(resources: Iterable[Resource], limits: Limits) -> str | None:
+    """The one rule about a whole stack."""
+    total = sum(gpus(resource) for resource in resources)
+    if total <= limits.gpus:
+        return None
+    return (
+        f"its VMs have {total} GPUs, and {limits.gpus} are allowed; choose a smaller machine, or"
+        " have the ceiling raised"
+    )
+
+
+def check(resources: Iterable[Resource], limits: Limits = Limits()) -> list[Broken]:
+    """Every rule that is broken, in the resources' order."""
+    known = list(resources)
+    broken = [
+        Broken(name, resource.name, why)
+        for resource in known
+        for name, rule in RULES.items()
+        if (why := rule(resource, limits))
+    ]
+    why = gpu_ceiling(known, limits)
+    return broken + ([Broken(GPU_CEILING, "", why)] if why else [])
+
+
+def gpus(resource: Resource) -> int:
+    """GPUs of one VM of this resource."""
+    if resource.type not in MACHINES:
+        return 0
+    attached = sum(
+        int(one.get("count") or 1) for one in resource.inputs.get("guestAccelerators") or ()
+    )
+    machine = str(resource.inputs.get("machineType", "")).rpartition("/")[2]
+    many = re.search(r"-(\d+)g(?:-|$)", machine)
+    if many:
+        return attached + int(many[1])
+    family, _, size = machine.partition("-standard-")
+    own = {"g2": _G2.get(size, 1), "g4": _G4.get(size, 1)}.get(family, 0)
+    return attached + own
+
+
+def _members(inputs: Mapping[str, Any]) -> set[str]:
+    """Whom a grant names, the entities of access lists among them."""
+    named = {str(inputs[key]) for key in ("member", "entity") if inputs.get(key)}
+    named |= {str(member) for member in inputs.get("members") or ()}
+    return named | {str(one).rpartition(":")[2] for one in inputs.get("roleEntities") or ()}
+
+
+def _metadata(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in (inputs.get("metadata") or {}).items():
+        yield str(key), str(value)
+    if inputs.get("metadataStartupScript"):
+        yield "startup-script", str(inputs["metadataStartupScript"])

@@ -1,0 +1,56 @@
+"""Which packets a network's firewall rules let in. Nothing is routed here: it is asked for the
+health checks' questions, which nobody lets in on the real platform either unless a rule says so."""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+DEFAULT_PRIORITY = 1000
+
+
+def lets_in(
+    rules: Iterable[Mapping[str, Any]],
+    *,
+    network: str,
+    tags: Iterable[str],
+    account: str,
+    source: str,
+    port: int,
+) -> bool:
+    """Whether TCP from an address reaches a port of a VM with these tags and this account: by the
+    rule of the lowest priority number that is meant, a refusal before a permission of the same."""
+    own = set(tags)
+    meant = [
+        rule
+        for rule in rules
+        if rule.get("direction", "INGRESS") == "INGRESS"
+        and not rule.get("disabled")
+        and rule["network"].rpartition("/")[2] == network.rpartition("/")[2]
+        and _is_target(rule, own, account)
+        and _is_from(rule, source)
+        and _covers(rule, port)
+    ]
+    meant.sort(key=lambda rule: (int(rule.get("priority", DEFAULT_PRIORITY)), "allowed" in rule))
+    return bool(meant) and "allowed" in meant[0]
+
+
+def _is_target(rule: Mapping[str, Any], tags: set[str], account: str) -> bool:
+    wanted, accounts = rule.get("targetTags") or [], rule.get("targetServiceAccounts") or []
+    return (not wanted and not accounts) or bool(tags & set(wanted)) or account in accounts
+
+
+def _is_from(rule: Mapping[str, Any], source: str) -> bool:
+    """By address: a rule that means tags or accounts means VMs."""
+    address = ipaddress.ip_address(source)
+    return any(address in ipaddress.ip_network(one) for one in rule.get("sourceRanges") or [])
+
+
+def _covers(rule: Mapping[str, Any], port: int) -> bool:
+    for entry in rule.get("allowed") or rule.get("denied") or []:
+        if str(entry.get("IPProtocol")).lower() not in ("tcp", "6", "all"):
+            continue
+        ports = entry.get("ports") or []
+        ranges = [str(one).partition("-") for one in ports]
+        if not ports or any(int(low) <= port <= int(high or low) for low, _, high in ranges):
+            return True
+    return False

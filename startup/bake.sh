@@ -1,0 +1,367 @@
+#!/bin/bash
+#
+# What the builder of an image does, as root, once, started by the guest agent as the VM's
+# `startup-script`: installs what the recipe names under /opt/outlast, takes away what is this
+# machine's alone, says how it went, powers off. The disk then becomes the image.
+#
+# Metadata (instance/attributes): outlast-sh-lib, outlast-sh-boot (the scripts whose functions this
+#   one shares), outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's requirements),
+#   and what the recipe has of: outlast-bake-packages (names, by spaces), outlast-bake-driver,
+#   outlast-bake-cuda (versions), outlast-bake-requirements, outlast-bake-script, outlast-bake-data
+#   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`), outlast-bake-linger (seconds).
+#   Files come compressed by gzip and in base64.
+# Environment: lib.sh lists it; PIP_* reaches pip.
+#
+# The platform sees no exit code: guest attributes tell. outlast/state is `baking STEP`, `done` or
+# `failed STEP`; outlast/log has the last lines of a step that failed.
+#
+# Exit codes: 0 done; 75 stopped by a signal; else the failing step's.
+
+set -euo pipefail
+
+readonly BAKE_DIR="${OUTLAST_ROOT:-}/run/outlast-bake"
+readonly BAKE_TRIES="${OUTLAST_BOOTSTRAP_TRIES:-60}"
+readonly TARGET="${OUTLAST_ROOT:-}/opt/outlast"
+readonly LOG_BYTES=30000
+readonly CUDA_REPOSITORY=https://developer.download.nvidia.com/compute/cuda/repos
+readonly FETCH_SEC=3600
+readonly LINGER_SEC=20
+
+FINISHED=""
+
+# ---- the first seconds, before lib.sh is there --------------------------------------------------
+
+# bake::fetch_scripts: the shared scripts as the metadata has them.
+bake::fetch_scripts() {
+  local base="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}" n=1
+  mkdir -p "$BAKE_DIR"
+  until curl -q --silent --show-error --fail --fail-early --noproxy '*' \
+    --connect-timeout 2 --max-time 10 --header 'Metadata-Flavor: Google' \
+    --output "$BAKE_DIR/lib.sh" "$base/instance/attributes/outlast-sh-lib" \
+    --output "$BAKE_DIR/boot.sh" "$base/instance/attributes/outlast-sh-boot"; do
+    if ((n >= BAKE_TRIES)); then
+      printf 'metadata keys outlast-sh-lib and outlast-sh-boot: no answer in %d tries\n' "$n" >&2
+      poweroff || true
+      exit 1
+    fi
+    n=$((n + 1))
+    sleep 1
+  done
+}
+
+# ---- what the outside sees ----------------------------------------------------------------------
+
+# bake::tell KEY FILE: a guest attribute, outlast/KEY. Nobody may be listening: never a failure.
+bake::tell() {
+  "${CURL[@]}" --noproxy '*' --max-time 10 --fail --output /dev/null \
+    --header 'Metadata-Flavor: Google' --request PUT --data-binary "@$2" \
+    "$METADATA_URL/instance/guest-attributes/outlast/$1" || log::warn tell "$1: not told"
+}
+
+bake::tell_state() {
+  printf '%s' "$*" >"$BAKE_DIR/state"
+  bake::tell state "$BAKE_DIR/state"
+}
+
+# bake::step NAME COMMAND...: a step that is told, whose output is kept for whom it fails.
+bake::step() {
+  local name="$1"
+  STEP_LOG="$BAKE_DIR/$name.log"
+  : >"$STEP_LOG"
+  bake::tell_state "baking $name"
+  step::run "$@"
+}
+
+# bake::get KEY: prints the metadata key outlast-bake-KEY; nothing for an absent one.
+bake::get() {
+  retry::run "$METADATA_TRIES" bake::ask "$1"
+}
+
+bake::ask() {
+  local rc=0
+  metadata::get "instance/attributes/outlast-bake-$1" || rc=$?
+  return "$((rc == STATUS_ABSENT ? 0 : rc))"
+}
+
+# bake::get_file KEY FILE: the file that a key carries; none for an absent key.
+bake::get_file() {
+  bake::get "$1" >"$BAKE_DIR/encoded" || return
+  if [[ -s $BAKE_DIR/encoded ]]; then
+    base64 -d "$BAKE_DIR/encoded" | gzip -dc >"$2"
+  fi
+}
+
+# ---- steps --------------------------------------------------------------------------------------
+
+# bake::read: the recipe's files, where the functions of boot.sh look for a bundle's.
+bake::read() {
+  BUNDLE_DIR="$BAKE_DIR/files"
+  if [[ -L $TARGET ]]; then
+    rm -f "$TARGET" # what it leads to is not this machine's
+  fi
+  mkdir -p "$BUNDLE_DIR/requirements" "$TARGET"
+  chmod -R u+w "$TARGET"
+  bake::get_file vm "$BUNDLE_DIR/requirements/vm.txt" || return
+  bake::get_file requirements "$BUNDLE_DIR/requirements/user.txt" || return
+  bake::get_file script "$BUNDLE_DIR/script" || return
+  if [[ ! -s $BUNDLE_DIR/requirements/vm.txt ]]; then
+    log::error "$CURRENT_STEP" "metadata key outlast-bake-vm: missing; run pulumi up again"
+    return 1
+  fi
+}
+
+# bake::keep_still: no upgrade by itself, now or in a VM of the image, and the kernel that is here.
+# Only on a real machine: under a root of its own the system belongs to somebody else.
+bake::keep_still() {
+  [[ -z $ROOT ]] && command -v apt-get >/dev/null || return 0
+  systemctl disable --now unattended-upgrades.service apt-daily.timer apt-daily-upgrade.timer \
+    >>"$STEP_LOG" 2>&1 || true
+  printf 'APT::Periodic::Enable "0";\nAPT::Periodic::Unattended-Upgrade "0";\n' \
+    >/etc/apt/apt.conf.d/99outlast
+  dpkg-query -W -f '${Package}\n' 'linux-image-*' 'linux-headers-*' 'linux-gcp*' 2>/dev/null |
+    xargs --no-run-if-empty apt-mark hold >>"$STEP_LOG" 2>&1
+}
+
+bake::apt() {
+  if [[ -n $ROOT && $(command -v apt-get) != "$ROOT"/* ]] || ! command -v apt-get >/dev/null; then
+    log::error "$CURRENT_STEP" "apt-get: no system of this VM's own to install packages into;" \
+      "choose a Debian or Ubuntu base"
+    return 1
+  fi
+  # Another apt may hold the lock in the first minutes of a boot.
+  DEBIAN_FRONTEND=noninteractive retry::run "$PIP_TRIES" \
+    apt-get -o DPkg::Lock::Timeout=300 "$@" >>"$STEP_LOG" 2>&1
+}
+
+# bake::install_packages NAME...
+bake::install_packages() {
+  if ! { bake::apt update -q && bake::apt install -qy --no-install-recommends -- "$@"; }; then
+    log::error "$CURRENT_STEP" "apt-get could not install $*; mend the recipe's packages"
+    return 1
+  fi
+}
+
+# bake::install_driver DRIVER CUDA: NVIDIA's own packages, for the kernel that runs now, held at
+# their versions. DRIVER is a branch (580) or a version (580.95.05); either may be empty.
+bake::install_driver() {
+  local driver="$1" cuda="$2" distribution key="$BAKE_DIR/keyring.deb" names=() held=()
+  # shellcheck source=/dev/null
+  distribution="$(source /etc/os-release && printf '%s%s' "$ID" "${VERSION_ID//./}")" || return
+  "${CURL[@]}" --fail --location --max-time 120 --output "$key" \
+    "$CUDA_REPOSITORY/$distribution/x86_64/cuda-keyring_1.1-1_all.deb" >>"$STEP_LOG" 2>&1 || {
+    log::error "$CURRENT_STEP" "NVIDIA has no packages for $distribution; choose another base"
+    return 1
+  }
+  dpkg -i "$key" >>"$STEP_LOG" 2>&1 || return
+  if [[ -n $driver ]]; then
+    names+=("linux-headers-$(uname -r)" "cuda-drivers-${driver%%.*}")
+    held+=("cuda-drivers-${driver%%.*}")
+    if [[ $driver == *.* ]]; then
+      names[1]+="=$driver*"
+    fi
+  fi
+  if [[ -n $cuda ]]; then
+    names+=("cuda-toolkit-${cuda//./-}")
+    held+=("cuda-toolkit-${cuda//./-}")
+  fi
+  bake::install_packages "${names[@]}" || return
+  apt-mark hold "${held[@]}" >>"$STEP_LOG" 2>&1 || return
+  if [[ -n $driver && "$(modinfo -F version nvidia 2>>"$STEP_LOG")" != "$driver"* ]]; then
+    log::error "$CURRENT_STEP" "the kernel $(uname -r) has no nvidia module $driver"
+    return 1
+  fi
+}
+
+bake::make_environment() {
+  boot::make_environment "$TARGET/venv" vm.txt "give the builder a way to the package index" \
+    --require-hashes
+}
+
+bake::make_user_environment() {
+  boot::make_environment "$TARGET/user-venv" user.txt \
+    "mend the recipe's requirements, or give the builder a way to the package index" \
+    --require-hashes
+}
+
+# bake::run_script: as root, in an empty folder, with the image's folder in OUTLAST_IMAGE.
+bake::run_script() {
+  local rc=0
+  mkdir -p "$BAKE_DIR/script"
+  (
+    cd "$BAKE_DIR/script"
+    export OUTLAST_IMAGE="$TARGET"
+    chmod 0700 "$BUNDLE_DIR/script"
+    exec "$BUNDLE_DIR/script"
+  ) >>"$STEP_LOG" 2>&1 9>&- </dev/null || rc=$?
+  if ((rc != 0)); then
+    log::error "$CURRENT_STEP" "the recipe's script ended with status $rc"
+  fi
+  return "$rc"
+}
+
+# bake::fetch SHA256 URL FILE: whole and of these bytes, or not there.
+bake::fetch() {
+  local found path="${2#gs://}"
+  mkdir -p "${3%/*}"
+  if [[ $2 == gs://* ]]; then
+    http::persist "$2" gcs::get "${path%%/*}" "${path#*/}" "$3.part" || return
+  elif ! retry::run "$PIP_TRIES" "${CURL[@]}" --show-error --fail --location \
+    --max-time "$FETCH_SEC" --output "$3.part" "$2" 2>>"$STEP_LOG"; then
+    log::error "$CURRENT_STEP" "$2: cannot be read; mend its address"
+    return 1
+  fi
+  found="$(sha256sum <"$3.part")" || return
+  if [[ ${found%% *} != "$1" ]]; then
+    log::error "$CURRENT_STEP" "$2: sha256 is ${found%% *}, must be $1; mend the recipe's data"
+    return 1
+  fi
+  mv -f "$3.part" "$3"
+}
+
+# bake::fetch_data <LINES
+bake::fetch_data() {
+  local sha256 url path
+  while read -r sha256 url path; do
+    bake::fetch "$sha256" "$url" "$TARGET/data/$path" || return
+  done
+}
+
+# bake::clean: what is this machine's or somebody's own, and what must never be in an image.
+bake::clean() {
+  local name uid
+  rm -rf "$STATE_DIR" "$LOG_DIR"
+  rm -f "$ROOT"/etc/ssh/ssh_host_* "$ROOT/var/lib/dbus/machine-id" \
+    "$ROOT/var/lib/systemd/random-seed"
+  mkdir -p "$ROOT/etc"
+  : >"$ROOT/etc/machine-id"
+  if [[ -z $ROOT ]]; then
+    while IFS=: read -r name _ uid _; do
+      if ((uid >= 1000 && uid < 60000)); then
+        userdel --force --remove "$name" >>"$STEP_LOG" 2>&1 || true
+      fi
+    done </etc/passwd
+    if command -v cloud-init >/dev/null; then
+      cloud-init clean --logs --seed >>"$STEP_LOG" 2>&1 || true
+    fi
+    if command -v apt-get >/dev/null; then
+      apt-get clean
+    fi
+    rm -rf /var/lib/apt/lists/* /var/lib/dhcp/* /var/lib/google/* /var/log/journal/* /var/tmp/*
+    find /var/log -type f -exec truncate -s 0 {} +
+  fi
+  bake::clear_folder "$ROOT/home"
+  bake::clear_folder "$ROOT/root" .bashrc .profile
+  find "$TARGET" -depth \( -name .git -o -name .ssh -o -name .env -o -name '.env.*' \
+    -o -name .netrc -o -name .git-credentials -o -name 'id_rsa*' -o -name 'id_ecdsa*' \
+    -o -name 'id_ed25519*' -o -name '*_history' \) -print -exec rm -rf {} + >>"$STEP_LOG"
+}
+
+# bake::clear_folder FOLDER [KEPT NAME...]
+bake::clear_folder() {
+  local folder="$1" argv=() name
+  shift
+  for name in "$@"; do
+    argv+=(! -name "$name")
+  done
+  if [[ -d $folder ]]; then
+    find "$folder" -mindepth 1 -maxdepth 1 "${argv[@]}" -exec rm -rf {} +
+  fi
+}
+
+# bake::seal: root's, readable by all, writable by none. A local cloud whose owner is not root could
+# not delete such a disk.
+bake::seal() {
+  local mode=a+rX,go-w
+  printf '%s\n' "$1" >"$TARGET/recipe" || return
+  if [[ $(id -u) == 0 ]]; then
+    mode=a+rX,a-w
+    chown -R root:root "$TARGET" || return
+  fi
+  chmod -R "$mode" "$TARGET"
+}
+
+# ---- entry --------------------------------------------------------------------------------------
+
+# bake::on_exit: whatever ends this script before it is done is a bake that failed.
+bake::on_exit() {
+  local rc=$?
+  set +e
+  if [[ -z $FINISHED ]]; then
+    {
+      if [[ -n $LAST_ERROR ]]; then
+        printf '%s\n' "$LAST_ERROR"
+      fi
+      tail -n "$LAST_LINES" "${STEP_LOG:-/dev/null}"
+    } | tail -c "$LOG_BYTES" >"$BAKE_DIR/last"
+    bake::tell log "$BAKE_DIR/last"
+    bake::tell_state "failed $CURRENT_STEP"
+    log::error "$CURRENT_STEP" "the bake failed with status $rc"
+  fi
+  # Time to be asked: what is told goes with the VM.
+  local linger
+  linger="$(bake::get linger)"
+  sleep "${linger:-$LINGER_SEC}"
+  poweroff || true
+}
+
+bake::run() {
+  local recipe packages driver cuda data bundle
+  mkdir -p "$STATE_DIR" "$RUN_DIR" "$LOG_DIR"
+  exec 9>"$RUN_DIR/boot.lock"
+  if command -v flock >/dev/null && ! flock --nonblock 9; then
+    return 0
+  fi
+  trap bake::on_exit EXIT
+  trap 'exit "$EXIT_INTERRUPTED"' TERM INT
+  waits::read "$(bake::get waits)"
+  bake::step read bake::read
+  recipe="$(bake::get recipe)"
+  packages="$(bake::get packages)"
+  driver="$(bake::get driver)"
+  cuda="$(bake::get cuda)"
+  data="$(bake::get data)"
+  bundle="$(bake::get bundle)"
+  bake::step keep-still bake::keep_still
+  if [[ -n $packages ]]; then
+    # Names, checked before they came here.
+    # shellcheck disable=SC2086
+    bake::step packages bake::install_packages $packages
+  fi
+  if [[ -n $driver$cuda ]]; then
+    bake::step driver bake::install_driver "$driver" "$cuda"
+  fi
+  # An image that is baked upon has an environment already; this one's takes its place.
+  rm -rf "$TARGET/venv" "$TARGET/recipe"
+  bake::step find-python boot::find_python
+  bake::step environment bake::make_environment
+  if [[ -s $BUNDLE_DIR/requirements/user.txt ]]; then
+    bake::step requirements bake::make_user_environment
+  fi
+  if [[ -n $data ]]; then
+    bake::step data bake::fetch_data <<<"$data"
+  fi
+  if [[ -n $bundle ]]; then
+    bake::step trainers bake::fetch "${bundle%% *}" "${bundle#* }" \
+      "$TARGET/bundles/${bundle%% *}.zip"
+  fi
+  if [[ -s $BUNDLE_DIR/script ]]; then
+    bake::step script bake::run_script
+  fi
+  bake::step clean bake::clean
+  bake::step seal bake::seal "$recipe"
+  FINISHED=1
+  bake::tell_state "done"
+}
+
+main() {
+  bake::fetch_scripts
+  # shellcheck source=startup/lib.sh
+  source "$BAKE_DIR/lib.sh"
+  # shellcheck source=startup/boot.sh
+  source "$BAKE_DIR/boot.sh"
+  bake::run
+}
+
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+  main "$@"
+fi

@@ -1,0 +1,153 @@
+"""A foundation and an experiment that stands on it, on the real engine and the local cloud."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from outlast.operate.engine import ROOT
+from tests.checkout import copy_checkout
+from tests.engine.conftest import Project
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+WAIT_SEC = 90
+API = "/compute/v1/projects/outlast-rehearsal"
+BUCKET = "outlast-rehearsal-shared"
+BASE = {"part": "foundation", "network": "isolated", "nat": True, "bucket": BUCKET}
+EXPERIMENT = {"foundation": "base", "health": "observe", "ssh": "iap", "args": {"epochs": 100000}}
+
+
+class Two:
+    """The checkout's program, two stacks of it."""
+
+    def __init__(self, project: Project, parts: Any) -> None:
+        self.cloud, self.pulumi, self.folder = project.cloud, project.pulumi, project.folder
+        definition = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+        definition["main"] = "checkout"
+        definition["runtime"]["options"]["virtualenv"] = str(Path(parts.python).parents[1])
+        (self.folder / "checkout").mkdir()
+        copy_checkout(self.folder / "checkout")  # which nobody edits meanwhile
+        (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
+
+    def init(self, name: str, config: dict[str, Any]) -> None:
+        self.configure(name, config)
+        self.pulumi("stack", "init", name, "--no-select")
+
+    def configure(self, name: str, config: dict[str, Any]) -> None:
+        settings = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
+        settings["config"] |= {f"outlast:{key}": value for key, value in config.items()}
+        settings["config"]["outlast:experiment"] = name
+        (self.folder / f"Pulumi.{name}.yaml").write_text(yaml.safe_dump(settings))
+
+    def up(self, name: str) -> dict[str, Any]:
+        self.pulumi("up", "--yes", "--skip-preview", "-s", name)
+        return json.loads(self.pulumi("stack", "output", "--json", "-s", name))
+
+    def destroy(self, name: str, *, fails: bool = False) -> str:
+        return self.pulumi("destroy", "--yes", "--skip-preview", "-s", name, fails=fails)
+
+    def steps(self, name: str) -> dict[str, str]:
+        """What a preview would do, by logical name."""
+        text = self.pulumi("preview", "--json", "-s", name)
+        found = json.loads(text[text.index("\n{") if not text.startswith("{") else 0 :])["steps"]
+        kept = ("same", "create-replacement", "delete-replaced")
+        return {
+            step["urn"].rpartition("::")[2]: step["op"] for step in found if step["op"] not in kept
+        }
+
+    def kinds(self) -> dict[str, int]:
+        """How many of each declared kind there are."""
+        found = [path.split("/")[-2] for path in self.cloud.audit()["declared"]]
+        return {kind: found.count(kind) for kind in found}
+
+
+def wait(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + WAIT_SEC
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+    return found
+
+
+def test_an_experiment_on_a_foundation(project: Project, parts):
+    two = Two(project, parts)
+    cloud = two.cloud
+
+    # Nothing to stand on yet.
+    two.init("dev", EXPERIMENT)
+    said = two.pulumi("preview", "-s", "dev", fails=True)
+    assert "outlast:foundation 'organization/outlast/base': cannot be read" in said
+    assert "Traceback" not in said
+
+    two.init("base", BASE)
+    base = two.up("base")
+    assert two.kinds() == {"networks": 1, "subnetworks": 1, "routers": 1}
+    network = base["network"].rpartition("/")[2]
+    (router,) = cloud.call("GET", f"{API}/regions/europe-west4/routers")["items"]
+    assert len(router["nats"]) == 1 and router["network"].endswith(network)
+    assert (base["bucket"], base["bucketLocation"]) == (BUCKET, "europe-west4")
+    assert not cloud.audit()["groups"] and not cloud.audit()["service_accounts"]
+    assert two.steps("base") == {}
+
+    # The experiment declares nothing of it again.
+    dev = two.up("dev")
+    assert (dev["bucket"], dev["network"]) == (BUCKET, base["network"])
+    assert two.kinds() == {"networks": 1, "subnetworks": 1, "routers": 1, "firewalls": 2}
+    assert cloud.audit()["roles"] == [base["leaveRole"]]
+    template = cloud.call("GET", f"{API}/global/instanceTemplates/{dev['template']}")["properties"]
+    (interface,) = template["networkInterfaces"]
+    assert interface["network"].endswith(network) and "accessConfigs" not in interface
+    assert interface["subnetwork"].endswith(base["subnetwork"])
+    assert template["tags"]["items"] == ["outlast-dev"]
+    metadata = {item["key"]: item["value"] for item in template["metadata"]["items"]}
+    assert (metadata["enable-oslogin"], metadata["outlast-health"]) == ("TRUE", "8099 900")
+    for rule in cloud.call("GET", f"{API}/global/firewalls")["items"]:
+        assert rule["targetTags"] == ["outlast-dev"] and rule["network"].endswith(network)
+    assert two.steps("dev") == {}
+
+    # What boot.sh started answers to the group.
+    group = f"{API}/zones/{dev['groupZone']}/instanceGroupManagers/{dev['group']}"
+
+    def healthy() -> bool:
+        members = cloud.call("POST", f"{group}/listManagedInstances")["managedInstances"]
+        states = [
+            one["detailedHealthState"] for m in members for one in m.get("instanceHealth", [])
+        ]
+        return states == ["HEALTHY"]
+
+    wait(healthy, "the VM says that it gets on")
+    lifecycle = cloud.call("GET", group)["instanceLifecyclePolicy"]
+    assert lifecycle["onFailedHealthCheck"] == "DO_NOTHING"
+
+    # A foundation in use stays whole.
+    said = two.destroy("base", fails=True)
+    assert "foundation organization/outlast/base: experiments stand on it: dev" in said
+    assert two.steps("base") == {}
+    assert two.kinds()["networks"] == 1
+
+    # Nobody asks any more: template and group are told before the check and its rule go.
+    two.configure("dev", {**EXPERIMENT, "health": "off", "ssh": ""})
+    assert {
+        k: v for k, v in two.steps("dev").items() if not k.startswith(("access", "health"))
+    } == {
+        "trainer-template": "replace",
+        "trainer-group": "update",
+    }
+    two.up("dev")
+    assert "firewalls" not in two.kinds() and not cloud.audit()["health_checks"]
+
+    # The foundation without its way out.
+    two.configure("base", {**BASE, "nat": False})
+    assert two.steps("base") == {"network-router": "delete", "network-nat": "delete"}
+
+    two.destroy("dev")
+    two.destroy("base")
+    left = cloud.audit()
+    for kind in ("templates", "groups", "vms", "service_accounts", "roles", "declared"):
+        assert not left[kind], kind
+    assert BUCKET in {bucket["name"] for bucket in left["buckets"]}

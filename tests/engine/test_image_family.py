@@ -1,0 +1,99 @@
+"""A recipe under the real engine: baked once, booted from, baked anew when its content changes."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.exits import State
+from outlast.layout import AttemptStart, Layout
+from outlast.operate import cloud as clouds
+from outlast.operate import engine as engines
+from outlast.run.head import read_head
+from outlast.run.store import open_store
+from tests.checkout import copy_checkout
+from tests.engine.conftest import Project
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+
+WAIT_SEC = 150
+IMAGES = f"/compute/v1/projects/{clouds.PROJECT}/global/images"
+
+
+@pytest.fixture
+def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
+    """A checkout whose VMs install from the wheels of `make setup`, and from nowhere else."""
+    env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": parts.wheels}
+    started = clouds.start(tmp_path / "cloud", parts, guest_env=env, dies_with_us=True)
+    variables = started.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    copy_checkout(folder)
+    made = Project(folder, {**engines.scrubbed(), **variables}, started)
+    made.pulumi("stack", "init", "dev", "--no-select")
+    made.set("outlast:args.epochs", "2")
+    made.set("outlast:image", "projects/debian-cloud/global/images/family/debian-13")
+    yield made
+    started.stop()
+
+
+def family(stack: Project) -> dict[str, dict[str, Any]]:
+    listed = stack.cloud.call("GET", IMAGES)["items"]
+    return {one["name"]: one for one in listed if one.get("family") == "own"}
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SEC
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not in {WAIT_SEC} s"
+        time.sleep(0.2)
+
+
+def test_a_recipe_is_baked_booted_from_and_baked_anew(
+    stack: Project, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)
+    stack.set("outlast:imageRecipe.base", "deeplearning-platform-release/tf-latest-gpu")
+    stack.set("outlast:imageRecipe.family", "own")
+    assert "installs nothing" in stack.up(fails=True)
+    stack.set("outlast:imageRecipe.trainers", "true")
+    said = stack.pulumi("preview", "-s", "dev", fails=True)
+    assert "is gone since" in said and "its successor is" in said
+    stack.set("outlast:imageRecipe.base", "debian-cloud/debian-13")
+    stack.set("outlast:delivery", "image")
+
+    stack.up()
+    outputs = stack.outputs()
+    (first,) = family(stack)
+    assert outputs["image"].endswith(f"/{first}")
+    layout = Layout(outputs["prefix"], outputs["run"])
+
+    def gone() -> bool:
+        return stack.cloud.group_size(outputs["group"], outputs["groupZone"]) == 0
+
+    wait_until(gone, "the finished run's VM leaves")
+    store = open_store("gs://outlast-rehearsal-outlast")
+    assert read_head(store, layout).head.state is State.DONE
+    (item,) = [i for i in store.list(layout.attempts) if i.path.endswith("/start.json")]
+    assert AttemptStart.from_json(store.get(item.path)[0]).image.endswith(f"/{first}")
+    assert [vm for vm in stack.cloud.vms() if vm["name"].startswith("bake-")] == []
+    assert stack.steps() == {}
+
+    # Another content and another run: another image, the first deprecated.
+    script = stack.folder / "install.sh"
+    script.write_text('#!/bin/bash\ntouch "$OUTLAST_IMAGE/mark"\n')
+    stack.set("outlast:imageRecipe.script", "install.sh")
+    stack.set("outlast:args.epochs", "1")
+    stack.up()
+    images = family(stack)
+    (second,) = images.keys() - {first}
+    assert images[first]["deprecated"]["state"] == "DEPRECATED"
+    assert stack.outputs()["image"].endswith(f"/{second}")
+
+    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    assert family(stack) == {}
+    left = stack.cloud.audit()
+    assert (left["vms"], left["disks"]) == ([], [])

@@ -1,0 +1,128 @@
+"""A stack over its machines under the real engine: a zone, a region, GPUs, and how they end."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.engine.conftest import Project
+from tests.engine.test_program import stack as stack  # its fixture
+from tests.engine.test_program import wait_for_vm
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+LIMIT_SEC = 90
+FULL = {
+    "name": "full",
+    "about": "The first zone has no room any more.",
+    "world": {"zones": {"europe-west4-a": {"capacity": [{"vms": 0}]}}},
+}
+
+
+LONG = {"epochs": 100000, "step-ms": 20}
+
+
+def configure(stack: Project, **values: Any) -> None:
+    path = stack.folder / "Pulumi.dev.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["config"] |= {f"outlast:{key}": value for key, value in values.items()}
+    path.write_text(yaml.safe_dump(document))
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + LIMIT_SEC
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return found
+
+
+def said(stack: Project, vm: dict[str, Any], words: str) -> None:
+    """Waits until the VM's serial port has these words."""
+
+    def look() -> bool:
+        return any(words in log.read_text() for log in logs)
+
+    logs = list(Path(stack.cloud.state).rglob(f"{vm['name']}-*.log"))
+    until(look, f"{vm['name']} did not say {words!r}: {[log.read_text() for log in logs]}")
+
+
+def running(stack: Project, group: str) -> dict[str, Any] | None:
+    vms = [vm for vm in stack.cloud.vms() if vm["status"] == "RUNNING" and vm["group"] == group]
+    return vms[0] if vms else None
+
+
+def machine_type(stack: Project, vm: dict[str, Any]) -> str:
+    path = f"/compute/v1/projects/outlast-rehearsal/zones/{vm['zone']}/instances/{vm['name']}"
+    return stack.cloud.call("GET", path)["machineType"].rpartition("/")[2]
+
+
+def test_a_stack_over_its_machines(stack: Project):
+    configure(stack, experiment="machines", trainer="dummy", args=LONG)
+
+    # What cannot be is refused at preview, in one sentence and without a traceback.
+    configure(stack, accelerator="nvidia-tesla-t4", acceleratorCount=1)
+    refused = stack.pulumi("preview", "-s", "dev", fails=True)
+    assert "n2-standard-2 takes no GPU, only N1 machines do; leave it out" in refused
+    assert "Traceback" not in refused
+    configure(stack, accelerator="", acceleratorCount=0)
+    stack.up()
+    zonal = stack.outputs()
+    wait_for_vm(stack)
+
+    # Zonal to regional is a new place of the same run: its checkpoints and its deadline stay.
+    configure(
+        stack,
+        zones=["europe-west4-a", "europe-west4-b"],
+        machineTypes=["n2-standard-4"],
+        localSsd=2,
+        mode="burst",
+    )
+    stack.up()
+    regional = stack.outputs()
+    same = ("run", "group", "deadline", "prefix")
+    assert {key: regional[key] for key in same} == {key: zonal[key] for key in same}
+    assert (regional["place"], regional["groupZone"]) == (1, "")
+    assert stack.cloud.group_size(zonal["group"], "europe-west4-a") is None
+    assert stack.cloud.group_size(regional["group"], "europe-west4") == 1
+    vm = until(lambda: running(stack, regional["group"]), "no VM in the region")
+    assert (vm["zone"], machine_type(stack, vm)) == ("europe-west4-a", "n2-standard-2")
+    said(stack, vm, "/mnt/local-ssd is on /dev/md/outlast, of 2 local SSDs")
+    assert stack.steps() == {}
+
+    # A zone without room: the VM is made anew in the other, and goes on from its checkpoint.
+    said(stack, vm, "term 2: ")
+    stack.cloud.play(FULL, target="machines")
+    stack.cloud.act(vm["name"], "kill")
+    moved = until(
+        lambda: (found := running(stack, regional["group"])) and found["id"] != vm["id"] and found,
+        "no VM in the other zone",
+    )
+    assert moved["zone"] == "europe-west4-b"
+    said(stack, moved, "term 3: resumes at step")
+
+    # Another machine, with GPUs that answer; the run that is done leaves its regional group.
+    configure(
+        stack,
+        machineType="g2-standard-24",
+        machineTypes=[],
+        onEnd="keep",
+        keepMinutes=1,
+        onNewRun="replace",
+        args={"epochs": 2, "step-ms": 1},
+    )
+    stack.up()
+    second = stack.outputs()
+    vm = until(lambda: running(stack, second["group"]), "no VM for the second run")
+    said(stack, vm, "the machine stays for 60 s")
+    assert stack.cloud.group_size(second["group"], "europe-west4") == 1
+    stack.cloud.act(vm["name"], "preempt")
+    until(lambda: stack.cloud.group_size(second["group"], "europe-west4") == 0, "it did not leave")
+    until(lambda: not running(stack, second["group"]), "it did not power off")
+    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    left = stack.cloud.audit()
+    assert not [group for group in left["groups"] if "machines-" in json.dumps(group)]

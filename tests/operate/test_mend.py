@@ -1,0 +1,110 @@
+"""`outlast mend`: what was being made when an `up` was killed, and whose lock may be taken away."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.operate import engine, mend
+from outlast.operate.errors import EngineError, OperateError
+
+GROUP = "gcp:compute/instanceGroupManager:InstanceGroupManager"
+TEMPLATE = "gcp:compute/instanceTemplate:InstanceTemplate"
+LOCKED = "error: the stack is currently locked by 1 lock(s).; created by me@{host} (pid {pid}) at x"
+DEAD = 2**22 + 1
+"""Above all that a kernel gives."""
+
+
+def resource(kind: str, logical: str, /, **inputs: str) -> dict[str, Any]:
+    return {"urn": f"urn:pulumi:dev::outlast::{kind}::{logical}", "type": kind, "inputs": inputs}
+
+
+def creating(found: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "creating", "resource": found}
+
+
+def test_what_was_being_made_enters_the_state_under_its_id():
+    group = resource(GROUP, "trainer-group", project="p", zone="z", name="dev-1")
+    bound = resource("gcp:storage/bucketIAMMember:BucketIAMMember", "read", bucket="b")
+    half = resource(GROUP, "other", project="p")
+    updating = {"type": "updating", "resource": resource(TEMPLATE, "t", project="p", name="t")}
+    pending = [creating(group), creating(bound), creating(half), updating]
+    state = {"pending_operations": pending, "resources": []}
+    assert mend.take_up(state) == ("trainer-group",)
+    assert state == {
+        "resources": [
+            {
+                **group,
+                "id": "projects/p/zones/z/instanceGroupManagers/dev-1",
+                "outputs": group["inputs"],
+            }
+        ]
+    }
+
+
+def test_what_was_to_take_the_place_of_something_is_to_be_deleted():
+    old = resource(TEMPLATE, "trainer-template", project="p", name="old")
+    new = resource(TEMPLATE, "trainer-template", project="p", name="new")
+    state = {"pending_operations": [creating(new)], "resources": [{**old, "id": "old"}]}
+    mend.take_up(state)
+    first, second = state["resources"]
+    assert "delete" not in first and second["delete"] is True
+    assert second["id"] == "projects/p/global/instanceTemplates/new"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A stack that is locked as long as nobody cancels; the commands that the engine is given."""
+    given: list[str] = []
+    deployment: dict[str, Any] = {"resources": []}
+    says = [""]
+
+    def run(args: list[str], *, env: Mapping[str, str], cwd: Path) -> str:
+        given.append(" ".join(args[:2]))
+        if args[0] == "cancel":
+            says[0] = ""
+        elif args[:2] == ["stack", "import"] and says[0]:
+            raise EngineError(says[0])
+        return json.dumps({"deployment": deployment})
+
+    monkeypatch.setattr(engine, "run_engine", run)
+    return given, deployment, says
+
+
+def test_a_whole_stack_needs_nothing(asked):
+    assert mend.mend("dev") is None
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_goes(asked):
+    given, deployment, says = asked
+    deployment["pending_operations"] = [creating(resource(GROUP, "g", project="p"))]
+    says[0] = LOCKED.format(host=socket.gethostname(), pid=DEAD)
+    assert mend.mend("dev") == mend.Mended(True, ())
+    assert given == [
+        "stack export",
+        "stack import",
+        "cancel --yes",
+        "stack import",
+        "refresh --yes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "pid"), [("elsewhere", DEAD), (socket.gethostname(), os.getpid())]
+)
+def test_the_lock_of_anybody_else_stays(asked, host, pid):
+    given, _, says = asked
+    says[0] = LOCKED.format(host=host, pid=pid)
+    with pytest.raises(OperateError, match="somebody works on it now; wait for that"):
+        mend.mend("dev")
+    assert "cancel --yes" not in given
+
+
+def test_another_error_is_the_engines(asked):
+    asked[2][0] = "error: no stack named 'dev' found"
+    with pytest.raises(EngineError, match="no stack named"):
+        mend.mend("dev")

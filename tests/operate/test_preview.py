@@ -1,0 +1,253 @@
+"""The review of a plan: which run does what, at which cost, against which rule."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from outlast.exits import Reason, State
+from outlast.operate import draw, preview
+from outlast.operate.errors import EngineError
+from outlast.operate.preview import GROUPS, PIN, TEMPLATES, NotRead, Step, Then
+from outlast.run.head import Checkpoint, End, Head
+
+NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
+LABELS = {
+    "managed-by": "outlast",
+    "project": "outlast",
+    "stack": "dev",
+    "component": "vm-template",
+    "experiment": "dev",
+}
+TEMPLATE: dict[str, Any] = {
+    "machineType": "e2-standard-2",
+    "labels": LABELS,
+    "scheduling": {"provisioningModel": "SPOT", "terminationTime": "2026-11-29T12:00:00Z"},
+}
+GROUP: dict[str, Any] = {"zone": "us-central1-a", "updatePolicy": {"type": "OPPORTUNISTIC"}}
+PINNED: dict[str, Any] = {
+    "run": "aaaaaaaaaa",
+    "resume": 0,
+    "bucket": "b",
+    "prefix": "experiments/dev",
+    "zone": "us-central1-a",
+    "limitRunMinutes": 1440,
+    "deadline": "2026-11-29T12:00:00Z",
+}
+OPEN = Head(
+    owner="organization/outlast/dev",
+    resume=0,
+    place=0,
+    term=1,
+    state=State.OPEN,
+    end=None,
+    started=NOW - timedelta(hours=1),
+    deadline=NOW + timedelta(hours=10),
+    chain=(Checkpoint("x/", 1, "00", 1, 400, ()),),
+    lineage=(),
+    failures=0,
+    barren=0,
+    data=None,
+    nonce="n",
+)
+
+
+def ended(state: State, reason: Reason) -> Head:
+    return replace(OPEN, state=state, end=End(reason, 0, 400, None))
+
+
+def same(kind: str, values: dict[str, Any]) -> Step:
+    return Step("same", kind, kind.rpartition(":")[2], values, values)
+
+
+def unchanged(**steps: Step) -> list[Step]:
+    """A stack that is up and changes in nothing but `steps`."""
+    made = {
+        "pin": same(PIN, PINNED),
+        "template": same(TEMPLATES[0], TEMPLATE),
+        "group": same(GROUPS[0], GROUP),
+    }
+    return list({**made, **steps}.values())
+
+
+def reviewed(steps: list[Step], **heads: Any) -> preview.Review:
+    """`heads`: by run, with an underscore before the digits' ten letters."""
+    looks = {name.removeprefix("_"): head for name, head in heads.items()}
+    return preview.of_plan(
+        "dev", steps, look=lambda pin: looks.get(pin.run, NotRead.ABSENT), now=NOW
+    )
+
+
+def changed(kind: str, old: dict[str, Any], new: dict[str, Any], op: str = "replace") -> Step:
+    differs = tuple(sorted(key for key in new if old.get(key) != new[key]))
+    return Step(op, kind, kind.rpartition(":")[2], old, new, differs)
+
+
+OTHER_TEMPLATE = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "machineType": "e2-standard-4"})
+NOW_GROUP = changed(GROUPS[0], GROUP, {**GROUP, "updatePolicy": {"type": "PROACTIVE"}}, "update")
+OTHER_ZONE = {"zone": "us-central1-b"}
+MOVED = {
+    "pin": changed(PIN, PINNED, {**PINNED, **OTHER_ZONE}, "update"),
+    "group": changed(GROUPS[0], GROUP, {**GROUP, **OTHER_ZONE}),
+    "template": OTHER_TEMPLATE,
+}
+NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "head", "said", "why"),
+    [
+        (unchanged(), OPEN, "stays untouched", "nothing of its VM changes"),
+        (
+            unchanged(pin=changed(PIN, PINNED, {**PINNED, "image": "i"}, "same")),
+            OPEN,
+            "stays untouched",
+            "nothing of its VM changes; the image of now counts at its next resume",
+        ),
+        (
+            unchanged(template=OTHER_TEMPLATE),
+            OPEN,
+            "stays untouched",
+            "of the new template (machineType) and goes on from its last checkpoint, by now step",
+        ),
+        (
+            unchanged(template=OTHER_TEMPLATE, group=NOW_GROUP),
+            OPEN,
+            "restarts",
+            "interrupted at once and made anew (machineType); it goes on from step 400",
+        ),
+        (
+            unchanged(**MOVED),
+            OPEN,
+            "resumes from step 400",
+            "in us-central1-b instead of us-central1-a; it goes on from step 400",
+        ),
+        (unchanged(**MOVED), NotRead.ABSENT, "restarts", "from step 0, as it has no checkpoint"),
+        (unchanged(**MOVED), NotRead.UNKNOWN, "restarts", "it goes on from its last checkpoint"),
+        (
+            unchanged(template=OTHER_TEMPLATE),
+            ended(State.DONE, Reason.DONE),
+            "finished",
+            "it is done, nothing is started",
+        ),
+        (
+            unchanged(),
+            ended(State.FAILED, Reason.OUT_OF_MEMORY),
+            "finished",
+            "ended as failed (out-of-memory), nothing is started; outlast resume reopens it",
+        ),
+        (
+            unchanged(),
+            replace(OPEN, deadline=NOW - timedelta(minutes=1)),
+            "finished",
+            "its limit of 2026-11-28 11:59 UTC has passed",
+        ),
+        (
+            unchanged(pin=changed(PIN, PINNED, {**NEW_PIN, "resume": 1})),
+            ended(State.FAILED, Reason.OUT_OF_MEMORY),
+            "resumes from step 400",
+            "it was failed; resume 1 reopens it, from step 400, with a new limit",
+        ),
+    ],
+)
+def test_what_becomes_of_the_stacks_run(steps, head, said, why):
+    (line,) = reviewed(steps, _aaaaaaaaaa=head).runs
+    assert line.said == said
+    assert why in line.why
+
+
+@pytest.mark.parametrize(
+    ("head", "then"),
+    [
+        (NotRead.ABSENT, Then.STARTS_ANEW),
+        (NotRead.UNKNOWN, Then.UNCLEAR),
+        (OPEN, Then.RESUMES),
+        (ended(State.DONE, Reason.DONE), Then.FINISHED),
+    ],
+)
+def test_another_run_takes_the_place_of_an_open_one(head, then):
+    pin = changed(PIN, PINNED, {**NEW_PIN, "run": "bbbbbbbbbb"})
+    found = reviewed(unchanged(pin=pin), _aaaaaaaaaa=OPEN, _bbbbbbbbbb=head)
+    new, old = found.runs
+    assert (new.run, new.then) == ("bbbbbbbbbb", then)
+    assert (old.run, old.then, old.step) == ("aaaaaaaaaa", Then.STOPS, 400)
+    assert "what it committed stays in gs://b/experiments/dev/aaaaaaaaaa" in old.why
+    assert any("outlast resume dev goes on with it" in text for text in found.advice)
+
+
+def test_a_first_up_starts_anew_and_costs_its_whole_limit():
+    steps = [
+        Step("create", PIN, "run", {}, NEW_PIN),
+        Step("create", TEMPLATES[0], "template", {}, TEMPLATE),
+        Step("create", GROUPS[0], "group", {}, GROUP),
+    ]
+    found = reviewed(steps)
+    assert found.runs[0].then is Then.STARTS_ANEW
+    assert found.before.an_hour == "nothing"
+    assert found.after.hours == 24
+    assert "(24.0 h, its whole limit)" in found.after.at_the_limit
+
+
+def test_a_machine_is_priced_before_and_after():
+    found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
+    assert found.after.sum.hour == pytest.approx(2 * found.before.sum.hour)
+    assert found.before.hours == found.after.hours == 24
+    assert found.after.until == "until 2026-11-29 12:00 UTC"
+
+
+def test_what_is_done_costs_nothing():
+    found = reviewed(unchanged(), _aaaaaaaaaa=ended(State.DONE, Reason.DONE))
+    assert (found.before.an_hour, found.after.at_the_limit) == ("nothing", "nothing")
+
+
+def test_destroying_leaves_the_bucket():
+    steps = [replace(step, op="delete", new={}) for step in unchanged()]
+    found = reviewed(steps, _aaaaaaaaaa=OPEN)
+    (line,) = found.runs
+    assert line.then is Then.STOPS and "the stack lets go of it" in line.why
+    assert found.before.sum.hour > 0 and found.after.an_hour == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("bucket", "said"),
+    [
+        ({"location": "US-CENTRAL1"}, "(us-central1): $0.0200 a GiB and month"),
+        (
+            {"location": "us-central1", "softDeletePolicy": {"retentionDurationSeconds": 604800}},
+            "billed for 7 more days, $0.0046 each",
+        ),
+        ({"location": "us-central1", "versioning": {"enabled": True}}, "versions: what is"),
+        ({"location": "europe-west4"}, "in us-central1 and the bucket in europe-west4: reads"),
+        ({"location": "mars-north1"}, "(mars-north1): unknown a GiB and month"),
+    ],
+)
+def test_storage_is_priced_where_it_applies(bucket, said):
+    steps = [*unchanged(), same(preview.BUCKET, {"name": "b", **bucket})]
+    assert any(said in line for line in reviewed(steps, _aaaaaaaaaa=OPEN).storage)
+
+
+def test_a_broken_rule_is_exit_3_in_every_form():
+    endless = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "scheduling": {}})
+    found = reviewed(unchanged(template=endless), _aaaaaaaaaa=OPEN)
+    assert (found.exit_code, found.as_json()["exitCode"]) == (3, 3)
+    assert [one.rule for one in found.broken] == ["run-limit"]
+    assert "- `run-limit InstanceTemplate`: scheduling has neither" in draw.as_markdown(found)
+    assert reviewed(unchanged(), _aaaaaaaaaa=OPEN).exit_code == 0
+
+
+def test_the_markdown_is_a_table_and_folds_the_rest(capsys):
+    found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
+    text = draw.as_markdown(found)
+    assert "| `aaaaaaaaaa` | **stays untouched** | its VM lives on;" in text
+    assert "<details><summary>resources that change: 1</summary>" in text
+    assert "List prices of 2026-11-28" in text
+    draw.show_review(found)
+    shown = capsys.readouterr().out
+    assert "run aaaaaaaaaa stays untouched: its VM lives on;" in shown
+    assert "replaced: InstanceTemplate InstanceTemplate (machineType)" in shown
+
+
+def test_what_is_no_plan_is_one_sentence():
+    with pytest.raises(EngineError, match="printed something else than its plan"):
+        preview.plan("Previewing update (dev)")

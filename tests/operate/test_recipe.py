@@ -1,0 +1,107 @@
+"""A recipe's rules, and what its hash covers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.operate import recipe
+
+BASE = "debian-cloud/debian-13"
+SHA = "0" * 64
+
+
+def check(**given: Any) -> recipe.Recipe:
+    return recipe.check(given, base=BASE, project="own", zone="europe-west4-a")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for folder in ("requirements", "startup", "image"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "requirements/vm.txt").write_text("numpy==2 --hash=sha256:1\n")
+    (tmp_path / "startup/bake.sh").write_text("#!/bin/bash\n")
+    (tmp_path / "image/lock.txt").write_text("torch==2 --hash=sha256:1\n")
+    (tmp_path / "image/loose.txt").write_text("torch\n")
+    (tmp_path / "image/install.sh").write_text("#!/bin/bash\n")
+    (tmp_path / "image/.env").write_text("#!TOKEN=1")
+    (tmp_path / "image/id_rsa").write_text("#!key")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"base": BASE}, "installs nothing"),
+        ({"package": ["gcc"]}, "package: is no part of a recipe"),
+        ({"packages": ["gcc; reboot"]}, "packages 'gcc; reboot': must be a package's name"),
+        ({"packages": "gcc"}, "packages 'gcc': must be a list"),
+        ({"driver": "latest"}, "driver 'latest': must be a branch"),
+        ({"cuda": "twelve"}, "cuda 'twelve': must be a version"),
+        ({"data": [{"url": "http://x/y", "sha256": SHA}]}, "url must begin with https"),
+        ({"data": [{"url": "gs://bucket/y"}]}, "sha256 must be the file's 64"),
+        ({"data": [{"url": "gs://bucket/y", "sha256": SHA, "path": "../y"}]}, "without .."),
+        (
+            {"data": [{"url": f"gs://bucket/{n}/y", "sha256": SHA} for n in "ab"]},
+            "each must have a path of its own",
+        ),
+        ({"family": "f" * 41, "trainers": True}, "at most 40 characters"),
+        ({"trainers": "perhaps"}, "trainers 'perhaps': must be true or false"),
+        ({"trainers": True, "limitMinutes": 0}, "limitMinutes '0': must be a whole number"),
+        ({"trainers": True, "shareWith": ["everybody"]}, "shareWith 'everybody'"),
+    ],
+)
+def test_a_recipe_that_breaks_a_rule_is_refused(given: dict[str, Any], words: str):
+    with pytest.raises(recipe.RecipeError) as caught:
+        check(**given)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"requirements": "image/loose.txt"}, "must be locked with hashes"),
+        ({"requirements": "image/none.txt"}, "must be a file in the checkout"),
+        ({"script": "/etc/passwd"}, "must be a file in the checkout"),
+        ({"script": "image/lock.txt"}, "must begin with #!"),
+        ({"script": "image/.env"}, "enter no image"),
+        ({"script": "image/id_rsa"}, "enter no image"),
+    ],
+)
+def test_files_that_cannot_enter_an_image_are_refused(root: Path, given: Any, words: str):
+    with pytest.raises(recipe.RecipeError) as caught:
+        recipe.read(check(**given), root)
+    assert words in str(caught.value)
+
+
+def test_the_hash_covers_what_the_image_holds_and_nothing_of_the_builder(root: Path):
+    given = {"requirements": "image/lock.txt", "script": "image/install.sh"}
+    first = recipe.read(check(**given), root)
+    same = recipe.read(
+        check(**given, machineType="c3-highcpu-22", zone="us-central1-a", limitMinutes=9), root
+    )
+    assert first.hash == same.hash
+    assert first.image == f"outlast-{first.hash[:10]}" and first.builder == f"bake-{first.image}"
+
+    others = [recipe.read(check(**given, packages=["gcc"]), root).hash]
+    others.append(recipe.read(check(**given, base="debian-cloud/debian-12"), root).hash)
+    (root / "image/lock.txt").write_text("torch==3 --hash=sha256:2\n")
+    others.append(recipe.read(check(**given), root).hash)
+    (root / "startup/bake.sh").write_text("#!/bin/bash\n# anew\n")
+    others.append(recipe.read(check(**given), root).hash)
+    assert len({first.hash, *others}) == 5
+
+
+def test_the_bundle_counts_only_where_the_trainers_are_baked_in(root: Path):
+    plain, baked = check(packages=["gcc"]), check(trainers=True)
+
+    def hashes(one: recipe.Recipe) -> set[str]:
+        return {recipe.read(one, root, bundle_sha256=digit * 64).hash for digit in "12"}
+
+    assert len(hashes(plain)) == 1 and len(hashes(baked)) == 2
+
+
+def test_a_recipe_survives_the_state(root: Path):
+    one = check(trainers=True, data=[{"url": "gs://bucket/a/y.npz", "sha256": SHA}])
+    state = recipe.read(one, root).state
+    assert recipe.from_dict({**state, "disk_gb": 50.0, "limit_minutes": 120.0}) == one

@@ -1,0 +1,142 @@
+"""What a reviewer refuses: each rule fires on what breaks it and passes what keeps it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from outlast.operate.preview import _rules
+
+rules = _rules()
+
+TEMPLATE = "gcp:compute/instanceTemplate:InstanceTemplate"
+MEMBER = "gcp:storage/bucketIAMMember:BucketIAMMember"
+PROJECT_MEMBER = "gcp:projects/iAMMember:IAMMember"
+LABELS = {
+    "managed-by": "outlast",
+    "project": "outlast",
+    "stack": "dev",
+    "component": "vm-template",
+    "experiment": "dev",
+}
+GOOD: dict[str, Any] = {
+    "machineType": "e2-standard-2",
+    "scheduling": {"terminationTime": "2026-11-29T11:13:15Z"},
+    "labels": LABELS,
+    "networkInterfaces": [{"network": "default"}],
+    "metadata": {"startup-script": "#!/bin/bash\ncurl https://storage.googleapis.com/b\n"},
+}
+GOOD_BUCKET: dict[str, Any] = {
+    "publicAccessPrevention": "enforced",
+    "uniformBucketLevelAccess": True,
+    "labels": {"managed-by": "outlast", "component": "checkpoint-bucket"},
+}
+
+
+def broken(kind: str, inputs: dict[str, Any], limits: Any = None) -> list[str]:
+    one = rules.Resource(kind, "it", inputs)
+    return [found.rule for found in rules.check([one], limits or rules.Limits())]
+
+
+def template(**changed: Any) -> dict[str, Any]:
+    return {**GOOD, **changed}
+
+
+def test_what_keeps_every_rule_passes():
+    assert broken(TEMPLATE, GOOD) == []
+    assert broken(rules.BUCKET, GOOD_BUCKET) == []
+    run = template(scheduling={"maxRunDuration": {"seconds": 3600}})
+    assert broken(TEMPLATE, run) == []
+    reason = template(
+        networkInterfaces=[{"accessConfigs": [{}]}], labels={**LABELS, "external-ip": "no-nat"}
+    )
+    assert broken(TEMPLATE, reason) == []
+    assert broken(TEMPLATE, template(networkInterfaces=[{"accessConfigs": []}])) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "rule"),
+    [
+        (TEMPLATE, template(scheduling={"provisioningModel": "SPOT"}), "run-limit"),
+        ("gcp:compute/instance:Instance", template(scheduling=None), "run-limit"),
+        (rules.BUCKET, {**GOOD_BUCKET, "publicAccessPrevention": "inherited"}, "public-bucket"),
+        (rules.BUCKET, {**GOOD_BUCKET, "uniformBucketLevelAccess": False}, "public-bucket"),
+        (MEMBER, {"member": "allUsers", "role": "roles/storage.objectViewer"}, "public-bucket"),
+        (
+            "gcp:storage/bucketIAMBinding:BucketIAMBinding",
+            {"members": ["user:a@b.c", "allAuthenticatedUsers"], "role": "roles/storage.admin"},
+            "public-bucket",
+        ),
+        (
+            "gcp:storage/bucketACL:BucketACL",
+            {"roleEntities": ["READER:allUsers"]},
+            "public-bucket",
+        ),
+        (TEMPLATE, template(networkInterfaces=[{"accessConfigs": [{}]}]), "external-ip"),
+        (TEMPLATE, template(networkInterfaces=[{"ipv6AccessConfigs": [{}]}]), "external-ip"),
+        (PROJECT_MEMBER, {"member": "user:a@b.c", "role": "roles/editor"}, "primitive-role"),
+        (
+            "gcp:projects/iAMBinding:IAMBinding",
+            {"members": ["user:a@b.c"], "role": "roles/owner"},
+            "primitive-role",
+        ),
+        (TEMPLATE, template(machineType="a3-highgpu-16g"), "gpu-ceiling"),
+        (TEMPLATE, template(guestAccelerators=[{"type": "t4", "count": 9}]), "gpu-ceiling"),
+        (TEMPLATE, template(labels={"managed-by": "outlast"}), "labels"),
+        (rules.BUCKET, {**GOOD_BUCKET, "labels": {}}, "labels"),
+    ],
+)
+def test_each_rule_fires(kind, inputs, rule):
+    assert broken(kind, inputs) == [rule]
+
+
+# Made up and put together here, so that no scanner takes this file for a leak.
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("-----BEGIN RSA " + "PRIVATE KEY-----\nMIIE", "a private key"),
+        (json.dumps({"type": "service_account", "private_key": "x"}), "a service account's key"),
+        ("export KEY=AKIA" + "ABCDEFGHIJKLMNOP", "an AWS access key"),
+        ("ghp_" + "a1" * 18, "a GitHub token"),
+        ("github_pat_" + "a1" * 12, "a GitHub token"),
+        ("glpat-" + "a1" * 10, "a GitLab token"),
+        ("AIza" + "a" * 35, "a Google API key"),
+        ("ya29." + "a" * 30, "a Google access token"),
+        ("hf_" + "a" * 34, "a Hugging Face token"),
+        ("xoxb-" + "1" * 12, "a Slack token"),
+        ("git clone https://me:s3cret@example.com/a.git", "a password in an address"),
+    ],
+)
+def test_a_secret_in_metadata_is_named_and_not_shown(value, what):
+    one = rules.Resource(TEMPLATE, "it", template(metadata={"outlast-arg-note": value}))
+    (found,) = rules.check([one])
+    assert found.rule == "secret" and f"metadata outlast-arg-note holds {what};" in found.why
+    assert value not in found.why
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "https://storage.googleapis.com:443/b/o@v1",
+        "gs://bucket/data/a@b.csv",
+        "http://${HOST}:${PORT}@",
+        "mail me@example.com",
+        "akia",
+    ],
+)
+def test_what_only_looks_like_a_secret_passes(value):
+    assert broken(TEMPLATE, template(metadata={"key": value})) == []
+
+
+def test_the_ceiling_counts_the_stack_and_is_the_organisations():
+    four = rules.Resource(TEMPLATE, "a", template(machineType="g2-standard-48"))
+    assert rules.check([four, four]) == []
+    (found,) = rules.check([four, four, four])
+    assert found.rule == "gpu-ceiling" and "have 12 GPUs, and 8 are allowed" in found.why
+    assert rules.check([four], rules.Limits(gpus=3))
+
+
+def test_an_organisation_may_ask_for_labels_of_its_own():
+    asked = rules.Limits(labels=("cost-centre",))
+    assert broken(TEMPLATE, GOOD, asked) == ["labels"]
+    assert broken(TEMPLATE, template(labels={**LABELS, "cost-centre": "a"}), asked) == []

@@ -1,0 +1,171 @@
+"""Network, health, bucket and foundation in the program and its settings."""
+
+import pulumi
+import pytest
+
+import settings
+from settings import SettingsError
+from tests.program import stack
+from tests.program.test_program import only, program
+from tests.program.test_settings import check, refusal
+
+__all__ = ["program"]
+
+BASE = {"outlast:part": "foundation", "outlast:experiment": "base"}
+OUTPUTS = {
+    "part": "foundation",
+    "project": "acme-research",
+    "region": "europe-west4",
+    "bucket": "shared",
+    "network": "projects/acme-research/global/networks/n",
+    "subnetwork": "projects/acme-research/regions/europe-west4/subnetworks/s",
+    "externalIp": False,
+    "nat": True,
+    "image": "",
+    "leaveRole": "projects/acme-research/roles/outlast_base",
+}
+
+
+def kinds(recorder) -> set[str]:
+    return {one.type.rpartition(":")[2] for one in recorder.declared.values()}
+
+
+def test_the_default_network_needs_nothing_declared(program):
+    recorder = program()
+    assert kinds(recorder).isdisjoint({"Network", "Firewall", "HealthCheck", "RouterNat"})
+    (interface,) = only(recorder, "InstanceTemplate").inputs["networkInterfaces"]
+    assert interface == {"network": "default", "accessConfigs": [{}]}
+
+
+def test_an_isolated_network_has_no_addresses_and_comes_before_the_vms(program):
+    recorder = program(**{"outlast:network": "isolated", "outlast:nat": "true"})
+    (interface,) = only(recorder, "InstanceTemplate").inputs["networkInterfaces"]
+    assert set(interface) == {"network", "subnetwork"}
+    waited = {
+        urn.rpartition("::")[2] for urn in only(recorder, "InstanceGroupManager").dependencies
+    }
+    assert {"network-subnetwork", "network-nat"} <= waited
+
+
+def test_health_and_ssh_open_a_port_each_to_these_vms_alone(program):
+    recorder = program(**{"outlast:health": "repair", "outlast:ssh": "iap"})
+    rules = [one.inputs for one in recorder.declared.values() if one.type.endswith(":Firewall")]
+    assert {rule["allows"][0]["ports"][0]: rule["sourceRanges"] for rule in rules} == {
+        "8099": ["130.211.0.0/22", "35.191.0.0/16"],
+        "22": ["35.235.240.0/20"],
+    }
+    template = only(recorder, "InstanceTemplate").inputs
+    assert {tuple(rule["targetTags"]) for rule in rules} == {tuple(template["tags"])}
+    assert template["tags"] == ["outlast-dev"]
+    assert template["metadata"]["outlast-health"] == "8099 2400"
+    assert template["metadata"]["enable-oslogin"] == "TRUE"
+    group = only(recorder, "InstanceGroupManager").inputs
+    assert group["instanceLifecyclePolicy"]["onFailedHealthCheck"] == "REPAIR"
+    assert group["autoHealingPolicies"]["initialDelaySec"] == 1800
+
+
+def test_an_existing_bucket_is_declared_by_nobody(program):
+    recorder = program(**{"outlast:bucketMode": "existing", "outlast:bucket": "theirs"})
+    assert "Bucket" not in kinds(recorder)
+    assert recorder.exports["bucket"] == "theirs"
+
+
+def test_a_foundation_has_no_run_and_a_guard_over_all_of_it(program):
+    recorder = program(**BASE, **{"outlast:network": "isolated"})
+    assert kinds(recorder) == {
+        *("CheckpointBucket", "Bucket", "Network", "Subnetwork", "LeaveRole", "IAMCustomRole"),
+        "FoundationGuard",
+    }
+    guard = only(recorder, "FoundationGuard")
+    waited = {urn.rpartition("::")[2] for urn in guard.dependencies}
+    assert {"bucket-bucket", "network-vpc", "network-subnetwork", "leave-role"} <= waited
+    assert set(recorder.exports) == {*OUTPUTS, "owner", "bucketLocation"}
+    assert recorder.exports["leaveRole"] == "projects/outlast-rehearsal/roles/outlast_base"
+
+
+def test_an_experiment_on_a_foundation_declares_none_of_it(program, monkeypatch):
+    outputs = {**OUTPUTS, "project": "outlast-rehearsal"}
+    asked = []
+    monkeypatch.setattr(settings, "_read_foundation", lambda name: asked.append(name) or outputs)
+    recorder = program(**{"outlast:foundation": "base"})
+    assert asked == ["organization/outlast/base"]
+    assert kinds(recorder).isdisjoint({"Bucket", "Network", "IAMCustomRole", "FoundationGuard"})
+    note = only(recorder, "FoundationUse")
+    (child,) = [one for one in recorder.declared.values() if one.parent == note.urn]
+    assert (child.inputs["bucket"], child.inputs["name"]) == (
+        "shared",
+        "foundations/outlast-base/dev",
+    )
+    assert only(recorder, "IAMMember").inputs["role"] == OUTPUTS["leaveRole"]
+
+
+# -- Settings
+
+
+def test_a_foundation_is_named_as_the_engine_names_stacks():
+    for name in ("base", "outlast/base", "organization/outlast/base"):
+        found = check({"outlast:foundation": name}, foundation=OUTPUTS)
+        assert found.foundation == "organization/outlast/base"
+    assert (found.bucket, found.reach.network) == ("shared", OUTPUTS["network"])
+    assert found.leave_role == OUTPUTS["leaveRole"] and not found.reach.external_ip
+    assert "must be a stack's name" in refusal({"outlast:foundation": "a b"})
+
+
+def test_what_an_experiment_cannot_say_beside_a_foundation():
+    said = refusal({"outlast:foundation": "base", "outlast:nat": "true"}, foundation=OUTPUTS)
+    assert said == (
+        "outlast:nat beside outlast:foundation: is the foundation's; leave it out, or set it in"
+        " stack base"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"network": "isolated"},
+            "reach Google's APIs only, and a VM of the stock image projects/",
+        ),
+        ({"network": "Corp"}, "outlast:network 'Corp': must be default, isolated or the name"),
+        ({"subnetwork": "a/b"}, "outlast:subnetwork 'a/b': must be the name of a subnetwork"),
+        ({"externalIp": "maybe"}, "outlast:externalIp 'maybe': must be true or false"),
+        ({"ssh": "open"}, "outlast:ssh 'open': must be"),
+        ({"health": "on"}, "outlast:health 'on': must be off or observe or repair"),
+        (
+            {"health": "repair", "healthLimitSec": "60"},
+            "outlast:healthLimitSec 60: with health rep",
+        ),
+        ({"softDeleteDays": "3"}, "outlast:softDeleteDays 3: must be 0, or 7 to 90"),
+        ({"bucketMode": "mine"}, "outlast:bucketMode 'mine': must be managed or existing"),
+        ({"part": "both"}, "outlast:part 'both': must be experiment or foundation"),
+        ({"part": "foundation", "foundation": "base"}, "a foundation stands on no other"),
+    ],
+)
+def test_refused(values, said):
+    assert said in refusal({f"outlast:{key}": value for key, value in values.items()})
+
+
+def test_an_isolated_vm_of_a_baked_image_needs_no_internet():
+    image = {"outlast:image": "projects/acme-research/global/images/family/outlast"}
+    found = check({"outlast:network": "isolated", **image})
+    assert found.reach.isolated and not found.reach.internet
+
+
+def test_a_missing_foundation_is_one_sentence(monkeypatch):
+    def fail(*_args):
+        raise RuntimeError("unknown stack\nTraceback")
+
+    monkeypatch.setattr(pulumi.runtime, "invoke", fail)
+    with pytest.raises(SettingsError) as caught:
+        settings._read_foundation("organization/outlast/base")
+    assert str(caught.value) == (
+        "outlast:foundation 'organization/outlast/base': cannot be read (unknown stack); bring that"
+        " stack up first, in this backend"
+    )
+
+
+def test_every_key_of_the_foundation_is_declared():
+    from components import foundation
+
+    keys = {f"outlast:{key}" for key in (*foundation.OUTPUTS, *foundation.OWN_ONLY)}
+    assert keys <= set(stack.defaults())

@@ -1,0 +1,266 @@
+"""What the declared identity lets a VM do, tried by real VMs with their own tokens: all that a run
+needs, nothing of anybody else's, and of what it may do nothing that it does not need."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from rehearsal.iam import PREDEFINED_ROLES
+from tests.components import inventory
+from tests.components.conftest import pulumi_state
+from tests.rehearsal.local_cloud import PROJECT, FullCloud, make_bucket
+from tests.rehearsal.test_compute import BASE, GROUPS, VMS, group_body, script, template_body
+from tests.rehearsal.test_iam import grant, grant_on_project, make_account, make_role
+
+__all__ = ["pulumi_state"]  # a fixture; its module loads the SDK without its warnings
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(400)]
+
+LONGEST_WAIT_SEC = 90.0
+WRITE, READ = "roles/storage.objectUser", "roles/storage.objectViewer"
+SECRET = "roles/secretmanager.secretAccessor"
+SECRETS = f"/secretmanager/v1/projects/{PROJECT}/secrets"
+OWN = "experiments/dev"
+
+# Each prints `probe NAME STATUS`; `api` is a call with the VM's own token.
+BOOT = """#!/bin/bash
+token="$(curl -s -H 'Metadata-Flavor: Google' \
+  "$METADATA_BASE/instance/service-accounts/default/token")"
+token="${token#*\\"access_token\\": \\"}"
+token="${token#*\\"access_token\\":\\"}"
+token="${token%%\\"*}"
+api() {
+  local name="$1" method="$2" url="$3"
+  shift 3
+  printf 'probe %s %s\\n' "$name" "$(curl -s -o /dev/null -w '%{http_code}' -X "$method" \
+    -H "Authorization: Bearer $token" -H 'Content-Type: application/json' "$@" "$url")"
+}
+store="$STORAGE_EMULATOR_HOST/storage/v1/b/BUCKET"
+upload="$STORAGE_EMULATOR_HOST/upload/storage/v1/b/BUCKET/o?uploadType=media&name"
+compute="${OUTLAST_COMPUTE_ENDPOINT}projects/PROJECT"
+secrets="${OUTLAST_SECRET_MANAGER_ENDPOINT}v1/projects/PROJECT/secrets"
+groups="$compute/zones/europe-west4-a/instanceGroupManagers"
+name="$(curl -s -H 'Metadata-Flavor: Google' "$METADATA_BASE/instance/name")"
+PROBES
+printf 'probes done\\n'
+sleep 1000
+"""
+
+NEEDED = """
+api own-create POST "$upload=experiments/dev/$name" -d new
+api own-overwrite POST "$upload=experiments/dev/HEAD-$name" -d head
+api own-read GET "$store/o/experiments%2Fdev%2FHEAD-$name?alt=media"
+api own-absent GET "$store/o/experiments%2Fdev%2Fabsent"
+api own-list GET "$store/o?prefix=experiments/dev/"
+api own-delete DELETE "$store/o/experiments%2Fdev%2Fold-$name"
+api data-read GET "$store/o/data%2Fdigits?alt=media"
+api data-absent GET "$store/o/data%2Fabsent"
+api data-list GET "$store/o?prefix=data/"
+api secret-read GET "$secrets/own/versions/latest:access"
+api group-find POST "$groups/g1/listManagedInstances"
+api group-leave POST "$groups/g1/deleteInstances" \
+  -d '{"instances": ["zones/europe-west4-a/instances/x"]}'
+"""
+"""What the startup scripts and the supervisor do, call by call."""
+
+REFUSED = """
+api data-write POST "$upload=data/mine" -d x
+api neighbour-read GET "$store/o/experiments%2Fother%2FHEAD?alt=media"
+api neighbour-absent GET "$store/o/experiments%2Fother%2Fabsent"
+api neighbour-write POST "$upload=experiments/other/new" -d x
+api neighbour-overwrite POST "$upload=experiments/other/HEAD" -d x
+api neighbour-delete DELETE "$store/o/experiments%2Fother%2FHEAD"
+api neighbour-list GET "$store/o?prefix=experiments/other/"
+api alike-read GET "$store/o/experiments%2Fdev-2%2FHEAD?alt=media"
+api alike-list GET "$store/o?prefix=experiments/dev-2/"
+api experiments-list GET "$store/o?prefix=experiments/"
+api bucket-list GET "$store/o"
+api note-write POST "$upload=foundations/outlast-base/dev" -d x
+api bucket-get GET "$store"
+api bucket-change PATCH "$store" -d '{"labels": {"a": "b"}}'
+api bucket-delete DELETE "$store"
+api bucket-policy GET "$store/iam"
+api bucket-policy-set PUT "$store/iam" -d '{"bindings": []}'
+api secret-read-other GET "$secrets/theirs/versions/latest:access"
+api secret-get GET "$secrets/own"
+api secret-add POST "$secrets/own:addVersion" -d '{"payload": {"data": "eA=="}}'
+api group-delete DELETE "$groups/g1"
+api group-create POST "$groups" -d '{"name": "mine"}'
+api vm-delete DELETE "$compute/zones/europe-west4-a/instances/$name"
+api vm-metadata POST "$compute/zones/europe-west4-a/instances/$name/setMetadata" -d '{}'
+api vm-create POST "$compute/zones/europe-west4-a/instances" -d '{"name": "mine"}'
+api template-delete DELETE "$compute/global/instanceTemplates/t1"
+api firewall-create POST "$compute/global/firewalls" -d '{"name": "mine"}'
+api accounts-list GET "$STORAGE_EMULATOR_HOST/iam/v1/projects/PROJECT/serviceAccounts"
+api role-create POST "$STORAGE_EMULATOR_HOST/iam/v1/projects/PROJECT/roles" -d '{"roleId": "mine"}'
+api project-policy POST "${OUTLAST_RESOURCE_MANAGER_ENDPOINT}projects/PROJECT:setIamPolicy" \
+  -d '{"policy": {}}'
+"""
+
+ALL_WELL = {
+    "own-create": 200,
+    "own-overwrite": 200,
+    "own-read": 200,
+    "own-absent": 404,
+    "own-list": 200,
+    "own-delete": 204,
+    "data-read": 200,
+    "data-absent": 404,
+    "data-list": 200,
+    "secret-read": 200,
+    "group-find": 200,
+    "group-leave": 400,  # allowed; there is no VM of that name in it
+}
+
+FAILS_WITHOUT = {
+    (WRITE, "storage.objects.create"): {"own-create", "own-overwrite"},
+    (WRITE, "storage.objects.delete"): {"own-overwrite", "own-delete"},
+    (WRITE, "storage.objects.get"): {"own-read", "own-absent"},
+    (WRITE, "storage.objects.list"): {"own-list", "own-absent"},
+    (READ, "storage.objects.get"): {"data-read", "data-absent"},
+    (READ, "storage.objects.list"): {"data-list", "data-absent"},
+    (SECRET, "secretmanager.versions.access"): {"secret-read"},
+    ("leave", "compute.instanceGroupManagers.get"): {"group-find"},
+    ("leave", "compute.instanceGroupManagers.update"): {"group-leave"},
+}
+"""Calls that are refused once a permission is taken out of a role."""
+
+NAMES = ("whole", *(f"less-{number}" for number in range(len(FAILS_WITHOUT))))
+"""Of the VMs."""
+
+
+@dataclass
+class Declared:
+    """What the components declare for a VM of the experiment `dev`."""
+
+    bucket: list[tuple[str, str]]
+    """[(role, condition)] on the bucket."""
+    secret: tuple[str, str]
+    """(name, role) on a secret."""
+    leave: list[str]
+    """Permissions of the custom role."""
+
+    @property
+    def roles(self) -> set[str]:
+        """Under the names of FAILS_WITHOUT."""
+        return {"leave", self.secret[1], *(role for role, _ in self.bucket)}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
+    cloud = FullCloud(tmp_path_factory.mktemp("full") / "state")
+    yield cloud
+    assert cloud.stop() == 0
+    cloud.http.close()
+
+
+def declared(bucket: str) -> Declared:
+    """By the components themselves."""
+    from components.leave_role import LeaveRole
+    from components.vm_identity import VmIdentity
+
+    def program() -> None:
+        role = LeaveRole("leave", {"project": PROJECT, "stack": "dev"})
+        VmIdentity(
+            "identity",
+            {
+                "project": PROJECT,
+                "experiment": "dev",
+                "bucket": bucket,
+                "prefix": OWN,
+                "leave_role": role.role,
+                "secret": (PROJECT, "own"),
+            },
+        )
+
+    found = list(inventory.record(program).declared.values())
+    of = lambda kind: [one.inputs for one in found if one.type.endswith(f":{kind}")]  # noqa: E731
+    (role,), (binding,), (secret,) = of("IAMCustomRole"), of("IAMMember"), of("SecretIamMember")
+    assert binding["role"].endswith(role["roleId"]) and "condition" not in binding
+    return Declared(
+        [(one["role"], one["condition"]["expression"]) for one in of("BucketIAMMember")],
+        (secret["secretId"], secret["role"]),
+        role["permissions"],
+    )
+
+
+def give(cloud: FullCloud, bucket: str, identity: Declared, without: tuple[str, str]) -> str:
+    """A service account with the declared bindings, but for one permission of one role."""
+    email = make_account(cloud)
+    member = f"serviceAccount:{email}"
+
+    def of(role: str) -> str:
+        left = sorted(PREDEFINED_ROLES[role] - {without[1]})
+        return make_role(cloud, left) if role == without[0] else role
+
+    for role, expression in identity.bucket:
+        assert grant(cloud, bucket, of(role), member, expression).status_code == 200
+    secret, role = f"{SECRETS}/{identity.secret[0]}", of(identity.secret[1])
+    policy = cloud.ok("GET", f"{secret}:getIamPolicy")
+    bindings = [*policy.get("bindings", []), {"role": role, "members": [member]}]
+    cloud.ok("POST", f"{secret}:setIamPolicy", {"policy": {**policy, "bindings": bindings}})
+    leave = [p for p in identity.leave if without != ("leave", p)]
+    assert grant_on_project(cloud, make_role(cloud, leave), member).status_code == 200
+    return email
+
+
+def boot(cloud: FullCloud, bucket: str, name: str, email: str, probes: str) -> None:
+    """A VM with that account which makes the calls."""
+    text = BOOT.replace("PROBES", probes).replace("BUCKET", bucket).replace("PROJECT", PROJECT)
+    properties = template_body(**script(text))["properties"]
+    properties["machineType"] = f"zones/europe-west4-a/machineTypes/{properties['machineType']}"
+    properties["serviceAccounts"][0]["email"] = email
+    cloud.ok("POST", VMS, {"name": name, **properties})
+
+
+def answers(cloud: FullCloud, name: str) -> dict[str, int]:
+    """Status by call, once the VM has made them all."""
+    serial = cloud.state / "serial" / f"{name}-1.log"
+    deadline = time.monotonic() + LONGEST_WAIT_SEC
+    while "probes done" not in (text := serial.read_text() if serial.exists() else ""):
+        assert time.monotonic() < deadline, f"{name}: {text}"
+        time.sleep(0.05)
+    lines = [line.split("probe ", 1)[1].split() for line in text.splitlines() if "probe " in line]
+    return {name: int(status) for name, status in lines}
+
+
+@pytest.fixture(scope="module")
+def bucket(world: FullCloud) -> str:
+    made = make_bucket(world)
+    own = [f"{OWN}/{kind}-{name}" for kind in ("HEAD", "old") for name in NAMES]
+    for name in (*own, "experiments/other/HEAD", "experiments/dev-2/HEAD", "data/digits"):
+        world.put(made, name)
+    for name in ("own", "theirs"):
+        secret = {"replication": {"automatic": {}}}
+        world.ok("POST", SECRETS, secret, params={"secretId": name})
+        world.ok("POST", f"{SECRETS}/{name}:addVersion", {"payload": {"data": "eA=="}})
+    world.ok("POST", f"{BASE}/global/instanceTemplates", template_body())
+    world.ok("POST", GROUPS, group_body())
+    return made
+
+
+def test_a_vm_may_do_what_its_run_needs_and_nothing_of_anybody_elses(
+    world: FullCloud, bucket: str
+) -> None:
+    email = give(world, bucket, declared(bucket), ("", ""))
+    boot(world, bucket, "whole", email, NEEDED + REFUSED)
+    found = answers(world, "whole")
+    refused = {name: found.pop(name) for name in list(found) if name not in ALL_WELL}
+    assert found == ALL_WELL
+    assert len(refused) == REFUSED.count("\napi ")
+    assert {name: status for name, status in refused.items() if status != 403} == {}
+    assert world.object("GET", bucket, "experiments/other/HEAD").status_code == 200
+
+
+def test_each_permission_is_needed(world: FullCloud, bucket: str) -> None:
+    identity = declared(bucket)
+    assert {p for role, p in FAILS_WITHOUT if role == "leave"} == set(identity.leave)
+    assert {role for role, _ in FAILS_WITHOUT} == identity.roles
+    names = dict(zip(FAILS_WITHOUT, NAMES[1:], strict=True))
+    for without in FAILS_WITHOUT:
+        email = give(world, bucket, identity, without)
+        boot(world, bucket, names[without], email, NEEDED)
+    for without, fails in FAILS_WITHOUT.items():
+        found = answers(world, names[without])
+        assert found == {**ALL_WELL, **dict.fromkeys(fails, 403)}, without

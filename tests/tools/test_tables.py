@@ -1,0 +1,46 @@
+"""The generated pages are what the code declares now, and say what a reader looks for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from outlast.operate.engine import ROOT
+
+TABLES = [sys.executable, str(ROOT / "tools" / "tables.py")]
+
+
+def test_the_pages_are_up_to_date():
+    done = subprocess.run([*TABLES, "--check"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_key_and_every_component_has_its_row():
+    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    for key, entry in declared.items():
+        assert f"| `{key}` | {entry['type']} |" in text, key
+    page = (ROOT / "docs" / "components.md").read_text()
+    for file in (ROOT / "components").glob("*.py"):
+        if 'super().__init__("outlast:index:' in file.read_text():
+            assert f"`components/{file.name}`." in page, file.name
+
+
+def test_a_stale_page_is_named_with_the_remedy(tmp_path: Path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "components").mkdir()
+    (tmp_path / "docs").mkdir()
+    script = tmp_path / "tools" / "tables.py"
+    script.write_text((ROOT / "tools" / "tables.py").read_text())
+    (tmp_path / "Pulumi.yaml").write_text(
+        "name: a\nconfig:\n  # A heading\n"
+        "  a:\n    type: string\n    description: x | y\n    default: ''\n"
+    )
+    command = [sys.executable, str(script), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "docs/configuration.md: is out of date; run make tables" in done.stderr
+    subprocess.run(command[:-1], check=True, capture_output=True, timeout=60)
+    made = (tmp_path / "docs" / "configuration.md").read_text()
+    assert "## A heading" in made and '| `a` | string | `""` | x \\| y |' in made

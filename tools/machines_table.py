@@ -1,0 +1,79 @@
+"""Writes the table of machine families into docs/machines.md: `python tools/machines_table.py`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from components.machines import FAMILIES, N1_GPUS, Family  # noqa: E402
+
+PAGE = ROOT / "docs" / "machines.md"
+BEGIN, END = "<!-- machines: written by tools/machines_table.py -->\n", "<!-- /machines -->\n"
+
+
+def table() -> str:
+    """One row a family, then the GPUs that N1 takes."""
+    rows = [
+        "| family | GPU | local SSDs | boot disks | CPU platforms, newest last | custom | Spot |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows += [f"| {' | '.join(_row(name, family))} |" for name, family in FAMILIES.items()]
+    rows += [
+        "",
+        "| GPU for N1 | memory | how many, and the most CPUs beside them |",
+        "|---|---|---|",
+    ]
+    for name, gpu in N1_GPUS.items():
+        limits = ", ".join(f"{count}: {cpus}" for count, cpus in gpu.cpus.items())
+        rows.append(f"| `{name}` | {gpu.memory_gb} GB | {limits} |")
+    return "\n".join(rows) + "\n"
+
+
+def written(page: str) -> str:
+    """The page with the table of today."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + table() + END + rest.partition(END)[2]
+
+
+def _row(name: str, family: Family) -> Sequence[str]:
+    gpu = f"{family.gpu.name}, {family.gpu.memory_gb} GB" if family.gpu else ""
+    if name == "n1":
+        gpu = "attached, below"
+    spot = "yes" if family.spot else "no"
+    if family.only_spot:
+        spot = f"yes; nothing else for {', '.join(family.only_spot)}"
+    return (
+        name,
+        gpu,
+        _ssds(family),
+        ", ".join(family.disks),
+        ", ".join(family.platforms),
+        "yes" if family.custom else "",
+        spot,
+    )
+
+
+def _ssds(family: Family) -> str:
+    if family.own_ssds == "all":
+        return "its own"
+    if family.own_ssds:
+        return f"its own, of types in {family.own_ssds}"
+    if family.ssds is None:
+        return ""
+    if len(family.ssds) == 1:
+        return _counts(next(iter(family.ssds.values())))
+    return "; ".join(f"to {cpus} CPUs: {_counts(n)}" for cpus, n in family.ssds.items())
+
+
+def _counts(counts: Sequence[int]) -> str:
+    in_a_row = [count for at, count in enumerate(counts) if count == counts[0] + at]
+    if len(in_a_row) < 3:
+        return ", ".join(map(str, counts))
+    more = [str(count) for count in counts[len(in_a_row) :]]
+    return ", ".join([f"{in_a_row[0]} to {in_a_row[-1]}", *more])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
