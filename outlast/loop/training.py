@@ -121,8 +121,8 @@ def train(
     The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``init``, a
     checkpoint as ``outlast checkpoints`` prints it; ``model_output_path``, a folder or ``gs://``
     path that gets a copy of the finished result where it is absent there; ``run_dir``, a folder or
-    ``gs://`` path (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``, ``arguments`` and
-    ``source`` (default: this program, its command line and its text).
+    ``gs://`` path (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``,
+    ``arguments`` and ``source`` (default: this program, its command line and its text).
     """
     world = ranks.world()
     kind = Run

@@ -75,6 +75,7 @@ def test_the_life_of_a_stack(stack: Project):
 
     # A hyperparameter: a new run in a new group, the old VM gone.
     stack.set("outlast:args.epochs", "99999")
+    stack.set("outlast:onNewRun", "replace")
     stack.up()
     second = stack.outputs()
     assert second["run"] != first["run"] and second["group"] != first["group"]

@@ -646,7 +646,10 @@ def test_requirements_are_part_of_a_trainers_name_too():
         (command(command="x", source="../"), "must be a folder in the checkout"),
         (command(command="x", source="/etc"), "must be a folder in the checkout"),
         (command(command="x", source="settings.py"), "must be a folder in the checkout"),
-        (command(command="x", requirements="nowhere.txt"), "must be a file or a folder in the checkout"),
+        (
+            command(command="x", requirements="nowhere.txt"),
+            "must be a file or a folder in the checkout",
+        ),
         (command(command="x", quietSec="0"), "must be a whole number from 1"),
         (command(command="cat {data}"), "the run has no data; set outlast:dataPaths"),
         (

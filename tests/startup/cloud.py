@@ -79,9 +79,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return 200, self.list(query)
         if match := re.fullmatch(r"/storage/v1/b/bucket/o/([^/]+)", url.path):
             return self.read(unquote(match[1]), query)
-        group = "/compute/v1/projects/project/zones/zone-a/instanceGroupManagers/group/"
-        if url.path.startswith(group) and self.command == "POST":
-            return self.group(url.path.removeprefix(group), query, body)
+        place = r"(?:zones/zone-a|regions/region)"
+        group = rf"/compute/v1/projects/project/{place}/instanceGroupManagers/group/(.+)"
+        if self.command == "POST" and (match := re.fullmatch(group, url.path)):
+            return self.group(match[1], query, body)
         return 501, b"{}"
 
     def metadata(self, path: str) -> tuple[int, bytes]:
