@@ -3,10 +3,12 @@
 `FAMILIES` is the one table: GPUs, local SSDs, disk types, CPU platforms, custom types, Spot. What
 it does not know it does not refuse: a machine type of a new family passes with a word of advice.
 
-Sources, as of November 2026: Compute Engine's pages "GPU machine types", "Accelerator-optimized
-machine family", "General-purpose machine family", "Add Local SSD" (which families bring their SSDs,
-which take a count), "Custom VM instances" and "Minimum CPU platforms" at docs.cloud.google.com;
-scheduling rules from the discovery document of the Compute API, revision 20261106.
+Sources, as of November 2026: which machines have GPUs and the scheduling rules, the discovery
+document of the Compute API, revision 20261106, and Compute Engine's page "Accelerator-optimized
+machine family"; which families bring their local SSDs and which take a count, its page "Add Local
+SSD". Disk types, counts of SSDs by size, CPU platforms, limits of N1 beside GPUs and ranges of
+custom types follow Compute Engine's pages on each family and were not read again line by line:
+where the API takes what this table refuses, the table is wrong.
 """
 
 import difflib

@@ -16,8 +16,10 @@ def main():
     parser.add_argument("--output", required=True)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
 
+    torch.manual_seed(args.seed)
     images, labels = load_digits(return_X_y=True)
     images, labels = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
@@ -32,6 +34,7 @@ def main():
     print(f"begins after epoch {first}", flush=True)
 
     for epoch in range(first + 1, args.epochs + 1):
+        torch.manual_seed(args.seed + epoch)
         for rows in torch.randperm(len(labels)).split(32):
             loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
             optimizer.zero_grad()
