@@ -27,6 +27,7 @@ from outlast.operate.errors import OperateError
 from outlast.run.commit import read_record, read_rows
 from outlast.run.head import Head, HeadError, read_head
 from outlast.run.store import Store, StoreError, open_store
+from settings import scripts
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBE = Path(__file__).with_name("probe")
@@ -242,6 +243,9 @@ def _step_of(store: Store, layout: Layout) -> int:
 BUCKET = "bench"
 ZONE = "europe-west4-a"
 BASE = f"/compute/v1/projects/{clouds.PROJECT}"
+IMAGE = f"projects/{clouds.PROJECT}/global/images/family/outlast"
+"""Whose image is the folder that the cloud was given."""
+DISK_GB = 20
 GROUPS = f"{BASE}/zones/{ZONE}/instanceGroupManagers"
 ACCOUNT = f"outlast-bench@{clouds.PROJECT}.iam.gserviceaccount.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -260,7 +264,7 @@ class CloudSite:
         self._plans = plans
         os.environ["STORAGE_EMULATOR_HOST"] = cloud.url
         os.environ.pop("GCE_METADATA_HOST", None)
-        self._bundle = self._put_bundle()
+        self.bundle = self._put_bundle()
 
     def calm(self) -> Calm:
         layout = Layout(f"experiments/{self._job.trainer}", "calm")
@@ -300,18 +304,21 @@ class CloudSite:
     def group(self, layout: Layout) -> str:
         return f"{self._job.trainer.replace('_', '-')}-{layout.run}"
 
-    def raise_group(self, layout: Layout) -> None:
-        """Template and group of size 1, as the components declare them."""
+    def raise_group(
+        self, layout: Layout, *, image: str = IMAGE, more: Mapping[str, str] | None = None
+    ) -> None:
+        """Template and group of size 1, as the components declare them; `more` of the metadata."""
         name = self.group(layout)
         disk = {
             "boot": True,
             "autoDelete": True,
             "initializeParams": {
-                "sourceImage": f"projects/{clouds.PROJECT}/global/images/family/outlast",
-                "diskSizeGb": "20",
+                "sourceImage": image,
+                "diskSizeGb": str(DISK_GB),
             },
         }
-        items = [{"key": key, "value": text} for key, text in self._metadata(layout).items()]
+        metadata = {**self._metadata(layout), **(more or {})}
+        items = [{"key": key, "value": text} for key, text in metadata.items()]
         properties = {
             "machineType": "n2-standard-2",
             "disks": [disk],
@@ -348,19 +355,11 @@ class CloudSite:
             self._cloud.call("DELETE", f"{GROUPS}/{self.group(layout)}")
 
     def _metadata(self, layout: Layout) -> dict[str, str]:
-        job, (name, sha256) = self._job, self._bundle
-        scripts = {
-            key: (ROOT / "startup" / file).read_text()
-            for key, file in (
-                ("startup-script", "boot.sh"),
-                ("outlast-sh-lib", "lib.sh"),
-                ("outlast-sh-leave", "leave.sh"),
-            )
-        }
+        job, (name, sha256) = self._job, self.bundle
         pairs = [flag.removeprefix("--").partition("=") for flag in job.flags]
         python = {} if job.python == sys.executable else {"outlast-trainer-python": job.python}
         return {
-            **scripts,
+            **scripts(),
             "outlast-bucket": BUCKET,
             "outlast-prefix": layout.prefix,
             "outlast-run": layout.run,
@@ -414,17 +413,20 @@ class CloudSite:
 
 
 @contextlib.contextmanager
-def local_cloud(work: Path, plans: Path, image: Path | None = None) -> Iterator[clouds.LocalCloud]:
+def local_cloud(
+    work: Path, plans: Path, image: Path | None = None, more: Mapping[str, str] | None = None
+) -> Iterator[clouds.LocalCloud]:
     """A local cloud with a bucket and a service account that may do what a run's may.
 
-    Its VMs begin with `image`, a folder; by default the one that `make setup` made.
+    Its VMs begin with `image`, a folder; by default the one that `make setup` made. `more` is
+    of their environment.
     """
     if image is None:
         parts = engine.find_parts()
     else:
         parts = engine.Parts("", None, str(image), "", sys.executable)
     (plans / ASKED).mkdir(parents=True, exist_ok=True)
-    guest = {"BENCH_PLANS": str(plans), **_threads("1")}
+    guest = {"BENCH_PLANS": str(plans), **_threads("1"), **(more or {})}
     pace = clouds.Pace(notice_sec=WAITS["notice"], grace_sec=WAITS["stop"])
     cloud = clouds.start(work / "cloud", parts, guest_env=guest, pace=pace, dies_with_us=True)
     try:

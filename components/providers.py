@@ -5,10 +5,12 @@ the classes' names never change, or no stack of an older version could be destro
 """
 
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import pulumi
@@ -339,11 +341,7 @@ class ImageBakeProvider(ResourceProvider):
             bundle_sha256=props["bundle_sha256"],
             waits=props["waits"],
         )
-        try:
-            return {**props, "image": bake.bake(baked, order, _say)}
-        except bake.BakeError:
-            sys.tracebacklimit = 0  # the engine prints it all, and the sentence is enough
-            raise
+        return {**props, "image": bake.bake(baked, order, _say)}
 
 
 class ImageBakeArgs(TypedDict):
@@ -516,3 +514,23 @@ def _say(sentence: str) -> None:
     if sentence not in _said:
         _said.add(sentence)
         print(sentence, file=sys.stderr, flush=True)
+
+
+def _format_exc() -> str:
+    """What the engine shows of an error: ours are sentences, of others it is all there is."""
+    error = sys.exception()
+    if type(error).__module__.partition(".")[0] in ("components", "outlast"):
+        return str(error)
+    return traceback.format_exc()
+
+
+def _tell_sentences() -> None:
+    """Lets the SDK's host of dynamic providers, which sends a traceback whatever a provider
+    raises, send the sentence. The host is the process's main module; elsewhere nothing is done."""
+    host = sys.modules["__main__"]
+    spec = getattr(host, "__spec__", None)
+    if spec is not None and spec.name == "pulumi.dynamic.__main__":
+        vars(host)["traceback"] = SimpleNamespace(format_exc=_format_exc)
+
+
+_tell_sentences()

@@ -110,24 +110,32 @@ bake::read() {
   fi
 }
 
+# bake::owns COMMAND: it is there and this VM's own. Under a root of its own the system around it
+# belongs to somebody else.
+bake::owns() {
+  [[ "$(command -v "$1")" == "$ROOT"/* ]]
+}
+
 # bake::keep_still: no upgrade by itself, now or in a VM of the image, and the kernel that is here.
-# Only on a real machine: under a root of its own the system belongs to somebody else.
 bake::keep_still() {
-  [[ -z $ROOT ]] && command -v apt-get >/dev/null || return 0
+  bake::owns apt-get || return 0
   systemctl disable --now unattended-upgrades.service apt-daily.timer apt-daily-upgrade.timer \
     >>"$STEP_LOG" 2>&1 || true
   printf 'APT::Periodic::Enable "0";\nAPT::Periodic::Unattended-Upgrade "0";\n' \
-    >/etc/apt/apt.conf.d/99outlast
+    >"$ROOT/etc/apt/apt.conf.d/99outlast"
   dpkg-query -W -f '${Package}\n' 'linux-image-*' 'linux-headers-*' 'linux-gcp*' 2>/dev/null |
     xargs --no-run-if-empty apt-mark hold >>"$STEP_LOG" 2>&1
 }
 
-bake::apt() {
-  if [[ -n $ROOT && $(command -v apt-get) != "$ROOT"/* ]] || ! command -v apt-get >/dev/null; then
+bake::need_apt() {
+  if ! bake::owns apt-get; then
     log::error "$CURRENT_STEP" "apt-get: no system of this VM's own to install packages into;" \
       "choose a Debian or Ubuntu base"
     return 1
   fi
+}
+
+bake::apt() {
   # Another apt may hold the lock in the first minutes of a boot.
   DEBIAN_FRONTEND=noninteractive retry::run "$PIP_TRIES" \
     apt-get -o DPkg::Lock::Timeout=300 "$@" >>"$STEP_LOG" 2>&1
@@ -135,6 +143,7 @@ bake::apt() {
 
 # bake::install_packages NAME...
 bake::install_packages() {
+  bake::need_apt || return
   if ! { bake::apt update -q && bake::apt install -qy --no-install-recommends -- "$@"; }; then
     log::error "$CURRENT_STEP" "apt-get could not install $*; mend the recipe's packages"
     return 1
@@ -145,8 +154,9 @@ bake::install_packages() {
 # their versions. DRIVER is a branch (580) or a version (580.95.05); either may be empty.
 bake::install_driver() {
   local driver="$1" cuda="$2" distribution key="$BAKE_DIR/keyring.deb" names=() held=()
+  bake::need_apt || return
   # shellcheck source=/dev/null
-  distribution="$(source /etc/os-release && printf '%s%s' "$ID" "${VERSION_ID//./}")" || return
+  distribution="$(source "$ROOT/etc/os-release" && printf '%s%s' "$ID" "${VERSION_ID//./}")" || return
   "${CURL[@]}" --fail --location --max-time 120 --output "$key" \
     "$CUDA_REPOSITORY/$distribution/x86_64/cuda-keyring_1.1-1_all.deb" >>"$STEP_LOG" 2>&1 || {
     log::error "$CURRENT_STEP" "NVIDIA has no packages for $distribution; choose another base"
@@ -234,20 +244,22 @@ bake::clean() {
     "$ROOT/var/lib/systemd/random-seed"
   mkdir -p "$ROOT/etc"
   : >"$ROOT/etc/machine-id"
-  if [[ -z $ROOT ]]; then
+  if bake::owns userdel; then
     while IFS=: read -r name _ uid _; do
       if ((uid >= 1000 && uid < 60000)); then
         userdel --force --remove "$name" >>"$STEP_LOG" 2>&1 || true
       fi
-    done </etc/passwd
-    if command -v cloud-init >/dev/null; then
-      cloud-init clean --logs --seed >>"$STEP_LOG" 2>&1 || true
-    fi
-    if command -v apt-get >/dev/null; then
-      apt-get clean
-    fi
-    rm -rf /var/lib/apt/lists/* /var/lib/dhcp/* /var/lib/google/* /var/log/journal/* /var/tmp/*
-    find /var/log -type f -exec truncate -s 0 {} +
+    done <"$ROOT/etc/passwd"
+  fi
+  if bake::owns cloud-init; then
+    cloud-init clean --logs --seed >>"$STEP_LOG" 2>&1 || true
+  fi
+  if bake::owns apt-get; then
+    apt-get clean >>"$STEP_LOG" 2>&1
+  fi
+  rm -rf "$ROOT"/var/lib/{apt/lists,dhcp,google}/* "$ROOT"/var/log/journal/* "$ROOT"/var/tmp/*
+  if [[ -d $ROOT/var/log ]]; then
+    find "$ROOT/var/log" -type f -exec truncate -s 0 {} +
   fi
   bake::clear_folder "$ROOT/home"
   bake::clear_folder "$ROOT/root" .bashrc .profile

@@ -149,6 +149,9 @@ def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> 
                 raise
             # The client cannot read this protocol's refusal; the older one's it can.
             client.fetch(path, repo, determine_wants=only, depth=1, protocol_version=0)
+        except BrokenPipeError:
+            # The host had refused, and hung up while it was still being asked.
+            client.fetch(path, repo, determine_wants=every)
         except GitProtocolError as error:
             unnamed = client.protocol_version < 2 and _NO_COMMIT.search(str(error))
             if not unnamed and not _NOT_ADVERTISED.search(str(error)):

@@ -65,6 +65,15 @@ def test_a_recipe_is_baked_booted_from_and_baked_anew(
     stack.set("outlast:imageRecipe.base", "debian-cloud/debian-13")
     stack.set("outlast:delivery", "image")
 
+    # What stops a bake is one sentence.
+    stack.set("outlast:imageRecipe.packages[0]", "tree")
+    said = stack.up(fails=True)
+    assert "error: builder bake-own-" in said and "step packages failed" in said
+    assert "no system of this VM's own to install packages into" in said
+    assert "Traceback" not in said and "BakeError" not in said
+    assert family(stack) == {}
+    stack.pulumi("config", "rm", "-s", "dev", "--path", "outlast:imageRecipe.packages")
+
     stack.up()
     outputs = stack.outputs()
     (first,) = family(stack)

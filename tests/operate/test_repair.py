@@ -18,7 +18,7 @@ from tests.operate.records import start_record
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
 OWNER = "o/p/s"
-CLAIM = Claim(OWNER, 0, 0, START + timedelta(days=365))
+CLAIM = Claim(OWNER, 0, 0, START + timedelta(days=36_500))
 
 
 class Quick:

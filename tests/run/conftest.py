@@ -90,7 +90,7 @@ def memory(clock: FakeClock) -> MemoryStore:
 
 @pytest.fixture
 def claim() -> Claim:
-    return Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelta(days=1))
+    return Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelta(days=36_500))
 
 
 @pytest.fixture(scope="session")

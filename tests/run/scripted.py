@@ -37,7 +37,7 @@ from outlast.run.store import MemoryStore, Operation, StoreError, Unavailable, p
 from tests.run.conftest import START, FakeClock
 
 LAYOUT = Layout("experiments/demo", "0123456789")
-CLAIM = Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelta(days=9))
+CLAIM = Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelta(days=36_500))
 STEPS = 6
 COMMIT_EVERY = 2
 RETENTION = Retention(keep_last=2)

@@ -65,7 +65,7 @@ class Bucket:
 
     def attempt(self) -> Committer:
         head_file = HeadFile(self.store, self.layout, self.clock)
-        head_file.take_term(Claim("org/demo/dev", 0, 0, START + timedelta(days=9000)))
+        head_file.take_term(Claim("org/demo/dev", 0, 0, START + timedelta(days=36_500)))
         return Committer(head_file, say=lambda _: None, part_bytes=PART)
 
     @property

@@ -1,0 +1,43 @@
+"""What the SDK's host of dynamic providers is given to send for an error."""
+
+import sys
+import traceback
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+
+from components import providers
+from outlast.operate.bake import BakeError
+
+
+def host(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    """A main module of this name, as the providers' module finds it."""
+    made = ModuleType("__main__")
+    made.__spec__ = ModuleSpec(name, None)
+    vars(made)["traceback"] = traceback
+    monkeypatch.setitem(sys.modules, "__main__", made)
+    providers._tell_sentences()
+    return made
+
+
+def sent(made: ModuleType, error: Exception) -> str:
+    try:
+        raise error
+    except Exception:
+        return vars(made)["traceback"].format_exc()
+
+
+def test_our_own_errors_are_their_sentence(monkeypatch: pytest.MonkeyPatch):
+    made = host(monkeypatch, "pulumi.dynamic.__main__")
+    assert sent(made, BakeError("builder b: went off")) == "builder b: went off"
+    assert sent(made, providers.InUse("foundation f: in use")) == "foundation f: in use"
+
+
+def test_a_mistake_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    said = sent(host(monkeypatch, "pulumi.dynamic.__main__"), KeyError("image"))
+    assert said.startswith("Traceback") and "test_told_errors.py" in said
+
+
+def test_another_main_module_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    assert vars(host(monkeypatch, "pytest.__main__"))["traceback"] is traceback

@@ -1,0 +1,125 @@
+#!/usr/bin/env bats
+# The builder of an image on a system of its own, whose commands are stand-ins: what it installs and
+# holds, and what it takes away before the disk becomes an image.
+
+load helper
+
+setup() {
+  vm::make
+  KERNEL="$(uname -r)"
+  CURL="$(command -v curl)"
+  mkdir -p "$OUTLAST_ROOT"/etc/{ssh,apt/apt.conf.d} "$OUTLAST_ROOT"/home/{ubuntu,somebody}
+  printf 'ID=debian\nVERSION_ID="12"\n' >"$OUTLAST_ROOT/etc/os-release"
+  printf '%s\n' root:x:0:0::/root:/bin/sh ubuntu:x:1000:1000::/home/ubuntu:/bin/sh \
+    somebody:x:1001:1001::/home/somebody:/bin/sh nobody:x:65534:65534::/:/bin/false \
+    >"$OUTLAST_ROOT/etc/passwd"
+  local tool
+  for tool in apt-get apt-mark cloud-init dpkg systemctl userdel; do
+    command_in "$OUTLAST_ROOT/bin/$tool" "echo $tool \"\$@\" >>'$CLOUD/calls'"
+  done
+  command_in "$OUTLAST_ROOT/bin/dpkg-query" \
+    "printf '%s\n' 'linux-image-$KERNEL' linux-image-cloud-amd64"
+  command_in "$OUTLAST_ROOT/bin/modinfo" 'echo 580.95.05'
+  command_in "$OUTLAST_ROOT/bin/curl" "
+case \"\$*\" in
+*developer.download.nvidia.com*) echo \"curl \${*: -1}\" >>'$CLOUD/calls' ;;
+*) exec '$CURL' \"\$@\" ;;
+esac"
+  command_in "$OUTLAST_ROOT/bin/python3" '
+if [[ "$1 $2" == "-m venv" ]]; then
+  mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+fi'
+  metadata attributes/outlast-sh-boot ''
+  cp "$REPO/startup/boot.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-boot"
+  metadata attributes/outlast-bake-recipe 0123456789abcdef
+  metadata attributes/outlast-bake-vm "$(echo '# nothing' | gzip -n | base64 -w 0)"
+  metadata attributes/outlast-bake-linger 0
+}
+
+bake() {
+  /bin/bash "$REPO/startup/bake.sh"
+}
+
+# state: what was told last.
+state() {
+  cat "$OUTLAST_ROOT/run/outlast-bake/state"
+}
+
+@test "the driver and CUDA come from NVIDIA for this system's kernel, and are held" {
+  metadata attributes/outlast-bake-driver 580
+  metadata attributes/outlast-bake-cuda 12.9
+  run -0 bake
+  [[ "$(state)" == "done" ]]
+  [[ "$(calls '^curl https://developer.*/repos/debian12/x86_64/cuda-keyring_.*deb$')" == 1 ]]
+  [[ "$(calls '^dpkg -i .*keyring.deb$')" == 1 ]]
+  [[ "$(calls "^apt-get .* install .* -- linux-headers-$KERNEL cuda-drivers-580 cuda-toolkit-12-9$")" == 1 ]]
+  [[ "$(calls '^apt-mark hold cuda-drivers-580 cuda-toolkit-12-9$')" == 1 ]]
+}
+
+@test "a driver's exact version is asked for and must be the module's" {
+  metadata attributes/outlast-bake-driver 580.65.06
+  run -1 bake
+  [[ "$(calls "^apt-get .* -- linux-headers-$KERNEL cuda-drivers-580=580.65.06\*$")" == 1 ]]
+  [[ "$(state)" == "failed driver" ]]
+  said "the kernel $KERNEL has no nvidia module 580.65.06"
+  [[ ! -e "$OUTLAST_ROOT/opt/outlast/recipe" ]]
+}
+
+@test "a system that NVIDIA has no packages for is refused" {
+  metadata attributes/outlast-bake-driver 580
+  command_in "$OUTLAST_ROOT/bin/curl" "
+case \"\$*\" in
+*developer.download.nvidia.com*) exit 22 ;;
+*) exec '$CURL' \"\$@\" ;;
+esac"
+  run -1 bake
+  said 'NVIDIA has no packages for debian12; choose another base'
+  [[ "$(calls '^apt-get .*install')" == 0 ]]
+}
+
+@test "the kernel is held and nothing upgrades itself, with or without a driver" {
+  run -0 bake
+  [[ "$(calls "^apt-mark hold linux-image-$KERNEL linux-image-cloud-amd64$")" == 1 ]]
+  [[ "$(calls '^systemctl disable --now unattended-upgrades.service apt-daily.timer')" == 1 ]]
+  grep -q 'APT::Periodic::Unattended-Upgrade "0";' "$OUTLAST_ROOT/etc/apt/apt.conf.d/99outlast"
+  [[ "$(calls '^curl|^apt-get .*install')" == 0 ]]
+}
+
+@test "packages that cannot be installed stop the bake, which says which" {
+  metadata attributes/outlast-bake-packages 'tree jq'
+  metadata attributes/outlast-waits '{"backoff":0}'
+  command_in "$OUTLAST_ROOT/bin/apt-get" "
+echo apt-get \"\$@\" >>'$CLOUD/calls'
+[[ \$* != *install* ]] || { echo 'E: no package jq' >&2; exit 100; }"
+  run -1 bake
+  [[ "$(state)" == "failed packages" ]]
+  grep -q 'could not install tree jq' "$OUTLAST_ROOT/run/outlast-bake/last"
+  grep -q 'E: no package jq' "$OUTLAST_ROOT/run/outlast-bake/last"
+  [[ "$(tail -n 1 "$CLOUD/calls")" == poweroff ]]
+}
+
+@test "nothing of this machine or of its users is left" {
+  mkdir -p "$OUTLAST_ROOT"/var/lib/{apt/lists,dhcp,google} "$OUTLAST_ROOT"/var/{tmp,log/journal}
+  local gone=(etc/ssh/ssh_host_rsa_key home/ubuntu/.ssh root/.bash_history var/lib/apt/lists/index
+    var/lib/dhcp/lease var/lib/google/state var/log/journal/1 var/tmp/x)
+  local name
+  for name in "${gone[@]}"; do
+    echo secret >"$OUTLAST_ROOT/$name"
+  done
+  echo kept >"$OUTLAST_ROOT/root/.bashrc"
+  echo secret >"$OUTLAST_ROOT/var/log/syslog"
+  echo 1234 >"$OUTLAST_ROOT/etc/machine-id"
+  run -0 bake
+  for name in "${gone[@]}"; do
+    [[ ! -e "$OUTLAST_ROOT/$name" ]]
+  done
+  [[ -e "$OUTLAST_ROOT/root/.bashrc" ]]
+  [[ -e "$OUTLAST_ROOT/etc/machine-id" && ! -s "$OUTLAST_ROOT/etc/machine-id" ]]
+  [[ ! -s "$OUTLAST_ROOT/var/log/syslog" ]]
+  [[ "$(calls '^userdel')" == 2 ]]
+  [[ "$(calls '^userdel --force --remove (ubuntu|somebody)$')" == 2 ]]
+  [[ "$(calls '^cloud-init clean --logs --seed$')" == 1 ]]
+  [[ "$(calls '^apt-get clean$')" == 1 ]]
+  [[ "$(<"$OUTLAST_ROOT/opt/outlast/recipe")" == 0123456789abcdef ]]
+  [[ -z "$(find "$OUTLAST_ROOT/opt/outlast" -perm /022 ! -type l)" ]]
+}
