@@ -9,7 +9,7 @@ PYTEST := $(VENV)/python -m pytest
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-frameworks kill-matrix scenarios bench-setup policy-setup tables check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-long test-frameworks kill-matrix scenarios bench-setup policy-setup tables check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -30,6 +30,9 @@ test-engine: setup policy-setup ## tests with the Pulumi engine and the local cl
 
 test-rehearsal: setup ## tests that boot VMs of the local cloud
 	$(PYTEST) -q -m 'rehearsal and not engine'
+
+test-long: setup ## every delivery and a baked image, with engine and VMs: minutes each, before a release
+	$(PYTEST) -q -m long
 
 test-frameworks: $(FRAMEWORKS)/installed ## tests with torch, Keras and XGBoost, in .venv-frameworks
 	$(FRAMEWORKS)/bin/python -m pytest -q -m frameworks

@@ -57,6 +57,10 @@ _IMAGE = re.compile(
     rf"|projects/{_IMAGE_PROJECT}/)?global/images/(?:family/)?{_IMAGE_NAME}"
     rf"|(?:{_IMAGE_PROJECT}/|family/)?{_IMAGE_NAME}"
 )
+_IMAGE_RULE = (
+    "must name an image or an image family, such as"
+    " projects/debian-cloud/global/images/family/debian-13"
+)
 _GS_PATH = re.compile(r"gs://[a-z0-9][-_.a-z0-9]*(?:/(?!\.{1,2}(?:/|$))[^/#'\\\\\s]+)+/?")
 _NETWORK = re.compile(
     rf"(?:projects/{_IMAGE_PROJECT}/global/networks/)?[a-z](?:[-a-z0-9]{{0,61}}[a-z0-9])?"
@@ -74,6 +78,9 @@ _LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
 _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
 _LABELS_LIMIT = 64 - len(label_rules.RESERVED)
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+_OF_A_RUN = ("trainer", "args", "command", "source", "delivery", "init", "rerun", "run", "resume")
+"""What a foundation has no use for."""
 
 _SET_ELSEWHERE = {
     "checkpoint-every": "set outlast:checkpointEvery",
@@ -457,20 +464,14 @@ def check(
         local_ssd=choice.local_ssd,
         min_cpu_platform=choice.min_cpu_platform,
         recipe=_recipe(read, cloud, location.zone or (*location.zones, "")[0]),
-        image=_matching(
-            "image",
-            read.text("image"),
-            _IMAGE,
-            "must name an image or an image family, such as"
-            " projects/debian-cloud/global/images/family/debian-13",
-        ),
+        image=_matching("image", read.text("image"), _IMAGE, _IMAGE_RULE),
         update=read.choice("update", "opportunistic", "now"),
         boot_disk_gb=read.integer("bootDiskGb", 10, 65_536),
         boot_disk_type=choice.disk_type,
         bucket=bucket,
         bucket_mode=read.choice("bucketMode", "managed", "existing"),
         soft_delete_days=_soft_delete_days(read),
-        versioning=read.boolean("versioning"),
+        versioning=_versioning(read),
         part=_part(read),
         foundation=_foundation_name(values, organization, project),
         leave_role=(foundation_outputs or {}).get("leaveRole", ""),
@@ -496,9 +497,19 @@ def _recipe(read: "_Reader", project: str, zone: str) -> recipes.Recipe | None:
             " image; leave it out here, and name the family in outlast:image elsewhere"
         )
     try:
-        return recipes.check(given, base=read.text("image"), project=project, zone=zone)
+        recipe = recipes.check(given, base=read.text("image"), project=project, zone=zone)
     except recipes.RecipeError as error:
         raise SettingsError(f"{NAMESPACE}:imageRecipe {error}") from None
+    _matching(
+        "imageRecipe.base" if given.get("base") else "image", recipe.base, _IMAGE, _IMAGE_RULE
+    )
+    if read.text("delivery") == delivery.IMAGE and not recipe.trainers:
+        raise SettingsError(
+            f"{NAMESPACE}:delivery 'image' beside {NAMESPACE}:imageRecipe without trainers: the"
+            " image that is baked would not hold the code; add trainers true to the recipe, or set"
+            f" {NAMESPACE}:delivery bucket"
+        )
+    return recipe
 
 
 class _Reader:
@@ -544,7 +555,8 @@ class _Reader:
     def choice(self, key: str, *known: str) -> str:
         text = self.text(key)
         if text not in known:
-            raise _bad(key, text, f"must be {' or '.join(known)}")
+            rule = f"must be {machines.either([one for one in known if one])}"
+            raise _bad(key, text, rule, "or leave it empty" if "" in known else "")
         return text
 
     def array(self, key: str) -> list[Any]:
@@ -718,6 +730,11 @@ def _required(name: str) -> dict[str, bytes]:
         return {}
     place = _of_checkout("requirements", name)
     if place.is_file():
+        if not bundles.may_leave(place, ROOT):
+            raise bundles.BundleError(
+                f"{name}: is a key, or a file that git ignores, and these leave no machine; name"
+                " another"
+            )
         return {bundles.USER_REQUIREMENTS: place.read_bytes()}
     files = bundles.source_files(place)
     if not {"pyproject.toml", "requirements.txt"} & files.keys():
@@ -748,12 +765,12 @@ def _requirements(read: _Reader, git: delivery.Git | None) -> str:
 
 def _of_checkout(key: str, name: str) -> Path:
     """A folder of the checkout, or (`requirements`) a file."""
-    path = (ROOT / name).resolve()
-    kind, found = "folder", path.is_dir()
-    if key == "requirements":
-        kind, found = "file or a folder", path.exists()
-    if not found or not path.is_relative_to(ROOT) or path == ROOT:
-        raise _bad(key, name, f"must be a {kind} in the checkout", "or leave it empty")
+    path = bundles.inside(ROOT, name)
+    of_files = key == "requirements"
+    if path is None or bundles.is_hidden(path, ROOT) or not (of_files or path.is_dir()):
+        kind = "file or a folder" if of_files else "folder"
+        rule = f"must be a {kind} in the checkout, and none that is hidden"
+        raise _bad(key, name, rule, "or leave it empty")
     return path
 
 
@@ -853,7 +870,25 @@ def _soft_delete_days(read: _Reader) -> int:
     days = read.integer("softDeleteDays", 0, 90)
     if days not in reach.SOFT_DELETE_DAYS:
         raise _bad("softDeleteDays", days, "must be 0, or 7 to 90 as the platform takes")
+    if days:
+        _refuse_of_managed(read, "softDeleteDays")
     return days
+
+
+def _versioning(read: _Reader) -> bool:
+    kept = read.boolean("versioning")
+    if kept:
+        _refuse_of_managed(read, "versioning")
+    return kept
+
+
+def _refuse_of_managed(read: _Reader, key: str) -> None:
+    """An option of a bucket that is not changed would do nothing."""
+    if read.text("bucketMode") == "existing":
+        raise SettingsError(
+            f"{NAMESPACE}:{key} {read.text(key)!r} beside {NAMESPACE}:bucketMode existing: somebody"
+            " else's bucket is used as it is; leave it out, or set it on the bucket"
+        )
 
 
 def _part(read: _Reader) -> str:
@@ -863,6 +898,16 @@ def _part(read: _Reader) -> str:
             f"{NAMESPACE}:foundation beside {NAMESPACE}:part foundation: a foundation stands on no"
             " other; leave one of them out"
         )
+    if part == "foundation":
+        known = declared()
+        for key in _OF_A_RUN:
+            default = known[key]["default"]
+            given = read.text(key) if isinstance(default, str | int) else read.mapping(key)
+            if given != (str(default) if isinstance(default, int) else default):
+                raise SettingsError(
+                    f"{NAMESPACE}:{key} {given!r} beside {NAMESPACE}:part foundation: is a run's,"
+                    " and a foundation has none; leave it out here, and set it in the experiment"
+                )
     return part
 
 

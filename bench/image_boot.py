@@ -8,7 +8,7 @@ one of a stock image take turns, in a group of one each. The stock VM makes its 
 `requirements/vm.txt` and the package index that pip finds here (PIP_* reaches the VMs), as a new
 VM does: with nothing in its cache. A figure is the time from the VM's boot, as the platform tells
 it, to the first moment of the trainer's process; the median of the rounds counts.
-Exit codes: 0 the target is met, 1 it is not, 69 the bench could not run.
+Exit codes: 0 the target is met, 1 it is not, 64 bad usage, 69 the bench could not run.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from bench.sites import (
     make_plan,
     scratch,
 )
-from outlast.exits import DONE
+from outlast.exits import DONE, USAGE
 from outlast.layout import Layout
 from outlast.operate import bake, recipe
 from outlast.operate.cloud import PROJECT, LocalCloud
@@ -48,7 +48,7 @@ LEAST = 5.0
 START_SEC = 900.0
 FAMILY = "bench-boot"
 STOCK = "projects/debian-cloud/global/images/family/debian-13"
-JOB = Job("dummy", (), "1 min")
+JOB = Job("dummy", (), "auto")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Measure, print, judge."""
     args = parser().parse_args(argv)
+    if args.rounds < 1:
+        print(f"image boot: --rounds {args.rounds}: must be 1 or more", file=sys.stderr)
+        return USAGE
     try:
         with scratch(args.keep) as work:
             seconds = measure(work, args.rounds)

@@ -440,12 +440,12 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
         raise MachineError(
             "bootDiskType",
             choice.disk_type,
-            f"{name} takes {_list(rules.disks)}",
+            f"{name} takes {either(rules.disks)}",
         )
     if choice.local_ssd:
         _check_ssds(choice, machine, rules)
     if choice.min_cpu_platform and choice.min_cpu_platform not in rules.platforms:
-        which = _list(rules.platforms) if rules.platforms else "no other than its own"
+        which = either(rules.platforms) if rules.platforms else "no other than its own"
         raise MachineError(
             "minCpuPlatform",
             choice.min_cpu_platform,
@@ -473,7 +473,7 @@ def _check_custom(key: str, machine: Machine) -> None:
     if rules is None:
         having = [name for name, family in FAMILIES.items() if family.custom]
         raise MachineError(
-            key, machine.type, f"{machine.family} has no custom types; {_list(having)} have"
+            key, machine.type, f"{machine.family} has no custom types; {either(having)} have"
         )
     cpus, memory_mb = machine.cpus, int(custom["mb"])
     step = next((step for most, step in rules.steps.items() if cpus <= most), 1)
@@ -504,7 +504,7 @@ def _check_ssds(choice: Choice, machine: Machine, rules: Family) -> None:
     if rules.ssds is not None:
         allowed = next((n for most, n in rules.ssds.items() if machine.cpus <= most), ())
         if machine.cpus and count not in allowed:
-            rule = f"{name} takes {_list(allowed)}" if allowed else f"{name} takes none"
+            rule = f"{name} takes {either(allowed)}" if allowed else f"{name} takes none"
             raise MachineError("localSsd", count, rule, "set outlast:localSsd, or leave it out")
         return
     if rules.own_ssds == "all" or (rules.own_ssds and name.endswith(rules.own_ssds)):
@@ -542,12 +542,12 @@ def _check_accelerator(choice: Choice, machines: Sequence[Machine]) -> None:
         raise MachineError(
             "accelerator",
             name,
-            f"is part of the machine types of {_list(families)}",
+            f"is part of the machine types of {either(families)}",
             f"leave it out and set outlast:machineType to one of {families[0]}",
         )
     if name not in N1_GPUS:
         near = difflib.get_close_matches(name, N1_GPUS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"must be {_list(list(N1_GPUS))}"
+        hint = f"did you mean {near[0]}?" if near else f"must be {either(list(N1_GPUS))}"
         raise MachineError("accelerator", name, f"is no GPU that can be attached; {hint}")
     if machine.family != "n1":
         raise MachineError(
@@ -565,7 +565,7 @@ def _check_accelerator(choice: Choice, machines: Sequence[Machine]) -> None:
         )
     most = N1_GPUS[name].cpus
     if count not in most:
-        raise MachineError("acceleratorCount", count, f"must be {_list(sorted(most))} for {name}")
+        raise MachineError("acceleratorCount", count, f"must be {either(sorted(most))} for {name}")
     if machine.cpus > most[count]:
         raise MachineError(
             "machineType",
@@ -611,6 +611,7 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
     return said
 
 
-def _list(words: Sequence[object]) -> str:
+def either(words: Sequence[object]) -> str:
+    """The words as a sentence has them: `a, b or c`."""
     texts = [str(word) for word in words]
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

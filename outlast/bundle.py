@@ -156,10 +156,26 @@ def source_files(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def may_leave(path: Path) -> bool:
-    """Whether a file may leave this machine: no key, not hidden, not ignored by git."""
+def inside(root: Path, name: str) -> Path | None:
+    """The file or folder of the checkout `root` that a setting names; None where there is none."""
+    try:
+        path, top = (root / name).resolve(), root.resolve()
+        there = path.exists()
+    except (OSError, ValueError):  # no system has such a name
+        return None
+    return path if there and path != top and path.is_relative_to(top) else None
+
+
+def is_hidden(path: Path, root: Path) -> bool:
+    """Whether a name that begins with a dot leads to `path` from the checkout `root`."""
+    return any(part.startswith(".") for part in path.relative_to(root.resolve()).parts)
+
+
+def may_leave(path: Path, root: Path) -> bool:
+    """Whether a file of the checkout `root` may leave this machine: no key, not hidden, not ignored
+    by git."""
     name = path.name
-    if name.startswith(".") or path.is_symlink():
+    if is_hidden(path, root) or path.is_symlink():
         return False
     if any(fnmatch.fnmatchcase(name.lower(), secret) for secret in SECRETS):
         return False

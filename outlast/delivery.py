@@ -64,14 +64,20 @@ class Remote:
         except ValueError:
             parts, port, password = urlsplit(""), None, None
         # An address with a password is never repeated.
-        if password is not None:
+        user = parts.username or ""
+        if password is not None or _A_SECRET_ITSELF.search(user):
             raise DeliveryError(
                 f"gitUrl of {parts.hostname}: holds a password; keep it as a secret of Secret"
                 " Manager, name that in outlast:gitSecret, and take it out of the address"
             )
         local = parts.scheme == "http" and parts.hostname in _LOOPBACK
         good = parts.scheme in ("https", "ssh") or local
-        if not good or not parts.hostname or not parts.path.strip("/") or re.search(r"\s", url):
+        if (
+            not good
+            or not re.match(r"[^-]", parts.hostname or "")
+            or not parts.path.strip("/")
+            or re.search(r"\s", url)
+        ):
             raise DeliveryError(
                 f"gitUrl {url!r}: must be an address such as https://HOST/OWNER/NAME.git,"
                 " ssh://git@HOST/OWNER/NAME.git or git@HOST:OWNER/NAME.git; set outlast:gitUrl"
@@ -81,7 +87,7 @@ class Remote:
                 f"gitUrl of {parts.hostname}: has a query or a fragment, which no repository's"
                 " address needs; leave it out"
             )
-        return cls(parts.scheme, parts.username or "", parts.hostname, port, parts.path)
+        return cls(parts.scheme, user, parts.hostname, port, parts.path)
 
     @property
     def known_as(self) -> str:

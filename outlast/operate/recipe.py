@@ -40,7 +40,7 @@ _DRIVER = re.compile(r"[0-9]{3}(?:\.[0-9]+)*")
 _CUDA = re.compile(r"[0-9]{2}\.[0-9]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"(?:https://[^\s/]+/|gs://[a-z0-9][-_.a-z0-9]*/)[^\s#'\"\\]+")
-_PATH = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]*(?:/[A-Za-z0-9_][-A-Za-z0-9_.]*)*")
+_PATH = re.compile(r"(?=.{1,255}$)[A-Za-z0-9_][-A-Za-z0-9_.]*(?:/[A-Za-z0-9_][-A-Za-z0-9_.]*)*")
 _PROJECT = re.compile(r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]*")
 _MACHINE = re.compile(r"[a-z][-a-z0-9]*")
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
@@ -220,10 +220,10 @@ def from_dict(given: Mapping[str, Any]) -> Recipe:
 
 def _file(root: Path, key: str, name: str) -> bytes:
     """A file of the checkout that may leave this machine."""
-    path = (root / name).resolve()
-    if not path.is_file() or not path.is_relative_to(root.resolve()):
+    path = bundles.inside(root, name)
+    if path is None or not path.is_file():
         raise _bad(key, name, "must be a file in the checkout")
-    if not bundles.may_leave(path):
+    if not bundles.may_leave(path, root):
         raise _bad(
             key,
             name,
@@ -241,7 +241,13 @@ def _data(index: int, given: Any) -> Data:
         where, given.get("sha256", ""), _SHA256, "sha256 must be the file's 64 hexadecimal digits"
     )
     path = given.get("path") or url.partition("?")[0].rpartition("/")[2]
-    return Data(url, sha256, _part(where, path, _PATH, "path must be a relative one, without .."))
+    return Data(
+        url,
+        sha256,
+        _part(
+            where, path, _PATH, "path must be a relative one, without .., of at most 255 characters"
+        ),
+    )
 
 
 def _text(

@@ -1109,11 +1109,16 @@ class GcsStore(_Fetching):
             blob.delete(if_generation_match=generation, timeout=self._TIMEOUT, retry=self._NO_RETRY)
 
     def list(self, prefix: str) -> Iterator[Object]:
-        with self._mapped(prefix):
-            blobs = self._client.list_blobs(
-                self._bucket, prefix=prefix, timeout=self._TIMEOUT, retry=self._read_retry
-            )
-            return iter(sorted((_object(blob) for blob in blobs), key=lambda found: found.path))
+        try:
+            with self._mapped(prefix):
+                blobs = self._client.list_blobs(
+                    self._bucket, prefix=prefix, timeout=self._TIMEOUT, retry=self._read_retry
+                )
+                return iter(sorted((_object(blob) for blob in blobs), key=lambda found: found.path))
+        except NotFound:  # a prefix without objects is an empty list
+            raise NotFound(
+                f"{self.url}: there is no such bucket; make it, or name another"
+            ) from None
 
     def now(self) -> datetime:
         if self._server is None:

@@ -25,7 +25,7 @@ from tests.checkout import copy_checkout
 from tests.engine.conftest import Project
 from tests.engine.test_boot import wait_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 TOKEN = "a-token-of-nobody-0123456789"
 

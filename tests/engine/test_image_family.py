@@ -17,7 +17,7 @@ from outlast.run.store import open_store
 from tests.checkout import copy_checkout
 from tests.engine.conftest import Project
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]
 
 WAIT_SEC = 150
 IMAGES = f"/compute/v1/projects/{clouds.PROJECT}/global/images"

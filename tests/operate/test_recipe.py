@@ -25,6 +25,8 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "image/loose.txt").write_text("torch\n")
     (tmp_path / "image/install.sh").write_text("#!/bin/bash\n")
     (tmp_path / "image/.env").write_text("#!TOKEN=1")
+    (tmp_path / "image/.cache").mkdir()
+    (tmp_path / "image/.cache/install.sh").write_text("#!/bin/bash\n")
     (tmp_path / "image/id_rsa").write_text("#!key")
     return tmp_path
 
@@ -41,6 +43,7 @@ def root(tmp_path: Path) -> Path:
         ({"data": [{"url": "http://x/y", "sha256": SHA}]}, "url must begin with https"),
         ({"data": [{"url": "gs://bucket/y"}]}, "sha256 must be the file's 64"),
         ({"data": [{"url": "gs://bucket/y", "sha256": SHA, "path": "../y"}]}, "without .."),
+        ({"data": [{"url": "gs://b/y", "sha256": SHA, "path": "y" * 256}]}, "at most 255"),
         (
             {"data": [{"url": f"gs://bucket/{n}/y", "sha256": SHA} for n in "ab"]},
             "each must have a path of its own",
@@ -66,6 +69,9 @@ def test_a_recipe_that_breaks_a_rule_is_refused(given: dict[str, Any], words: st
         ({"script": "image/lock.txt"}, "must begin with #!"),
         ({"script": "image/.env"}, "enter no image"),
         ({"script": "image/id_rsa"}, "enter no image"),
+        ({"script": "image/.cache/install.sh"}, "enter no image"),
+        ({"script": "s" * 300}, "must be a file in the checkout"),
+        ({"script": "a\0b"}, "must be a file in the checkout"),
     ],
 )
 def test_files_that_cannot_enter_an_image_are_refused(root: Path, given: Any, words: str):

@@ -60,6 +60,7 @@ def test_a_delivery_that_cannot_be_is_a_sentence(own, told):
         ({"gitUrl": "git.example/code"}, "must be an address such as https://HOST"),
         ({"gitUrl": "file:///home/code"}, "must be an address such as https://HOST"),
         ({"gitUrl": "https://git.example"}, "must be an address such as https://HOST"),
+        ({"gitUrl": "ssh://-oProxyCommand=x/code"}, "must be an address such as https://HOST"),
         ({"gitUrl": f"{HTTPS}?token=x"}, "has a query or a fragment"),
         ({"gitUrl": SSH}, "outlast:gitHostKeys: is empty"),
         ({"gitUrl": SSH, "gitHostKeys": [HOST_KEY]}, "outlast:gitSecret: is not set"),
@@ -91,6 +92,7 @@ def test_git_that_cannot_be_is_a_sentence(own, told):
     "own",
     [
         {"gitUrl": f"https://bot:{TOKEN}@git.example/code"},
+        {"gitUrl": f"https://{TOKEN}@git.example/code"},
         {"gitSecret": TOKEN},
         {"gitSecret": f"-----BEGIN OPENSSH PRIVATE KEY-----\n{TOKEN}"},
         {"gitSecret": "glpat-0123456789abcdefghij"},

@@ -646,6 +646,10 @@ def test_requirements_are_part_of_a_trainers_name_too():
         (command(command="x", source="../"), "must be a folder in the checkout"),
         (command(command="x", source="/etc"), "must be a folder in the checkout"),
         (command(command="x", source="settings.py"), "must be a folder in the checkout"),
+        (command(command="x", source=".git"), "must be a folder in the checkout, and none that"),
+        (command(command="x", source="s" * 300), "must be a folder in the checkout"),
+        (command(command="x", source="a\0b"), "must be a folder in the checkout"),
+        (command(command="x", requirements=".venv/pyvenv.cfg"), "and none that is hidden"),
         (
             command(command="x", requirements="nowhere.txt"),
             "must be a file or a folder in the checkout",

@@ -129,8 +129,8 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
         ({"network": "Corp"}, "outlast:network 'Corp': must be default, isolated or the name"),
         ({"subnetwork": "a/b"}, "outlast:subnetwork 'a/b': must be the name of a subnetwork"),
         ({"externalIp": "maybe"}, "outlast:externalIp 'maybe': must be true or false"),
-        ({"ssh": "open"}, "outlast:ssh 'open': must be"),
-        ({"health": "on"}, "outlast:health 'on': must be off or observe or repair"),
+        ({"ssh": "open"}, "outlast:ssh 'open': must be iap; set outlast:ssh or leave it empty"),
+        ({"health": "on"}, "outlast:health 'on': must be off, observe or repair"),
         (
             {"health": "repair", "healthLimitSec": "60"},
             "outlast:healthLimitSec 60: with health rep",
@@ -139,6 +139,27 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
         ({"bucketMode": "mine"}, "outlast:bucketMode 'mine': must be managed or existing"),
         ({"part": "both"}, "outlast:part 'both': must be experiment or foundation"),
         ({"part": "foundation", "foundation": "base"}, "a foundation stands on no other"),
+        (
+            {"part": "foundation", "args": '{"epochs": 5}'},
+            "outlast:args {'epochs': 5} beside outlast:part foundation: is a run's",
+        ),
+        ({"part": "foundation", "resume": "3"}, "outlast:resume '3' beside outlast:part found"),
+        (
+            {"bucketMode": "existing", "softDeleteDays": "7"},
+            "outlast:softDeleteDays '7' beside outlast:bucketMode existing: somebody else's",
+        ),
+        (
+            {"bucketMode": "existing", "versioning": "true"},
+            "outlast:versioning 'true' beside outlast:bucketMode existing: somebody else's",
+        ),
+        (
+            {"imageRecipe": '{"trainers": true, "base": "Debian!"}'},
+            "outlast:imageRecipe.base 'Debian!': must name an image or an image family",
+        ),
+        (
+            {"imageRecipe": '{"packages": ["gcc"]}', "delivery": "image"},
+            "the image that is baked would not hold the code; add trainers true",
+        ),
     ],
 )
 def test_refused(values, said):

@@ -471,7 +471,7 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
     assert started.group_size(again["group"], again["groupZone"]) == 0
     assert deployed.changes() == set()
 
-    deployed("config", "set", "--path", "outlast:args.epochs", "149")
+    deployed("config", "set", "--path", "outlast:args.epochs", "143")
     deployed.up()
     other = deployed.outputs()
     assert other["group"] != again["group"]

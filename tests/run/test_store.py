@@ -571,6 +571,15 @@ def test_answers_of_the_bucket_become_our_errors(
     assert type(caught.value) is kind
 
 
+def test_a_bucket_that_is_not_there_is_named(
+    gcs: GcsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(gcs, monkeypatch, 404)
+    with pytest.raises(NotFound) as caught:
+        gcs.list("experiments/dev/attempts/")
+    assert str(caught.value) == "gs://runs: there is no such bucket; make it, or name another"
+
+
 def test_lost_connection_is_a_write_of_unknown_fate(
     gcs: GcsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
