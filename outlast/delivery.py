@@ -71,13 +71,10 @@ class Remote:
                 " Manager, name that in outlast:gitSecret, and take it out of the address"
             )
         local = parts.scheme == "http" and parts.hostname in _LOOPBACK
-        good = parts.scheme in ("https", "ssh") or local
-        if (
-            not good
-            or not re.match(r"[^-]", parts.hostname or "")
-            or not parts.path.strip("/")
-            or re.search(r"\s", url)
-        ):
+        host = parts.hostname or ""
+        # A host that begins with a dash would be an option to ssh.
+        good = (parts.scheme in ("https", "ssh") or local) and re.match(r"[^-]", host)
+        if not good or not parts.path.strip("/") or re.search(r"\s", url):
             raise DeliveryError(
                 f"gitUrl {url!r}: must be an address such as https://HOST/OWNER/NAME.git,"
                 " ssh://git@HOST/OWNER/NAME.git or git@HOST:OWNER/NAME.git; set outlast:gitUrl"
@@ -87,7 +84,7 @@ class Remote:
                 f"gitUrl of {parts.hostname}: has a query or a fragment, which no repository's"
                 " address needs; leave it out"
             )
-        return cls(parts.scheme, user, parts.hostname, port, parts.path)
+        return cls(parts.scheme, user, host, port, parts.path)
 
     @property
     def known_as(self) -> str:

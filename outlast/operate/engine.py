@@ -30,6 +30,9 @@ PASSPHRASE = "rehearsal"
 LOCK_HOLDER = re.compile(r"created by \S+@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\)")
 """How the engine names who holds a stack's lock."""
 
+TORN = ": EOF"
+"""How the engine's word on a file of its backend ends that was being written when it was killed."""
+
 _SCRUBBED_PREFIXES = (
     "PULUMI_",
     "GOOGLE_",
@@ -176,7 +179,10 @@ def _reason(text: str) -> str:
         for line in lines
         if line.startswith(("error:", "Error:")) or "Error:" in line or LOCK_HOLDER.search(line)
     ]
-    return "; ".join(dict.fromkeys(errors)) or text.strip()
+    told = "; ".join(dict.fromkeys(errors)) or text.strip()
+    if told.endswith(TORN):
+        told += "; a command that was killed left an empty file in the backend, run outlast mend"
+    return told
 
 
 def _diagnosed(text: str) -> str:

@@ -12,6 +12,7 @@ import os
 import socket
 import string
 import tempfile
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,16 @@ def mend(
     """Mends the stack, or the selected one; None where nothing was wrong. OperateError: somebody
     works on it now."""
     of = ["-s", stack] if stack else []
-    state = json.loads(engine.run_engine(["stack", "export", *of], env=env, cwd=cwd))
+    export = ["stack", "export", *of]
+    try:
+        exported = engine.run_engine(export, env=env, cwd=cwd)
+    except EngineError as error:
+        if engine.TORN not in str(error):
+            raise
+        backend = json.loads(engine.run_engine(["whoami", "--json"], env=env, cwd=cwd))["url"]
+        _drop_torn(backend)
+        exported = engine.run_engine(export, env=env, cwd=cwd)
+    state = json.loads(exported)
     deployment = state.get("deployment") or {}
     pending = deployment.get("pending_operations")
     taken_up = take_up(deployment) if pending else ()
@@ -101,6 +111,16 @@ def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
         resources.append(found)
         names.append(resource["urn"].rpartition("::")[2])
     return tuple(names)
+
+
+def _drop_torn(backend: str) -> None:
+    """Removes the empty notes that a killed engine leaves beside the files of a folder backend: it
+    replaces a file at once, but writes the note on it (`.attrs`) in place, and needs none."""
+    if backend.startswith("file://"):
+        folder = Path(urllib.parse.unquote(backend.removeprefix("file://"))).expanduser()
+        for note in (folder / ".pulumi").rglob("*.attrs"):
+            if note.stat().st_size == 0:
+                note.unlink(missing_ok=True)
 
 
 def _check_dead(said: str) -> None:

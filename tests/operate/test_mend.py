@@ -56,6 +56,30 @@ def test_what_was_to_take_the_place_of_something_is_to_be_deleted():
     assert second["id"] == "projects/p/global/instanceTemplates/new"
 
 
+def test_an_empty_note_beside_the_state_is_removed_and_no_other(tmp_path, monkeypatch):
+    stacks = tmp_path / ".pulumi/stacks/outlast"
+    stacks.mkdir(parents=True)
+    for name, text in {"dev.json": "{}", "dev.json.attrs": "", "dev.json.bak.attrs": "{}"}.items():
+        (stacks / name).write_text(text)
+
+    def run(args: list[str], *, env: Mapping[str, str], cwd: Path) -> str:
+        if args[0] == "whoami":
+            return json.dumps({"url": f"file://{tmp_path}"})
+        if args[:2] == ["stack", "export"] and (stacks / "dev.json.attrs").exists():
+            raise EngineError(engine._reason("error: failed to load checkpoint: EOF"))
+        return json.dumps({"deployment": {}})
+
+    monkeypatch.setattr(engine, "run_engine", run)
+    mend.mend("dev")
+    assert sorted(path.name for path in stacks.iterdir()) == ["dev.json", "dev.json.bak.attrs"]
+
+
+def test_an_unreadable_state_names_the_mend():
+    told = engine._reason("error: failed to load checkpoint: EOF")
+    assert told.startswith("error: failed to load checkpoint: EOF; ")
+    assert told.endswith("run outlast mend")
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """A stack that is locked as long as nobody cancels; the commands that the engine is given."""
