@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
         path = Path(name)
         if not (path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file()):
             print(
-                f"trainer {path.name!r}: no {path.name}.py and no package {path.name}/ lies in the"
-                " delivered folder; set outlast:trainer to one that does",
+                f"trainer {name!r}: no {path.name}.py and no package {path.name}/ lies in"
+                f" {path.parent}; name (on a VM: set outlast:trainer to) one that does",
                 file=sys.stderr,
             )
             return exits.USAGE
