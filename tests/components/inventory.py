@@ -5,8 +5,10 @@ options, and `count` where there are several of one type. `<absent>` says that a
 there, `<any>` that its value does not matter. A type that is declared and not listed is an error.
 """
 
+import asyncio
 import difflib
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +104,12 @@ class Recorder(MockMonitor):
 def record(program: Callable[[], Any], *, stack: str = "dev") -> Recorder:
     """Runs `program` against mocks and returns what it declared."""
     recorder = Recorder()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            asyncio.get_event_loop()
+        except RuntimeError:  # the SDK wants one, and asyncio.run before took it away
+            asyncio.set_event_loop(asyncio.new_event_loop())
     pulumi.runtime.set_mocks(
         Answers(), project="outlast", stack=stack, organization="organization", monitor=recorder
     )
