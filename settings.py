@@ -50,12 +50,11 @@ LIMIT_WAIT_SEC = 86_400
 
 _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9]")
 _IMAGE_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
-_IMAGE_PROJECT = r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]*"
 _IMAGE = re.compile(
     # The forms that the provider resolves.
-    rf"(?:https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/projects/{_IMAGE_PROJECT}/"
-    rf"|projects/{_IMAGE_PROJECT}/)?global/images/(?:family/)?{_IMAGE_NAME}"
-    rf"|(?:{_IMAGE_PROJECT}/|family/)?{_IMAGE_NAME}"
+    rf"(?:https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/projects/{recipes.PROJECT}/"
+    rf"|projects/{recipes.PROJECT}/)?global/images/(?:family/)?{_IMAGE_NAME}"
+    rf"|(?:{recipes.PROJECT}/|family/)?{_IMAGE_NAME}"
 )
 _IMAGE_RULE = (
     "must name an image or an image family, such as"
@@ -63,16 +62,14 @@ _IMAGE_RULE = (
 )
 _GS_PATH = re.compile(r"gs://[a-z0-9][-_.a-z0-9]*(?:/(?!\.{1,2}(?:/|$))[^/#'\\\\\s]+)+/?")
 _NETWORK = re.compile(
-    rf"(?:projects/{_IMAGE_PROJECT}/global/networks/)?[a-z](?:[-a-z0-9]{{0,61}}[a-z0-9])?"
+    rf"(?:projects/{recipes.PROJECT}/global/networks/)?[a-z](?:[-a-z0-9]{{0,61}}[a-z0-9])?"
 )
 _SUBNETWORK = re.compile(
-    rf"(?:projects/{_IMAGE_PROJECT}/regions/[-a-z0-9]+/subnetworks/)?"
+    rf"(?:projects/{recipes.PROJECT}/regions/[-a-z0-9]+/subnetworks/)?"
     r"(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)?"
 )
 _STACK = re.compile(r"(?:[-_.A-Za-z0-9]+/){0,2}[-_.A-Za-z0-9]+")
-_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
-_MACHINE = re.compile(r"[a-z][-a-z0-9]*")
 _FLAG = re.compile(r"[a-z][-a-z0-9]*")
 _LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
 _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
@@ -1190,7 +1187,7 @@ def _location(read: _Reader, zone: str) -> machines.Location:
     """Zonal or regional; `zone` is the engine's own."""
     zones = [str(one) for one in read.array("zones")]
     for one in zones:
-        if not _ZONE.fullmatch(one):
+        if not recipes.ZONE.fullmatch(one):
             raise _bad("zones", one, "must be zones such as europe-west4-a")
     region = read.text("region")
     if region and not _REGION.fullmatch(region):
@@ -1199,7 +1196,7 @@ def _location(read: _Reader, zone: str) -> machines.Location:
         location = machines.locate(read.text("zone"), region, zones, default=zone)
     except machines.MachineError as error:
         raise SettingsError(str(error)) from None
-    if not location.region or (location.zone and not _ZONE.fullmatch(location.zone)):
+    if not location.region or (location.zone and not recipes.ZONE.fullmatch(location.zone)):
         rule = "must be a zone such as europe-west4-a"
         raise _bad("zone", location.zone, rule, "or set gcp:zone")
     return location
@@ -1212,8 +1209,8 @@ def _machine(read: _Reader, *, regional: bool) -> tuple[machines.Choice, machine
     choice = machines.Choice(
         mode=read.text("mode"),
         provisioning=read.text("provisioning"),
-        machine_type=_matching("machineType", read.text("machineType"), _MACHINE, rule),
-        more_types=tuple(_matching("machineTypes", one, _MACHINE, rule) for one in more),
+        machine_type=_matching("machineType", read.text("machineType"), recipes.MACHINE, rule),
+        more_types=tuple(_matching("machineTypes", one, recipes.MACHINE, rule) for one in more),
         accelerator=read.text("accelerator"),
         accelerator_count=read.integer("acceleratorCount", 0),
         local_ssd=read.integer("localSsd", 0),
@@ -1221,7 +1218,7 @@ def _machine(read: _Reader, *, regional: bool) -> tuple[machines.Choice, machine
         disk_type=_matching(
             "bootDiskType",
             read.text("bootDiskType"),
-            _MACHINE,
+            recipes.MACHINE,
             "must be a disk type's bare name such as pd-balanced",
         ),
         regional=regional,

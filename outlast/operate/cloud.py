@@ -213,8 +213,6 @@ def start(
     for name, value in (guest_env or {}).items():
         command += ["--guest-env", f"{name}={value}"]
     if not guests:
-        command += ["--no-guests"]
-    if not guests:
         command.append("--no-guests")
     if dies_with_us:
         command += ["--parent-pid", str(os.getpid())]

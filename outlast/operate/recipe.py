@@ -41,9 +41,10 @@ _CUDA = re.compile(r"[0-9]{2}\.[0-9]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"(?:https://[^\s/]+/|gs://[a-z0-9][-_.a-z0-9]*/)[^\s#'\"\\]+")
 _PATH = re.compile(r"(?=.{1,255}$)[A-Za-z0-9_][-A-Za-z0-9_.]*(?:/[A-Za-z0-9_][-A-Za-z0-9_.]*)*")
-_PROJECT = re.compile(r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]*")
-_MACHINE = re.compile(r"[a-z][-a-z0-9]*")
-_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
+PROJECT = r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]*"
+_PROJECT = re.compile(PROJECT)
+MACHINE = re.compile(r"[a-z][-a-z0-9]*")
+ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
 _MEMBER = re.compile(r"(?:serviceAccount|user|group):[^\s:@]+@[^\s:@]+")
 
 
@@ -117,9 +118,9 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
             for one in _list(given, "shareWith")
         ),
         machine_type=_text(
-            given, "machineType", DEFAULT_MACHINE_TYPE, _MACHINE, "must be a machine type"
+            given, "machineType", DEFAULT_MACHINE_TYPE, MACHINE, "must be a machine type"
         ),
-        zone=_text(given, "zone", zone, _ZONE, "must be a zone such as europe-west4-a"),
+        zone=_text(given, "zone", zone, ZONE, "must be a zone such as europe-west4-a"),
         limit_minutes=_integer(given, "limitMinutes", DEFAULT_LIMIT_MINUTES, 1, LIMIT_MINUTES),
         disk_gb=_integer(given, "diskGb", DEFAULT_DISK_GB, 10, 65_536),
     )
