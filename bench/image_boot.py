@@ -138,7 +138,6 @@ def baked_image(cloud: LocalCloud, bundle: tuple[str, str]) -> str:
         service_account=ACCOUNT,
         bundle=f"gs://{BUCKET}/{name}",
         bundle_sha256=sha256,
-        linger_sec=1,
         endpoint=f"{cloud.url}/compute/beta/",
     )
     link = bake.bake(recipe.read(checked, ROOT, bundle_sha256=sha256), order, _say)

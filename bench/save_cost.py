@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
             url = ""
             if "cloud" in args.where:
                 url = stack.enter_context(local_cloud(work, work / "plans", args.image)).url
-            found = _measure(args, work, url)
+            found, failures = _measure(args, work, url)
             loop = _loop(work)
     except (BenchError, OperateError) as error:
         print(f"save cost: {error}", file=sys.stderr)
@@ -87,25 +87,41 @@ def main(argv: Sequence[str]) -> int:
         print(table.show(f"\nA save of {mb:g} MB; {table.machine()}", lines))
     targets = [*_targets(args, found), _loop_target(loop)]
     print(table.show("\nTargets", targets))
-    body = {"machine": table.machine(), "targets": targets}
+    body = {"machine": table.machine(), "targets": targets, "failures": failures}
     body["figures"] = [{"mb": mb, "subject": name, **f} for (mb, name), f in found.items()]
     table.write_json(args.json, body)
+    if failures:
+        print("\n".join(f"save cost: {said}" for said in failures), file=sys.stderr)
+        return CANNOT
     return DONE if all(line["met"] for line in targets) else FAILED
 
 
 def _measure(
     args: argparse.Namespace, work: Path, url: str
-) -> dict[tuple[float, str], dict[str, list[float]]]:
+) -> tuple[dict[tuple[float, str], dict[str, list[float]]], list[str]]:
+    """Figures by size and subject, and the sentences of subjects that ended before they had any:
+    one that fails takes nothing from the others."""
     found: dict[tuple[float, str], dict[str, list[float]]] = {}
+    failures = []
     for mb in args.mb:
         for number in range(args.rounds):
             for name, command in _subjects(args, work, url, mb, number):
-                told = _run(command, {"STORAGE_EMULATOR_HOST": url} if url else {})
+                try:
+                    told = _run(command, {"STORAGE_EMULATOR_HOST": url} if url else {})
+                except BenchError as error:
+                    failures.append(f"{name}, {mb:g} MB: {error}{_last_words(work / 'saved')}")
+                    told = {}
                 into = found.setdefault((mb, name), defaultdict(list))
                 for key, value in told.items():
                     into[key] += value if isinstance(value, list) else [value]
                 shutil.rmtree(work / "saved", ignore_errors=True)
-    return found
+    return found, failures
+
+
+def _last_words(saved: Path) -> str:
+    """What the supervisor of a subject that failed said at the end."""
+    logs = [log.read_text().strip() for log in saved.glob("*/supervisor.log")]
+    return "".join(f"; its supervisor: {log.splitlines()[-1]}" for log in logs if log)
 
 
 def _subjects(
@@ -210,6 +226,8 @@ def _targets(
     for mb in args.mb:
         for where in args.where:
             bare, ours = found[mb, f"bare, {where}"], found[mb, f"outlast, {where}"]
+            if not (bare and ours):
+                continue
             copy = statistics.median(bare["copy"])
             blocked = statistics.median(ours["blocked"])
             allowed = max(BLOCKED_RATIO * copy, BLOCKED_SEC)
@@ -226,6 +244,8 @@ def _targets(
                 lines.append(_target(key, mb, where, plain / own, text, met))
         for name in _peers(args, mb):
             peer, ours = found[mb, name], found[mb, "outlast, folder"]
+            if not (peer and ours):
+                continue
             for key in ("blocked", "commit"):
                 own, other = statistics.median(ours[key]), statistics.median(peer[key])
                 text = f"{own * 1000:.1f} ms, theirs {other * 1000:.1f} ms"

@@ -431,7 +431,10 @@ def local_cloud(
     cloud = clouds.start(work / "cloud", parts, guest_env=guest, pace=pace, dies_with_us=True)
     try:
         uniform = {"uniformBucketLevelAccess": {"enabled": True}}
+        # What is deleted is gone: kept for a week, the saves of 1000 MB would fill the disk.
+        gone = {"retentionDurationSeconds": 0}
         bucket = {"name": BUCKET, "location": "EUROPE-WEST4", "iamConfiguration": uniform}
+        bucket["softDeletePolicy"] = gone
         cloud.call("POST", f"/storage/v1/b?project={clouds.PROJECT}", bucket)
         account = {"accountId": ACCOUNT.partition("@")[0], "serviceAccount": {"displayName": "b"}}
         cloud.call("POST", f"/iam/v1/projects/{clouds.PROJECT}/serviceAccounts", account)
