@@ -191,7 +191,6 @@ class Answers:
 
     def group(self, group: Group) -> Json:
         """A managed group, with everything that its readers want to find."""
-        newest = group.newest
         members = list(group.members.values())
         actions = Counter(member.action for member in members)
         statuses = Counter(
@@ -199,7 +198,7 @@ class Answers:
             for member in members
             if (instance := self._fleet.instances.get(member.instance or ""))
         )
-        up_to_date = all(member.template_id == newest["template_id"] for member in members)
+        up_to_date = all(group.has_due(member) for member in members if not member.leaving)
         status: Json = {
             "isStable": self._fleet.is_stable(group),
             "allInstancesConfig": {"effective": True},
@@ -218,8 +217,11 @@ class Answers:
             **self._place(group),
             "instanceGroup": self.link(f"{group.place}/instanceGroups/{group.name}"),
             "baseInstanceName": group.base_name,
-            "instanceTemplate": newest["instanceTemplate"],
-            "versions": [self._version(group, version) for version in group.versions],
+            "instanceTemplate": group.main["instanceTemplate"],
+            "versions": [
+                self._version(version, wanted)
+                for version, wanted in zip(group.versions, group.wanted(), strict=True)
+            ],
             "targetSize": group.target_size,
             "fingerprint": fingerprint(group.fingerprint),
             "currentActions": {action: actions[_screaming(action)] for action in ACTIONS},
@@ -256,11 +258,10 @@ class Answers:
             },
         }
 
-    def _version(self, group: Group, version: Mapping[str, Any]) -> Json:
-        count = sum(m.template_id == version["template_id"] for m in group.members.values())
+    def _version(self, version: Mapping[str, Any], wanted: int) -> Json:
         answer = {
             "instanceTemplate": version["instanceTemplate"],
-            "targetSize": {"calculated": count, **(version.get("targetSize") or {})},
+            "targetSize": {**(version.get("targetSize") or {}), "calculated": wanted},
         }
         if version.get("name"):
             answer["name"] = version["name"]
@@ -308,6 +309,8 @@ class Answers:
             "targetStatus": "DELETED" if member.leaving else "RUNNING",
             "version": {"instanceTemplate": self._template_link(member.template)},
         }
+        if member.version:
+            answer["version"]["name"] = member.version
         if instance:
             answer["id"] = instance.id
             answer["instanceStatus"] = instance.status
@@ -368,10 +371,10 @@ class Answers:
             "tags": {**(properties.get("tags") or {}), "fingerprint": tags_fingerprint(instance)},
             "disks": [
                 {
+                    "source": self.link(f"{zone_path}/disks/{_disk_name(instance, disk)}"),
                     **{key: value for key, value in disk.items() if key != "initializeParams"},
-                    "source": self.link(f"{zone_path}/disks/{_disk_name(instance, index)}"),
                 }
-                for index, disk in enumerate(properties.get("disks") or [])
+                for disk in properties.get("disks") or []
             ],
             "networkInterfaces": [
                 {"networkIP": self._address_of(instance.id), **interface}
@@ -393,12 +396,15 @@ class Answers:
         return answer
 
     def disks(self, instance: Instance) -> list[Json]:
-        """The disks of a VM."""
+        """The disks that were made with a VM."""
         zone_path = f"zones/{instance.zone}"
         answers = []
-        for index, disk in enumerate(instance.properties.get("disks") or []):
+        for disk in instance.properties.get("disks") or []:
+            if "source" in disk:
+                continue
+            index = int(disk["index"])
             parameters = disk.get("initializeParams") or {}
-            path = f"{zone_path}/disks/{_disk_name(instance, index)}"
+            path = f"{zone_path}/disks/{_disk_name(instance, disk)}"
             disk_type = parameters.get("diskType") or "pd-standard"
             answer = {
                 **self._head("disk", path, str(int(instance.id) + 1 + index), instance.created),
@@ -416,7 +422,8 @@ class Answers:
         return answers
 
 
-def _disk_name(instance: Instance, index: int) -> str:
+def _disk_name(instance: Instance, disk: Mapping[str, Any]) -> str:
+    index = disk["index"]
     return instance.name if index == 0 else f"{instance.name}-{index}"
 
 

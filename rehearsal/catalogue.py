@@ -37,6 +37,13 @@ STOCK_IMAGES = (
     ("debian-cloud", "debian-13", "debian-13-trixie-v20260921", 10),
     ("ubuntu-os-cloud", "ubuntu-2404-lts-amd64", "ubuntu-2404-noble-amd64-v20260920", 10),
     ("ubuntu-os-cloud", "ubuntu-2604-lts-amd64", "ubuntu-2604-amd64-v20260920", 10),
+    *(
+        ("deeplearning-platform-release", family, f"{family}-v20260920", 50)
+        for family in (
+            "common-cu129-ubuntu-2404-nvidia-580",
+            "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
+        )
+    ),
 )
 IMAGE_REFERENCE = re.compile(
     r"(?:https?://[^/]+/(?:compute/)?(?:v1|beta)/)?(?:projects/(?P<project>[^/]+)/)?"

@@ -4,6 +4,7 @@ Request bodies are held to Google's own discovery documents and to the rules tha
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -53,6 +54,7 @@ from rehearsal.model import (
     NotFound,
     Preempt,
     Probe,
+    Restless,
     SetMetadata,
     Stop,
     duration_sec,
@@ -96,6 +98,7 @@ class Compute:
             self._clock.now,
             self.operations.record,
             self._disks,
+            lambda path: [user for user, _ in self.users_of(path)],
             self._bake,
         )
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
@@ -256,7 +259,12 @@ class Compute:
         """After each call and event: does what is due, keeps the state, wakes who waits."""
         if not self._running:
             return
-        self.fleet.tick()
+        try:
+            self.fleet.tick()
+        except Restless as error:
+            self._cloud.events.write("defect", message=str(error))
+            print(f"rehearsal: {error}", file=sys.stderr, flush=True)
+            raise
         for command in self.fleet.take_commands():
             self._commands.put_nowait(command)
         for name, entries in self.fleet.take_changes().items():
@@ -571,6 +579,20 @@ class Compute:
 
     def _disks(self, zone: str) -> list[Json]:
         return [disk for i in self.fleet.in_zone(zone) for disk in self.answers.disks(i)]
+
+    def users_of(self, path: str) -> list[tuple[str, Json]]:
+        """The paths of the VMs that a declared disk is attached to, and how each has it."""
+        link = self.answers.link(path)
+        return [
+            (f"zones/{instance.zone}/instances/{instance.name}", disk)
+            for instance in self.fleet.instances.values()
+            for disk in instance.properties.get("disks") or []
+            if disk.get("source") == link
+        ]
+
+    def disk_path(self, zone: str, reference: str) -> str:
+        """The path of a declared disk that a `source` names."""
+        return self._declared.disk_path(zone, reference)
 
     async def _bake(self, zone: str, disk: str, folder: Path, force: bool) -> None:
         """Copies what the disk of a VM holds, which must be stopped unless `force`."""

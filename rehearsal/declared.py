@@ -6,7 +6,7 @@ Compute Engine does, so that programs which declare one find what they declared.
 
 import ipaddress
 import shutil
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,9 +82,11 @@ class Declared:
         now: Callable[[], float],
         operation: Callable[[str, str, str], Json],
         disks: Callable[[str], Iterable[Json]],
+        users: Callable[[str], Sequence[str]],
         bake: Callable[[str, str, Path, bool], Awaitable[None]],
     ) -> None:
         """`operation(kind, path, target id)` records what was done; `disks(zone)` are the VMs';
+        `users(path)` are the paths of the VMs that a declared disk is attached to;
         `bake(zone, disk, folder, force)` copies what one of them holds."""
         self._state = state
         self._table = state.table("compute/declared")
@@ -93,6 +95,7 @@ class Declared:
         self._now = now
         self._operation = operation
         self._disks = disks
+        self._users = users
         self._bake = bake
         for entry in sorted(self._images(), key=lambda entry: entry["created"]):
             self._offer(entry)
@@ -216,6 +219,8 @@ class Declared:
             answer["subnetworks"] = self._subnetworks_of(entry)
         if kind is SUBNETWORK:
             answer["fingerprint"] = fingerprint(entry["fingerprint"])
+        if kind is DISK:
+            answer["users"] = [self._answers.link(user) for user in self._users(entry["path"])]
         return {**answer, **entry["body"]}
 
     def _insert(self, kind: Kind, call: "Call") -> Json:
@@ -329,7 +334,8 @@ class Declared:
             return next(users, None)
         if kind is DISK:
             disks = [disk for disk in self._given(kind, call) if disk["name"] == call["name"]]
-            return next((disk["users"][0].split("/", 7)[7] for disk in disks), None)
+            own = next((disk["users"][0].split("/", 7)[7] for disk in disks), None)
+            return own or next(iter(self._users(path)), None)
         return None
 
     # What single kinds have
@@ -439,6 +445,17 @@ class Declared:
                 "resource.sourceImage", reference, "The referenced image resource cannot be found."
             )
         return image.size_gb
+
+    def disk_path(self, zone: str, reference: str) -> str:
+        """The path of a declared disk of a zone that a `source` names."""
+        place, _, name = reference.partition("/disks/")
+        path = f"zones/{zone}/disks/{name}"
+        if not name or place.rpartition("zones/")[2] != zone:
+            raise rules.invalid("source", reference, f"Must be the URL of a disk of zone {zone}.")
+        if path not in self._table:
+            project = self._answers.link("").split("/v1/")[1]
+            raise ApiError(404, f"The resource '{project}{path}' was not found")
+        return path
 
     def disk_size_gb(self, reference: str) -> int:
         """The size of a declared disk or a VM's."""

@@ -26,6 +26,7 @@ import re
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -101,6 +102,24 @@ class FaultRule(Part):
 
 
 @dataclass
+class Stall:
+    """A request that was left hanging."""
+
+    call: "Call"
+    waited_sec: float | None = None
+    """How long its sender waited before it gave up; None: it still waits."""
+    again: bool = False
+    """Whether the same VM has asked for the same since."""
+
+    def sees(self, call: "Call") -> None:
+        """Another request has come."""
+        hung = self.call
+        same = call.object == hung.object if hung.object else call.subjects == hung.subjects
+        sender = (call.method, call.vm, call.instance) == (hung.method, hung.vm, hung.instance)
+        self.again = self.again or (self.waited_sec is not None and same and sender)
+
+
+@dataclass
 class Rule:
     """A fault rule with its counts."""
 
@@ -110,6 +129,7 @@ class Rule:
     match: Match = field(default_factory=Match)
     seen: int = 0
     fired: int = 0
+    stalls: list[Stall] = field(default_factory=list)
     document: Entry = field(default_factory=dict)
     applies: "Callable[[Call], bool] | None" = None
     """Which requests it may hit at all; None: any."""
@@ -186,9 +206,22 @@ class Faults:
         self._rules.clear()
 
     def shown(self) -> list[Entry]:
-        """The rules as they were given, with id, seen and fired."""
+        """The rules as they were given, with id, seen and fired, and what became of stalls."""
         return [
-            {**rule.document, "id": rule.id, "seen": rule.seen, "fired": rule.fired}
+            {
+                **rule.document,
+                "id": rule.id,
+                "seen": rule.seen,
+                "fired": rule.fired,
+                "stalls": [
+                    {
+                        "target": stall.call.object or stall.call.subjects[1],
+                        "waited_sec": stall.waited_sec,
+                        "again": stall.again,
+                    }
+                    for stall in rule.stalls
+                ],
+            }
             for rule in self._rules.values()
         ]
 
@@ -205,6 +238,9 @@ class Faults:
             if director.is_cut_off(call):
                 reset_connection(scope)
                 return
+            for rule in self._rules.values():
+                for stall in rule.stalls:
+                    stall.sees(call)
             watched = director.watch(call, app)
             # Every rule counts every match; the first that fires acts.
             fired = [rule for rule in self._rules.values() if rule.matches(call) and rule.take()]
@@ -388,8 +424,12 @@ class Strike:
                 )
 
     async def _wait_for_disconnect(self) -> None:
+        stall = Stall(self._call)
+        self._rule.stalls.append(stall)
+        began = time.monotonic()
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        stall.waited_sec = round(time.monotonic() - began, 1)
 
     def _reset(self) -> None:
         reset_connection(self._scope)

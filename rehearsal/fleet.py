@@ -268,7 +268,8 @@ class Fleet:
         self._touch(group)
 
     def recreate_members(self, group: Group, names: Iterable[str]) -> None:
-        """Each is stopped and created anew from the newest template, under its own name."""
+        """Each is stopped and created anew under its own name, of the version that it is to
+        have."""
         self._not_deleting(group)
         for member in self.members(group, names):
             if not member.leaving:
@@ -277,8 +278,8 @@ class Fleet:
     def update_members(
         self, group: Group, names: Iterable[str] | None, minimal: str, most: str
     ) -> None:
-        """Brings members, or all for None, to the newest version, without regard to how many are
-        away at once."""
+        """Brings members, or all for None, to the version that each is to have, without regard to
+        how many are away at once."""
         self._not_deleting(group)
         if UPDATES.index(minimal) > UPDATES.index(most):
             raise Invalid(
@@ -344,11 +345,11 @@ class Fleet:
         return self._inventory.add_instance(name, zone, properties)
 
     def late_create(self, group: Group, name: str = "", zone: str = "") -> Instance:
-        """A VM of the group's newest version whose creation was on its way when it was cancelled:
+        """A VM of the group's main version whose creation was on its way when it was cancelled:
         it boots and says whose it is, but is no member. The group may be gone."""
-        template = self.templates.get(group.newest["template"])
+        template = self.templates.get(group.main["template"])
         if template is None:
-            raise NotFound(template_path(group.newest["template"]))
+            raise NotFound(template_path(group.main["template"]))
         properties = self._manager.properties(group, template)
         return self.add_instance(
             zone or group.zones[0], name or self._manager.new_name(group), properties

@@ -91,15 +91,15 @@ class Groups:
             asked = [{"instanceTemplate": body["instanceTemplate"]}]
         else:
             return None
-        if len(asked) > 1:
-            raise ApiError(501, "versions: the local cloud has groups of one version.")
-        for version in asked:
+        rules.check_versions(asked)
+        for index, version in enumerate(asked):
+            field = f"resource.versions[{index}].instanceTemplate"
             reference = str(version.get("instanceTemplate") or "")
             match = TEMPLATE_REFERENCE.fullmatch(reference)
             own = (None, self._compute.project, self._compute.project_number)
             if not match or match["project"] not in own:
                 raise rules.invalid(
-                    "resource.versions[0].instanceTemplate",
+                    field,
                     reference,
                     "Must be the URL of an instance template of the project.",
                 )
@@ -107,7 +107,7 @@ class Groups:
             template = self._fleet.template(match["name"], match["region"] or "")
             if template.region not in ("", region):
                 raise rules.invalid(
-                    "resource.versions[0].instanceTemplate",
+                    field,
                     reference,
                     f"A regional instance template must be of the group's region {region}.",
                 )

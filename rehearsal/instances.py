@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rehearsal import rules
 from rehearsal.answers import Json, fingerprint, label_fingerprint, tags_fingerprint
+from rehearsal.attached import attached, check_free, detached
 from rehearsal.calls import TEMPLATE_REFERENCE, Call, Handler, Row, aggregated, listed, unknown
 from rehearsal.catalogue import ALL_ZONES
 from rehearsal.errors import ApiError
@@ -49,6 +50,8 @@ class Instances:
             "setTags": ("POST", self._set_tags),
             "setScheduling": ("POST", self._set_scheduling),
             "setMachineType": ("POST", self._set_machine_type),
+            "attachDisk": ("POST", self._attach_disk),
+            "detachDisk": ("POST", self._detach_disk),
             "simulateMaintenanceEvent": ("POST", self._simulate_maintenance),
             "getGuestAttributes": ("GET", self._get_guest_attributes),
         }
@@ -95,6 +98,9 @@ class Instances:
             body = {**deepcopy(given), **body}
         body["machineType"] = str(body.get("machineType") or "").rpartition("/")[2]
         properties = rules.checked_properties(body, "resource")
+        for disk in properties["disks"]:
+            if disk.get("source"):
+                disk["source"] = self._free_disk(call["zone"], disk)
         fault = self._fleet.refusal(properties, call["zone"])
         if fault and fault.code in LACKS:
             return self._refused("insert", call["zone"], name, "0", fault)
@@ -210,6 +216,28 @@ class Instances:
             raise _refusal(fault)
         self._fleet.change_instance(instance, machineType=name)
         return self._instance_operation("setMachineType", instance)
+
+    async def _attach_disk(self, call: Call) -> Json:
+        instance = self._instance(call)
+        source = self._free_disk(instance.zone, call.body)
+        disks = attached(instance.properties["disks"], call.body, source)
+        self._fleet.change_instance(instance, disks=disks)
+        return self._instance_operation("attachDisk", instance)
+
+    def _free_disk(self, zone: str, body: Json) -> str:
+        """The link of the declared disk that a body's `source` names; ApiError: it is not there,
+        or another VM has it."""
+        path = self._compute.disk_path(zone, str(body.get("source") or ""))
+        project = f"projects/{self._compute.project}"
+        users = [(f"{project}/{user}", disk) for user, disk in self._compute.users_of(path)]
+        check_free(f"{project}/{path}", str(body.get("mode") or "READ_WRITE"), users)
+        return self._answers.link(path)
+
+    async def _detach_disk(self, call: Call) -> Json:
+        instance = self._instance(call)
+        disks = detached(instance.properties["disks"], call.query.get("deviceName", ""))
+        self._fleet.change_instance(instance, disks=disks)
+        return self._instance_operation("detachDisk", instance)
 
     def _must_be_stopped(self, instance: Instance, field: str) -> None:
         if instance.live:

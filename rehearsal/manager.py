@@ -7,6 +7,7 @@ new id and a new disk, and lowers its size only where it was told to.
 import copy
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -25,6 +26,7 @@ from rehearsal.model import (
     Invalid,
     Member,
     Probe,
+    Restless,
     SetMetadata,
     Template,
     Vet,
@@ -35,6 +37,8 @@ from rehearsal.placement import HasRoom, choose_zone, crowded_zone, may_move, ra
 NAME_LETTERS = "bcdfghjklmnpqrstvwxz0123456789"
 NAME_SUFFIX_LENGTH = 4
 KEPT_ERRORS = 100
+LOOKS, LOOKS_EACH = 100, 20
+"""How often a group is looked at before it rests: at most this, and so often for each member."""
 INTERVAL_SEC = 5
 THRESHOLD = 2
 
@@ -61,8 +65,20 @@ class Manager:
         """When a VM is next asked for its health, by its id."""
 
     def reconcile(self) -> None:
-        """Takes every group that has something to look at one step on, until none has."""
+        """Takes every group that has something to look at one step on, until none has.
+
+        Restless: one never has.
+        """
+        looks: Counter[tuple[str, str]] = Counter()
         for group, members in self._inventory.awake():
+            looks[group.key] += 1
+            most = LOOKS + LOOKS_EACH * (len(group.members) + group.target_size)
+            if looks[group.key] > most:
+                actions = ", ".join(f"{n} {action}" for action, n in group.actions.items() if n)
+                raise Restless(
+                    f"{group.path}: has not come to rest after {most} looks, with target size "
+                    f"{group.target_size} and members {actions or 'none'}"
+                )
             for member in members:
                 self._advance(group, member)
             self._balance(group)
@@ -91,7 +107,7 @@ class Manager:
     ) -> None:
         """A member's VM is deleted and created anew under its name."""
         if newest:
-            group.bind(member, group.newest)
+            group.bind(member, group.due(member))
         member.replace = True
         member.repaired = repaired
         member.retry_at = self._inventory.clock.now() + delay_sec
@@ -101,10 +117,10 @@ class Manager:
             self._inventory.at(member.retry_at, "member", *group.key, member.name)
 
     def update(self, group: Group, member: Member, minimal: str, most: str) -> bool:
-        """Brings a member to the newest version by the mildest action that does it; False where
-        that is harder than `most` allows, or nothing is to be done."""
+        """Brings a member to the version that it is to have by the mildest action that does it;
+        False where that is harder than `most` allows, or nothing is to be done."""
         instance = self._inventory.instances.get(member.instance or "")
-        version = group.newest
+        version = group.due(member)
         needed = "NONE"
         if member.template_id != version["template_id"]:
             needed = self._needed(instance, version) if instance else "REPLACE"
@@ -205,7 +221,7 @@ class Manager:
     def add_member(self, group: Group, name: str = "") -> Member:
         """A new member, whose VM is created at the next look."""
         member = Member(name or self.new_name(group), group.zones[0])
-        group.bind(member, group.newest)
+        group.bind(member, group.due())
         member.zone = choose_zone(group, member, self._room(group))
         group.add(member)
         self._inventory.keep_member(group, member)
@@ -347,6 +363,8 @@ class Manager:
     def _balance(self, group: Group) -> None:
         """Makes as many members as are wanted, lets go of those too many, and updates."""
         policy = group.body.get("updatePolicy") or {}
+        if len(group.versions) > 1:
+            group.compare()
         surge = 0
         if policy.get("type") == "PROACTIVE" and not group.deleting:
             if group.outdated:
@@ -372,10 +390,14 @@ class Manager:
         for name in list(group.outdated):
             member = group.members[name]
             if member.action != "NONE":
-                continue  # bound to the newest version when it is created; or busy
+                continue  # bound to its version when it is created; or busy
             if budget <= 0:
                 return
-            if self.update(group, member, minimal, most) and member.action != "NONE":
+            if group.has_due(member):  # its version has too many, and the other has enough
+                if group.staying > group.target_size:
+                    self.leave(group, member, superseded=True)
+                    budget -= 1
+            elif self.update(group, member, minimal, most) and member.action != "NONE":
                 budget -= 1
 
     def _victims(self, group: Group, count: int) -> Sequence[Member]:
@@ -415,7 +437,7 @@ class Manager:
         inventory = self._inventory
         member.instance = None
         if (group.body.get("updatePolicy") or {}).get("type") == "PROACTIVE":
-            group.bind(member, group.newest)
+            group.bind(member, group.due(member))
         properties: dict[str, Any] = {}
         template = inventory.templates.get(member.template)
         if template is None or template.id != member.template_id:
@@ -462,8 +484,8 @@ class Manager:
         return self._vet(properties, zone) or self._inventory.capacity.refuse(properties, zone)
 
     def _room(self, group: Group) -> HasRoom:
-        """Whether a zone has room for VMs of the group's newest version."""
-        template = self._inventory.templates.get(group.newest["template"])
+        """Whether a zone has room for VMs of the group's main version."""
+        template = self._inventory.templates.get(group.main["template"])
         properties = self.properties(group, template) if template and group.regional else {}
         capacity = self._inventory.capacity
         return lambda zone, count: capacity.has_room(zone, properties, count)

@@ -8,6 +8,7 @@ machines go in, commands for the hypervisor come out.
     |- Exists               a name is taken
     |- InUse                something else needs it
     |- Invalid              the call contradicts itself or the state
+    Restless                a group that does not come to rest
 """
 
 from collections import Counter
@@ -45,6 +46,10 @@ class InUse(ModelError):
 
 class Invalid(ModelError):
     """The call contradicts itself or the state."""
+
+
+class Restless(Exception):
+    """A group does not come to rest: a defect of the model, never of a call."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +257,8 @@ class Member:
     template: str = ""
     """Key of the template that the VM has or will get."""
     template_id: str = ""
+    version: str = ""
+    """Name of its version; may be empty."""
     instance: str | None = None
     replace: bool = False
     """Whether the VM that has the name must go before a new one is created."""
@@ -288,7 +295,8 @@ class Group:
     body: dict[str, Any]
     """As it was asked for, without name, place, target size and versions."""
     versions: list[dict[str, Any]]
-    """[{name, instanceTemplate: as given, template: its key, template_id}], the newest last."""
+    """[{name, instanceTemplate: as given, template: its key, template_id, targetSize}], one or two;
+    just one has no target size."""
     zones: list[str] = field(default_factory=list)
     """Where its VMs may be."""
     health_check: str = ""
@@ -305,7 +313,7 @@ class Group:
         self.spread: Counter[str] = Counter()
         """Members that stay, by zone."""
         self.outdated: dict[str, None] = {}
-        """Names of members that stay and have an older template, in order."""
+        """Names of members that stay and are to get another version, in order."""
         self.outgoing = 0
         """Members that leave for a successor and have not gone yet."""
 
@@ -331,9 +339,9 @@ class Group:
         return self.body.get("baseInstanceName") or self.name
 
     @property
-    def newest(self) -> dict[str, Any]:
-        """The version that new members get."""
-        return self.versions[-1]
+    def main(self) -> dict[str, Any]:
+        """The version of all members that another one's target size does not take."""
+        return next(v for v in self.versions if _size_of(v) is None)
 
     @property
     def staying(self) -> int:
@@ -365,11 +373,40 @@ class Group:
 
     def _limit(self, key: str) -> int:
         limit = (self.body.get("updatePolicy") or {}).get(key) or {}
-        if limit.get("fixed") is not None:
-            return int(limit["fixed"])
-        if limit.get("percent") is None:
+        if limit.get("fixed") is None and limit.get("percent") is None:
             return len(self.zones)
-        return (self.target_size * int(limit["percent"]) + 50) // 100
+        return calculated(limit, self.target_size)
+
+    def wanted(self) -> list[int]:
+        """How many members each version is to have."""
+        sized = [
+            None if size is None else min(calculated(size, self.target_size), self.target_size)
+            for size in map(_size_of, self.versions)
+        ]
+        rest = self.target_size - sum(size or 0 for size in sized)
+        return [rest if size is None else size for size in sized]
+
+    def held(self) -> list[int]:
+        """How many members that stay each version has."""
+        staying = [member for member in self.members.values() if not member.leaving]
+        return [sum(_has(member, version) for member in staying) for version in self.versions]
+
+    def due(self, member: Member | None = None) -> dict[str, Any]:
+        """The version of the next VM of a member, or of a new one: its own, unless another version
+        has too few members and its own too many."""
+        if len(self.versions) == 1:
+            return self.versions[0]
+        own = next((v for v in self.versions if member and _has(member, v)), None)
+        if own is not None and member and member.name not in self.outdated:
+            return own
+        numbers = zip(self.versions, self.held(), self.wanted(), strict=True)
+        lacking = [version for version, held, wanted in numbers if held < wanted]
+        lacking.sort(key=lambda version: version is self.main)
+        return lacking[0] if lacking else own or self.main
+
+    def has_due(self, member: Member) -> bool:
+        """Whether a member has the version that it is to have."""
+        return _has(member, self.due(member))
 
     def add(self, member: Member) -> None:
         """Takes a member in."""
@@ -400,14 +437,18 @@ class Group:
         """The version that a member has from now on."""
         member.template = version["template"]
         member.template_id = version["template_id"]
+        member.version = str(version.get("name") or "")
         self.outdated.pop(member.name, None)
 
     def compare(self) -> None:
-        """Finds the outdated members anew, after a change of the versions."""
-        newest = self.newest["template_id"]
-        self.outdated = {
-            m.name: None for m in self.members.values() if not m.leaving and m.template_id != newest
-        }
+        """Finds the outdated members anew, after a change of the versions or, where there are two,
+        of the members: of a version that has too many, the latest are to get the other."""
+        staying = [member for member in self.members.values() if not member.leaving]
+        kept: set[str] = set()
+        for version, wanted in zip(self.versions, self.wanted(), strict=True):
+            names = [member.name for member in staying if _has(member, version)]
+            kept.update(names if len(self.versions) == 1 else names[:wanted])
+        self.outdated = {member.name: None for member in staying if member.name not in kept}
 
     def _count(self, member: Member, by: int) -> None:
         self.actions[member.action] += by
@@ -415,6 +456,30 @@ class Group:
             self.outgoing += by
         if not member.leaving:
             self.spread[member.zone] += by
+
+
+def calculated(size: dict[str, Any], target_size: int) -> int:
+    """A FixedOrPercent as a number of VMs.
+
+    Compute's discovery document (v1, revision 20261106) says of `FixedOrPercent.calculated`:
+    percent/100 * targetSize, and "if there is a remainder, the number is rounded"; likewise of
+    maxSurge, maxUnavailable and a version's target size. Taken here as to the nearest, a half up.
+    The document of 2019 said of the first two "rounded up".
+    """
+    if size.get("fixed") is not None:
+        return int(size["fixed"])
+    return (target_size * int(size["percent"]) + 50) // 100
+
+
+def _size_of(version: dict[str, Any]) -> dict[str, Any] | None:
+    """A version's target size; None where it takes the rest."""
+    size = version.get("targetSize") or {}
+    return size if {"fixed", "percent"} & {k for k, v in size.items() if v is not None} else None
+
+
+def _has(member: Member, version: dict[str, Any]) -> bool:
+    own = (member.template_id, member.version)
+    return own == (version["template_id"], version.get("name") or "")
 
 
 def place_key(region: str, name: str) -> str:

@@ -31,6 +31,7 @@ HEALTH_CHECK_DEFAULTS = {
     "unhealthyThreshold": 2,
 }
 SHORTEST_RUN_SEC = 30
+MOST_VERSIONS = 2
 
 
 def invalid(field: str, value: object, rule: str) -> ApiError:
@@ -316,6 +317,33 @@ def _check_region(body: dict[str, Any], zones: Sequence[str]) -> None:
         raise invalid(field, "YES", "forceUpdateOnRepair must be YES.")
     if policy.get("instanceRedistributionType") != "NONE":
         raise invalid(field, "YES", "instanceRedistributionType must be NONE.")
+
+
+def check_versions(versions: Sequence[dict[str, Any]]) -> None:
+    """The versions of a group: one or two, and just one without a target size."""
+    field = "resource.versions"
+    if len(versions) > MOST_VERSIONS:
+        raise invalid(field, len(versions), f"At most {MOST_VERSIONS} versions can be specified.")
+    names = [version.get("name") or "" for version in versions]
+    if len(set(names)) < len(names):
+        raise invalid(f"{field}[1].name", names[1], "Names of versions must be unique.")
+    sizes = [version.get("targetSize") or {} for version in versions]
+    given = [{key: n for key, n in size.items() if key != "calculated"} for size in sizes]
+    for index, size in enumerate(given):
+        if len(size) > 1:
+            raise invalid(
+                f"{field}[{index}].targetSize", size, "Only one of fixed and percent can be set."
+            )
+        if not 0 <= int(size.get("percent") or 0) <= 100:
+            raise invalid(
+                f"{field}[{index}].targetSize.percent", size["percent"], "Must be from 0 to 100."
+            )
+        if int(size.get("fixed") or 0) < 0:
+            raise invalid(
+                f"{field}[{index}].targetSize.fixed", size["fixed"], "Must be at least 0."
+            )
+    if sum(not size for size in given) != 1:
+        raise invalid(field, given, "Exactly one version must leave targetSize unset.")
 
 
 def check_group(body: dict[str, Any], zones: Sequence[str] | None = None) -> None:

@@ -8,6 +8,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from outlast.operate import pricing
+from outlast.operate.boots import Wait
+from outlast.operate.costs import Costs
 from outlast.operate.ledger import Attempt
 from outlast.operate.preview import Review
 from outlast.operate.rehearse import Report, Watcher
@@ -115,10 +117,11 @@ def show_scenarios(listed: list[tuple[str, str]]) -> None:
 def show_status(status: Status) -> None:
     """One run: state, attempts, the last metrics."""
     console = Console(highlight=False)
-    book = status.ledger
+    book, wait = status.ledger, status.wait
     if book is None:
+        what = _waited(wait) if wait else status.state
         console.print(
-            f"{status.experiment}: run {status.run} is {status.state}, {status.boots} boots"
+            f"{status.experiment}: run {status.run} is {what}", markup=False, soft_wrap=True
         )
         console.print(f"{status.url}", soft_wrap=True)
         return
@@ -132,6 +135,8 @@ def show_status(status: Status) -> None:
     console.print()
     console.print("Attempts (UTC):")
     console.print(_attempts_table(book.attempts))
+    if wait:
+        console.print(f"the next is {_waited(wait)}", markup=False, soft_wrap=True)
     for attempt in book.attempts:
         if attempt.changed:
             what = ", ".join(attempt.changed)
@@ -143,6 +148,44 @@ def show_status(status: Status) -> None:
     if status.result:
         console.print()
         console.print(f"result  {status.result}", soft_wrap=True)
+
+
+def _waited(wait: Wait) -> str:
+    since = f" since {wait.since:%H:%M:%S}" if wait.since else ""
+    return f"{wait.what}{since}" + (f": {wait.why}" if wait.why else "")
+
+
+def show_costs(costs: Costs) -> None:
+    """What a run has cost, VM by VM."""
+    console = Console(highlight=False)
+
+    def line(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    line(
+        f"{costs.experiment}: run {costs.run} is {costs.state}; its VMs cost {costs.said} in"
+        f" {costs.hours:.2f} h so far"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("VM", "zone", "from (UTC)", "to", "hours", "an hour", "cost"):
+        table.add_column(name)
+    for life in costs.lives:
+        end = "now" if life.alive else f"{life.end:%m-%d %H:%M:%S}"
+        table.add_row(
+            life.instance,
+            life.zone,
+            f"{life.start:%m-%d %H:%M:%S}",
+            end,
+            f"{life.hours:.2f}",
+            life.rate.said(),
+            life.rate.said(life.hours),
+        )
+    if costs.lives:
+        console.print(table)
+    line(f"storage: {costs.storage}")
+    for what in costs.unknown:
+        line(f"no price is known for {what}")
+    line(_PRICES.format(date=pricing.date()))
 
 
 def show_review(review: Review) -> None:

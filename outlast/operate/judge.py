@@ -79,6 +79,23 @@ class Strike:
 
 
 @dataclass(frozen=True)
+class Stall:
+    """A request that the local cloud left hanging."""
+
+    target: str
+    """An object's name, or the path of a call."""
+    waited_sec: float | None
+    """How long its sender waited before it gave up; None: for good."""
+    again: bool
+    """Whether the sender then asked again."""
+
+    def __str__(self) -> str:
+        waited = "never" if self.waited_sec is None else f"after {self.waited_sec:g} s"
+        end = "asked again" if self.again else "and not asked again"
+        return f"{self.target.rpartition('/')[2]} given up {waited}, {end}"
+
+
+@dataclass(frozen=True)
 class ResultRead:
     """A result as its bytes are; `digest` is None where they are not what the records say."""
 
@@ -138,6 +155,7 @@ class Seen:
     """The undisturbed run's; None where none was made."""
     strikes: Sequence[Strike] = ()
     faulted: int = 0
+    stalls: Sequence[Stall] = ()
     """Requests that a fault of the scenario has hit."""
     pending: int = 0
     """What was to happen and did not."""
@@ -317,6 +335,14 @@ def costs_the_user_nothing(seen: Seen) -> Verdict:
     return head.failures == 0, f"{head.failures} failures counted"
 
 
+def stalls_are_given_up(seen: Seen) -> Verdict:
+    """a connection that hangs is given up, and what it was for is asked for again"""
+    held = bool(seen.stalls) and all(
+        stall.again and stall.waited_sec is not None for stall in seen.stalls
+    )
+    return held, "; ".join(map(str, seen.stalls)) or "no connection hung"
+
+
 def waits_for_room(seen: Seen) -> Verdict:
     """a VM that cannot be created is asked for again until it is there"""
     refused = [code for code in seen.refusals if any(word in code for word in _NO_ROOM)]
@@ -441,6 +467,7 @@ GUARANTEES: Mapping[str, Callable[[Seen], Verdict]] = {
     "head-never-goes-back": head_never_goes_back,
     "only-the-struck-end": only_the_struck_end,
     "costs-the-user-nothing": costs_the_user_nothing,
+    "stalls-are-given-up": stalls_are_given_up,
     "waits-for-room": waits_for_room,
     "changes-zone": changes_zone,
     "retries-as-set": retries_as_set,

@@ -24,7 +24,7 @@ from outlast.layout import Layout
 from outlast.operate import cloud as clouds
 from outlast.operate import engine, judge, ledger, scenario
 from outlast.operate.errors import RehearsalError, UsageError, reading
-from outlast.operate.judge import Guarantee, Run, Seen, Strike
+from outlast.operate.judge import Guarantee, Run, Seen, Stall, Strike
 from outlast.operate.ledger import Attempt, Ledger
 from outlast.operate.scenario import Scenario
 from outlast.run.head import Head
@@ -32,6 +32,8 @@ from outlast.run.head import Head
 LIMIT_SEC = 600
 """An engine that takes longer than this has hung."""
 POLL_SEC = 0.2
+QUIET_SEC = 15.0
+"""Where nothing was said for so long, it is said what is waited for."""
 STACK = "dev"
 """The stack whose settings are rehearsed where none is named."""
 
@@ -46,8 +48,8 @@ LOCAL_SETTINGS = (
     "outlast:waitDriverSec",
 )
 """What a stack of one's own takes over from the example's: the local cloud's image and pace."""
-TRAINING_SETTINGS = frozenset({"outlast:trainer", "outlast:args"})
-"""What a scenario says of the trainer to be short; a stack of one's own keeps its own."""
+TRAINING_SETTINGS = frozenset({"outlast:trainer", "outlast:args", "outlast:command"})
+"""What a scenario says of what trains; a stack of one's own keeps its own."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,19 @@ class Side:
     def group(self) -> str:
         return self.outputs["group"]
 
+    def where(self) -> str:
+        """What it is at, in words."""
+        book = self.ledger
+        if not self.outputs:
+            return "pulumi up"
+        if book is None or not book.attempts:
+            return "no attempt yet"
+        if book.head.state.ended:
+            return f"{book.head.state}, leaving"
+        attempt = book.attempts[-1]
+        step = f"step {book.step}" + (f" of {book.total}" if book.total else "")
+        return f"attempt {attempt.term}, phase {book.phase or 'setup'}, {step}"
+
     def note(self, book: Ledger | None) -> None:
         """What was read of the run just now."""
         self.ledger = book
@@ -173,7 +188,7 @@ class Side:
 def rehearse(
     *,
     watcher: Watcher,
-    name: str = scenario.DEFAULT,
+    name: str | None = None,
     stack: str | None = None,
     data: Sequence[str] = (),
     limit_rows: int | None = None,
@@ -181,18 +196,20 @@ def rehearse(
 ) -> Report:
     """Runs the whole rehearsal in a folder of its own and leaves nothing behind.
 
-    `name`: a scenario's name or file. `stack`: whose settings are rehearsed; the example's where
-    None. `data`: what is in the local cloud's buckets before, each `gs://BUCKET/PATH=FOLDER`.
-    `args` are put over the stack's own hyperparameters. OperateError: it could not be carried
-    out. KeyboardInterrupt passes through, after everything that was started has ended.
+    `name`: a scenario's name or file; where None, the default for what trains. `stack`: whose
+    settings are rehearsed; the example's where None. `data`: what is in the local cloud's buckets
+    before, each `gs://BUCKET/PATH=FOLDER`. `args` are put over the stack's own hyperparameters.
+    OperateError: it could not be carried out. KeyboardInterrupt passes through, after everything
+    that was started has ended.
     """
     deliveries = [Delivery.parse(text) for text in data]
-    path = scenario.find(name)
     settings = read_config(STACK) if stack is None else read_own(stack)
+    path = scenario.find(name or scenario.default_of(settings))
     parts = engine.find_parts()
     played = scenario.read(path, parts)
     args = {**(args or {}), **({} if limit_rows is None else {"limit-rows": limit_rows})}
     config = compose(settings, played, args, own=stack is not None)
+    played.check_moments(command=bool(config.get("outlast:command")))
     if stack is not None:
         played = played.moved(str(read_config(STACK)["gcp:zone"]), zone_of(config))
     started = time.monotonic()
@@ -280,7 +297,7 @@ def compose(
     about a command of its own, or `args` are for a trainer where a command runs.
     """
     added = dict(played.stack)
-    if own and added.get("outlast:command"):
+    if own and added.get("outlast:command") and not settings.get("outlast:command"):
         raise UsageError(
             f"scenario {played.name}: brings a command of its own, and --stack's trainer has no "
             "part in it; rehearse it without --stack."
@@ -336,6 +353,7 @@ class Stage:
         self.cloud = cloud
         self.scenario = played
         self.watcher = watcher
+        self._said_at = time.monotonic()
         self.config = config
         self.folder = folder
         self.bucket = str(config.get("outlast:bucket") or f"{config['gcp:project']}-outlast")
@@ -345,6 +363,17 @@ class Stage:
         self._deadline = time.monotonic() + LIMIT_SEC
         self._told: dict[str, int] = {}
         self._strikes_told = 0
+
+    def say(self, message: str) -> None:
+        """Tells one thing that happened."""
+        self.watcher.say(message)
+        self._said_at = time.monotonic()
+
+    def say_where(self, what: str = "") -> None:
+        """After a silence, tells `what` goes on; by default where each of the runs is."""
+        if time.monotonic() - self._said_at >= QUIET_SEC:
+            sides = "; ".join(f"{side.name}: {side.where()}" for side in self.sides)
+            self.say(f"still {what}" if what else sides)
 
     def play(self, stack: str, deliveries: Sequence[Delivery]) -> tuple[Report, Seen]:
         """Everything but the verdict, which is passed when nothing of it runs any more."""
@@ -362,8 +391,9 @@ class Stage:
                 self._watch_to_the_end()
                 seen = self._look()
                 report = self._report(seen)
-                self.watcher.say(f"destroying {' and '.join(names)}")
-                self._wait([pool.submit(side.stack.destroy) for side in self.sides])
+                self.say(f"destroying {' and '.join(names)}")
+                going = [pool.submit(side.stack.destroy) for side in self.sides]
+                self._wait(going, "destroying")
                 seen.audit = self.cloud.audit()
                 return report, seen
             except BaseException:
@@ -382,17 +412,15 @@ class Stage:
         files = delivery.files()
         for file in files:
             store.put(delivery.object(file), file)
-        self.watcher.say(f"gs://{delivery.bucket}/{delivery.path}: {len(files)} files")
+        self.say(f"gs://{delivery.bucket}/{delivery.path}: {len(files)} files")
 
     def _raise_stacks(self, pool: ThreadPoolExecutor) -> None:
         """Begins to raise them; returns as soon as the one to be disturbed is up."""
         storm = self.sides[0]
         beside = "".join(f", beside it {side.name}" for side in self.sides[1:])
-        self.watcher.say(f"scenario {self.scenario.name}: {self.scenario.about}")
-        self.watcher.say(
-            f"must end as {self.scenario.end}, with {', '.join(self.scenario.guarantees)}"
-        )
-        self.watcher.say(f"pulumi up: {storm.name}{beside}")
+        self.say(f"scenario {self.scenario.name}: {self.scenario.about}")
+        self.say(f"must end as {self.scenario.end}, with {', '.join(self.scenario.guarantees)}")
+        self.say(f"pulumi up: {storm.name}{beside}")
         storm.raised = pool.submit(storm.stack.up)
         # They share the bucket; the second adopts it once the first has made it.
         while not storm.raised.done() and not self._bucket_exists(self.bucket):
@@ -409,7 +437,7 @@ class Stage:
             return False
         side.outputs = side.raised.result()
         side.up_at = time.monotonic()
-        self.watcher.say(f"{side.name}: run {side.outputs['run']} in {side.group}")
+        self.say(f"{side.name}: run {side.outputs['run']} in {side.group}")
         runs = {other.outputs["run"] for other in self.sides if other.outputs}
         if len(runs) > 1:
             raise RehearsalError(
@@ -418,11 +446,13 @@ class Stage:
             )
         return True
 
-    def _wait(self, futures: list[Future[Any]]) -> None:
-        """Waits in slices, so that Ctrl-C is heard; raises what a thread raised."""
+    def _wait(self, futures: list[Future[Any]], what: str = "") -> None:
+        """Waits in slices, so that Ctrl-C is heard; raises what a thread raised. A long wait is
+        said to be for `what`."""
         while not all(future.done() for future in futures):
             if time.monotonic() > self._deadline:
                 raise RehearsalError(f"rehearsal: the engine did not end in {LIMIT_SEC} s.")
+            self.say_where(what)
             time.sleep(POLL_SEC / 2)
         for future in futures:
             future.result()
@@ -438,6 +468,7 @@ class Stage:
                     side.note(self._read(side))
                     self._tell(side)
             self._tell_strikes()
+            self.say_where()
             if all(self._over(side) for side in self.sides):
                 break
             time.sleep(POLL_SEC)
@@ -472,7 +503,7 @@ class Stage:
             if attempt.term > self._told.get(side.name, 0):
                 self._told[side.name] = attempt.term
                 origin = f"goes on from step {attempt.from_step}"
-                self.watcher.say(
+                self.say(
                     f"{side.name}: attempt {attempt.term} on {attempt.instance} "
                     + (origin if attempt.from_step else "starts fresh")
                 )
@@ -480,7 +511,7 @@ class Stage:
     def _tell_strikes(self) -> None:
         log = self.cloud.played()["log"]
         for entry in log[self._strikes_told :]:
-            self.watcher.say(f"{entry.get('vm') or self.sides[0].name}: {_strike(entry)}")
+            self.say(f"{entry.get('vm') or self.sides[0].name}: {_strike(entry)}")
         self._strikes_told = len(log)
 
     def _size(self, side: Side) -> int | None:
@@ -500,7 +531,8 @@ class Stage:
     def _look(self) -> Seen:
         runs = [self._run(side) for side in self.sides]
         played = self.cloud.played()
-        fired = [rule["fired"] for rule in self.cloud.faults()]
+        faults = self.cloud.faults()
+        fired = [rule["fired"] for rule in faults]
         storm = self.sides[0]
         return Seen(
             expected=self.scenario.end,
@@ -508,6 +540,11 @@ class Stage:
             calm=runs[1] if len(runs) > 1 else None,
             strikes=[_strike(entry) for entry in played["log"]],
             faulted=sum(fired),
+            stalls=[
+                Stall(str(stall["target"]), stall["waited_sec"], stall["again"])
+                for rule in faults
+                for stall in rule["stalls"]
+            ],
             pending=int(played["pending"]) + fired.count(0),
             retries=int(self.config.get("outlast:retriesFailures") or 0),
             refusals=self.cloud.group_errors(storm.group, storm.place),

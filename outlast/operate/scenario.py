@@ -19,6 +19,8 @@ FOLDER = ROOT / "rehearsal" / "scenarios"
 """Of the named ones."""
 DEFAULT = "storm"
 """What is played where none is named."""
+OF_COMMANDS = "command-storm"
+"""The same for a command, which has no total of steps."""
 WITHIN_SEC = 300.0
 """A run that is not at its end so long after `up` will not come to it."""
 CHECK_SEC = 60
@@ -43,10 +45,25 @@ class Scenario:
         """Whether an undisturbed run is made beside it."""
         return not NEEDS_CALM.isdisjoint(self.guarantees)
 
+    def check_moments(self, command: bool) -> None:
+        """UsageError: a command runs, and an event is to come at a share of all steps."""
+        for place, event in enumerate(self.document.get("events") or ()):
+            share = event["when"].get("share")
+            if command and share is not None:
+                raise UsageError(
+                    f"scenario {self.name}: events[{place}].when.share {share:g}: never comes, for "
+                    f"a command has no total of steps; play {OF_COMMANDS}, or name commits instead."
+                )
+
     def moved(self, zone: str, to: str) -> "Scenario":
         """The same, with what it does to one zone done to another."""
         text = json.dumps(self.document).replace(json.dumps(zone), json.dumps(to))
         return replace(self, document=json.loads(text))
+
+
+def default_of(settings: Mapping[str, Any]) -> str:
+    """What is played with a stack of these settings where no scenario is named."""
+    return OF_COMMANDS if settings.get("outlast:command") else DEFAULT
 
 
 def find(name: str) -> Path:

@@ -13,7 +13,7 @@ from rehearsal.discovery import check_body
 from rehearsal.errors import ApiError
 from rehearsal.iam import Target, etag_of, read_json, utc_text
 from rehearsal.state import Entry
-from rehearsal.storage.conditions import Preconditions, whole_number
+from rehearsal.storage.conditions import Preconditions, is_true, whole_number
 from rehearsal.storage.resources import check_storage_class, merge
 from rehearsal.storage.store import DAY_SEC, Store
 
@@ -59,14 +59,18 @@ class Buckets:
 
     def _shown(self, bucket: Entry) -> Entry:
         base = f"{self._cloud.base_url}/storage/v1/b/{bucket['name']}"
-        return {"kind": "storage#bucket", "selfLink": base, **bucket}
+        shown = {key: value for key, value in bucket.items() if key != "policy"}
+        return {"kind": "storage#bucket", "selfLink": base, **shown}
 
     def list_page(self, request: Request) -> Response:
         self._check_project(request)
         self._cloud.authorize(request, "storage.buckets.list")
         prefix = request.query_params.get("prefix", "")
-        buckets = self._store.buckets.items()
-        items = [self._shown(bucket) for name, bucket in buckets if name.startswith(prefix)]
+        buckets = self._store.buckets
+        if is_true(request.query_params, "softDeleted"):
+            self._store.expire_buckets()
+            buckets = self._store.lost
+        items = [self._shown(b) for b in buckets.values() if b["name"].startswith(prefix)]
         answer: Entry = {"kind": "storage#buckets"}
         return JSONResponse({**answer, "items": items} if items else answer)
 
@@ -139,6 +143,9 @@ class Buckets:
         return kept
 
     def get(self, request: Request, name: str) -> Response:
+        if is_true(request.query_params, "softDeleted"):
+            self._cloud.authorize(request, "storage.buckets.get")
+            return JSONResponse(self._shown(self._lost(request, name)))
         bucket = self._store.bucket(name)
         self._store.require(self._cloud.caller(request), "storage.buckets.get", name)
         Preconditions.of(request.query_params).check(bucket, reading=True)
@@ -169,8 +176,22 @@ class Buckets:
         Preconditions.of(request.query_params).check(bucket)
         if self._store.live(name) or self._store.old(name):
             raise ApiError(409, "The bucket you tried to delete is not empty.", "conflict")
-        self._store.drop_bucket(name)
+        self._store.delete_bucket(name)
         return Response(status_code=204)
+
+    def restore(self, request: Request, name: str) -> Response:
+        self._cloud.authorize(request, "storage.buckets.restore")
+        lost = self._lost(request, name)
+        if name in self._store.buckets:
+            raise ApiError(409, f"The bucket {name} exists: restore takes the name back.")
+        return JSONResponse(self._shown(self._keep(self._store.restore_bucket(lost))))
+
+    def _lost(self, request: Request, name: str) -> Entry:
+        """The soft-deleted bucket of a name and of the generation that a request asks for."""
+        generation = whole_number(request.query_params, "generation")
+        if generation is None:
+            raise ApiError(400, "Required parameter: generation", "required")
+        return self._store.lost_bucket(name, generation)
 
     def get_layout(self, request: Request, name: str) -> Response:
         bucket = self._store.bucket(name)

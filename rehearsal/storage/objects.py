@@ -18,7 +18,7 @@ from rehearsal.errors import ApiError, not_implemented
 from rehearsal.iam import read_json
 from rehearsal.state import Entry
 from rehearsal.storage.conditions import Preconditions, is_true, whole_number
-from rehearsal.storage.content import Media, byte_range
+from rehearsal.storage.content import Gunzipped, Media, byte_range, is_gzip
 from rehearsal.storage.globs import compiled
 from rehearsal.storage.journal import Table
 from rehearsal.storage.resources import HEADER_FIELDS, OBJECT_FIELDS, check_fields, merge
@@ -79,6 +79,13 @@ class Objects:
             "x-goog-stored-content-length": str(size),
         }
         headers |= {name: entry[field] for field, name in HEADER_FIELDS.items() if field in entry}
+        if _is_transcoded(request, entry):
+            file = self._store.open(entry)
+            if is_gzip(file):
+                del headers["content-encoding"]
+                del headers["accept-ranges"]
+                return Gunzipped(file, {**headers, "warning": "214 UploadServer gunzipped"})
+            file.close()
         asked = byte_range(request.headers.get("range", ""), size)
         start, end = asked or (0, size)
         if asked:
@@ -233,3 +240,15 @@ def _page_start(query: QueryParams) -> str:
         return base64.urlsafe_b64decode(token).decode()
     except ValueError:
         raise ApiError(400, f"Invalid page token: {token!r}", "invalid") from None
+
+
+def _is_transcoded(request: Request, entry: Entry) -> bool:
+    """Whether an object that is kept as gzip is served as what it holds: to whoever does not take
+    gzip, whole whatever Range asks, unless the object's Cache-Control forbids it
+    (https://cloud.google.com/storage/docs/transcoding)."""
+    accepted = request.headers.get("accept-encoding", "")
+    return (
+        entry.get("contentEncoding") == "gzip"
+        and "gzip" not in accepted.lower()
+        and "no-transform" not in entry.get("cacheControl", "")
+    )

@@ -102,6 +102,8 @@ class Storage:
                 return await self._buckets.change(request, bucket)
             case ("DELETE", "b", bucket):
                 return self._buckets.delete(request, bucket)
+            case ("POST", "b", bucket, "restore"):
+                return self._buckets.restore(request, bucket)
             case ("GET", "b", bucket, "iam"):
                 return self._buckets.get_policy(request, bucket)
             case ("PUT", "b", bucket, "iam"):

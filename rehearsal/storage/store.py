@@ -48,6 +48,8 @@ class Store:
             )
         self.journal = Journal(folder / "journal")
         self.buckets = self.journal.table("buckets")
+        self.lost = self.journal.table("lost")
+        """Soft-deleted buckets, by `version_key`, each with its policy."""
         self.sessions = self.journal.table("sessions")
         self.rewrites = self.journal.table("rewrites")
         self.bytes = cloud.state.folder("storage/bytes")
@@ -62,11 +64,12 @@ class Store:
             for key, value in list(self.journal.table(name).items()):
                 if time.time() - value["opened"] > SESSION_SEC:
                     self.journal.write((name, key, None))
-        for bucket in self.buckets:
+        self.expire_buckets()
+        for bucket in (*self.buckets, *map(_lost_name, self.lost.values())):
             self.expire(bucket)
         known = {
             entry["generation"]
-            for bucket in self.buckets
+            for bucket in (*self.buckets, *map(_lost_name, self.lost.values()))
             for table in (self.live(bucket), self.old(bucket), self.gone(bucket))
             for entry in table.values()
         }
@@ -79,6 +82,8 @@ class Store:
         """Forgets every bucket, object and upload."""
         for bucket in self.buckets:
             self.drop_bucket(bucket)
+        for key in self.lost:
+            self._forget_bucket(key)
         for table in ("sessions", "rewrites"):
             self.journal.write(*((table, key, None) for key in self.journal.table(table)))
         self._last_write.clear()
@@ -139,6 +144,66 @@ class Store:
         tables = (f"{kind}/{bucket}" for kind in ("live", "old", "gone"))
         self.journal.write(("buckets", bucket, None), *((table, None, None) for table in tables))
         self._cloud.iam.drop_policy(f"buckets/{bucket}")
+        for entry in entries:
+            self.path(entry).unlink(missing_ok=True)
+
+    def delete_bucket(self, name: str) -> None:
+        """Deletes an empty bucket; soft delete holds it, and what it held of objects."""
+        bucket = self.buckets[name]
+        held_sec = int(bucket["softDeletePolicy"]["retentionDurationSeconds"])
+        if not held_sec:
+            self.drop_bucket(name)
+            return
+        now = time.time()
+        lost = {
+            **bucket,
+            "softDeleteTime": to_rfc3339(now),
+            "hardDeleteTime": to_rfc3339(now + held_sec),
+            "policy": self._cloud.iam.policies.get(f"buckets/{name}", {}),
+        }
+        key = version_key(name, int(bucket["generation"]))
+        self.journal.write(
+            ("buckets", name, None),
+            *((f"{kind}/{name}", None, None) for kind in ("live", "old", "gone")),
+            ("lost", key, lost),
+            *((f"gone/{_lost_name(lost)}", k, entry) for k, entry in self.gone(name).items()),
+        )
+        self._cloud.iam.drop_policy(f"buckets/{name}")
+
+    def lost_bucket(self, name: str, generation: int) -> Entry:
+        """A soft-deleted bucket, or ApiError 404."""
+        self.expire_buckets()
+        found = self.lost.get(version_key(name, generation))
+        if found is None:
+            raise ApiError(404, f"No such soft-deleted bucket: {name}#{generation}")
+        return found
+
+    def restore_bucket(self, lost: Entry) -> Entry:
+        """Brings a soft-deleted bucket back, with its policy and what it held of objects."""
+        name, key = lost["name"], version_key(lost["name"], int(lost["generation"]))
+        own = ("softDeleteTime", "hardDeleteTime", "policy")
+        bucket = {field: value for field, value in lost.items() if field not in own}
+        self.journal.write(
+            ("lost", key, None),
+            (f"gone/{_lost_name(lost)}", None, None),
+            ("buckets", name, bucket),
+            *((f"gone/{name}", k, entry) for k, entry in self.gone(_lost_name(lost)).items()),
+        )
+        policy = {"version": 3, "bindings": lost["policy"].get("bindings", [])}
+        self._cloud.iam.write_policy(f"buckets/{name}", policy, initial=True)
+        return bucket
+
+    def expire_buckets(self) -> None:
+        """Deletes soft-deleted buckets whose time is over."""
+        now = time.time()
+        for key, lost in list(self.lost.items()):
+            if from_rfc3339(lost["hardDeleteTime"]) <= now:
+                self._forget_bucket(key)
+
+    def _forget_bucket(self, key: str) -> None:
+        name = _lost_name(self.lost[key])
+        entries = list(self.gone(name).values())
+        self.journal.write(("lost", key, None), (f"gone/{name}", None, None))
         for entry in entries:
             self.path(entry).unlink(missing_ok=True)
 
@@ -327,6 +392,11 @@ class Store:
 def version_key(name: str, generation: int) -> str:
     """A version's key: all of a name lie together, in order; no name has a line's end in it."""
     return f"{name}\n{generation:020d}"
+
+
+def _lost_name(lost: Entry) -> str:
+    """What a soft-deleted bucket's table of objects goes by; no bucket has such a name."""
+    return f"{lost['name']}#{lost['generation']}"
 
 
 def versions_of(table: Table, name: str) -> list[Entry]:

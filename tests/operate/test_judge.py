@@ -10,7 +10,7 @@ import pytest
 from outlast.exits import Reason, State
 from outlast.layout import AttemptEnd, Layout, ResultFile, ResultManifest
 from outlast.operate import judge
-from outlast.operate.judge import GUARANTEES, Ending, ResultRead, Run, Seen, Strike
+from outlast.operate.judge import GUARANTEES, Ending, ResultRead, Run, Seen, Stall, Strike
 from outlast.operate.ledger import Attempt, Boot, Ledger
 from outlast.run.head import Checkpoint, End, Head, Lineage, Result
 from outlast.run.store import MemoryStore
@@ -159,7 +159,7 @@ WARNED = replace(
 )
 SPECIAL = {
     *("waits-for-room", "retries-as-set", "failure-is-told", "gives-up", "warning-is-heeded"),
-    "changes-zone",
+    *("changes-zone", "stalls-are-given-up"),
 }
 """Guarantees that a run of three attempts says nothing about."""
 
@@ -176,6 +176,7 @@ HELD = [
         ),
     ),
     ("changes-zone", with_attempts(FIRST, replace(SECOND, zone="elsewhere"))),
+    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, True)])),
     ("waits-for-room", replace(GOOD, refusals=["ZONE_RESOURCE_POOL_EXHAUSTED"])),
     ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"])),
     ("retries-as-set", user_failed(USER)),
@@ -228,6 +229,9 @@ BROKEN = [
     ("only-the-struck-end", replace(GOOD, run=Run())),
     ("costs-the-user-nothing", with_book(head=head(failures=1))),
     ("costs-the-user-nothing", replace(GOOD, run=Run())),
+    ("stalls-are-given-up", GOOD),
+    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, False)])),
+    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", None, False)])),
     ("waits-for-room", GOOD),
     ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"], run=Run())),
     ("retries-as-set", user_failed(USER, USER)),

@@ -1,16 +1,21 @@
 """What the operator's side makes of a scenario and of an own stack, before anything runs."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
+from outlast.exits import Reason, State
 from outlast.operate import engine, rehearse, scenario
 from outlast.operate.engine import Parts, find_parts
 from outlast.operate.errors import RehearsalError, UsageError
 from outlast.operate.judge import Ending
-from outlast.operate.rehearse import Delivery, compose
+from outlast.operate.ledger import Ledger
+from outlast.operate.rehearse import Delivery, Side, Stage, compose
+from rehearsal import scenario as cloud_side
+from tests.operate.test_judge import attempt, head
 
 DOCUMENT = {
     "name": "mine",
@@ -112,12 +117,64 @@ def test_a_stack_of_ones_own_keeps_its_trainer():
     assert found["outlast:provisioning"] == "standard"
 
 
-def test_a_scenario_about_a_command_is_not_for_a_stack_of_ones_own():
+def test_a_scenario_about_a_command_is_not_for_a_trainer_of_ones_own():
     command = scenario.of(document(stack={"outlast:command": "exit 3"}))
     with pytest.raises(UsageError, match="brings a command of its own"):
         compose({}, command, {}, own=True)
+    found = compose({"outlast:command": "./mine.sh"}, command, {}, own=True)
+    assert found["outlast:command"] == "./mine.sh"
     with pytest.raises(UsageError, match="--limit-rows: is a trainer's flag"):
         compose({}, command, {"limit-rows": 64}, own=False)
+
+
+def test_a_command_is_rehearsed_at_moments_that_it_has():
+    command = {"outlast:command": "./mine.sh"}
+    assert scenario.default_of({"outlast:trainer": "digits"}) == "storm"
+    for name in (scenario.default_of(command), "exit-0-on-sigterm"):
+        scenario.of(cloud_side.read(scenario.find(name)).document()).check_moments(command=True)
+    storm = scenario.of(cloud_side.read(scenario.find("storm")).document())
+    storm.check_moments(command=False)
+    with pytest.raises(UsageError) as raised:
+        storm.check_moments(command=True)
+    assert str(raised.value) == (
+        "scenario storm: events[0].when.share 0.15: never comes, for a command has no total of "
+        "steps; play command-storm, or name commits instead."
+    )
+
+
+class Told(rehearse.Watcher):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.lines.append(message)
+
+
+def test_in_a_long_silence_it_is_said_where_each_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # nobody is asked
+    told, config = Told(), rehearse.read_config("dev")
+    stage = Stage(cast("Any", None), scenario.of(DOCUMENT), config, tmp_path, told)
+    stage.sides = [Side(name, config, tmp_path) for name in ("dev", "dev-calm")]
+    stage.say_where()
+    assert told.lines == []
+    monkeypatch.setattr(rehearse, "QUIET_SEC", 0.0)
+    stage.sides[0].outputs = {"run": "0123456789"}
+    stage.say_where()
+    living = replace(attempt(1, 0, 9, 0, Reason.DONE), end=None, reason=None)
+    book = Ledger(head(state=State.OPEN, end=None), (living,), 1, None, 90, (), "search")
+    stage.sides[0].note(book)
+    stage.say_where()
+    stage.sides[0].note(replace(book, total=None, phase=""))
+    stage.say_where()
+    stage.say_where("destroying")
+    assert told.lines == [
+        "dev: no attempt yet; dev-calm: pulumi up",
+        "dev: attempt 1, phase search, step 9 of 90; dev-calm: pulumi up",
+        "dev: attempt 1, phase setup, step 9; dev-calm: pulumi up",
+        "still destroying",
+    ]
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from rehearsal.model import (
 ZONES = ("europe-west4-a", "europe-west4-b", "europe-west4-c")
 REGION = "europe-west4"
 ZONE = "europe-west4-a"
+LONGEST_UNREST = 100
+"""Rounds of commands in which a small group is done with anything."""
 
 
 class Machines:
@@ -42,7 +44,7 @@ class Machines:
     def settle(self, *, fails: bool = False, exits: bool = True, comes_up: bool = True) -> None:
         """Does all commands until there are none; VMs told to stop have exited at the end, and
         those told to boot are up."""
-        while True:
+        for _ in range(LONGEST_UNREST):
             self.fleet.tick()
             commands = self.fleet.take_commands()
             self.log += commands
@@ -54,6 +56,7 @@ class Machines:
                 self.exit(instance_id)
             if not commands and not exiting:
                 return
+        raise AssertionError("the group makes and unmakes VMs without an end")
 
     def let(self, instance_id: str) -> None:
         """Lets a VM go on that was held back: it exits, or it is up."""

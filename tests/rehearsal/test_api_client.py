@@ -200,6 +200,13 @@ def test_gcloud_compute(gcloud: Callable[..., Any]) -> None:
     assert gcloud("instance-groups", "managed", "list-instances", "g1", zone) == []
     said = gcloud("instance-templates", "delete", "t1", fails=True)
     assert "is already being used by" in said
+    gcloud("instance-templates", "create", "t2", "--machine-type=e2-medium", *spot)
+    versions = ("--version=template=t1,name=main", "--canary-version=template=t2,target-size=10%")
+    roll = ("instance-groups", "managed", "rolling-action", "start-update", "g1", zone)
+    gcloud(*roll, *versions, "--max-unavailable=1")
+    group = gcloud("instance-groups", "managed", "describe", "g1", zone)
+    assert [one["instanceTemplate"][-2:] for one in group["versions"]] == ["t1", "t2"]
+    assert group["versions"][1]["targetSize"] == {"percent": 10, "calculated": 0}
     gcloud("instance-groups", "managed", "delete", "g1", zone)
     gcloud("instance-templates", "delete", "t1")
     assert "was not found" in gcloud("instance-templates", "describe", "t1", fails=True)

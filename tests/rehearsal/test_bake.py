@@ -3,6 +3,7 @@
 The bake runs in a process of its own, which dies where a test wants it to.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -17,19 +18,23 @@ import pytest
 from outlast.operate import cloud as clouds
 from outlast.operate import compute
 from outlast.operate.cloud import LocalCloud
+from tests.baking import https_host, make_wheel, quick_python
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(400)]
 
 REPO = Path(__file__).parents[2]
 LONGEST_SEC = 120
 ZONE = "europe-west4-a"
-LABELS = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
+API = f"/compute/v1/projects/{clouds.PROJECT}"
+ACCOUNT = f"image-baker@{clouds.PROJECT}.iam.gserviceaccount.com"
+BUCKET = "outlast-rehearsal-data"
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 from outlast.operate import bake, recipe
 from outlast.operate.compute import Compute
 
+ACCOUNT = "image-baker@outlast-rehearsal.iam.gserviceaccount.com"
 given, root, stop_at = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
 def say(sentence):
@@ -41,7 +46,7 @@ checked = recipe.check(given, base="debian-cloud/debian-13", project="outlast-re
                        zone="europe-west4-a")
 baked = recipe.read(checked, root)
 labels = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
-order = bake.Order(root, labels, linger_sec=1)
+order = bake.Order(root, labels, service_account=ACCOUNT)
 try:
     print("link", bake.bake(baked, order, say))
 except bake.BakeError as error:
@@ -58,7 +63,12 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
     image = folder / "image"
     image.mkdir()
     parts = Parts("", None, str(image), "", sys.executable)
-    env = {"PIP_NO_INDEX": "1"}
+    env = {
+        **quick_python(folder / "bin"),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(folder / "wheels"),
+        "CURL_CA_BUNDLE": str(folder / "authority.pem"),
+    }
     started = clouds.start(folder / "cloud", parts, guest_env=env, dies_with_us=True)
     yield started
     started.stop()
@@ -91,27 +101,35 @@ touch "$OUTLAST_IMAGE/.env" "$OUTLAST_ROOT/root/.bash_history"
 
 def bake(cloud: LocalCloud, root: Path, stop_at: str = "", **parts: Any) -> tuple[int, str]:
     """One bake in a process: (exit code, what it said)."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            DRIVER,
-            json.dumps({"script": "install.sh", **parts}),
-            root,
-            stop_at,
-        ],
+    return finish(begin(cloud, root, stop_at, **parts))
+
+
+def begin(
+    cloud: LocalCloud, root: Path, stop_at: str = "", **parts: Any
+) -> "subprocess.Popen[str]":
+    """One bake in a process, which is to kill itself when it says `stop_at`."""
+    given = {"script": "install.sh", "family": "outlast-test", **parts}
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, json.dumps(given), root, stop_at],
         cwd=REPO,
         env={
             **{key: text for key, text in os.environ.items() if not key.startswith("GOOGLE_")},
             compute.ENDPOINT_VARIABLE: f"{cloud.url}/compute/beta/",
             compute.TOKEN_VARIABLE: "local",
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LONGEST_SEC,
     )
-    assert not done.stderr, done.stderr
-    return done.returncode, done.stdout
+
+
+def finish(baking: "subprocess.Popen[str]") -> tuple[int, str]:
+    try:
+        said, wrong = baking.communicate(timeout=LONGEST_SEC)
+    finally:
+        baking.kill()
+    assert not wrong, wrong
+    return baking.returncode, said
 
 
 def images(cloud: LocalCloud) -> dict[str, dict[str, Any]]:
@@ -140,9 +158,9 @@ def nothing_bills(cloud: LocalCloud) -> None:
     assert (audit["vms"], audit["disks"], audit["pids"]) == ([], [], [])
 
 
-def boot_and_look(cloud: LocalCloud, image: str) -> str:
-    """What a VM of the image finds under /opt/outlast."""
-    zone = f"/compute/v1/projects/{clouds.PROJECT}/zones/{ZONE}"
+def boot_and_look(cloud: LocalCloud, image: str, more: str = "") -> str:
+    """What a VM of the image finds under /opt/outlast; `more` are commands of its own."""
+    zone = f"{API}/zones/{ZONE}"
     bits = "222" if os.geteuid() == 0 else "022"
     script = (
         '#!/bin/bash\ncd "$OUTLAST_ROOT"\n'
@@ -151,7 +169,7 @@ def boot_and_look(cloud: LocalCloud, image: str) -> str:
         "opt/outlast/venv/bin/python -c 'import sys; print(\"prefix\", sys.prefix)'\n"
         'printf "mark %s.\\n" "$(<opt/outlast/mark)"\n'
         'printf "id <%s>\\n" "$(<etc/machine-id)"\n'
-        "echo looked\n"
+        f"{more}\necho looked\n"
     )
     body = {
         "name": "looker",
@@ -182,7 +200,7 @@ def boot_and_look(cloud: LocalCloud, image: str) -> str:
 
 def test_a_recipe_becomes_an_image_that_vms_boot_from(cloud: LocalCloud, root: Path):
     cloud.reset()
-    code, said = bake(cloud, root, family="outlast-test")
+    code, said = bake(cloud, root)
     assert code == 0, said
     (name,) = images(cloud)
     assert said.splitlines()[-1].endswith(f"/projects/{clouds.PROJECT}/global/images/{name}")
@@ -198,17 +216,17 @@ def test_a_recipe_becomes_an_image_that_vms_boot_from(cloud: LocalCloud, root: P
         assert unwanted not in seen
 
     # The same recipe again: nothing is baked, the image is the same.
-    code, said = bake(cloud, root, family="outlast-test")
+    code, said = bake(cloud, root)
     assert code == 0 and "is there already" in said and "bakes from" not in said
 
     # A changed script: a new image, the old one deprecated; the old recipe again: the old image.
     write_script(root, "mark 2")
-    assert bake(cloud, root, family="outlast-test")[0] == 0
+    assert bake(cloud, root)[0] == 0
     second = newest(cloud)
     assert second and second != name
     assert images(cloud)[name]["deprecated"]["state"] == "DEPRECATED"
     write_script(root, "mark 1")
-    assert bake(cloud, root, family="outlast-test")[0] == 0
+    assert bake(cloud, root)[0] == 0
     assert newest(cloud) == name
     assert images(cloud)[second]["deprecated"]["state"] == "DEPRECATED"
 
@@ -227,7 +245,7 @@ def test_a_recipe_becomes_an_image_that_vms_boot_from(cloud: LocalCloud, root: P
     cloud.call("POST", templates, template)
     for mark in ("mark 3", "mark 4"):
         write_script(root, mark)
-        assert bake(cloud, root, family="outlast-test")[0] == 0
+        assert bake(cloud, root)[0] == 0
     left = images(cloud)
     assert len(left) == 3 and second in left and name not in left
     nothing_bills(cloud)
@@ -236,10 +254,118 @@ def test_a_recipe_becomes_an_image_that_vms_boot_from(cloud: LocalCloud, root: P
 def test_a_bake_that_fails_shows_why_and_leaves_nothing(cloud: LocalCloud, root: Path):
     cloud.reset()
     write_script(root, "bad", then="echo 'no such thing'; exit 3")
-    code, said = bake(cloud, root, family="outlast-test")
+    code, said = bake(cloud, root)
     assert code == 1
     assert "step script failed" in said and "no such thing" in said and "status 3" in said
     assert not images(cloud) and newest(cloud) is None
+    nothing_bills(cloud)
+
+
+def test_requirements_and_data_are_in_the_image_by_their_hashes(
+    cloud: LocalCloud, root: Path, tmp_path: Path
+):
+    cloud.reset()
+    folder = cloud.state.parent
+    (root / "image.txt").write_text(make_wheel(folder / "wheels", "baked_thing"))
+    served = tmp_path / "served/sets"
+    served.mkdir(parents=True)
+    (served / "digits.npz").write_bytes(b"over https")
+    account = {"accountId": "image-baker", "serviceAccount": {"displayName": "baker"}}
+    cloud.call("POST", f"/iam/v1/projects/{clouds.PROJECT}/serviceAccounts", account)
+    cloud.make_bucket(BUCKET, "europe-west4")
+    name = "data/more.npz"
+    cloud.call("POST", f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", "a bucket")
+    reader = {"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{ACCOUNT}"]}
+    cloud.call("PUT", f"/storage/v1/b/{BUCKET}/iam", {"bindings": [reader]})
+
+    with https_host(tmp_path / "served", folder / "authority.pem") as host:
+        parts: dict[str, Any] = {
+            "requirements": "image.txt",
+            "data": [
+                {"url": f"{host}/sets/digits.npz", "sha256": sha256(b"over another")},
+                {"url": f"gs://{BUCKET}/{name}", "sha256": sha256(b'"a bucket"'), "path": "b/more"},
+            ],
+        }
+        code, said = bake(cloud, root, **parts)
+        assert code == 1 and "step data failed" in said
+        assert f"{host}/sets/digits.npz: sha256 is {sha256(b'over https')}, must be" in said
+        assert not images(cloud)
+        nothing_bills(cloud)
+
+        parts["data"][0]["sha256"] = sha256(b"over https")
+        code, said = bake(cloud, root, **parts)
+        assert code == 0, said
+    seen = boot_and_look(
+        cloud,
+        str(newest(cloud)),
+        "opt/outlast/user-venv/bin/python -c 'import baked_thing as b; print(b.__file__, b.NAME)'\n"
+        'printf \'%s and %s\\n\' "$(<opt/outlast/data/digits.npz)" "$(<opt/outlast/data/b/more)"\n'
+        'printf "mark %s\\n" "$(<opt/outlast/user-venv/.complete)"\n',
+    )
+    assert "opt/outlast/user-venv/lib/" in seen and "baked_thing.py baked_thing\n" in seen
+    assert 'over https and "a bucket"\n' in seen
+    # What a boot compares with the run's own requirements.
+    assert f"mark {sha256((root / 'image.txt').read_bytes())}\n" in seen
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_builder_past_its_limit_leaves_its_last_words_and_nothing_else(
+    cloud: LocalCloud, root: Path
+):
+    cloud.reset()
+    write_script(root, "never", then="echo still at it; sleep infinity")
+    baking = begin(cloud, root, limitMinutes=30)
+
+    def told() -> str:
+        (vm,) = cloud.vms() or [None]
+        if vm is None:
+            return ""
+        path = f"{API}/zones/{ZONE}/instances/{vm['name']}/getGuestAttributes?queryPath=outlast/log"
+        try:
+            return cloud.call("GET", path)["queryValue"]["items"][0]["value"]
+        except clouds.CloudError:
+            return ""
+
+    until(lambda: "still at it" in told())
+    count = {"path": "getGuestAttributes.queryPath=outlast/$", "nth": 1_000_000}
+    rule = {"match": count, "when": "after", "do": {"delay_sec": 0.01}}
+    cloud.call("POST", "/_local/faults", rule)
+    until(lambda: cloud.faults()[0]["seen"] >= 2)  # so whoever bakes has been told
+    # Half an hour later.
+    cloud.play({"name": "later", "about": "Time goes by.", "speed": 10_000}, target="")
+    code, said = finish(baking)
+    cloud.call("DELETE", "/_local/scenario")
+    assert code == 1
+    assert said.splitlines()[-2:] == [
+        f"error builder bake-{builder_of(said)}: is gone (baking script); it had 30 minutes, set"
+        " limitMinutes in outlast:imageRecipe where that is too little; its last lines:",
+        "still at it",
+    ]
+    assert not images(cloud)
+    nothing_bills(cloud)
+
+
+def builder_of(said: str) -> str:
+    """The image's name, out of what a bake says of its builder."""
+    return said.partition("builder bake-")[2].partition(":")[0]
+
+
+def test_a_builder_that_nobody_waits_for_goes_at_its_limit(cloud: LocalCloud, root: Path):
+    """Done or failed, it is not turned off by itself: a disk of a VM that is off stays."""
+    cloud.reset()
+    code, said = bake(cloud, root, stop_at="done, stopping")
+    assert code == -9, said
+    (vm,) = cloud.vms()
+    assert vm["status"] == "RUNNING"
+    found = cloud.call("GET", f"{API}/zones/{ZONE}/instances/{vm['name']}")["scheduling"]
+    assert found["instanceTerminationAction"] == "DELETE"
+    assert found["maxRunDuration"]["seconds"] == str(120 * 60)
+    cloud.play({"name": "later", "about": "Time goes by.", "speed": 10_000}, target="")
+    until(lambda: not cloud.audit()["disks"])
+    cloud.call("DELETE", "/_local/scenario")
     nothing_bills(cloud)
 
 
@@ -248,6 +374,7 @@ def test_a_bake_that_fails_shows_why_and_leaves_nothing(cloud: LocalCloud, root:
     [
         ("bakes from", "at work already"),
         ("baking", "at work already"),
+        ("done, stopping", "at work already"),
         (": off", "at work already"),
         (": made", "is there already"),
     ],
@@ -256,9 +383,9 @@ def test_a_bake_that_was_killed_is_mended_by_the_next(
     cloud: LocalCloud, root: Path, stage: str, again: str
 ):
     cloud.reset()
-    code, said = bake(cloud, root, stop_at=stage, family="outlast-test")
+    code, said = bake(cloud, root, stop_at=stage)
     assert code == -9, said
-    code, said = bake(cloud, root, family="outlast-test")
+    code, said = bake(cloud, root)
     assert code == 0, said
     assert again in said and "bakes from" not in said
     assert list(images(cloud)) == [newest(cloud)]
@@ -267,9 +394,9 @@ def test_a_bake_that_was_killed_is_mended_by_the_next(
 
 def test_a_changed_recipe_clears_the_builder_that_was_left(cloud: LocalCloud, root: Path):
     cloud.reset()
-    assert bake(cloud, root, stop_at="baking", family="outlast-test")[0] == -9
+    assert bake(cloud, root, stop_at="baking")[0] == -9
     write_script(root, "mark 2")
-    code, said = bake(cloud, root, family="outlast-test")
+    code, said = bake(cloud, root)
     assert code == 0, said
     assert "left by an earlier bake, deleted" in said
     assert len(images(cloud)) == 1

@@ -266,6 +266,9 @@ def test_group_is_bound_to_the_very_template(cloud: FullCloud) -> None:
     assert group["versions"][0]["instanceTemplate"] == f"{url}?uniqueId={target}"
 
 
+T1 = {"instanceTemplate": "global/instanceTemplates/t1"}
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "said"),
     [
@@ -275,6 +278,15 @@ def test_group_is_bound_to_the_very_template(cloud: FullCloud) -> None:
                            "maxUnavailable": {"fixed": 0}}}, 400, "maxUnavailable"),
         ({"versions": []}, 400, "template is required"),
         ({"versions": [{"instanceTemplate": "global/instanceTemplates/t9"}]}, 404, "t9"),
+        ({"versions": [{"name": "a", **T1}, {"name": "b", **T1}]}, 400, "Exactly one version"),
+        ({"versions": [{**T1, "targetSize": {"fixed": 1}}]}, 400, "Exactly one version"),
+        ({"versions": [T1, {**T1, "targetSize": {"fixed": 1}}]}, 400, "must be unique"),
+        ({"versions": [T1, {"name": "b", **T1, "targetSize": {"percent": 101}}]}, 400, "0 to 100"),
+        ({"versions": [T1, {"name": "b", **T1, "targetSize": {"fixed": -1}}]}, 400, "at least 0"),
+        ({"versions": [T1, {"name": "b", **T1, "targetSize": {"fixed": 1, "percent": 1}}]}, 400,
+         "Only one of fixed and percent"),
+        ({"versions": [{"name": n, **T1, "targetSize": {"fixed": 1}} for n in "abc"]}, 400,
+         "At most 2 versions"),
         ({"targetSize": None}, 400, "resource.targetSize"),
         ({"targetSize": -1}, 400, "targetSize"),
         ({"targetSize": "one"}, 400, "target_size"),

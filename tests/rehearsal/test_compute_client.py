@@ -1,5 +1,6 @@
 """The Compute API by google-cloud-compute, whose REST transport other programs of a project use."""
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from google.api_core.exceptions import BadRequest, Conflict, NotFound, Precondit
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import compute_v1 as compute
 
-from tests.rehearsal.local_cloud import PROJECT, FullCloud
+from tests.rehearsal.local_cloud import PROJECT, FullCloud, LocalCloud
 from tests.rehearsal.test_compute import wait
+from tests.rehearsal.test_scenario_platform import ok, start
 
 ZONE = "europe-west4-a"
 REGION = "europe-west4"
@@ -29,6 +31,25 @@ def cloud(tmp_path: Path) -> Iterator[FullCloud]:
 @pytest.fixture
 def client(cloud: FullCloud) -> Callable[[Any], Any]:
     """Makes a client of a local cloud."""
+    return maker(cloud)
+
+
+@pytest.fixture(scope="module")
+def without_guests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
+    cloud = start(tmp_path_factory.mktemp("platform"))
+    yield cloud
+    assert cloud.stop() == 0
+    cloud.http.close()
+
+
+@pytest.fixture
+def platform(without_guests: LocalCloud) -> Callable[[Any], Any]:
+    """Makes a client of a local cloud whose VMs are no processes, and in which nothing exists."""
+    ok(without_guests, "POST", "/_local/reset")
+    return maker(without_guests)
+
+
+def maker(cloud: LocalCloud) -> Callable[[Any], Any]:
     anonymous = AnonymousCredentials()
 
     def make(kind: Any) -> Any:
@@ -201,6 +222,156 @@ def test_a_regional_group_and_its_health_check(client: Callable[[Any], Any]) -> 
     groups.delete(**where, instance_group_manager="g1").result(WAIT_SEC)
     templates.delete(**where, instance_template="t1").result(WAIT_SEC)
     checks.delete(project=PROJECT, health_check="h1").result(WAIT_SEC)
+
+
+def vm_of(name: str) -> compute.Instance:
+    properties = template_of(name, **STANDARD).properties
+    return compute.Instance(
+        name=name,
+        machine_type=f"zones/{ZONE}/machineTypes/{properties.machine_type}",
+        disks=properties.disks,
+        network_interfaces=properties.network_interfaces,
+        scheduling=properties.scheduling,
+    )
+
+
+STANDARD = {
+    "provisioning_model": "STANDARD",
+    "preemptible": False,
+    "automatic_restart": True,
+    "instance_termination_action": None,
+}
+
+
+def test_what_changes_in_a_vm(platform: Callable[[Any], Any]) -> None:
+    instances = platform(compute.InstancesClient)
+    instances.insert(**PLACE, instance_resource=vm_of("vm1")).result(WAIT_SEC)
+    vm = {**PLACE, "instance": "vm1"}
+
+    def live() -> compute.Instance:
+        return instances.get(**vm)
+
+    labels = compute.InstancesSetLabelsRequest(
+        labels={"team": "a"}, label_fingerprint=live().label_fingerprint
+    )
+    instances.set_labels(**vm, instances_set_labels_request_resource=labels).result(WAIT_SEC)
+    assert live().labels == {"team": "a"}
+    with pytest.raises(PreconditionFailed, match="Labels fingerprint"):
+        instances.set_labels(**vm, instances_set_labels_request_resource=labels)
+    tags = compute.Tags(items=["web"], fingerprint=live().tags.fingerprint)
+    instances.set_tags(**vm, tags_resource=tags).result(WAIT_SEC)
+    assert live().tags.items == ["web"]
+    with pytest.raises(PreconditionFailed, match="tags fingerprint"):
+        instances.set_tags(**vm, tags_resource=tags)
+
+    larger = compute.InstancesSetMachineTypeRequest(
+        machine_type=f"zones/{ZONE}/machineTypes/e2-standard-4"
+    )
+    with pytest.raises(BadRequest, match="only while it is TERMINATED") as refused:
+        instances.set_machine_type(**vm, instances_set_machine_type_request_resource=larger)
+    assert refused.value.errors[0]["reason"] == "resourceNotReady"
+    stays = compute.Scheduling(on_host_maintenance="TERMINATE")
+    instances.set_scheduling(**vm, scheduling_resource=stays).result(WAIT_SEC)
+    instances.stop(**vm).result(WAIT_SEC)
+    instances.set_machine_type(**vm, instances_set_machine_type_request_resource=larger).result(
+        WAIT_SEC
+    )
+    spot = compute.Scheduling(provisioning_model="SPOT", preemptible=True, automatic_restart=False)
+    instances.set_scheduling(**vm, scheduling_resource=spot).result(WAIT_SEC)
+    found = live()
+    assert found.machine_type.endswith("/e2-standard-4")
+    assert (found.scheduling.provisioning_model, found.scheduling.automatic_restart) == (
+        "SPOT",
+        False,
+    )
+
+
+def test_a_request_id_makes_a_call_once(platform: Callable[[Any], Any]) -> None:
+    instances = platform(compute.InstancesClient)
+    request = compute.InsertInstanceRequest(
+        **PLACE, instance_resource=vm_of("vm1"), request_id=str(uuid.uuid4())
+    )
+    first = instances.insert_unary(request)
+    assert instances.insert_unary(request).name == first.name
+    with pytest.raises(Conflict, match="already exists"):
+        instances.insert(**PLACE, instance_resource=vm_of("vm1"))
+    wrong = compute.InsertInstanceRequest(
+        **PLACE, instance_resource=vm_of("vm2"), request_id="twice"
+    )
+    with pytest.raises(BadRequest, match="Must be a UUID"):
+        instances.insert(wrong)
+
+
+def test_a_disk_comes_to_a_vm_and_goes(platform: Callable[[Any], Any]) -> None:
+    instances, disks = platform(compute.InstancesClient), platform(compute.DisksClient)
+    instances.insert(**PLACE, instance_resource=vm_of("vm1")).result(WAIT_SEC)
+    vm = {**PLACE, "instance": "vm1"}
+    disk = compute.Disk(name="data", size_gb=20)
+    disks.insert(**PLACE, disk_resource=disk).result(WAIT_SEC)
+    source = disks.get(**PLACE, disk="data").self_link
+    attached = compute.AttachedDisk(source=source, device_name="rows")
+    instances.attach_disk(**vm, attached_disk_resource=attached).result(WAIT_SEC)
+    assert [one.device_name for one in instances.get(**vm).disks][1:] == ["rows"]
+    assert disks.get(**PLACE, disk="data").users == [instances.get(**vm).self_link]
+    with pytest.raises(BadRequest, match="already being used by"):
+        disks.delete(**PLACE, disk="data")
+    instances.detach_disk(**vm, device_name="rows").result(WAIT_SEC)
+    assert len(instances.get(**vm).disks) == 1
+    disks.delete(**PLACE, disk="data").result(WAIT_SEC)
+
+
+def test_members_of_given_names_and_a_canary(platform: Callable[[Any], Any]) -> None:
+    templates = platform(compute.InstanceTemplatesClient)
+    groups = platform(compute.InstanceGroupManagersClient)
+    for name in ("t1", "t2"):
+        templates.insert(project=PROJECT, instance_template_resource=template_of(name)).result(
+            WAIT_SEC
+        )
+    policy = compute.InstanceGroupManagerUpdatePolicy(
+        type_="PROACTIVE",
+        minimal_action="REPLACE",
+        replacement_method="RECREATE",
+        max_surge=compute.FixedOrPercent(fixed=0),
+        max_unavailable=compute.FixedOrPercent(fixed=2),
+    )
+    group = compute.InstanceGroupManager(
+        name="g1",
+        base_instance_name="g1",
+        target_size=0,
+        update_policy=policy,
+        instance_template="global/instanceTemplates/t1",
+    )
+    groups.insert(**PLACE, instance_group_manager_resource=group).result(WAIT_SEC)
+    name = {"instance_group_manager": "g1"}
+    asked = compute.InstanceGroupManagersCreateInstancesRequest(
+        instances=[compute.PerInstanceConfig(name=one) for one in ("one", "two", "three")]
+    )
+    groups.create_instances(
+        **PLACE, **name, instance_group_managers_create_instances_request_resource=asked
+    ).result(WAIT_SEC)
+    assert groups.get(**PLACE, **name).target_size == 3
+
+    def members() -> list[Any]:
+        return list(groups.list_managed_instances(**PLACE, **name))
+
+    assert {member.instance.rpartition("/")[2] for member in members()} == {"one", "two", "three"}
+    versions = [
+        compute.InstanceGroupManagerVersion(instance_template="global/instanceTemplates/t1"),
+        compute.InstanceGroupManagerVersion(
+            name="canary",
+            instance_template="global/instanceTemplates/t2",
+            target_size=compute.FixedOrPercent(percent=34),
+        ),
+    ]
+    change = compute.InstanceGroupManager(versions=versions)
+    groups.patch(**PLACE, **name, instance_group_manager_resource=change).result(WAIT_SEC)
+    wait(lambda: groups.get(**PLACE, **name).status.version_target.is_reached)
+    found = groups.get(**PLACE, **name)
+    assert [version.target_size.calculated for version in found.versions] == [2, 1]
+    wait(lambda: groups.get(**PLACE, **name).status.is_stable)
+    templates_of = [member.version.instance_template[-2:] for member in members()]
+    assert sorted(templates_of) == ["t1", "t1", "t2"]
+    assert [m.version.name for m in members() if m.version.name] == ["canary"]
 
 
 @pytest.mark.rehearsal

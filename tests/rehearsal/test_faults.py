@@ -86,10 +86,23 @@ def test_bodies_move_slowly(cloud: LocalCloud, bucket: str) -> None:
 
 
 def test_stall_ends_with_the_client(cloud: LocalCloud, bucket: str) -> None:
-    cloud.add_fault("before", {"stall": True}, object="^a$")
+    rule = cloud.add_fault("before", {"stall": True}, object="^a$")
+
+    def stall() -> dict[str, Any]:
+        shown = {r["id"]: r for r in cloud.call("GET", "/_local/faults").json()}
+        return shown[rule]["stalls"][0]
+
     with pytest.raises(requests.Timeout):
         requests.get(f"{cloud.url}/storage/v1/b/{bucket}/o/a", timeout=0.3)
+    until = time.monotonic() + 10
+    while stall()["waited_sec"] is None:
+        assert time.monotonic() < until, "the client's end was not seen"
+    assert stall() | {"waited_sec": 0} == {"target": "a", "waited_sec": 0, "again": False}
+    assert stall()["waited_sec"] >= 0.3
+    assert cloud.object("GET", bucket, "b").status_code == 404
+    assert not stall()["again"]
     assert cloud.object("GET", bucket, "a").status_code == 404
+    assert stall()["again"]
 
 
 def test_nth_and_count(cloud: LocalCloud, bucket: str) -> None:

@@ -166,3 +166,66 @@ def test_a_group_takes_members_of_given_names(cloud: LocalCloud) -> None:
     stateful = [{"name": "x", "preservedState": {"metadata": {"a": "b"}}}]
     assert cloud.call("POST", path, json={"instances": stateful}).status_code == 501
     assert ok(cloud, "GET", f"{GROUPS}/g1")["targetSize"] == 2
+
+
+def test_a_disk_is_attached_to_one_vm_at_a_time(cloud: LocalCloud) -> None:
+    insert(cloud, scheduling=STANDARD)
+    ok(cloud, "POST", VMS, vm_body("vm2", scheduling=STANDARD))
+    disk = f"{BASE}/zones/{ZONE}/disks/data"
+    ok(cloud, "POST", f"{BASE}/zones/{ZONE}/disks", {"name": "data", "sizeGb": "20"})
+    source = ok(cloud, "GET", disk)["selfLink"]
+    assert not ok(cloud, "GET", disk)["users"]
+
+    after = change(cloud, "attachDisk", {"source": source, "deviceName": "rows"})
+    assert after["disks"][1] | {"source": source, "deviceName": "rows"} == after["disks"][1]
+    assert (after["disks"][1]["index"], after["disks"][1]["mode"]) == (1, "READ_WRITE")
+    assert ok(cloud, "GET", disk)["users"] == [after["selfLink"]]
+    for verb, path, body in (
+        ("POST", f"{VMS}/vm2/attachDisk", {"source": f"zones/{ZONE}/disks/data"}),
+        ("DELETE", disk, None),
+    ):
+        status, reason, message = error_of(cloud.call(verb, path, json=body))
+        assert (status, reason) == (400, "resourceInUseByAnotherResource")
+        assert "disks/data' is already being used by" in message and "instances/vm1'" in message
+    twice = {"source": source, "deviceName": "rows", "mode": "READ_ONLY"}
+    assert refused(cloud, "attachDisk", twice)[1] == "resourceInUseByAnotherResource"
+
+    again = ok(cloud, "POST", f"{VMS}/vm1/detachDisk", params={"deviceName": "rows"})
+    assert again["operationType"] == "detachDisk"
+    assert [d["index"] for d in shown(cloud)["disks"]] == [0]
+    for name in ("vm1", "vm2"):  # both may read
+        ok(cloud, "POST", f"{VMS}/{name}/attachDisk", {"source": source, "mode": "READ_ONLY"})
+    assert len(ok(cloud, "GET", disk)["users"]) == 2
+    ok(cloud, "DELETE", f"{VMS}/vm1")
+    ok(cloud, "DELETE", f"{VMS}/vm2")
+    body = vm_body("vm3", scheduling=STANDARD)
+    body["disks"].append({"source": f"zones/{ZONE}/disks/data", "deviceName": "rows"})
+    ok(cloud, "POST", VMS, body)
+    assert ok(cloud, "GET", disk)["users"] == [shown(cloud, "vm3")["selfLink"]]
+    status, reason, _ = error_of(cloud.call("POST", VMS, json={**body, "name": "vm4"}))
+    assert (status, reason) == (400, "resourceInUseByAnotherResource")
+    ok(cloud, "DELETE", f"{VMS}/vm3")
+    ok(cloud, "DELETE", disk)
+
+
+def test_what_cannot_be_attached_or_detached_is_said(cloud: LocalCloud) -> None:
+    boot = insert(cloud, scheduling=STANDARD)["disks"][0]["deviceName"]
+    ok(cloud, "POST", f"{BASE}/zones/{ZONE}/disks", {"name": "data", "sizeGb": "20"})
+    source = f"zones/{ZONE}/disks/data"
+    for body, status, said in (
+        ({}, 400, "Must be the URL of a disk"),
+        ({"source": "zones/europe-west1-b/disks/data"}, 400, "Must be the URL of a disk of zone"),
+        ({"source": f"zones/{ZONE}/disks/no"}, 404, "disks/no' was not found"),
+        ({"source": source, "initializeParams": {"diskSizeGb": "9"}}, 400, "create and attach"),
+        ({"source": source, "autoDelete": True}, 501, "autoDelete"),
+        ({"source": source, "deviceName": boot}, 400, "this device name"),
+    ):
+        answer = cloud.call("POST", f"{VMS}/vm1/attachDisk", json=body)
+        assert answer.status_code == status, (body, answer.text)
+        assert said in error_of(answer)[2]
+    for device, status, said in (
+        ("no", 400, "No attached disk found with device name 'no'"),
+        (boot, 501, "made with the VM"),
+    ):
+        answer = cloud.call("POST", f"{VMS}/vm1/detachDisk", params={"deviceName": device})
+        assert (answer.status_code, said in error_of(answer)[2]) == (status, True)

@@ -8,6 +8,7 @@ import pytest
 
 from rehearsal.clock import to_rfc3339
 from rehearsal.fleet import Fleet
+from rehearsal.manager import Manager
 from rehearsal.model import (
     Announce,
     Boot,
@@ -19,6 +20,7 @@ from rehearsal.model import (
     Kill,
     NotFound,
     Probe,
+    Restless,
     Stop,
 )
 from tests.rehearsal.model_world import REGION, ZONE, ZONES, Machines, World
@@ -446,6 +448,94 @@ def test_substitution_brings_the_new_vm_up_before_the_old_one_goes(world: World)
     assert group.target_size == 1
 
 
+def canary(world: World, group: Group, **size: int) -> None:
+    """Puts a second version beside the group's own."""
+    world.template("t2")
+    second = {"name": "canary", "instanceTemplate": "t2", "template": "t2", "targetSize": size}
+    world.fleet.change_group(group, group.body, [group.main, second])
+    world.pass_times(3)
+
+
+def held(group: Group) -> list[int]:
+    templates = [member.template for member in group.members.values()]
+    return [templates.count("t1"), templates.count("t2")]
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "wanted"),
+    [
+        (5, {"fixed": 2}, [3, 2]),
+        (5, {"fixed": 9}, [0, 5]),
+        (5, {"percent": 30}, [3, 2]),  # 1.5 VMs
+        (3, {"percent": 10}, [3, 0]),  # 0.3 VMs
+        (4, {"percent": 100}, [0, 4]),
+        (4, {"fixed": 0}, [4, 0]),
+    ],
+)
+@pytest.mark.parametrize("method", ["RECREATE", "SUBSTITUTE"])
+def test_a_canary_has_as_many_vms_as_it_asks_for(
+    world: World, method: str, size: int, asked: dict[str, int], wanted: list[int]
+) -> None:
+    surge = {"maxSurge": {"fixed": int(method == "SUBSTITUTE")}, "maxUnavailable": {"fixed": 1}}
+    policy = {"type": "PROACTIVE", "replacementMethod": method, **surge}
+    group = world.group(size=size, updatePolicy=policy)
+    old = set(world.fleet.instances)
+    canary(world, group, **asked)
+    assert group.wanted() == held(group) == wanted
+    assert len(old & set(world.fleet.instances)) == wanted[0], "no more than needed were replaced"
+    world.fleet.resize(group, size + 1)
+    world.pass_times(3)
+    assert held(group) == group.wanted() and sum(held(group)) == size + 1
+
+
+def test_a_canary_that_waits_gets_the_vms_that_come(world: World) -> None:
+    """Opportunistic: nobody is replaced, whoever comes anew is of the version that has too few."""
+    group = world.group(size=3, updatePolicy={"replacementMethod": "RECREATE"})
+    canary(world, group, fixed=1)
+    assert held(group) == [3, 0]
+    world.fleet.resize(group, 4)
+    world.pass_times(3)
+    assert held(group) == [3, 1]
+    (name,) = [m.name for m in group.members.values() if m.template == "t2"]
+    world.fleet.recreate_members(group, [name])
+    world.pass_times(3)
+    assert group.members[name].template == "t2", "its own version is not full beyond its size"
+    world.fleet.delete_members(group, [name])
+    world.pass_times(3)
+    assert held(group) == [3, 0], "the target is one less"
+    world.fleet.update_members(group, None, "NONE", "REPLACE")
+    world.pass_times(3)
+    assert held(group) == [2, 1], "updating all of them keeps to the sizes"
+
+
+def test_a_version_of_another_name_is_another_version(world: World) -> None:
+    """What `gcloud … rolling-action replace` sends."""
+    policy = {"type": "PROACTIVE", "replacementMethod": "RECREATE", "minimalAction": "REPLACE"}
+    group = world.group(updatePolicy={**policy, "maxSurge": {"fixed": 0}})
+    old = world.only()
+    version = {"name": "0-2026", "instanceTemplate": "t1", "template": "t1"}
+    world.fleet.change_group(group, group.body, [version])
+    world.pass_times(3)
+    assert (world.only().name, world.only().id == old.id) == (old.name, False)
+    assert group.members[old.name].version == "0-2026"
+
+
+def test_a_group_that_does_not_come_to_rest_is_said_to(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = world.group(size=2)
+    look = Manager._balance
+
+    def restless(manager: Manager, looked_at: Group) -> None:
+        look(manager, looked_at)
+        manager._inventory.wake(looked_at)
+
+    monkeypatch.setattr(Manager, "_balance", restless)
+    world.fleet.resize(group, 3)
+    with pytest.raises(Restless, match=r"Managers/g: has not come to rest after \d+ looks"):
+        world.fleet.tick()
+
+
 @pytest.mark.parametrize(
     ("minimal", "most", "change", "kept_id", "boots"),
     [
@@ -712,6 +802,6 @@ def test_template_of_a_region_is_another_one(world: World) -> None:
     with pytest.raises(InUse):
         world.fleet.delete_template("t1", REGION)
     world.fleet.delete_template("t1")
-    assert group.newest["template"] == f"{REGION}/t1"
+    assert group.main["template"] == f"{REGION}/t1"
     with pytest.raises(NotFound, match="regions/europe-west4/instanceTemplates/t9"):
         world.fleet.template("t9", REGION)

@@ -370,6 +370,12 @@ def call_a_vm_of_its_own(client: Recorder) -> None:
     assert client.ok("GET", f"{vms}/alone")["status"] == "TERMINATED"
     client.ok("POST", f"{vms}/alone/setMachineType", {"machineType": body["machineType"]})
     client.ok("POST", f"{vms}/alone/setScheduling", {"onHostMaintenance": "TERMINATE"})
+    client.ok("POST", f"zones/{ZONE}/disks", {"name": "beside", "sizeGb": "10"})
+    disk = {"source": f"zones/{ZONE}/disks/beside", "deviceName": "beside"}
+    client.ok("POST", f"{vms}/alone/attachDisk", disk)
+    client.ok("GET", f"{vms}/alone")
+    client.ok("GET", disk["source"])
+    client.ok("POST", f"{vms}/alone/detachDisk", deviceName="beside")
     client.ok("POST", f"{vms}/alone/start")
     client.ok("DELETE", f"{vms}/alone")
 

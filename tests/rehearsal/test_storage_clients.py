@@ -1,10 +1,12 @@
 """The clients that people use against the storage API, unchanged: each finds what it needs."""
 
+import gzip
 import importlib.resources
 import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,6 +199,80 @@ def test_library_restores_what_was_deleted(client: storage.Client, cloud: LocalC
     here.blob("dear").delete()
     with pytest.raises(exceptions.NotFound):
         here.restore_blob("dear", generation=back.generation)
+
+
+def client_of(cloud: LocalCloud) -> storage.Client:
+    options = {"api_endpoint": cloud.url}
+    return storage.Client(PROJECT, AnonymousCredentials(), client_options=options)
+
+
+def test_library_restores_a_bucket_that_was_deleted(own_cloud: LocalCloud) -> None:
+    cloud, client = own_cloud, client_of(own_cloud)
+    here = client.bucket(make_bucket(cloud, labels={"team": "a"}))
+    here.blob("dear").upload_from_string(b"first")
+    policy = here.get_iam_policy(requested_policy_version=3)
+    policy.bindings.append({"role": "roles/storage.objectViewer", "members": {"user:a@b.example"}})
+    here.set_iam_policy(policy)
+    here.reload()
+    name, generation = here.name, here.generation
+    with pytest.raises(exceptions.Conflict, match="not empty"):
+        here.delete()
+    here.blob("dear").delete()
+    here.delete()
+    assert client.lookup_bucket(name) is None
+    (gone,) = [b for b in client.list_buckets(soft_deleted=True) if b.name == name]
+    assert gone.hard_delete_time > gone.soft_delete_time
+    shown = client.get_bucket(name, generation=generation, soft_deleted=True)
+    assert shown.generation == generation
+
+    client.close()
+    cloud.stop(signal.SIGKILL)  # it is kept over a crash
+    cloud.start()
+    client = client_of(cloud)
+    make_bucket(cloud, name=name)
+    with pytest.raises(exceptions.Conflict, match="exists"):
+        client.restore_bucket(name, generation)
+    client.bucket(name).delete()
+    back = client.restore_bucket(name, generation)
+    assert (back.name, back.labels, back.soft_delete_time) == (name, {"team": "a"}, None)
+    members = [b["members"] for b in back.get_iam_policy(requested_policy_version=3).bindings]
+    assert {"user:a@b.example"} in members
+    (dear,) = client.list_blobs(back, soft_deleted=True)
+    assert back.restore_blob("dear", generation=dear.generation).download_as_bytes() == b"first"
+    with pytest.raises(exceptions.NotFound, match="soft-deleted bucket"):
+        client.restore_bucket(name, generation)
+    client.close()
+
+
+def test_library_reads_gzip_as_it_is_kept_or_as_what_it_holds(
+    client: storage.Client, cloud: LocalCloud, bucket: str
+) -> None:
+    text = b"many lines\n" * 100_000
+    kept = gzip.compress(text[:500_000]) + gzip.compress(text[500_000:])
+    blob = client.bucket(bucket).blob("log.gz")
+    blob.content_encoding = "gzip"
+    blob.upload_from_string(kept, content_type="text/plain")
+    assert blob.download_as_bytes() == text  # asks for gzip, and opens it
+    assert blob.download_as_bytes(raw_download=True) == kept
+
+    def plain(**headers: str) -> requests.Response:
+        headers = {"Accept-Encoding": "identity", **headers}
+        return cloud.object("GET", bucket, "log.gz", params={"alt": "media"}, headers=headers)
+
+    for answer in (plain(), plain(Range="bytes=0-9")):  # whole, whatever is asked for
+        assert (answer.status_code, answer.content) == (200, text)
+        assert answer.headers["x-goog-stored-content-encoding"] == "gzip"
+        assert answer.headers["x-goog-stored-content-length"] == str(len(kept))
+        assert answer.headers["warning"] == "214 UploadServer gunzipped"
+        assert not {"content-encoding", "content-length"} & set(answer.headers)
+    asked = plain(**{"Accept-Encoding": "gzip", "Range": "bytes=0-9"})
+    assert (asked.status_code, asked.headers["content-encoding"]) == (206, "gzip")
+    blob.cache_control = "no-transform"
+    blob.patch()
+    raw = cloud.http.get(
+        blob.media_link or "", headers={"Accept-Encoding": "identity"}, stream=True, timeout=10
+    )
+    assert raw.raw.read(decode_content=False) == kept
 
 
 def test_library_sets_lifecycle_and_policies(client: storage.Client, cloud: LocalCloud) -> None:

@@ -22,6 +22,10 @@ WRITE, READ = "roles/storage.objectUser", "roles/storage.objectViewer"
 SECRET = "roles/secretmanager.secretAccessor"
 SECRETS = f"/secretmanager/v1/projects/{PROJECT}/secrets"
 OWN = "experiments/dev"
+LENT = "rows"
+"""A folder that `dataPaths` names, in somebody else's bucket."""
+INIT = "experiments/theirs/0123456789/t000001/s000000000100-01234567/"
+"""A checkpoint that `init` names, there too."""
 
 # Each prints `probe NAME STATUS`; `api` is a call with the VM's own token.
 BOOT = """#!/bin/bash
@@ -38,6 +42,9 @@ api() {
 }
 store="$STORAGE_EMULATOR_HOST/storage/v1/b/BUCKET"
 upload="$STORAGE_EMULATOR_HOST/upload/storage/v1/b/BUCKET/o?uploadType=media&name"
+lent="$STORAGE_EMULATOR_HOST/storage/v1/b/LENDER"
+give="$STORAGE_EMULATOR_HOST/upload/storage/v1/b/LENDER/o?uploadType=media&name"
+init="$lent/o/experiments%2Ftheirs%2F0123456789%2Ft000001%2Fs000000000100-01234567"
 compute="${OUTLAST_COMPUTE_ENDPOINT}projects/PROJECT"
 secrets="${OUTLAST_SECRET_MANAGER_ENDPOINT}v1/projects/PROJECT/secrets"
 groups="$compute/zones/europe-west4-a/instanceGroupManagers"
@@ -57,6 +64,12 @@ api own-delete DELETE "$store/o/experiments%2Fdev%2Fold-$name"
 api data-read GET "$store/o/data%2Fdigits?alt=media"
 api data-absent GET "$store/o/data%2Fabsent"
 api data-list GET "$store/o?prefix=data/"
+api lent-read GET "$lent/o/rows%2Fa.csv?alt=media"
+api lent-alone GET "$lent/o/rows?alt=media"
+api lent-absent GET "$lent/o/rows%2Fabsent"
+api lent-list GET "$lent/o?prefix=rows/"
+api init-read GET "$init%2FMANIFEST.json?alt=media"
+api init-absent GET "$init%2Fabsent"
 api secret-read GET "$secrets/own/versions/latest:access"
 api group-find POST "$groups/g1/listManagedInstances"
 api group-leave POST "$groups/g1/deleteInstances" \
@@ -77,6 +90,16 @@ api alike-list GET "$store/o?prefix=experiments/dev-2/"
 api experiments-list GET "$store/o?prefix=experiments/"
 api bucket-list GET "$store/o"
 api note-write POST "$upload=foundations/outlast-base/dev" -d x
+api lent-write POST "$give=rows/b" -d x
+api lent-delete DELETE "$lent/o/rows%2Fa.csv"
+api lent-alike-read GET "$lent/o/rows-2%2Fa.csv?alt=media"
+api lent-alike-list GET "$lent/o?prefix=rows-2/"
+api lent-bucket-list GET "$lent/o"
+api lent-bucket-get GET "$lent"
+api init-write POST "$give=INITmine" -d x
+api init-delete DELETE "$init%2FMANIFEST.json"
+api init-run-read GET "$lent/o/experiments%2Ftheirs%2F0123456789%2FHEAD?alt=media"
+api init-run-list GET "$lent/o?prefix=experiments/theirs/0123456789/"
 api bucket-get GET "$store"
 api bucket-change PATCH "$store" -d '{"labels": {"a": "b"}}'
 api bucket-delete DELETE "$store"
@@ -108,23 +131,34 @@ ALL_WELL = {
     "data-read": 200,
     "data-absent": 404,
     "data-list": 200,
+    "lent-read": 200,
+    "lent-alone": 200,
+    "lent-absent": 404,
+    "lent-list": 200,
+    "init-read": 200,
+    "init-absent": 404,
     "secret-read": 200,
     "group-find": 200,
     "group-leave": 400,  # allowed; there is no VM of that name in it
 }
 
 FAILS_WITHOUT = {
-    (WRITE, "storage.objects.create"): {"own-create", "own-overwrite"},
-    (WRITE, "storage.objects.delete"): {"own-overwrite", "own-delete"},
-    (WRITE, "storage.objects.get"): {"own-read", "own-absent"},
-    (WRITE, "storage.objects.list"): {"own-list", "own-absent"},
-    (READ, "storage.objects.get"): {"data-read", "data-absent"},
-    (READ, "storage.objects.list"): {"data-list", "data-absent"},
+    (f"{OWN}/", "storage.objects.create"): {"own-create", "own-overwrite"},
+    (f"{OWN}/", "storage.objects.delete"): {"own-overwrite", "own-delete"},
+    (f"{OWN}/", "storage.objects.get"): {"own-read", "own-absent"},
+    (f"{OWN}/", "storage.objects.list"): {"own-list", "own-absent"},
+    ("data/", "storage.objects.get"): {"data-read", "data-absent"},
+    ("data/", "storage.objects.list"): {"data-list", "data-absent"},
+    (LENT, "storage.objects.get"): {"lent-read", "lent-alone", "lent-absent"},
+    (LENT, "storage.objects.list"): {"lent-list", "lent-absent"},
+    (INIT, "storage.objects.get"): {"init-read", "init-absent"},
+    (INIT, "storage.objects.list"): {"init-absent"},
     (SECRET, "secretmanager.versions.access"): {"secret-read"},
     ("leave", "compute.instanceGroupManagers.get"): {"group-find"},
     ("leave", "compute.instanceGroupManagers.update"): {"group-leave"},
 }
-"""Calls that are refused once a permission is taken out of a role."""
+"""Calls that are refused once a permission is taken out of a binding: one of a bucket goes by the
+folder that it is for."""
 
 NAMES = ("whole", *(f"less-{number}" for number in range(len(FAILS_WITHOUT))))
 """Of the VMs."""
@@ -134,17 +168,25 @@ NAMES = ("whole", *(f"less-{number}" for number in range(len(FAILS_WITHOUT))))
 class Declared:
     """What the components declare for a VM of the experiment `dev`."""
 
-    bucket: list[tuple[str, str]]
-    """[(role, condition)] on the bucket."""
+    buckets: list[tuple[str, str, str, str]]
+    """[(bucket, folder, role, condition)]."""
     secret: tuple[str, str]
     """(name, role) on a secret."""
     leave: list[str]
     """Permissions of the custom role."""
 
     @property
-    def roles(self) -> set[str]:
+    def bindings(self) -> set[str]:
         """Under the names of FAILS_WITHOUT."""
-        return {"leave", self.secret[1], *(role for role, _ in self.bucket)}
+        return {"leave", self.secret[1], *(folder for _, folder, _, _ in self.buckets)}
+
+
+@dataclass
+class Buckets:
+    """The stack's own, and somebody else's."""
+
+    own: str
+    lender: str
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +197,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
     cloud.http.close()
 
 
-def declared(bucket: str) -> Declared:
+def declared(buckets: Buckets) -> Declared:
     """By the components themselves."""
     from components.leave_role import LeaveRole
     from components.vm_identity import VmIdentity
@@ -167,10 +209,11 @@ def declared(bucket: str) -> Declared:
             {
                 "project": PROJECT,
                 "experiment": "dev",
-                "bucket": bucket,
+                "bucket": buckets.own,
                 "prefix": OWN,
                 "leave_role": role.role,
                 "secret": (PROJECT, "own"),
+                "reads": [f"gs://{buckets.lender}/{path}" for path in (LENT, INIT)],
             },
         )
 
@@ -179,24 +222,33 @@ def declared(bucket: str) -> Declared:
     (role,), (binding,), (secret,) = of("IAMCustomRole"), of("IAMMember"), of("SecretIamMember")
     assert binding["role"].endswith(role["roleId"]) and "condition" not in binding
     return Declared(
-        [(one["role"], one["condition"]["expression"]) for one in of("BucketIAMMember")],
+        [
+            (
+                one["bucket"],
+                one["condition"]["description"].removeprefix("Only "),
+                one["role"],
+                one["condition"]["expression"],
+            )
+            for one in of("BucketIAMMember")
+        ],
         (secret["secretId"], secret["role"]),
         role["permissions"],
     )
 
 
-def give(cloud: FullCloud, bucket: str, identity: Declared, without: tuple[str, str]) -> str:
-    """A service account with the declared bindings, but for one permission of one role."""
+def give(cloud: FullCloud, identity: Declared, without: tuple[str, str]) -> str:
+    """A service account with the declared bindings, but for one permission of one of them."""
     email = make_account(cloud)
     member = f"serviceAccount:{email}"
 
-    def of(role: str) -> str:
+    def of(binding: str, role: str) -> str:
         left = sorted(PREDEFINED_ROLES[role] - {without[1]})
-        return make_role(cloud, left) if role == without[0] else role
+        return make_role(cloud, left) if binding == without[0] else role
 
-    for role, expression in identity.bucket:
-        assert grant(cloud, bucket, of(role), member, expression).status_code == 200
-    secret, role = f"{SECRETS}/{identity.secret[0]}", of(identity.secret[1])
+    for bucket, folder, role, expression in identity.buckets:
+        assert grant(cloud, bucket, of(folder, role), member, expression).status_code == 200
+    name, role = identity.secret
+    secret, role = f"{SECRETS}/{name}", of(role, role)
     policy = cloud.ok("GET", f"{secret}:getIamPolicy")
     bindings = [*policy.get("bindings", []), {"role": role, "members": [member]}]
     cloud.ok("POST", f"{secret}:setIamPolicy", {"policy": {**policy, "bindings": bindings}})
@@ -205,9 +257,12 @@ def give(cloud: FullCloud, bucket: str, identity: Declared, without: tuple[str, 
     return email
 
 
-def boot(cloud: FullCloud, bucket: str, name: str, email: str, probes: str) -> None:
+def boot(cloud: FullCloud, buckets: Buckets, name: str, email: str, probes: str) -> None:
     """A VM with that account which makes the calls."""
-    text = BOOT.replace("PROBES", probes).replace("BUCKET", bucket).replace("PROJECT", PROJECT)
+    text = BOOT.replace("PROBES", probes)
+    names = {"BUCKET": buckets.own, "LENDER": buckets.lender, "INIT": INIT, "PROJECT": PROJECT}
+    for word, value in names.items():
+        text = text.replace(word, value)
     properties = template_body(**script(text))["properties"]
     properties["machineType"] = f"zones/europe-west4-a/machineTypes/{properties['machineType']}"
     properties["serviceAccounts"][0]["email"] = email
@@ -226,14 +281,16 @@ def answers(cloud: FullCloud, name: str) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def bucket(world: FullCloud) -> str:
+def buckets(world: FullCloud) -> Buckets:
     # Who may write is asked here, not how often: a VM overwrites what was made a moment ago.
     switched = world.call("POST", "/_local/switches", json={"write_interval_sec": 0})
     assert switched.status_code == 200
-    made = make_bucket(world)
+    made = Buckets(make_bucket(world), make_bucket(world))
     own = [f"{OWN}/{kind}-{name}" for kind in ("HEAD", "old") for name in NAMES]
     for name in (*own, "experiments/other/HEAD", "experiments/dev-2/HEAD", "data/digits"):
-        world.put(made, name)
+        world.put(made.own, name)
+    for name in (LENT, f"{LENT}/a.csv", f"{LENT}-2/a.csv", f"{INIT}MANIFEST.json"):
+        world.put(made.lender, name)
     for name in ("own", "theirs"):
         secret = {"replication": {"automatic": {}}}
         world.ok("POST", SECRETS, secret, params={"secretId": name})
@@ -244,26 +301,26 @@ def bucket(world: FullCloud) -> str:
 
 
 def test_a_vm_may_do_what_its_run_needs_and_nothing_of_anybody_elses(
-    world: FullCloud, bucket: str
+    world: FullCloud, buckets: Buckets
 ) -> None:
-    email = give(world, bucket, declared(bucket), ("", ""))
-    boot(world, bucket, "whole", email, NEEDED + REFUSED)
+    email = give(world, declared(buckets), ("", ""))
+    boot(world, buckets, "whole", email, NEEDED + REFUSED)
     found = answers(world, "whole")
     refused = {name: found.pop(name) for name in list(found) if name not in ALL_WELL}
     assert found == ALL_WELL
     assert len(refused) == REFUSED.count("\napi ")
     assert {name: status for name, status in refused.items() if status != 403} == {}
-    assert world.object("GET", bucket, "experiments/other/HEAD").status_code == 200
+    assert world.object("GET", buckets.own, "experiments/other/HEAD").status_code == 200
 
 
-def test_each_permission_is_needed(world: FullCloud, bucket: str) -> None:
-    identity = declared(bucket)
-    assert {p for role, p in FAILS_WITHOUT if role == "leave"} == set(identity.leave)
-    assert {role for role, _ in FAILS_WITHOUT} == identity.roles
+def test_each_permission_is_needed(world: FullCloud, buckets: Buckets) -> None:
+    identity = declared(buckets)
+    assert {p for binding, p in FAILS_WITHOUT if binding == "leave"} == set(identity.leave)
+    assert {binding for binding, _ in FAILS_WITHOUT} == identity.bindings
     names = dict(zip(FAILS_WITHOUT, NAMES[1:], strict=True))
     for without in FAILS_WITHOUT:
-        email = give(world, bucket, identity, without)
-        boot(world, bucket, names[without], email, NEEDED)
+        email = give(world, identity, without)
+        boot(world, buckets, names[without], email, NEEDED)
     for without, fails in FAILS_WITHOUT.items():
         found = answers(world, names[without])
         assert found == {**ALL_WELL, **dict.fromkeys(fails, 403)}, without

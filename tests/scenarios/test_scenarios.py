@@ -17,7 +17,7 @@ NEEDED = {
     *("calm", "storm", "no-notice", "daily-cut", "stockout", "quota", "zombie", "flaky-storage"),
     *("death-in-setup", "never-started", "hung-trainer", "out-of-memory", "user-error"),
     *("failed-self-removal", "maintenance", "burst-fails", "exit-0-on-sigterm"),
-    *("maintenance-moved", "zone-failover"),
+    *("maintenance-moved", "zone-failover", "command-storm"),
 }
 
 

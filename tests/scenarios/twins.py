@@ -53,6 +53,13 @@ def copy_of_checkout(to: Path) -> Path:
     return to
 
 
+OLDEST = Edit(
+    "outlast/run/commit.py",
+    "        for checkpoint in reversed(chain):\n            try:\n"
+    "                manifest, found = self._download_twice(checkpoint, into, place)\n",
+    "        for checkpoint in chain:\n            try:\n"
+    "                manifest, found = self._download_twice(checkpoint, into, place)\n",
+)
 TWINS: Mapping[str, Twin] = {
     "calm": Twin(
         "nothing-after-the-end",
@@ -101,15 +108,10 @@ TWINS: Mapping[str, Twin] = {
     "quota": Twin(
         "committed-stays",
         "a restore takes the oldest checkpoint that is kept",
-        (
-            Edit(
-                "outlast/run/commit.py",
-                "        for checkpoint in reversed(chain):\n            try:\n"
-                "                manifest, found = self._download_twice(checkpoint, into, place)\n",
-                "        for checkpoint in chain:\n            try:\n"
-                "                manifest, found = self._download_twice(checkpoint, into, place)\n",
-            ),
-        ),
+        (OLDEST,),
+    ),
+    "command-storm": Twin(
+        "committed-stays", "a restore takes the oldest checkpoint that is kept", (OLDEST,)
     ),
     "zombie": Twin(
         "head-never-goes-back",
