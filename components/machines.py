@@ -1,32 +1,28 @@
 """Which machines there are, and what goes together: pure rules that `settings.py` asks.
 
-`FAMILIES` is the one table: GPUs, local SSDs, disk types, CPU platforms, custom types, Spot. What
-it does not know it does not refuse: a machine type of a new family passes with a word of advice.
-
-Sources, as of November 2026: which machines have GPUs and the scheduling rules, the discovery
-document of the Compute API, revision 20261106, and Compute Engine's page "Accelerator-optimized
-machine family"; which families bring their local SSDs and which take a count, its page "Add Local
-SSD". Disk types, counts of SSDs by size, CPU platforms, limits of N1 beside GPUs and ranges of
-custom types follow Compute Engine's pages on each family and were not read again line by line:
-where the API takes what this table refuses, the table is wrong.
+`families.py` is the one table. What it does not know it does not refuse: a machine type of a new
+family passes with a word of advice, and one that is newer than the table by `outlast:unlisted`.
+Where machines are, `regions.py` says.
 """
 
 import difflib
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from components.families import AS_OF, FAMILIES, N1_GPUS, Custom, Family
 
 SPOT, STANDARD, FLEX = "spot", "standard", "flex-start"
 SURVIVE, BURST, DEDICATED = "survive", "burst", "dedicated"
 MODES = (SURVIVE, BURST, DEDICATED)
+STOP_SPOT_SEC, STOP_STANDARD_SEC = 30, 90
+"""What the platform gives a system to go down: to a standard VM 90 s by Google's page on shutdown
+scripts, 120 by the API's own text (`skipGuestOsShutdown`, revision 20261106); the less counts."""
+MOST_GPUS, MOST_SSDS = 16, 32
+"""Of any machine that there is; what a family of the table takes is less."""
 RANKED_LIMIT = 10
 """Machine types of one group; more choices than that are a slip."""
-
-PERSISTENT = ("pd-standard", "pd-balanced", "pd-ssd")
-HYPERDISK = ("hyperdisk-balanced", "hyperdisk-extreme", "hyperdisk-throughput")
-
-Counts = Mapping[int, tuple[int, ...]]
-"""By the most CPUs that it holds for: how many local SSDs may be attached."""
 
 
 class MachineError(ValueError):
@@ -34,186 +30,19 @@ class MachineError(ValueError):
 
     def __init__(self, key: str, value: object, rule: str, action: str = "") -> None:
         """`action`: what to do, where it is not just to set the key."""
-        action = action or f"set outlast:{key}"
-        super().__init__(f"outlast:{key} {value!r}: {rule}; {action}")
+        key = key if ":" in key else f"outlast:{key}"
+        super().__init__(f"{key} {value!r}: {rule}; {action or f'set {key}'}")
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU model of its own machines, or for N1."""
-
-    name: str
-    """As the API names it."""
-    memory_gb: int
-    cpus: Mapping[int, int] = field(default_factory=dict)
-    """For N1: by how many are attached, the most CPUs of the machine."""
-
-
-@dataclass(frozen=True)
-class Custom:
-    """Custom machine types of a family: `n2-custom-8-16384`."""
-
-    least_cpus: int
-    most_cpus: int
-    steps: Mapping[int, int]
-    """By the most CPUs that it holds for: CPUs come in multiples of it."""
-    least_gb: float
-    most_gb: float
-    """Memory by CPU; `-ext` lifts the upper bound."""
-    extended: bool = True
-
-
-@dataclass(frozen=True)
-class Family:
-    """What goes with the machine types whose names begin with the family's."""
-
-    disks: tuple[str, ...] = (*PERSISTENT, *HYPERDISK)
-    ssds: Counts | None = None
-    """None: a count is not taken, since the family has none, or they come by themselves."""
-    own_ssds: str = ""
-    """Which of its types bring local SSDs by themselves: `all`, or a suffix of their names."""
-    platforms: tuple[str, ...] = ()
-    """CPU platforms that can be asked for, the newest last."""
-    gpu: Gpu | None = None
-    """The model that its machines have already."""
-    gpus: Mapping[str, int] | None = None
-    """By machine type where the name does not say it (`-8g`): how many it has."""
-    gb_per_cpu: Mapping[str, float] | None = None
-    """Memory by CPU of its predefined types, by their middle word; where it is advised on."""
-    custom: Custom | None = None
-    spot: bool = True
-    only_spot: tuple[str, ...] = ()
-    """Its machine types that come as Spot (or flex-start) VMs and no other way."""
-
-
-N1_GPUS = {
-    "nvidia-tesla-t4": Gpu("nvidia-tesla-t4", 16, {1: 48, 2: 48, 4: 96}),
-    "nvidia-tesla-p4": Gpu("nvidia-tesla-p4", 8, {1: 24, 2: 48, 4: 96}),
-    "nvidia-tesla-p100": Gpu("nvidia-tesla-p100", 16, {1: 16, 2: 32, 4: 96}),
-    "nvidia-tesla-v100": Gpu("nvidia-tesla-v100", 16, {1: 12, 2: 24, 4: 48, 8: 96}),
-}
-"""What an N1 machine takes, and nothing else does."""
-
-_N1_SSDS = {10**6: (*range(1, 9), 16, 24)}
-_N2_SSDS = {
-    10: (1, 2, 4, 8, 16, 24),
-    20: (2, 4, 8, 16, 24),
-    40: (4, 8, 16, 24),
-    80: (8, 16, 24),
-    128: (16, 24),
-}
-_N2D_SSDS = {
-    16: (1, 2, 4, 8, 16, 24),
-    48: (2, 4, 8, 16, 24),
-    80: (4, 8, 16, 24),
-    224: (8, 16, 24),
-}
-_L4 = Gpu("nvidia-l4", 24)
-_H100 = Gpu("nvidia-h100-80gb", 80)
-_NO_PD_STANDARD = ("pd-balanced", "pd-ssd", *HYPERDISK)
-
-FAMILIES: Mapping[str, Family] = {
-    # General purpose
-    "e2": Family(
-        disks=(*PERSISTENT, "hyperdisk-balanced"),
-        custom=Custom(2, 32, {32: 2}, 0.5, 8, extended=False),
-    ),
-    "n1": Family(
-        disks=(*PERSISTENT, *HYPERDISK),
-        ssds=_N1_SSDS,
-        platforms=(
-            *("Intel Sandy Bridge", "Intel Ivy Bridge", "Intel Haswell"),
-            *("Intel Broadwell", "Intel Skylake"),
-        ),
-        gb_per_cpu={"standard": 3.75, "highmem": 6.5, "highcpu": 0.9, "megamem": 14.9},
-        custom=Custom(1, 96, {1: 1, 96: 2}, 0.9, 6.5),
-    ),
-    "n2": Family(
-        disks=(*PERSISTENT, "pd-extreme", *HYPERDISK),
-        ssds=_N2_SSDS,
-        platforms=("Intel Cascade Lake", "Intel Ice Lake"),
-        custom=Custom(2, 128, {32: 2, 128: 4}, 0.5, 8),
-    ),
-    "n2d": Family(
-        ssds=_N2D_SSDS,
-        platforms=("AMD Rome", "AMD Milan"),
-        custom=Custom(2, 96, {2: 2, 4: 4, 8: 8, 96: 16}, 0.5, 8),
-    ),
-    "n4": Family(disks=HYPERDISK, custom=Custom(2, 80, {80: 2}, 2, 8)),
-    "n4a": Family(disks=HYPERDISK),
-    "n4d": Family(disks=HYPERDISK),
-    "t2d": Family(disks=PERSISTENT, platforms=("AMD Milan",)),
-    "c3": Family(disks=_NO_PD_STANDARD, own_ssds="-lssd"),
-    "c3d": Family(disks=_NO_PD_STANDARD, own_ssds="-lssd"),
-    "c4": Family(disks=HYPERDISK, own_ssds="-lssd"),
-    "c4a": Family(disks=HYPERDISK, own_ssds="-lssd"),
-    "c4d": Family(disks=HYPERDISK, own_ssds="-lssd"),
-    # Compute-, storage- and memory-optimised
-    "c2": Family(
-        disks=PERSISTENT,
-        ssds={8: (1, 2, 4, 8), 16: (2, 4, 8), 30: (4, 8), 60: (8,)},
-        platforms=("Intel Cascade Lake",),
-    ),
-    "c2d": Family(
-        disks=PERSISTENT,
-        ssds={16: (1, 2, 4, 8), 32: (2, 4, 8), 56: (4, 8), 112: (8,)},
-        platforms=("AMD Milan",),
-    ),
-    "h3": Family(disks=("pd-balanced", *HYPERDISK)),
-    "h4d": Family(disks=HYPERDISK, own_ssds="-lssd"),
-    "z3": Family(disks=_NO_PD_STANDARD, own_ssds="all"),
-    "m3": Family(disks=_NO_PD_STANDARD, ssds={64: (4, 8), 128: (8,)}),
-    # With GPUs
-    "g2": Family(
-        disks=_NO_PD_STANDARD,
-        ssds={16: (1,), 24: (2,), 32: (1,), 48: (4,), 96: (8,)},
-        platforms=("Intel Cascade Lake",),
-        gpu=_L4,
-        gpus={"4": 1, "8": 1, "12": 1, "16": 1, "24": 2, "32": 1, "48": 4, "96": 8},
-        gb_per_cpu={"standard": 4},
-    ),
-    "g4": Family(
-        disks=HYPERDISK,
-        ssds={48: (4,), 96: (8,), 192: (16,), 384: (32,)},
-        gpu=Gpu("nvidia-rtx-pro-6000", 96),
-        # Below 48 CPUs the machine has a part of one.
-        gpus={"6": 1, "12": 1, "24": 1, "48": 1, "96": 2, "192": 4, "384": 8},
-    ),
-    "a2-highgpu": Family(
-        ssds={12: (1, 2, 4, 8), 24: (2, 4, 8), 48: (4, 8), 96: (8,)},
-        platforms=("Intel Cascade Lake",),
-        gpu=Gpu("nvidia-tesla-a100", 40),
-    ),
-    "a2-megagpu": Family(
-        ssds={96: (8,)},
-        platforms=("Intel Cascade Lake",),
-        gpu=Gpu("nvidia-tesla-a100", 40),
-    ),
-    "a2-ultragpu": Family(
-        own_ssds="all", platforms=("Intel Cascade Lake",), gpu=Gpu("nvidia-a100-80gb", 80)
-    ),
-    "a3-highgpu": Family(
-        disks=_NO_PD_STANDARD,
-        own_ssds="all",
-        gpu=_H100,
-        only_spot=("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g"),
-    ),
-    "a3-edgegpu": Family(disks=_NO_PD_STANDARD, own_ssds="all", gpu=_H100),
-    "a3-megagpu": Family(
-        disks=_NO_PD_STANDARD, own_ssds="all", gpu=Gpu("nvidia-h100-mega-80gb", 80)
-    ),
-    "a3-ultragpu": Family(disks=HYPERDISK, own_ssds="all", gpu=Gpu("nvidia-h200-141gb", 141)),
-    "a4": Family(disks=HYPERDISK, own_ssds="all", gpu=Gpu("nvidia-b200", 180)),
-    "a4x": Family(disks=HYPERDISK, own_ssds="all", gpu=Gpu("nvidia-gb200", 186), spot=False),
-}
 
 _CUSTOM = re.compile(
     r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>\d+)-(?P<mb>\d+)(?P<ext>-ext)?"
 )
-_CPUS = re.compile(r"-(\d+)(?:-(?:lssd|metal|highlssd|standardlssd))?$")
+_SHARED_E2 = re.compile(r"e2-custom-(?P<size>micro|small|medium)-(?P<mb>\d+)")
 _HOW_MANY = re.compile(r"-(\d+)g(?:-|$)")
+_SIZE = re.compile(r"-\d+(?=g?(?:-|$))")
 _A2_CPUS = {"1": 12, "2": 24, "4": 48, "8": 96, "16": 96}
 _SHARED_N1 = ("f1", "g1")
+_SHARED_E2_GB = {"micro": (1, 2), "small": (1, 4), "medium": (1, 8)}
 
 
 @dataclass(frozen=True)
@@ -262,6 +91,9 @@ class Choice:
     disk_type: str = "pd-balanced"
     regional: bool = False
     retries_failures: int = 0
+    image: str = ""
+    unlisted: tuple[str, ...] = ()
+    """Machine types that are newer than the table: nothing about them is checked."""
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -279,45 +111,6 @@ class Checked:
     restarts: bool
     """A standard VM whose host is maintained stops and boots again; any other is moved."""
     advice: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where the group is: in a zone, or in zones of a region."""
-
-    region: str
-    zone: str = ""
-    """Empty where the group is regional."""
-    zones: tuple[str, ...] = ()
-    """Of a regional group; empty: all of the region's."""
-
-
-def locate(zone: str, region: str, zones: Sequence[str], *, default: str = "") -> Location:
-    """`default`: the zone where nothing is said. MachineError: they contradict each other."""
-    if not zones and not region:
-        zone = zone or default
-        return Location(zone.rpartition("-")[0], zone)
-    key, value = ("zones", list(zones)) if zones else ("region", region)
-    if zone:
-        raise MachineError(
-            "zone",
-            zone,
-            f"is one zone, beside outlast:{key} {value}",
-            f"leave outlast:zone or outlast:{key} out",
-        )
-    regions = sorted({one.rpartition("-")[0] for one in zones} | ({region} if region else set()))
-    if len(regions) > 1:
-        raise MachineError(
-            key, value, f"a group has zones of one region, these are in {' and '.join(regions)}"
-        )
-    if len(zones) == 1 or len(set(zones)) < len(zones):
-        raise MachineError(
-            "zones",
-            list(zones),
-            "must be two zones or more, each once",
-            "set outlast:zones, or outlast:zone for a single one",
-        )
-    return Location(regions[0], "", tuple(zones))
 
 
 def check(choice: Choice) -> Checked:
@@ -361,23 +154,36 @@ def check(choice: Choice) -> Checked:
     return Checked(spot, gpus, restarts, tuple(_advice(choice, machines)))
 
 
+def stop_sec(*, spot: bool) -> int:
+    """From SIGTERM to the end of the machine."""
+    return STOP_SPOT_SEC if spot else STOP_STANDARD_SEC
+
+
 def parse(name: str) -> Machine:
     """Takes a machine type's name apart."""
     custom = _CUSTOM.fullmatch(name)
     if custom:
         family = custom["family"] or "n1"
         return Machine(name, family, int(custom["cpus"]), int(custom["mb"]) / 1024)
+    shared = _SHARED_E2.fullmatch(name)
+    if shared:
+        return Machine(name, "e2", 0, int(shared["mb"]) / 1024)
     words = name.split("-")
     family = next(
         (f for f in ("-".join(words[:2]), words[0]) if f in FAMILIES),
         words[0],
     )
-    found = _CPUS.search(name)
     many = _HOW_MANY.search(name)
-    cpus = int(found[1]) if found else _A2_CPUS.get(many[1], 0) if many and words[0] == "a2" else 0
+    cpus = _A2_CPUS.get(many[1], 0) if many and words[0] == "a2" else 0 if many else _cpus(name)
     rules = FAMILIES.get(family)
     per_cpu = (rules.gb_per_cpu or {}) if rules else {}
     return Machine(name, family, cpus, per_cpu.get("-".join(words[1:2]), 0.0) * cpus)
+
+
+def _cpus(name: str) -> int:
+    """The number in its name, which is GPUs where a `g` follows it; 0 where there is none."""
+    found = _SIZE.search(name)
+    return int(found[0][1:]) if found else 0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -418,10 +224,10 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
     """One machine type against the family's rules."""
     machine = parse(name)
     rules = machine.rules
-    if rules is None:
-        _check_shared(choice, machine)
+    if rules is None or name in choice.unlisted:
         return machine
-    _check_custom(key, machine)
+    _check_shared(choice, machine)
+    _check_size(key, machine, rules)
     if spot and not rules.spot:
         raise MachineError(
             "provisioning",
@@ -465,11 +271,45 @@ def _check_shared(choice: Choice, machine: Machine) -> None:
         )
 
 
-def _check_custom(key: str, machine: Machine) -> None:
+def _check_size(key: str, machine: Machine, rules: Family) -> None:
+    """A family's machine types are those of the table, or custom ones."""
     custom = _CUSTOM.fullmatch(machine.type)
-    if custom is None:
+    if custom:
+        _check_custom(key, machine, custom, rules.custom)
         return
-    rules = FAMILIES[machine.family].custom
+    shared = _SHARED_E2.fullmatch(machine.type)
+    if shared:
+        least, most = _SHARED_E2_GB[shared["size"]]
+        if not least * 1024 <= int(shared["mb"]) <= most * 1024 or int(shared["mb"]) % 256:
+            raise MachineError(
+                key,
+                machine.type,
+                f"e2-{shared['size']} takes {least * 1024} to {most * 1024} MB of memory, in"
+                " multiples of 256",
+            )
+        return
+    if machine.type in rules.types:
+        return
+    raise MachineError(
+        key,
+        machine.type,
+        f"there is no such machine type; the nearest: {either(_nearest(machine, rules))}",
+        f"set outlast:{key}, or name it in outlast:unlisted too if it is newer than {AS_OF}",
+    )
+
+
+def _nearest(machine: Machine, rules: Family) -> list[str]:
+    """The next smaller and larger of the same kind, or names that look alike."""
+    kind = _SIZE.sub("-#", machine.type)
+    alike = [(_cpus(name), name) for name in rules.types if _SIZE.sub("-#", name) == kind]
+    wanted = _cpus(machine.type)
+    below = max((one for one in alike if one[0] < wanted), default=None)
+    above = min((one for one in alike if one[0] > wanted), default=None)
+    found = [one[1] for one in (below, above) if one]
+    return found or difflib.get_close_matches(machine.type, rules.types, n=3, cutoff=0)
+
+
+def _check_custom(key: str, machine: Machine, custom: re.Match[str], rules: Custom | None) -> None:
     if rules is None:
         having = [name for name, family in FAMILIES.items() if family.custom]
         raise MachineError(
@@ -489,28 +329,41 @@ def _check_custom(key: str, machine: Machine) -> None:
         )
     if custom["ext"] and not rules.extended:
         raise MachineError(key, machine.type, f"{machine.family} has no extended memory (-ext)")
-    least, most = rules.least_gb * cpus, rules.most_gb * cpus
-    if machine.memory_gb < least or (machine.memory_gb > most and not custom["ext"]):
+    # Memory comes in steps of 256 MB.
+    least_mb = math.ceil(rules.least_gb * cpus * 4) * 256
+    most_mb = round(min(rules.most_gb * cpus, rules.total_gb) * 1024)
+    if machine.memory_gb > rules.total_gb:
+        raise MachineError(
+            key,
+            machine.type,
+            f"no {machine.family} machine has more than {rules.total_gb * 1024} MB of memory",
+        )
+    if memory_mb < least_mb or (memory_mb > most_mb and not custom["ext"]):
         more = "; more takes -ext" if rules.extended else ""
         raise MachineError(
             key,
             machine.type,
-            f"{cpus} CPUs take {round(least * 1024)} to {round(most * 1024)} MB of memory{more}",
+            f"{cpus} CPUs take {least_mb} to {most_mb} MB of memory{more}",
         )
 
 
 def _check_ssds(choice: Choice, machine: Machine, rules: Family) -> None:
     name, count = machine.type, choice.local_ssd
+    gpu = N1_GPUS.get(choice.accelerator)
+    if gpu and count > gpu.most_ssds:
+        rule = f"beside {gpu.name} a machine takes at most {gpu.most_ssds}"
+        raise MachineError("localSsd", count, rule, "set outlast:localSsd, or leave it out")
     if rules.ssds is not None:
         allowed = next((n for most, n in rules.ssds.items() if machine.cpus <= most), ())
         if machine.cpus and count not in allowed:
             rule = f"{name} takes {either(allowed)}" if allowed else f"{name} takes none"
             raise MachineError("localSsd", count, rule, "set outlast:localSsd, or leave it out")
         return
-    if rules.own_ssds == "all" or (rules.own_ssds and name.endswith(rules.own_ssds)):
+    suffix = "" if rules.own_ssds == "all" else rules.own_ssds
+    if rules.own_ssds and suffix in name and not name.endswith("-nolssd"):
         why = f"{name} brings its local SSDs, which are mounted by themselves"
-    elif rules.own_ssds:
-        why = f"{name} takes none; a type whose name ends in {rules.own_ssds} brings its own"
+    elif suffix:
+        why = f"{name} takes none; a type whose name ends in {suffix} brings its own"
     else:
         why = f"{name} takes none"
     raise MachineError("localSsd", count, why, "leave it out")
@@ -583,6 +436,12 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
     said = []
     for machine in machines:
         rules = machine.rules
+        if machine.type in choice.unlisted:
+            said.append(
+                f"outlast:machineType {machine.type}: is named in outlast:unlisted; nothing about"
+                " it is checked here"
+            )
+            continue
         if rules is None:
             near = difflib.get_close_matches(machine.family, FAMILIES, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
@@ -591,6 +450,11 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
                 f" table{hint}; nothing about it is checked here"
             )
             continue
+        if rules.arm and "arm64" not in choice.image:
+            said.append(
+                f"outlast:machineType {machine.type}: its CPUs are Arm; outlast:image"
+                f" {choice.image} must be an Arm image, and what is installed must be there for Arm"
+            )
         gpu = N1_GPUS.get(choice.accelerator) or rules.gpu
         count = choice.accelerator_count or machine.gpus
         if gpu and machine.memory_gb:
@@ -611,7 +475,7 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
     return said
 
 
-def either(words: Sequence[object]) -> str:
+def either(words: Sequence[object], last: str = "or") -> str:
     """The words as a sentence has them: `a, b or c`."""
     texts = [str(word) for word in words]
-    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+    return f" {last} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

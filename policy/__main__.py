@@ -1,9 +1,12 @@
 """The rules as a Pulumi policy pack: `pulumi preview --policy-pack policy`.
 
-Each rule of `rules.py` is one policy. Limits come from `--policy-pack-config`.
+Each rule of `rules.py` is one policy. Limits come from `--policy-pack-config`, which `outlast
+preview` takes too.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import rules
@@ -19,6 +22,9 @@ from pulumi_policy import (
 )
 from pulumi_policy.proxy import UnknownValueError
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from outlast.operate import pricing  # noqa: E402
+
 UNKNOWN = "unknown before up"
 """Stands for what the engine does not know yet: a value like any other to the rules."""
 
@@ -28,6 +34,7 @@ GPUS = PolicyConfigSchema(
 LABELS = PolicyConfigSchema(
     properties={"required": {"type": "array", "items": {"type": "string"}, "default": []}}
 )
+HOUR = PolicyConfigSchema(properties={"dollars": {"type": "number", "minimum": 0}})
 
 
 def plain(value: Any) -> Any:
@@ -54,8 +61,7 @@ def of_resource(name: str, rule: rules.Rule) -> ResourceValidationPolicy:
     """One rule about one resource."""
 
     def validate(args: ResourceValidationArgs, report_violation: ReportViolation) -> None:
-        config = args.get_config() if name == "labels" else {}
-        limits = rules.Limits(labels=tuple(config.get("required", ())))
+        limits = rules.parse({name: args.get_config()}).limits
         resource = rules.Resource(args.resource_type, args.name, plain(args.props))
         why = rule(resource, limits)
         if why:
@@ -69,15 +75,37 @@ def of_resource(name: str, rule: rules.Rule) -> ResourceValidationPolicy:
     )
 
 
-def ceiling(args: StackValidationArgs, report_violation: ReportViolation) -> None:
-    """The rule about the whole stack."""
-    limits = rules.Limits(gpus=int(args.get_config().get("gpus", rules.Limits().gpus)))
-    resources = [
-        rules.Resource(one.resource_type, one.name, plain(one.props)) for one in args.resources
-    ]
-    why = rules.gpu_ceiling(resources, limits)
+def gpu_ceiling(args: StackValidationArgs, report_violation: ReportViolation) -> None:
+    """The rule about the whole stack's GPUs."""
+    limits = rules.parse({rules.GPU_CEILING: args.get_config()}).limits
+    why = rules.gpu_ceiling(_resources(args), limits)
     if why:
         report_violation(why)
+
+
+def hour_ceiling(args: StackValidationArgs, report_violation: ReportViolation) -> None:
+    """The rule about what the whole stack costs."""
+    limits = rules.parse({rules.HOUR_CEILING: args.get_config()}).limits
+    resources = _resources(args)
+    zone = next((where for one in resources if (where := _zone(one.inputs))), "")
+    hour = sum(
+        pricing.vm(one.inputs, _zone(one.inputs) or zone).hour
+        for one in resources
+        if one.type in rules.MACHINES
+    )
+    why = rules.hour_ceiling(hour, limits)
+    if why:
+        report_violation(why)
+
+
+def _resources(args: StackValidationArgs) -> list[rules.Resource]:
+    return [rules.Resource(one.resource_type, one.name, plain(one.props)) for one in args.resources]
+
+
+def _zone(inputs: Mapping[str, Any]) -> str:
+    """A zone, since prices are its region's; empty where the resource has no place."""
+    region = inputs.get("region")
+    return str(inputs.get("zone") or (f"{region}-a" if region else ""))
 
 
 PolicyPack(
@@ -88,8 +116,14 @@ PolicyPack(
         StackValidationPolicy(
             name=rules.GPU_CEILING,
             description="A stack's VMs have no more GPUs than are allowed together.",
-            validate=ceiling,
+            validate=gpu_ceiling,
             config_schema=GPUS,
+        ),
+        StackValidationPolicy(
+            name=rules.HOUR_CEILING,
+            description="A stack's VMs cost no more an hour than is allowed together.",
+            validate=hour_ceiling,
+            config_schema=HOUR,
         ),
     ],
 )

@@ -7,7 +7,8 @@ Standard library only; `outlast preview` and the policy pack beside this file ca
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 TEMPLATES = (
@@ -63,6 +64,25 @@ class Limits:
     """GPUs that the VMs of one stack may have together."""
     labels: tuple[str, ...] = ()
     """Labels that VMs must bear beside Outlast's own."""
+    hour: float | None = None
+    """Dollars that the stack's VMs may cost an hour together; None: whatever they cost."""
+
+
+MANDATORY, ADVISORY, DISABLED = "mandatory", "advisory", "disabled"
+LEVELS = {MANDATORY: MANDATORY, "remediate": MANDATORY, ADVISORY: ADVISORY, DISABLED: DISABLED}
+"""The engine's enforcement levels: what each means here, where nothing is remediated."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a file for `--policy-pack-config` says."""
+
+    limits: Limits = Limits()
+    levels: Mapping[str, str] = field(default_factory=dict)
+    """By rule, where it is not mandatory."""
+
+    def level(self, rule: str) -> str:
+        return self.levels.get(rule, MANDATORY)
 
 
 @dataclass(frozen=True)
@@ -188,6 +208,62 @@ def gpu_ceiling(resources: Iterable[Resource], limits: Limits) -> str | None:
         f"its VMs have {total} GPUs, and {limits.gpus} are allowed; choose a smaller machine, or"
         " have the ceiling raised"
     )
+
+
+HOUR_CEILING = "hour-ceiling"
+NAMES = (*RULES, GPU_CEILING, HOUR_CEILING)
+
+
+def hour_ceiling(hour: float, limits: Limits) -> str | None:
+    """A stack's VMs cost no more an hour than is allowed."""
+    if limits.hour is None or hour <= limits.hour:
+        return None
+    return (
+        f"its VMs cost ${hour:,.2f} an hour at least, and ${limits.hour:,.2f} are allowed; choose a"
+        " smaller machine or Spot, or have the ceiling raised"
+    )
+
+
+def parse(config: Any) -> Config:
+    """A policy pack's configuration: by rule, its limits and its enforcement level.
+
+    ValueError: one sentence with what is wrong.
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError("must be an object, by rule")
+    unknown = sorted(config.keys() - {*NAMES, "all"})
+    if unknown:
+        raise ValueError(f"{unknown[0]}: is no rule; there are {', '.join(NAMES)}")
+    levels, own = {}, {}
+    for rule in NAMES:
+        values = config.get(rule, {})
+        if isinstance(values, str):
+            values = {"enforcementLevel": values}
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{rule}: must be an object, or an enforcement level")
+        own[rule] = values
+        every = config.get("all", MANDATORY)
+        if isinstance(every, Mapping):
+            every = every.get("enforcementLevel", MANDATORY)
+        level = values.get("enforcementLevel", every)
+        if level not in LEVELS:
+            raise ValueError(f"{rule}: enforcementLevel {level!r} must be {', '.join(LEVELS)}")
+        levels[rule] = LEVELS[level]
+    gpus = own[GPU_CEILING].get("gpus", Limits().gpus)
+    # The engine hands whole numbers over as 8.0.
+    if not _is_number(gpus) or gpus != int(gpus):
+        raise ValueError(f"{GPU_CEILING}: gpus {gpus!r} must be a whole number from 0")
+    required = own["labels"].get("required", [])
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise ValueError(f"labels: required {required!r} must be a list of names")
+    hour = own[HOUR_CEILING].get("dollars")
+    if hour is not None and not _is_number(hour):
+        raise ValueError(f"{HOUR_CEILING}: dollars {hour!r} must be a number from 0")
+    return Config(Limits(int(gpus), tuple(required), hour), levels)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
 
 
 def check(resources: Iterable[Resource], limits: Limits = Limits()) -> list[Broken]:

@@ -1,5 +1,6 @@
 """Writes the table of machine families into docs/machines.md: `python tools/machines_table.py`."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from components.machines import FAMILIES, N1_GPUS, Family  # noqa: E402
+from components.families import FAMILIES, N1_GPUS, Family  # noqa: E402
 
 PAGE = ROOT / "docs" / "machines.md"
+_SIZE = re.compile(r"-(\d+)(?=g?(?:-|$))")
 BEGIN, END = "<!-- machines: written by tools/machines_table.py -->\n", "<!-- /machines -->\n"
 
 
 def table() -> str:
-    """One row a family, then the GPUs that N1 takes."""
+    """One row a family, then the GPUs that N1 takes, then the sizes."""
     rows = [
         "| family | GPU | local SSDs | boot disks | CPU platforms, newest last | custom | Spot |",
         "|---|---|---|---|---|---|---|",
@@ -28,6 +30,8 @@ def table() -> str:
     for name, gpu in N1_GPUS.items():
         limits = ", ".join(f"{count}: {cpus}" for count, cpus in gpu.cpus.items())
         rows.append(f"| `{name}` | {gpu.memory_gb} GB | {limits} |")
+    rows += ["", "| family | machine types |", "|---|---|"]
+    rows += [f"| {name} | {_types(family.types)} |" for name, family in FAMILIES.items()]
     return "\n".join(rows) + "\n"
 
 
@@ -65,6 +69,19 @@ def _ssds(family: Family) -> str:
     if len(family.ssds) == 1:
         return _counts(next(iter(family.ssds.values())))
     return "; ".join(f"to {cpus} CPUs: {_counts(n)}" for cpus, n in family.ssds.items())
+
+
+def _types(types: Sequence[str]) -> str:
+    """`n2-standard-` and its numbers; what has no number as it is."""
+    kinds: dict[str, list[str]] = {}
+    for name in types:
+        size = _SIZE.search(name)
+        kind = _SIZE.sub("-#", name)
+        kinds.setdefault(kind, []).append(size[1] if size else "")
+    return "; ".join(
+        f"`{kind}`: {', '.join(sizes)}" if "#" in kind else f"`{kind}`"
+        for kind, sizes in kinds.items()
+    )
 
 
 def _counts(counts: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -19,7 +19,7 @@ from outlast import exits
 from outlast.exits import State
 from outlast.layout import Layout
 from outlast.operate import engine, pricing
-from outlast.operate.errors import EngineError
+from outlast.operate.errors import EngineError, UsageError
 from outlast.run.head import Head, HeadError, HeadLost, read_head
 from outlast.run.store import StoreError, open_store
 
@@ -37,6 +37,10 @@ TEMPLATES = (
 )
 BUCKET = "gcp:storage/bucket:Bucket"
 NAT = "gcp:compute/routerNat:RouterNat"
+
+DROPS_A_DAY = 144
+"""Checkpoints that retention drops, as far as a price supposes one: one each ten minutes."""
+GIB = 2**30
 
 _WORDS = {
     "create": "created",
@@ -200,16 +204,39 @@ class Review:
         }
 
 
+Sizes = tuple[int, ...]
+"""Bytes of each checkpoint that a run keeps, the newest last."""
+
+
 def review(
-    stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path = engine.ROOT
+    stack: str | None,
+    *,
+    config: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+    cwd: Path = engine.ROOT,
 ) -> Review:
-    """What `up` of the stack would do; the selected one where none is named.
+    """What `up` of the stack would do; the selected one where none is named. `config`: the policy
+    pack's, for the rules.
 
     EngineError: the preview itself fails, as it does where the program refuses the settings.
+    UsageError: the config is none.
     """
+    limits = read_config(config) if config else None
     name = stack or engine.run_engine(["stack", "--show-name"], env=env, cwd=cwd).strip()
     text = engine.run_engine(["preview", "--json", "--show-sames", "-s", name], env=env, cwd=cwd)
-    return of_plan(name, plan(text), look=_look, now=datetime.now().astimezone())
+    now = datetime.now().astimezone()
+    return of_plan(name, plan(text), look=_look, kept=_kept, now=now, config=limits)
+
+
+def read_config(path: Path) -> Any:
+    """A policy pack's configuration (`rules.Config`). UsageError: it is none."""
+    try:
+        return _rules().parse(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"--policy-pack-config {path}: {why}; docs/review.md has an example"
+        ) from None
 
 
 def plan(text: str) -> list[Step]:
@@ -225,9 +252,15 @@ def plan(text: str) -> list[Step]:
 
 
 def of_plan(
-    stack: str, steps: Sequence[Step], *, look: Callable[[Pin], Look], now: datetime
+    stack: str,
+    steps: Sequence[Step],
+    *,
+    look: Callable[[Pin], Look],
+    now: datetime,
+    kept: Callable[[Pin, Head], Sizes] = lambda pin, head: (),
+    config: Any = None,
 ) -> Review:
-    """The review of a plan; `look` reads a run's HEAD."""
+    """The review of a plan; `look` reads a run's HEAD, `kept` how large its checkpoints are."""
     before, after = _pins(steps)
     looks: dict[str, Look] = {pin.run: look(pin) for pin in (before, after) if pin is not None}
     runs = judge(before, after, steps, looks, now)
@@ -245,9 +278,14 @@ def of_plan(
         now,
         anew=after is not None and not _is_kept(steps),
     )
-    rules = _rules()
-    broken = rules.check(
-        [rules.Resource(step.type, step.name, step.new) for step in news if not step.is_component]
+    broken, allowed = _against_rules(news, side_after, config)
+    known = next(
+        (
+            (pin, sizes)
+            for pin in (after, before)
+            if pin and isinstance(head := looks[pin.run], Head) and (sizes := kept(pin, head))
+        ),
+        None,
     )
     return Review(
         stack=stack,
@@ -255,9 +293,36 @@ def of_plan(
         changes=_changes(steps),
         before=side_before,
         after=side_after,
-        storage=tuple(_storage(news)),
-        broken=tuple(Broken(one.rule, one.resource, one.why) for one in broken),
-        advice=tuple(_advice(stack, runs, side_after, news)),
+        storage=tuple(_storage(news, known[1] if known else (), known[0].run if known else "")),
+        broken=broken,
+        advice=(*_advice(stack, runs, side_after, news), *allowed),
+    )
+
+
+def _against_rules(
+    news: Sequence[Step], after: Side, config: Any
+) -> tuple[tuple[Broken, ...], list[str]]:
+    """What is broken; and what is advisory only, in words."""
+    rules = _rules()
+    config = config or rules.Config()
+    resources = [
+        rules.Resource(step.type, step.name, step.new) for step in news if not step.is_component
+    ]
+    found = rules.check(resources, config.limits)
+    why = rules.hour_ceiling(after.sum.hour, config.limits)
+    if why:
+        found.append(rules.Broken(rules.HOUR_CEILING, "", why))
+    return (
+        tuple(
+            Broken(one.rule, one.resource, one.why)
+            for one in found
+            if config.level(one.rule) == rules.MANDATORY
+        ),
+        [
+            f"{one.rule} {one.resource}".rstrip() + f": {one.why}"
+            for one in found
+            if config.level(one.rule) == rules.ADVISORY
+        ],
     )
 
 
@@ -304,7 +369,7 @@ def _goes_on(
             step,
         )
     if template is not None and template.op in ("replace", "create", "update"):
-        what = ", ".join(template.differs) or "template"
+        what = ", ".join(_what(template)) or "template"
         policy = (group.new.get("updatePolicy") or {}) if group else {}
         if policy.get("type") == "PROACTIVE":
             return RunLine(
@@ -321,6 +386,23 @@ def _goes_on(
             step,
         )
     return RunLine(after.run, Then.UNTOUCHED, f"nothing of its VM changes{_later(steps)}", step)
+
+
+def _what(template: Step) -> Iterator[str]:
+    """What is otherwise in a template; of its metadata, what that is to the run."""
+    for key in template.differs:
+        old, new = template.old.get(key), template.new.get(key)
+        if key != "metadata" or not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            yield key
+            continue
+        changed = sorted(one for one in old.keys() | new.keys() if old.get(one) != new.get(one))
+        yield from dict.fromkeys(_metadata_word(one) for one in changed)
+
+
+def _metadata_word(key: str) -> str:
+    if key == "startup-script" or key.startswith("outlast-sh-"):
+        return "startup script"
+    return "code" if key.startswith("outlast-bundle") else key.removeprefix("outlast-")
 
 
 def _later(steps: Sequence[Step]) -> str:
@@ -447,7 +529,8 @@ def _zone(group: Mapping[str, Any], pin: Pin) -> str:
     return f"{group['region']}-a" if group.get("region") else pin.zone
 
 
-def _storage(news: Sequence[Step]) -> list[str]:
+def _storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:
+    """What the bucket costs; `sizes` of the checkpoints of the `run` that has some."""
     lines = []
     group = next((step.new for step in news if step.type in GROUPS), {})
     region = str(group.get("region") or pricing.region_of(str(group.get("zone", ""))))
@@ -461,25 +544,54 @@ def _storage(news: Sequence[Step]) -> list[str]:
         lines.append(
             f"bucket {step.new.get('name', step.name)} ({location}): {price} a GiB and month"
         )
+        lines.append(_checkpoints(sizes, run, rate))
         soft = step.new.get("softDeletePolicy") or {}
         days = float(soft.get("retentionDurationSeconds") or 0) / 86_400
         if days:
             part = "an unknown price" if rate is None else pricing.dollars(rate * days * 24 / 730)
             lines.append(
                 f"soft delete: every GiB that retention drops is billed for {days:g} more days,"
-                f" {part} each"
+                f" {part} each{_dropped(sizes, rate, days, 'held at a time')}"
             )
         if (step.new.get("versioning") or {}).get("enabled"):
             lines.append(
                 "versions: what is overwritten or dropped is billed until somebody deletes it,"
-                f" {price} a GiB and month"
+                f" {price} a GiB and month{_dropped(sizes, rate, 1, 'more with each day')}"
             )
         if region and location and location != region and not region.startswith(f"{location}-"):
+            gib = pricing.transfer_gib(location, region)
+            cost = "at a price that the list does not have"
+            if gib is not None:
+                cost = f"at most {pricing.dollars(gib)} each"
             lines.append(
                 f"the VM is in {region} and the bucket in {location}: reads and writes across"
-                " regions are billed by the GiB, at a price that the list does not have"
+                f" regions are billed by the GiB, {cost}"
             )
     return lines
+
+
+def _checkpoints(sizes: Sizes, run: str, rate: float | None) -> str:
+    """What the checkpoints of the last run that has some cost to keep."""
+    if not sizes:
+        return "checkpoints: how large they are is not known before a run's first"
+    gib = sum(sizes) / GIB
+    month = "" if rate is None else f", {pricing.dollars(gib * rate)} a month"
+    return f"checkpoints: run {run} keeps {len(sizes)}, {_amount(gib)} together{month}"
+
+
+def _dropped(sizes: Sizes, rate: float | None, days: float, how: str) -> str:
+    """What is billed of dropped checkpoints, by a stated supposition."""
+    if not sizes or rate is None:
+        return ""
+    gib = sizes[-1] / GIB * DROPS_A_DAY * days
+    return (
+        f"; with one checkpoint of {_amount(sizes[-1] / GIB)} dropped every 10 minutes,"
+        f" {_amount(gib)} {how}, {pricing.dollars(gib * rate)} a month"
+    )
+
+
+def _amount(gib: float) -> str:
+    return f"{gib:,.1f} GiB" if gib >= 0.1 else f"{gib * 1024:,.1f} MiB"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -599,6 +711,17 @@ def _look(pin: Pin) -> Look:
         return NotRead.ABSENT
     except (HeadError, StoreError, GoogleAuthError, ValueError):
         return NotRead.UNKNOWN
+
+
+def _kept(pin: Pin, head: Head) -> Sizes:
+    """How large the run's checkpoints are; nothing where the bucket does not say."""
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        store = open_store(f"gs://{pin.bucket}")
+        return tuple(sum(item.size for item in store.list(one.path)) for one in head.chain)
+    except (StoreError, GoogleAuthError):
+        return ()
 
 
 def _rules() -> ModuleType:

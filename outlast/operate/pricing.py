@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("prices.yaml")
 HOURS_A_MONTH = 730.0
 LOCAL_SSD_GIB = 375
 
-_CUSTOM = re.compile(r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>\d+)-(?P<mib>\d+)(?:-ext)?")
+_CUSTOM = re.compile(r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>\d+)-(?P<mib>\d+)")
 _PREDEFINED = re.compile(r"(?P<family>[a-z][a-z0-9]*)-(?P<word>[a-z]+)-(?P<cpus>\d+)")
 
 Rates = Mapping[str, Any]
@@ -59,7 +59,7 @@ class Shape:
 
     keys: tuple[str, ...]
     """Where its price may stand, the most special first."""
-    cpus: int
+    cpus: float
     gib: float | None
     gpu: str = ""
     gpus: int = 0
@@ -95,14 +95,15 @@ def shape(machine_type: str) -> Shape | None:
     known = prices()["shapes"].get(machine_type)
     words = machine_type.split("-")
     if known:
-        keys = (machine_type, "-".join(words[:2]), words[0])
+        keys = (machine_type, known.get("like", "-".join(words[:2])), words[0])
         return Shape(
             keys, known.get("cpus", 0), known.get("gib"), known.get("gpu", ""), known.get("gpus", 0)
         )
     custom = _CUSTOM.fullmatch(machine_type)
     if custom:
-        # Custom types cost some per cent more than predefined ones; the list has no price for them.
-        return Shape((f"{custom['family'] or 'n1'}-custom",), int(custom["cpus"]), None)
+        # With extended memory (-ext) they are priced otherwise, by what nobody here knows.
+        keys = (f"{custom['family'] or 'n1'}-custom",)
+        return Shape(keys, int(custom["cpus"]), int(custom["mib"]) / 1024)
     predefined = _PREDEFINED.fullmatch(machine_type)
     if predefined is None:
         return None
@@ -118,8 +119,9 @@ def vm(template: Mapping[str, Any], zone: str) -> Sum:
     region = prices()["regions"].get(region_of(zone), "")
     scheduling = template.get("scheduling") or {}
     spot = "spot" if scheduling.get("provisioningModel") == "SPOT" else "standard"
-    name = str(template.get("machineType", ""))
-    items = [_machine(name, region, spot), *_gpus(template, name, region, spot)]
+    name = str(template.get("machineType", "")).rpartition("/")[2]
+    machine, has_gpus = _machine(name, region, spot)
+    items = [machine, *_gpus(template, "" if has_gpus else name, region, spot)]
     for disk in template.get("disks") or ():
         items.append(_disk(disk, region, spot))
     for interface in template.get("networkInterfaces") or ():
@@ -140,27 +142,43 @@ def storage_gib_month(location: str) -> float | None:
     return prices()["storage"]["gib_month"].get(location.lower())
 
 
+def transfer_gib(one: str, other: str) -> float | None:
+    """A GiB between two locations that are not the same, at most; None: unknown."""
+    rates = prices()["transfer"]
+    ends = {rates["continents"].get(place.lower().partition("-")[0]) for place in (one, other)}
+    if None in ends:
+        return None
+    if len(ends) == 1:
+        return rates["within"].get(ends.pop())
+    return rates["australia"] if "australia" in ends else rates["between"]
+
+
 def added(sums: Iterable[Sum]) -> Sum:
     """All of them together."""
     return Sum(tuple(item for one in sums for item in one.items))
 
 
-def _machine(name: str, region: str, spot: str) -> Item:
+def _machine(name: str, region: str, spot: str) -> tuple[Item, bool]:
+    """The machine, and whether its price holds its GPUs."""
     what = f"{name} {'Spot' if spot == 'spot' else 'on demand'}"
     found, rates = shape(name), prices()["machines"].get(region, {})
     if found is None:
-        return Item(what, None)
+        return Item(what, None), False
     for key in found.keys:
         rate = rates.get(key, {}).get(spot)
         if rate is None:
             continue
+        of = prices()["of"].get(key) or prices()["of"].get(region)
+        dated = f"{what}, price of {of}" if of else what
+        if "gpu" in rate:
+            return Item(dated, rate["gpu"] * found.gpus), True
         if "machine" in rate:
-            return Item(what, rate["machine"])
+            return Item(dated, rate["machine"]), False
         if "gib" not in rate:
-            return Item(what, rate["cpu"] * found.cpus)
+            return Item(dated, rate["cpu"] * found.cpus), False
         if found.gib is not None:
-            return Item(what, rate["cpu"] * found.cpus + rate["gib"] * found.gib)
-    return Item(what, None)
+            return Item(dated, rate["cpu"] * found.cpus + rate["gib"] * found.gib), False
+    return Item(what, None), False
 
 
 def _gpus(template: Mapping[str, Any], name: str, region: str, spot: str) -> Sequence[Item]:

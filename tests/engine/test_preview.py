@@ -1,6 +1,9 @@
 """What the review says of five typical changes, under the real engine; no VM has a process here."""
 
+import json
 import os
+import re
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,6 +21,7 @@ from outlast.operate.errors import EngineError
 from outlast.run.head import Checkpoint, Head
 from outlast.run.store import open_store
 from tests.engine.conftest import Project
+from tests.operate.test_review_page import commands
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -72,6 +76,7 @@ def train_to(step: int, outputs: dict) -> None:
         data=None,
         nonce="n",
     )
+    store.put(head.chain[0].path + "model.bin", bytes(3 * 2**20))
     store.put(layout.head, head.to_json())
 
 
@@ -114,7 +119,18 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     assert [line.said for line in found.runs] == ["stays untouched"]
     assert "(machineType)" in found.runs[0].why
     assert found.after.sum.hour > found.before.sum.hour == cost
+    left = found.before.hours
+    assert 23 < left <= 24 and found.after.hours == pytest.approx(left, abs=0.01)
+    assert found.after.at_the_limit == (
+        f"${found.after.sum.hour * left:.2f} ({left:.1f} h, {found.before.until})"
+    )
     stack.set("outlast:machineType", "n2-standard-2")
+
+    # What the startup scripts and the supervisor are told is a change like a label.
+    stack.set("outlast:waitDriverSec", "7")
+    (line,) = review().runs
+    assert line.said == "stays untouched" and "of the new template (waits)" in line.why
+    stack.set("outlast:waitDriverSec", "2")
 
     # An image: it counts at the next resume; the run keeps the one that it began with.
     stack.set("outlast:image", "projects/debian-cloud/global/images/family/debian-13")
@@ -128,6 +144,17 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     (line,) = found.runs
     assert line.said == f"resumes from step {STEP}"
     assert "in europe-west4-b instead of europe-west4-a" in line.why
+    assert (found.after.sum.hour, found.before.sum.hour) == (cost, cost)
+
+    # Zonal to regional: a new place too, at the same price.
+    stack.pulumi("config", "rm", "-s", "dev", "outlast:zone")
+    stack.set("outlast:region", "europe-west4")
+    found = review()
+    (line,) = found.runs
+    assert line.said == f"resumes from step {STEP}"
+    assert "in europe-west4 instead of europe-west4-a" in line.why
+    assert (found.after.sum.hour, found.before.sum.hour) == (cost, cost)
+    stack.pulumi("config", "rm", "-s", "dev", "outlast:region")
     stack.set("outlast:zone", "europe-west4-a")
 
     # A learning rate: another run, which the open one refuses to make room for.
@@ -138,18 +165,40 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     found = review()
     assert [line.said for line in found.runs] == ["starts anew", "stops"]
     assert found.runs[1].run == run and f"at step {STEP}" in found.runs[1].why
+    assert found.before.hours < 24 == found.after.hours  # another run has its own limit
+
+    # The last run's checkpoint says what those of the next may cost to keep.
+    kept = f"checkpoints: run {run} keeps 1, 3.0 MiB together, $0.0001 a month"
+    assert kept in found.storage
 
 
-def test_the_policy_pack_refuses_a_public_bucket(throwaway: Project):
+def test_the_engine_has_every_flag_that_the_page_names(parts: engines.Parts):
+    for name, *words in commands("pulumi"):
+        asked = [parts.engine, name, "--help"]
+        known = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        for flag in (word for word in words if word.startswith("--")):
+            assert re.search(rf"\s{flag}\b", known), (name, flag)
+
+
+def test_the_policy_pack_refuses_a_public_bucket_and_a_dear_machine(throwaway: Project):
     program = """
-        from pulumi_gcp import storage
+        from pulumi_gcp import compute, storage
 
+        labels = dict.fromkeys(["managed-by", "project", "stack", "component", "experiment"], "a")
         storage.Bucket("open", location="europe-west4", uniform_bucket_level_access=True,
-                       labels={"managed-by": "a", "component": "b"})
+                       labels=labels)
+        compute.RegionInstanceTemplate(
+            "dear", region="europe-west4", machine_type="n2-standard-80",
+            disks=[{"boot": True, "source_image": "debian-cloud/debian-13"}],
+            scheduling={"max_run_duration": {"seconds": 3600}}, labels=labels)
     """
     (throwaway.folder / "__main__.py").write_text(textwrap.dedent(program))
-    pack = str(engines.ROOT / "policy")
-    said = throwaway.pulumi("preview", "-s", "dev", "--policy-pack", pack, fails=True)
+    limits = throwaway.folder / "limits.json"
+    limits.write_text(json.dumps({"hour-ceiling": {"dollars": 4}}))
+    pack = ["--policy-pack", str(engines.ROOT / "policy"), "--policy-pack-config", str(limits)]
+    said = throwaway.pulumi("preview", "-s", "dev", *pack, fails=True)
     assert "[mandatory]  public-bucket  (gcp:storage:Bucket: open)" in said
     assert "open: publicAccessPrevention is not enforced" in said
-    assert said.count("[mandatory]") == 1
+    assert "[mandatory]  hour-ceiling" in said
+    assert "its VMs cost $4.28 an hour at least, and $4.00 are allowed" in said
+    assert said.count("[mandatory]") == 2

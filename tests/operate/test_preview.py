@@ -1,5 +1,6 @@
 """The review of a plan: which run does what, at which cost, against which rule."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from outlast.exits import Reason, State
 from outlast.operate import draw, preview
-from outlast.operate.errors import EngineError
+from outlast.operate.errors import EngineError, UsageError
 from outlast.operate.preview import GROUPS, PIN, TEMPLATES, NotRead, Step, Then
 from outlast.run.head import Checkpoint, End, Head
 
@@ -85,6 +86,22 @@ def changed(kind: str, old: dict[str, Any], new: dict[str, Any], op: str = "repl
 
 
 OTHER_TEMPLATE = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "machineType": "e2-standard-4"})
+SCRIPTS = {
+    "startup-script": "a",
+    "outlast-sh-lib": "a",
+    "outlast-bundle": "x",
+    "outlast-waits": "1",
+}
+OTHER_SCRIPT = changed(
+    TEMPLATES[0],
+    {**TEMPLATE, "metadata": SCRIPTS},
+    {**TEMPLATE, "metadata": {**SCRIPTS, "startup-script": "b", "outlast-sh-lib": "b"}},
+)
+OTHER_CODE = changed(
+    TEMPLATES[0],
+    {**TEMPLATE, "metadata": SCRIPTS},
+    {**TEMPLATE, "metadata": {**SCRIPTS, "outlast-bundle": "y", "outlast-waits": "2"}},
+)
 NOW_GROUP = changed(GROUPS[0], GROUP, {**GROUP, "updatePolicy": {"type": "PROACTIVE"}}, "update")
 OTHER_ZONE = {"zone": "us-central1-b"}
 MOVED = {
@@ -110,6 +127,18 @@ NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
             OPEN,
             "stays untouched",
             "of the new template (machineType) and goes on from its last checkpoint, by now step",
+        ),
+        (
+            unchanged(template=OTHER_SCRIPT),
+            OPEN,
+            "stays untouched",
+            "of the new template (startup script) and goes on from its last checkpoint, by now",
+        ),
+        (
+            unchanged(template=OTHER_CODE),
+            OPEN,
+            "stays untouched",
+            "of the new template (code, waits) and goes on from its last checkpoint, by now step",
         ),
         (
             unchanged(template=OTHER_TEMPLATE, group=NOW_GROUP),
@@ -219,12 +248,101 @@ def test_destroying_leaves_the_bucket():
         ),
         ({"location": "us-central1", "versioning": {"enabled": True}}, "versions: what is"),
         ({"location": "europe-west4"}, "in us-central1 and the bucket in europe-west4: reads"),
+        ({"location": "europe-west4"}, "billed by the GiB, at most $0.0800 each"),
+        ({"location": "me-west1"}, "billed by the GiB, at a price that the list does not have"),
+        ({"location": "us-central1"}, "how large they are is not known before a run's first"),
         ({"location": "mars-north1"}, "(mars-north1): unknown a GiB and month"),
     ],
 )
 def test_storage_is_priced_where_it_applies(bucket, said):
     steps = [*unchanged(), same(preview.BUCKET, {"name": "b", **bucket})]
     assert any(said in line for line in reviewed(steps, _aaaaaaaaaa=OPEN).storage)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("bucket", "said"),
+    [
+        ({}, "checkpoints: run aaaaaaaaaa keeps 2, 3.0 GiB together, $0.0600 a month"),
+        (
+            {"softDeletePolicy": {"retentionDurationSeconds": 604800}},
+            "; with one checkpoint of 2.0 GiB dropped every 10 minutes, 2,016.0 GiB held at a time,"
+            " $40.32 a month",
+        ),
+        ({"versioning": {"enabled": True}}, "288.0 GiB more with each day, $5.76 a month"),
+    ],
+)
+def test_checkpoints_are_priced_by_what_the_last_run_keeps(bucket, said):
+    declared = {"name": "b", "location": "US-CENTRAL1", **bucket}
+    found = preview.of_plan(
+        "dev",
+        [*unchanged(), same(preview.BUCKET, declared)],
+        look=lambda pin: OPEN,
+        kept=lambda pin, head: (GIB, 2 * GIB),
+        now=NOW,
+    )
+    assert any(said in line for line in found.storage), found.storage
+
+
+DEAR = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "machineType": "a2-ultragpu-8g", "labels": {}})
+
+
+@pytest.mark.parametrize(
+    ("config", "broken", "advised"),
+    [
+        ({}, ["labels"], []),
+        ({"labels": "disabled"}, [], []),
+        ({"labels": {"enforcementLevel": "advisory"}}, [], ["labels InstanceTemplate: has no"]),
+        ({"all": "advisory", "labels": "mandatory"}, ["labels"], []),
+        ({"gpu-ceiling": {"gpus": 7}}, ["labels", "gpu-ceiling"], []),
+        ({"gpu-ceiling": {"gpus": 8.0}}, ["labels"], []),
+        ({"hour-ceiling": {"dollars": 40}, "labels": "disabled"}, ["hour-ceiling"], []),
+        ({"hour-ceiling": {"dollars": 41}, "labels": "disabled"}, [], []),
+    ],
+)
+def test_the_rules_take_the_policy_packs_config(tmp_path, config, broken, advised):
+    path = tmp_path / "limits.json"
+    path.write_text(json.dumps(config))
+    standard = {"provisioningModel": "STANDARD", "terminationTime": "2026-11-29T12:00:00Z"}
+    steps = unchanged(template=replace(DEAR, new={**DEAR.new, "scheduling": standard}))
+    found = preview.of_plan(
+        "dev", steps, look=lambda pin: OPEN, now=NOW, config=preview.read_config(path)
+    )
+    assert [one.rule for one in found.broken] == broken
+    for words in advised:
+        assert any(words in line for line in found.advice)
+    assert len([one for one in found.advice if one.startswith(("labels", "gpu"))]) == len(advised)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "must be an object, by rule; docs/review.md has an example"),
+        ('{"gpus": 1}', "gpus: is no rule; there are run-limit, public-bucket"),
+        ('{"labels": 3}', "labels: must be an object, or an enforcement level"),
+        (
+            '{"labels": "strict"}',
+            "enforcementLevel 'strict' must be mandatory, remediate, advisory",
+        ),
+        ('{"gpu-ceiling": {"gpus": -1}}', "gpu-ceiling: gpus -1 must be a whole number from 0"),
+        ('{"gpu-ceiling": {"gpus": 7.5}}', "gpu-ceiling: gpus 7.5 must be a whole number"),
+        ('{"hour-ceiling": {"dollars": NaN}}', "hour-ceiling: dollars nan must be a number"),
+        ('{"gpu-ceiling": {"gpus": true}}', "gpu-ceiling: gpus True must be a whole number"),
+        ('{"labels": {"required": "team"}}', "labels: required 'team' must be a list of names"),
+        ('{"hour-ceiling": {"dollars": "5"}}', "dollars '5' must be a number from 0"),
+    ],
+)
+def test_a_config_that_is_none_is_bad_usage(tmp_path, text, words):
+    path = tmp_path / "limits.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        preview.read_config(path)
+    assert words in str(caught.value) and "Traceback" not in str(caught.value)
+    with pytest.raises(UsageError, match="No such file"):
+        preview.read_config(tmp_path / "none.json")
 
 
 def test_a_broken_rule_is_exit_3_in_every_form():
