@@ -29,8 +29,14 @@ class ImageFamilyArgs(TypedDict):
     bundle_sha256: str
     waits: str
     """JSON object of seconds."""
+    network: pulumi.Input[str]
+    """The builder's: a name or an address."""
+    subnetwork: pulumi.Input[str]
+    """Empty for the network's own in the region."""
+    external_ip: bool
+    """Whether the builder has an address of its own on the internet."""
     after: Sequence[pulumi.Resource]
-    """What the builder needs to be there: permissions, the bundle."""
+    """What the builder needs to be there: a way out, permissions, the bundle."""
     users: Sequence[str]
     """Members that may boot from the project's images too."""
 
@@ -69,6 +75,9 @@ class ImageFamily(pulumi.ComponentResource):
                 "bundle": args["bundle"],
                 "bundle_sha256": args["bundle_sha256"],
                 "waits": args["waits"],
+                "network": args["network"],
+                "subnetwork": args["subnetwork"],
+                "external_ip": args["external_ip"],
             },
             pulumi.ResourceOptions(parent=self, depends_on=list(args["after"])),
         )

@@ -4,6 +4,8 @@ Their classes are pickled by reference, as `components.providers.<class>`: this 
 the classes' names never change, or no stack of an older version could be destroyed.
 """
 
+import contextlib
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -36,7 +38,10 @@ _WHERE = ("bucket", "prefix", "run")
 _KEYS = ("owner", *_WHERE, "resume")
 """Inputs that say which run is pinned; any other one is another pin."""
 
+_HEAD = re.compile("[^/]+/HEAD")
 _said: set[str] = set()
+_pinned_before: set[str] = set()
+"""Owners whose stack had a pin when this command began."""
 _images: dict[str, str] = {}
 """What this process has resolved, so that one command asks once and means one image."""
 
@@ -92,22 +97,34 @@ def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
     return None
 
 
-def guard(head: Head, olds: dict[str, Any], news: dict[str, Any], *, now: datetime) -> str | None:
-    """Why an `up` may not put another run in the place of the one that HEAD tells of.
+def guard(
+    head: Head,
+    run: str,
+    content: Mapping[str, Any],
+    news: dict[str, Any],
+    *,
+    up: bool,
+    now: datetime,
+) -> str | None:
+    """Why an `up` may not put another run in the place of the one that HEAD tells of, or, where
+    that is not `up` any more, beside it.
 
     Only a run that is open, within its limit, with a checkpoint is guarded: nothing is lost of one
-    that has not come so far, and one that has ended waits for nobody.
+    that has not come so far, and one that has ended waits for nobody. `content`: what the run's
+    name is made of, as far as that is known.
     """
     if head.state.ended or not head.chain or head.deadline <= now:
         return None
-    differing = changes.between(olds.get("content") or {}, news["content"])
+    differing = changes.between(content, news["content"]) if content else []
     why = f" ({changes.said(differing)})" if differing else ""
-    ways = [f"set outlast:onNewRun to replace to give run {olds['run']} up"]
+    ways = [f"set outlast:onNewRun to replace to give run {run} up"]
     if changes.refusal(differing, news["mutable"]) is None:
-        ways.insert(0, f"go on with the change by outlast resume {_stack(news)}")
+        command = f"by outlast resume {_stack(news)}" if up else f"by setting outlast:run to {run}"
+        ways.insert(0, f"go on with the change {command}")
+    then = "take its place" if up else "begin anew beside it"
     return (
-        f"run {olds['run']} is open at step {head.step}, and run {news['run']} would take its"
-        f" place{why}; take the change back, or {', or '.join(ways)}"
+        f"run {run} is open at step {head.step}, and run {news['run']} would {then}{why}; take the"
+        f" change back, or {', or '.join(ways)}"
     )
 
 
@@ -298,7 +315,7 @@ class ImageBakeProvider(ResourceProvider):
         if olds.get("hash") != news["hash"]:
             found = images.resolve(recipe["base"], news["project"])
             if isinstance(found, images.Unknown):
-                _say(f"outlast:imageRecipe base {recipe['base']!r}: not looked up ({found.why})")
+                _say(f"outlast:imageRecipe.base {recipe['base']!r}: not looked up ({found.why})")
             refusal = bake.base_refusal(recipe["base"], found)
             if refusal:
                 failures.append(CheckFailure("recipe", refusal))
@@ -308,7 +325,9 @@ class ImageBakeProvider(ResourceProvider):
         """Another content is another image, of another family another resource; how the builder
         runs is no difference."""
         replaces = [key for key in ("family", "project") if olds.get(key) != news.get(key)]
-        return DiffResult(changes=olds.get("hash") != news.get("hash"), replaces=replaces)
+        changed = olds.get("hash") != news.get("hash")
+        # One without an image was taken up after a kill (outlast mend), and is made by its update.
+        return DiffResult(changes=changed or not olds.get("image"), replaces=replaces)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(f"{props['project']}/{props['family']}", self._baked(props))
@@ -340,6 +359,9 @@ class ImageBakeProvider(ResourceProvider):
             bundle=props["bundle"],
             bundle_sha256=props["bundle_sha256"],
             waits=props["waits"],
+            network=props["network"],
+            subnetwork=props["subnetwork"],
+            external_ip=props["external_ip"],
         )
         return {**props, "image": bake.bake(baked, order, _say)}
 
@@ -358,6 +380,9 @@ class ImageBakeArgs(TypedDict):
     bundle: pulumi.Input[str]
     bundle_sha256: str
     waits: str
+    network: pulumi.Input[str]
+    subnetwork: pulumi.Input[str]
+    external_ip: bool
 
 
 class ImageBake(Resource, name="ImageBake"):
@@ -405,14 +430,22 @@ def _pinned(props: dict[str, Any]) -> bool:
 
 
 def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
-    """The guard of the run that is pinned until now."""
+    """The guard of the run that is pinned until now, else of one that an earlier life of the stack
+    has left open in the bucket."""
+    if "run" in olds:
+        _pinned_before.add(news["owner"])
     same = all(olds.get(key) == news[key] for key in _WHERE)
-    if "run" not in olds or same or news["onNewRun"] == "replace":
+    if "run" not in olds:
+        # The engine's second look at a replacement has no olds either; the first has said all.
+        return [] if news["owner"] in _pinned_before else _left_open(news)
+    if same or news["onNewRun"] == "replace":
         return []
     try:
         store, layout = _open(olds)
         head = read_head(store, layout)
-        why = guard(head, olds, news, now=store.now()) if head else None
+        content = olds.get("content") or {}
+        now = store.now()
+        why = guard(head, olds["run"], content, news, up=True, now=now) if head else None
     except Unreadable as error:
         why = (
             f"run {olds['run']} would be replaced by run {news['run']}, and whether it is open"
@@ -422,6 +455,47 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
     except (StoreError, GoogleAuthError):
         why = None  # a preview needs no cloud, and `create` fails without
     return [CheckFailure("run", why)] if why else []
+
+
+def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
+    """The guard of the experiment's runs where the stack has none and would begin another; and an
+    experiment that somebody else's runs lie in."""
+    folder = f"{news['prefix']}/"
+    try:
+        store, layout = _open(news)
+        if read_head(store, layout) is not None:
+            return []  # it goes on with its own
+        heads = [one for one in store.list(folder) if _HEAD.fullmatch(one.path[len(folder) :])]
+        for found in sorted(heads, key=lambda one: one.updated, reverse=True):
+            run = found.path[len(folder) :].partition("/")[0]
+            layout = Layout(news["prefix"], run)
+            with contextlib.suppress(Unreadable):
+                head = read_head(store, layout)
+                if head is None:
+                    continue
+                if head.owner != news["owner"]:
+                    return [_foreign(head, {**news, "run": run})]
+                if news["onNewRun"] == "replace":
+                    continue
+                content = _recorded_content(store, layout, head) or {}
+                why = guard(head, run, content, news, up=False, now=store.now())
+                if why:
+                    return [CheckFailure("run", why)]
+    except (StoreError, GoogleAuthError, Unreadable):
+        pass
+    return []
+
+
+def _recorded_content(store: Store, layout: Layout, head: Head) -> Mapping[str, Any] | None:
+    """What the run's name was made of at the attempt that made its newest checkpoint, as that
+    recorded it; None where nobody can tell."""
+    if not head.chain:
+        return None
+    try:
+        data, _ = store.get(layout.attempt_start(head.chain[-1].term))
+        return AttemptStart.from_json(data).spec.get("content") or {}
+    except (NotFound, ValueError):
+        return None
 
 
 def _unchangeable(
@@ -435,10 +509,8 @@ def _unchangeable(
     settled = olds.get("run") == news["run"] and olds.get("content") == news["content"]
     if settled or not head.chain or head.state is State.DONE or not _pinned(news):
         return []
-    try:
-        data, _ = store.get(layout.attempt_start(head.chain[-1].term))
-        before = AttemptStart.from_json(data).spec.get("content") or {}
-    except (NotFound, ValueError):
+    before = _recorded_content(store, layout, head)
+    if before is None:
         return []
     why = changes.refusal(changes.between(before, news["content"]), news["mutable"])
     if why is None:
@@ -524,13 +596,26 @@ def _format_exc() -> str:
     return traceback.format_exc()
 
 
-def _tell_sentences() -> None:
-    """Lets the SDK's host of dynamic providers, which sends a traceback whatever a provider
-    raises, send the sentence. The host is the process's main module; elsewhere nothing is done."""
+def _cancel(_servicer: Any, _request: Any, _context: Any) -> Any:
+    """In the host's place: knows nothing of this module."""
+    from google.protobuf import empty_pb2
+
+    from outlast.operate import bake
+
+    bake.cancelled.set()
+    return empty_pb2.Empty()
+
+
+def _mend_host() -> None:
+    """Lets the SDK's host of dynamic providers, which sends a traceback whatever a provider raises
+    and does nothing when the engine is interrupted, send the sentence and end a bake. The host is
+    the process's main module; elsewhere nothing is done."""
     host = sys.modules["__main__"]
     spec = getattr(host, "__spec__", None)
     if spec is not None and spec.name == "pulumi.dynamic.__main__":
         vars(host)["traceback"] = SimpleNamespace(format_exc=_format_exc)
+        # The server holds the function itself by now.
+        vars(host)["DynamicResourceProviderServicer"].Cancel.__code__ = _cancel.__code__
 
 
-_tell_sentences()
+_mend_host()

@@ -2,18 +2,19 @@
 #
 # What the builder of an image does, as root, once, started by the guest agent as the VM's
 # `startup-script`: installs what the recipe names under /opt/outlast, takes away what is this
-# machine's alone, says how it went, powers off. The disk then becomes the image.
+# machine's alone, says how it went, and waits to be stopped. The disk then becomes the image. A VM
+# that is off keeps a disk which nobody may come for; one that runs goes at its limit, with it.
 #
 # Metadata (instance/attributes): outlast-sh-lib, outlast-sh-boot (the scripts whose functions this
 #   one shares), outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's requirements),
 #   and what the recipe has of: outlast-bake-packages (names, by spaces), outlast-bake-driver,
 #   outlast-bake-cuda (versions), outlast-bake-requirements, outlast-bake-script, outlast-bake-data
-#   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`), outlast-bake-linger (seconds).
+#   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`).
 #   Files come compressed by gzip and in base64.
 # Environment: lib.sh lists it; PIP_* reaches pip.
 #
 # The platform sees no exit code: guest attributes tell. outlast/state is `baking STEP`, `done` or
-# `failed STEP`; outlast/log has the last lines of a step that failed.
+# `failed STEP`; outlast/log has the last lines of the step, whether it failed or is at work.
 #
 # Exit codes: 0 done; 75 stopped by a signal; else the failing step's.
 
@@ -25,9 +26,10 @@ readonly TARGET="${OUTLAST_ROOT:-}/opt/outlast"
 readonly LOG_BYTES=30000
 readonly CUDA_REPOSITORY=https://developer.download.nvidia.com/compute/cuda/repos
 readonly FETCH_SEC=3600
-readonly LINGER_SEC=20
+readonly REPORT_SEC=5
 
 FINISHED=""
+REPORTER=""
 
 # ---- the first seconds, before lib.sh is there --------------------------------------------------
 
@@ -51,16 +53,52 @@ bake::fetch_scripts() {
 
 # ---- what the outside sees ----------------------------------------------------------------------
 
-# bake::tell KEY FILE: a guest attribute, outlast/KEY. Nobody may be listening: never a failure.
+# bake::tell KEY FILE: a guest attribute, outlast/KEY.
 bake::tell() {
   "${CURL[@]}" --noproxy '*' --max-time 10 --fail --output /dev/null \
     --header 'Metadata-Flavor: Google' --request PUT --data-binary "@$2" \
-    "$METADATA_URL/instance/guest-attributes/outlast/$1" || log::warn tell "$1: not told"
+    "$METADATA_URL/instance/guest-attributes/outlast/$1"
 }
 
+# bake::tell_state TEXT...: nobody may be listening, which is no failure.
 bake::tell_state() {
   printf '%s' "$*" >"$BAKE_DIR/state"
-  bake::tell state "$BAKE_DIR/state"
+  bake::tell state "$BAKE_DIR/state" || log::warn tell "state: not told"
+}
+
+# bake::report: what the step at work has said last, for whom this VM ends before it does.
+bake::report() {
+  local file
+  while sleep "$REPORT_SEC"; do
+    : >"$BAKE_DIR/telling"
+    file="$(find "$BAKE_DIR" "$LOG_DIR" -maxdepth 1 -name '*.log' ! -name boot.log \
+      -newer "$BAKE_DIR/told" -printf '%T@ %p\n' | LC_ALL=C sort -n | tail -n 1)"
+    mv -f "$BAKE_DIR/telling" "$BAKE_DIR/told"
+    if [[ -n $file ]]; then
+      {
+        tail -n "$LAST_LINES" "${file#* }" | tail -c "$LOG_BYTES"
+        echo # of a step that has said nothing too
+      } >"$BAKE_DIR/saying"
+      bake::tell log "$BAKE_DIR/saying" || true
+    fi
+  done
+}
+
+# bake::start_reporter: in a process group of its own, so that what it waits for ends with it.
+bake::start_reporter() {
+  : >"$BAKE_DIR/told"
+  set -m
+  bake::report >/dev/null 2>&1 3>&- 9>&- </dev/null &
+  set +m
+  REPORTER=$!
+  disown "$REPORTER"
+}
+
+bake::stop_reporter() {
+  if [[ -n $REPORTER ]]; then
+    kill -- "-$REPORTER" 2>/dev/null || true
+    REPORTER=""
+  fi
 }
 
 # bake::step NAME COMMAND...: a step that is told, whose output is kept for whom it fails.
@@ -298,6 +336,7 @@ bake::seal() {
 bake::on_exit() {
   local rc=$?
   set +e
+  bake::stop_reporter
   if [[ -z $FINISHED ]]; then
     {
       if [[ -n $LAST_ERROR ]]; then
@@ -305,14 +344,12 @@ bake::on_exit() {
       fi
       tail -n "$LAST_LINES" "${STEP_LOG:-/dev/null}"
     } | tail -c "$LOG_BYTES" >"$BAKE_DIR/last"
-    bake::tell log "$BAKE_DIR/last"
+    bake::tell log "$BAKE_DIR/last" || log::warn tell "log: not told"
     bake::tell_state "failed $CURRENT_STEP"
     log::error "$CURRENT_STEP" "the bake failed with status $rc"
   fi
-  # Time to be asked: what is told goes with the VM.
-  local linger
-  linger="$(bake::get linger)"
-  sleep "${linger:-$LINGER_SEC}"
+  # Whoever has read it stops the VM, with which it goes.
+  sleep infinity
   poweroff || true
 }
 
@@ -326,6 +363,7 @@ bake::run() {
   trap bake::on_exit EXIT
   trap 'exit "$EXIT_INTERRUPTED"' TERM INT
   waits::read "$(bake::get waits)"
+  bake::start_reporter
   bake::step read bake::read
   recipe="$(bake::get recipe)"
   packages="$(bake::get packages)"

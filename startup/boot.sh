@@ -255,11 +255,16 @@ boot::make_interpreter() {
 
 # boot::make_environment VENV FILE HINT [PIP ARGUMENTS...]: a virtual environment of the bundle's
 # requirements/FILE. Its marker holds their sha256: without it, or with another one, the environment
-# is incomplete or of another bundle, and is built anew.
+# is incomplete or of another bundle, and is built anew. The first boot takes the packages from the
+# index and keeps them in the bucket; later ones install those, hashes checked as ever, and ask no
+# index.
 boot::make_environment() {
-  local venv="$1" file="$2" hint="$3" python="$1/bin/python" wanted
-  local requirements="$BUNDLE_DIR/requirements/$file"
+  local venv="$1" file="$2" hint="$3" python="$1/bin/python" wanted kept
+  local requirements="$BUNDLE_DIR/requirements/$file" wheels="$STATE_DIR/boot-wheels"
   shift 3
+  local pip=("$@" --no-input --disable-pip-version-check --progress-bar off)
+  pip+=(--requirement "$requirements")
+  local offline=("$python" -m pip install "${pip[@]}" --no-index --find-links "$wheels")
   wanted="$(sha256sum <"$requirements")" || {
     log::error "$CURRENT_STEP" "requirements/$file: not in the bundle; run pulumi up again"
     return 1
@@ -276,15 +281,61 @@ boot::make_environment() {
     log::error "$CURRENT_STEP" "$BASE_PYTHON -m venv failed"
     return 1
   fi
-  if ! retry::run "$PIP_TRIES" "$python" -m pip install "$@" --no-input \
-    --disable-pip-version-check --progress-bar off --requirement "$requirements" \
-    >>"$STEP_LOG" 2>&1; then
-    log::error "$CURRENT_STEP" "pip could not install requirements/$file; $hint"
-    return 1
+  kept="$(wheels::name "${wanted%% *}")" || return
+  if [[ -z $kept ]] || ! wheels::fetch "$kept" "$wheels" ||
+    ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
+    rm -rf "$wheels"
+    if ! retry::run "$PIP_TRIES" "$python" -m pip download "${pip[@]}" --dest "$wheels" \
+      >>"$STEP_LOG" 2>&1 || ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
+      log::error "$CURRENT_STEP" "pip could not install requirements/$file; $hint"
+      return 1
+    fi
+    if [[ -n $kept ]]; then
+      wheels::keep "$kept" "$wheels"
+    fi
   fi
+  rm -rf "$wheels" "$wheels.zip"
   printf '%s\n' "${wanted%% *}" >"$venv/.complete.tmp" &&
     mv -f "$venv/.complete.tmp" "$venv/.complete"
   STEP_LOG=""
+}
+
+# wheels::name SHA256: the object that keeps the packages of these requirements, for machines with
+# this Python and C library; none for the builder of an image, which has no bucket.
+wheels::name() {
+  local place key
+  if [[ -z $BUCKET ]]; then
+    return 0
+  fi
+  place="$("$BASE_PYTHON" -I -c 'import platform, sys
+print(sys.implementation.cache_tag, platform.machine(), *platform.libc_ver())')" || return
+  key="$(sha256sum <<<"$1 $place")" || return
+  printf '%s/environments/vm-%s.zip' "${METADATA["attributes/outlast-prefix"]}" "${key%% *}"
+}
+
+# wheels::fetch NAME FOLDER: the packages that an earlier boot has kept. Fails where there are none;
+# whether they are the right ones is for pip to say, by their hashes.
+wheels::fetch() {
+  local rc=0
+  rm -rf "$2"
+  gcs::get "$BUCKET" "$1" "$2.zip" && "$BASE_PYTHON" -I -m zipfile -e "$2.zip" "$2" >&2 || rc=$?
+  HTTP_STATUS=000 # none there is no reason for this boot to end
+  if ((rc == 0)); then
+    log::info "$CURRENT_STEP" "the packages are in the bucket already"
+  fi
+  return "$rc"
+}
+
+# wheels::keep NAME FOLDER: for later boots; the first to come counts. One that fails is said.
+wheels::keep() {
+  if ! "$BASE_PYTHON" -I -c 'import pathlib, sys, zipfile
+with zipfile.ZipFile(sys.argv[1], "w") as archive:
+    for path in sorted(pathlib.Path(sys.argv[2]).iterdir()):
+        archive.write(path, path.name)' "$2.zip" "$2" >&2 || ! gcs::create "$BUCKET" "$1" "$2.zip"; then
+    log::warn "$CURRENT_STEP" "the packages were not kept (status $HTTP_STATUS); the next boot" \
+      "fetches them again"
+  fi
+  HTTP_STATUS=000
 }
 
 # boot::ensure_venv_module: Debian and Ubuntu leave it out of their images. Only on a real machine:

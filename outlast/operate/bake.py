@@ -3,15 +3,17 @@
 Everything has a name that follows from the recipe's hash, so that whoever comes after a bake that
 was killed, at whatever stage, finds what it left: a builder that is at work is gone on with, one
 whose disk is ready becomes the image, anything else is deleted. The builder is a standard VM that
-the platform itself deletes at its time limit. Only the insertion of the image moves the family, in
-one step; nothing that fails before it does.
+runs until it is told to stop, so that one whom nobody tells any more is deleted by the platform at
+its time limit, with its disk. Only the insertion of the image moves the family, in one step;
+nothing that fails before it does.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outlast.operate import images, recipe
 from outlast.operate.compute import (
@@ -36,7 +38,7 @@ VM_LIMIT_SEC = 600
 IMAGE_LIMIT_SEC = 3600
 STOP_LIMIT_SEC = 300
 SILENT_SEC = 300
-"""How long the API may refuse to answer while a builder is at work."""
+"""How long the API may refuse to answer while something is waited for."""
 
 POLL_SEC = (0.2, 5.0)
 POLL_GROWTH = 1.3
@@ -45,10 +47,15 @@ GPU_SERIES = ("a2-", "a3-", "a4", "g2-", "g4-")
 
 Say = Callable[[str], None]
 Json = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class BakeError(Exception):
     """A bake that came to nothing: a sentence, and the last lines of a step that failed."""
+
+
+cancelled = threading.Event()
+"""Set where this process is asked to end what it does: a bake stops at its next look."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,11 @@ class Order:
     """`gs://` path of the bundle, where the trainers are baked in."""
     bundle_sha256: str = ""
     waits: str = "{}"
-    linger_sec: int = 8
-    """How long the builder stays once it is done, so that its words can be read."""
+    network: str = "default"
+    """Name or path."""
+    subnetwork: str = ""
+    """Empty for the network's own in the region."""
+    external_ip: bool = True
     endpoint: str = ""
     extra: Mapping[str, str] = field(default_factory=dict)
     """More of the builder's metadata."""
@@ -75,8 +85,8 @@ class Order:
 def bake(baked: recipe.Baked, order: Order, say: Say) -> str:
     """The self link of the recipe's image, which is the family's newest when this returns.
 
-    Raises BakeError or ComputeError; then, but for an image that the platform is still making,
-    nothing of the bake is left.
+    Raises BakeError or ComputeError; then nothing of the bake is left, but for what the platform
+    does not answer to be rid of, which the next bake is.
     """
     return _Bake(baked, order, say).run()
 
@@ -111,23 +121,23 @@ class _Bake:
         self._vm = f"zones/{baked.recipe.zone}/instances/{baked.builder}"
         self._disk = f"zones/{baked.recipe.zone}/disks/{baked.builder}"
         self._image = f"global/images/{baked.image}"
+        self._is_ours = False
+        """Whether the image that is there or on its way is this bake's."""
 
     def run(self) -> str:
         for vm in _builders(self._compute, self._recipe.family, self._order.labels):
             if vm["name"] != self._baked.builder or self._zone_of(vm) != self._recipe.zone:
                 self._say(f"builder {vm['name']}: left by an earlier bake, deleted")
                 _delete_vm(self._compute, self._zone_of(vm), vm["name"])
-        image = self._finished_image()
-        if image is None:
-            try:
+        image: Json | None = None
+        try:
+            image = self._finished_image()
+            if image is None:
                 self._build()
                 image = self._make_image()
-            except ImagePending:
-                raise
-            except BaseException:
-                # Also where the engine is interrupted. A kill leaves it to the next bake.
-                self._clear_builder()
-                raise
+        except BaseException:
+            self._abandon()
+            raise
         self._clear_builder()
         self._retire_others(image)
         return str(image["selfLink"]).replace("/compute/beta/", "/compute/v1/")
@@ -149,6 +159,7 @@ class _Bake:
             _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
             return None
         if found.get("status") != "READY":
+            self._is_ours = True
             found = self._wait_for_image()
         if (found.get("deprecated") or {}).get("state") not in (None, "ACTIVE"):
             # The recipe is an earlier one again.
@@ -164,34 +175,36 @@ class _Bake:
             "sourceDisk": f"projects/{self._recipe.project}/{self._disk}",
             "labels": {**self._labels(), "base-image": self._base_label()},
         }
+        self._is_ours = True
         try:
             self._order_call("POST", "global/images", body, IMAGE_LIMIT_SEC)
         except OperationFailed as error:
-            _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
             raise BakeError(f"image {self._baked.image}: could not be made ({error})") from None
         except CannotAsk as error:
-            raise ImagePending(
-                f"image {self._baked.image}: not known whether it was made ({error}); the next"
-                " pulumi up goes on from here"
-            ) from None
+            self._say(f"image {self._baked.image}: {error}; asking whether it is being made")
         except ComputeError as error:
-            if error.status != 409:  # another bake of the same recipe was quicker
+            if error.status != 409:
                 raise
+            self._is_ours = False  # another bake of the same recipe was quicker
         found = self._wait_for_image()
         self._say(f"image {self._baked.image}: made, the newest of family {self._recipe.family}")
         return found
 
     def _wait_for_image(self) -> Json:
         for _ in _polls(IMAGE_LIMIT_SEC):
-            found = self._compute.call("GET", self._image)
+            try:
+                found = self._patiently(lambda: self._compute.call("GET", self._image))
+            except Missing:
+                raise BakeError(
+                    f"image {self._baked.image}: is not there; run pulumi up again"
+                ) from None
             if found.get("status") == "READY":
                 return found
             if found.get("status") == "FAILED":
-                _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
-                raise BakeError(f"image {self._baked.image}: the platform could not make it")
-        raise ImagePending(
-            f"image {self._baked.image}: is still being made after {IMAGE_LIMIT_SEC // 60} minutes;"
-            " run pulumi up again"
+                break
+        raise BakeError(
+            f"image {self._baked.image}: the platform could not make it in"
+            f" {IMAGE_LIMIT_SEC // 60} minutes; run pulumi up again"
         )
 
     def _base_label(self) -> str:
@@ -231,7 +244,8 @@ class _Bake:
         else:
             self._say(f"builder {self._baked.builder}: at work already")
         self._watch()
-        self._wait_until_off()
+        self._say(f"builder {self._baked.builder}: done, stopping")
+        self._turn_off()
         self._say(f"builder {self._baked.builder}: off")
 
     def _builder(self) -> Json | None:
@@ -242,9 +256,8 @@ class _Bake:
 
     def _is_usable(self, vm: Json) -> bool:
         """Whether a builder that is there is at work or done."""
-        if vm["status"] in ALIVE:
-            return True
-        return self._told("state") == "done"
+        state = self._told().get("state", "")
+        return state == "done" or (vm["status"] in ALIVE and not state.startswith("failed"))
 
     def _make_builder(self) -> None:
         base = images.resolve(
@@ -287,12 +300,7 @@ class _Bake:
                     },
                 }
             ],
-            "networkInterfaces": [
-                {
-                    "network": "global/networks/default",
-                    "accessConfigs": [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}],
-                }
-            ],
+            "networkInterfaces": [self._interface()],
             "scheduling": {
                 "provisioningModel": "STANDARD",
                 "automaticRestart": False,
@@ -310,6 +318,20 @@ class _Bake:
             ]
         return body
 
+    def _interface(self) -> dict[str, Any]:
+        network, subnetwork = self._order.network, self._order.subnetwork
+        region = self._recipe.zone.rpartition("-")[0]
+        found: dict[str, Any] = {
+            "network": network if "/" in network else f"global/networks/{network}"
+        }
+        if subnetwork:
+            found["subnetwork"] = (
+                subnetwork if "/" in subnetwork else f"regions/{region}/subnetworks/{subnetwork}"
+            )
+        if self._order.external_ip:
+            found["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
+        return found
+
     def _metadata(self) -> dict[str, str]:
         scripts = self._order.root / "startup"
         wanted = {
@@ -319,7 +341,6 @@ class _Bake:
             "data": "\n".join(f"{one.sha256} {one.url} {one.path}" for one in self._recipe.data),
             "recipe": self._baked.hash,
             "waits": self._order.waits,
-            "linger": str(self._order.linger_sec),
             **{name: recipe.encoded(data) for name, data in self._baked.files.items()},
         }
         if self._recipe.trainers:
@@ -334,53 +355,56 @@ class _Bake:
 
     def _watch(self) -> None:
         """Waits until the builder says that it is done. Raises BakeError where it will not."""
-        said = ""
-        answered = time.monotonic()
+        said = log = ""
         for _ in _polls(None):
-            try:
-                vm = self._builder()
-                state = self._told("state") if vm else ""
-            except CannotAsk:
-                if time.monotonic() - answered > SILENT_SEC:
-                    raise
-                continue
-            answered = time.monotonic()
+            vm, told = self._patiently(lambda: (self._builder(), self._told()))
+            state, log = told.get("state", ""), told.get("log", log).rstrip()
+            if vm is not None and not state:
+                log = self._serial() or log  # nobody has told anything: is it booting?
+            last = f"; its last lines:\n{log}" if log else ""
             if vm is None:
                 raise BakeError(
                     f"builder {self._baked.builder}: is gone{f' ({said})' if said else ''}; it had"
                     f" {self._recipe.limit_minutes} minutes, set limitMinutes in"
-                    " outlast:imageRecipe where that is too little"
+                    f" outlast:imageRecipe where that is too little{last}"
                 )
             if state == "done":
                 return
             if state.startswith("failed"):
-                raise BakeError(
-                    f"builder {self._baked.builder}: step {state.removeprefix('failed ')} failed;"
-                    f" its last lines:\n{self._told('log')}"
-                )
+                step = state.removeprefix("failed ")
+                raise BakeError(f"builder {self._baked.builder}: step {step} failed{last}")
             if state != said:
-                said = state
+                said, log = state, ""
                 self._say(f"builder {self._baked.builder}: {state}")
-            if vm["status"] not in ALIVE and not state.startswith("failed"):
+            if vm["status"] not in ALIVE:
                 raise BakeError(
                     f"builder {self._baked.builder}: went off without having finished"
-                    f"{f' ({said})' if said else ''}; its last lines:\n{self._serial()}"
+                    f"{f' ({said})' if said else ''}{last}"
                 )
 
-    def _told(self, key: str) -> str:
-        """A guest attribute of the builder; empty for none."""
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """An answer, asked for until there is one or for SILENT_SEC. Raises ComputeError."""
+        for _ in _polls(SILENT_SEC):
+            try:
+                return ask()
+            except CannotAsk:
+                continue
+        return ask()
+
+    def _told(self) -> dict[str, str]:
+        """The builder's guest attributes: `state`, and the `log` of the step that it is at."""
         try:
             answer = self._compute.call(
-                "GET", f"{self._vm}/getGuestAttributes?queryPath=outlast%2F{key}"
+                "GET", f"{self._vm}/getGuestAttributes?queryPath=outlast%2F"
             )
         except Missing:
-            return ""
+            return {}
         except CannotAsk:
             raise
         except ComputeError:  # of a VM that is off, on some days
-            return ""
+            return {}
         items = (answer.get("queryValue") or {}).get("items") or []
-        return str(items[0].get("value") or "") if items else ""
+        return {one["key"]: str(one.get("value") or "") for one in items}
 
     def _serial(self) -> str:
         try:
@@ -389,14 +413,29 @@ class _Bake:
             return ""
         return "\n".join(str(answer.get("contents") or "").splitlines()[-20:])
 
-    def _wait_until_off(self) -> None:
+    def _turn_off(self) -> None:
         for _ in _polls(STOP_LIMIT_SEC):
-            vm = self._builder()
+            vm = self._patiently(self._builder)
             if vm is None:
                 raise BakeError(f"builder {self._baked.builder}: is gone before its image was made")
             if vm["status"] in ("TERMINATED", "STOPPED"):
                 return
-        self._order_call("POST", f"{self._vm}/stop", None, STOP_LIMIT_SEC)
+            if vm["status"] in ALIVE:
+                self._order_call("POST", f"{self._vm}/stop", None, STOP_LIMIT_SEC)
+        raise BakeError(f"builder {self._baked.builder}: does not stop; run pulumi up again")
+
+    def _abandon(self) -> None:
+        """Leaves nothing of a bake that came to nothing, as far as the platform can be told."""
+        try:
+            if self._is_ours:
+                _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
+            self._clear_builder()
+        except ComputeError as error:
+            self._say(
+                f"builder {self._baked.builder}: may be left ({error}); it is deleted"
+                f" {self._recipe.limit_minutes} minutes after its start while it runs, and by the"
+                " next pulumi up"
+            )
 
     def _clear_builder(self) -> None:
         _delete_vm(self._compute, self._recipe.zone, self._baked.builder)
@@ -421,17 +460,13 @@ class _Bake:
         self._compute.order(method, path, body, limit_sec=limit_sec)
 
 
-class ImagePending(BakeError):
-    """The platform may still be making the image from the builder's disk."""
-
-
 def base_refusal(base: str, found: images.Image | images.Gone | images.Unknown) -> str:
     """Why nothing can be baked upon a base; empty where it can, or nobody knows."""
     if isinstance(found, images.Gone):
-        return f"outlast:imageRecipe base {base!r}: {found.why}"
+        return f"{recipe.KEY}.base {base!r}: {found.why}"
     if isinstance(found, images.Image) and not found.usable:
         instead = f"; use {found.replacement}" if found.replacement else "; name another base"
-        return f"outlast:imageRecipe base {base!r}: is {found.state.lower()}{instead}"
+        return f"{recipe.KEY}.base {base!r}: is {found.state.lower()}{instead}"
     return ""
 
 
@@ -484,12 +519,13 @@ def _delete(compute: Compute, path: str, limit_sec: float) -> None:
 
 
 def _polls(limit_sec: float | None) -> Iterator[None]:
-    """One more look, and again after growing waits, until the limit."""
+    """One more look, and again after growing waits, until the limit. Raises BakeError."""
     end = None if limit_sec is None else time.monotonic() + limit_sec
     wait_sec, longest = POLL_SEC
     while True:
         yield
         if end is not None and time.monotonic() > end:
             return
-        time.sleep(wait_sec)
+        if cancelled.wait(wait_sec):
+            raise BakeError("bake: was cancelled")
         wait_sec = min(wait_sec * POLL_GROWTH, longest)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast import bundle as bundles
+from outlast.delivery import VALUE_LIMIT
 
 DEFAULT_FAMILY = "outlast"
 DEFAULT_MACHINE_TYPE = "e2-standard-4"
@@ -26,8 +27,8 @@ FAMILY_LIMIT = 40
 """The platform allows names of 63 characters; the builder's and the image's are longer than the
 family's."""
 
-VALUE_LIMIT = 262_144
-"""Bytes that the platform allows one metadata value."""
+KEY = "outlast:imageRecipe"
+"""The setting that a sentence about a recipe begins with."""
 
 WHAT = "packages, requirements, driver, cuda, script, data or trainers"
 _KEYS = frozenset(
@@ -88,6 +89,11 @@ class Recipe:
     disk_gb: int = DEFAULT_DISK_GB
 
     @property
+    def family_path(self) -> str:
+        """The form that templates take."""
+        return f"projects/{self.project}/global/images/family/{self.family}"
+
+    @property
     def needs_token(self) -> bool:
         """Whether the builder reads the bucket."""
         return self.trainers or any(one.url.startswith("gs://") for one in self.data)
@@ -98,24 +104,24 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
     for what it leaves out. Raises RecipeError."""
     for key in given:
         if key not in _KEYS:
-            raise RecipeError(f"{key}: is no part of a recipe; its parts are {_words(_KEYS)}")
+            raise RecipeError(f"{KEY}.{key}: is no part of a recipe; its parts are {_words(_KEYS)}")
     recipe = Recipe(
         family=_text(given, "family", DEFAULT_FAMILY, _FAMILY, "must be a name such as outlast"),
         base=_text(given, "base", base, re.compile(r"\S+"), "must name an image or a family"),
         packages=tuple(
-            _part("packages", one, _PACKAGE, "must be a package's name, or NAME=VERSION")
-            for one in _list(given, "packages")
+            _part(where, one, _PACKAGE, "must be a package's name, or NAME=VERSION")
+            for where, one in _list(given, "packages")
         ),
         requirements=_text(given, "requirements", ""),
         driver=_text(given, "driver", "", _DRIVER, "must be a branch (580) or a version"),
         cuda=_text(given, "cuda", "", _CUDA, "must be a version such as 12.9"),
         script=_text(given, "script", ""),
-        data=tuple(_data(index, one) for index, one in enumerate(_list(given, "data"))),
+        data=tuple(_data(where, one) for where, one in _list(given, "data")),
         trainers=_boolean(given, "trainers"),
         project=_text(given, "project", project, _PROJECT, "must be a project's id"),
         share_with=tuple(
-            _part("shareWith", one, _MEMBER, "must be serviceAccount:, user: or group: and a mail")
-            for one in _list(given, "shareWith")
+            _part(where, one, _MEMBER, "must be serviceAccount:, user: or group: and a mail")
+            for where, one in _list(given, "shareWith")
         ),
         machine_type=_text(
             given, "machineType", DEFAULT_MACHINE_TYPE, MACHINE, "must be a machine type"
@@ -134,10 +140,34 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
     installed = (recipe.packages, recipe.requirements, recipe.driver, recipe.cuda, recipe.script)
     if not (any(installed) or recipe.data or recipe.trainers):
         raise RecipeError(
-            f"installs nothing; add {WHAT}, or leave imageRecipe out, since"
-            " stock images work without a bake"
+            f"{KEY}: installs nothing; add {WHAT}, or leave imageRecipe out, since stock images"
+            " work without a bake"
         )
     return recipe
+
+
+def network_refusal(
+    recipe: Recipe, *, project: str, region: str, network: str, subnetwork: str, internet: bool
+) -> str | None:
+    """Why the recipe's builder cannot work in the stack's network; `project` and `region` are the
+    stack's, `internet` is whether a VM reaches more than Google's APIs."""
+    if not internet:
+        return (
+            f"{KEY} beside outlast:network {network!r}: the builder installs from the internet, and"
+            " VMs have no external address and no NAT there; set outlast:nat to true, or bake the"
+            " family in a stack that reaches the internet and name it in outlast:image"
+        )
+    if recipe.project != project and network != "default" and "/" not in network:
+        return (
+            f"{KEY}.project {recipe.project!r}: the builder is in that project, and outlast:network"
+            f" {network!r} in {project}; leave project out, or set outlast:network to default"
+        )
+    if recipe.zone.rpartition("-")[0] != region and (subnetwork or network == "isolated"):
+        return (
+            f"{KEY}.zone {recipe.zone!r}: the builder's subnetwork is in {region}; set it to a zone"
+            " of that, or leave it out"
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -185,8 +215,8 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
         size = len(encoded(data))
         if size > VALUE_LIMIT:
             raise RecipeError(
-                f"{name}: has {size} bytes compressed, at most {VALUE_LIMIT} fit into the builder's"
-                " metadata; keep large files in the bucket and name them under data"
+                f"{KEY}.{name}: has {size} bytes compressed, at most {VALUE_LIMIT} fit into the"
+                " builder's metadata; keep large files in the bucket and name them under data"
             )
     content = {
         **asdict(recipe),
@@ -233,22 +263,19 @@ def _file(root: Path, key: str, name: str) -> bytes:
     return path.read_bytes()
 
 
-def _data(index: int, given: Any) -> Data:
-    where = f"data[{index}]"
+def _data(where: str, given: Any) -> Data:
     if not isinstance(given, Mapping) or not set(given) <= {"url", "sha256", "path"}:
-        raise RecipeError(f"{where} {given!r}: must have url, sha256 and perhaps path")
-    url = _part(where, given.get("url", ""), _URL, "url must begin with https:// or gs://")
+        raise _bad(where, given, "must have url, sha256 and perhaps path")
+    url = _part(f"{where}.url", given.get("url"), _URL, "must begin with https:// or gs://")
     sha256 = _part(
-        where, given.get("sha256", ""), _SHA256, "sha256 must be the file's 64 hexadecimal digits"
+        f"{where}.sha256",
+        given.get("sha256"),
+        _SHA256,
+        "must be the file's 64 hexadecimal digits, in quotes",
     )
     path = given.get("path") or url.partition("?")[0].rpartition("/")[2]
-    return Data(
-        url,
-        sha256,
-        _part(
-            where, path, _PATH, "path must be a relative one, without .., of at most 255 characters"
-        ),
-    )
+    rule = "must be a relative path, without .., of at most 255 characters"
+    return Data(url, sha256, _part(f"{where}.path", path, _PATH, rule))
 
 
 def _text(
@@ -273,29 +300,35 @@ def _part(key: str, value: Any, pattern: re.Pattern[str], rule: str) -> str:
     return value
 
 
-def _list(given: Mapping[str, Any], key: str) -> list[Any]:
-    value = given.get(key) or []
+def _list(given: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    """The items, each with its key in the recipe."""
+    value = given.get(key)
+    if value in (None, ""):
+        return []
     if not isinstance(value, list):
         raise _bad(key, value, "must be a list")
-    return value
+    return [(f"{key}[{index}]", one) for index, one in enumerate(value)]
 
 
 def _boolean(given: Mapping[str, Any], key: str) -> bool:
-    value = given.get(key, False)
+    value = given.get(key)
+    if value in (None, ""):
+        return False
     if str(value).lower() not in ("true", "false"):
         raise _bad(key, value, "must be true or false")
     return str(value).lower() == "true"
 
 
 def _integer(given: Mapping[str, Any], key: str, default: int, least: int, most: int) -> int:
-    text = str(given.get(key, default))
+    value = given.get(key)
+    text = str(default if value in (None, "") else value)
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise _bad(key, text, f"must be a whole number from {least} to {most}")
     return int(text)
 
 
 def _bad(key: str, value: Any, rule: str) -> RecipeError:
-    return RecipeError(f"{key} {value!r}: {rule}; mend it in the recipe")
+    return RecipeError(f"{KEY}.{key} {value!r}: {rule}; mend it in the recipe")
 
 
 def _words(keys: frozenset[str]) -> str:

@@ -58,7 +58,7 @@ def test_a_recipe_is_baked_booted_from_and_baked_anew(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)
     stack.set("outlast:imageRecipe.base", "deeplearning-platform-release/tf-latest-gpu")
     stack.set("outlast:imageRecipe.family", "own")
-    assert "installs nothing" in stack.up(fails=True)
+    assert "outlast:imageRecipe: installs nothing" in stack.up(fails=True)
     stack.set("outlast:imageRecipe.trainers", "true")
     said = stack.pulumi("preview", "-s", "dev", fails=True)
     assert "is gone since" in said and "its successor is" in said
@@ -96,11 +96,19 @@ def test_a_recipe_is_baked_booted_from_and_baked_anew(
     script.write_text('#!/bin/bash\ntouch "$OUTLAST_IMAGE/mark"\n')
     stack.set("outlast:imageRecipe.script", "install.sh")
     stack.set("outlast:args.epochs", "1")
+    # What the run needs is in the image: no environment is made of it.
+    stack.set("outlast:imageRecipe.requirements", "requirements/vm.txt")
+    stack.set("outlast:requirements", "requirements/vm.txt")
     stack.up()
+    outputs = stack.outputs()
+    layout = Layout(outputs["prefix"], outputs["run"])
+    wait_until(gone, "the second run's VM leaves")
+    assert read_head(store, layout).head.state is State.DONE
+    assert list(store.list(layout.environments)) == []
     images = family(stack)
     (second,) = images.keys() - {first}
     assert images[first]["deprecated"]["state"] == "DEPRECATED"
-    assert stack.outputs()["image"].endswith(f"/{second}")
+    assert outputs["image"].endswith(f"/{second}")
 
     stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
     assert family(stack) == {}

@@ -35,13 +35,34 @@ def root(tmp_path: Path) -> Path:
     ("given", "words"),
     [
         ({"base": BASE}, "installs nothing"),
-        ({"package": ["gcc"]}, "package: is no part of a recipe"),
-        ({"packages": ["gcc; reboot"]}, "packages 'gcc; reboot': must be a package's name"),
+        ({"package": ["gcc"]}, "outlast:imageRecipe.package: is no part of a recipe"),
+        (
+            {"packages": ["git", "gcc; reboot"]},
+            "outlast:imageRecipe.packages[1] 'gcc; reboot': must be a package's name",
+        ),
+        ({"packages": ["git", 3]}, "outlast:imageRecipe.packages[1] 3: must be a package's name"),
+        ({"packages": {"git": "1"}}, "imageRecipe.packages {'git': '1'}: must be a list; mend it"),
+        ({"packages": 0}, "imageRecipe.packages 0: must be a list"),
+        ({"requirements": ["a.txt"]}, "imageRecipe.requirements ['a.txt']: must be a file in"),
+        ({"script": {"a": 1}}, "imageRecipe.script {'a': 1}: must be a file in the checkout"),
+        ({"family": True}, "imageRecipe.family True: must be a name such as outlast"),
+        ({"driver": [580]}, "imageRecipe.driver [580]: must be a branch"),
+        ({"data": {"url": "x"}}, "imageRecipe.data {'url': 'x'}: must be a list"),
+        ({"data": ["gs://b/y"]}, "imageRecipe.data[0] 'gs://b/y': must have url, sha256"),
+        ({"data": [{"url": 3}]}, "imageRecipe.data[0].url 3: must begin with https"),
+        ({"trainers": [True]}, "imageRecipe.trainers [True]: must be true or false"),
+        ({"trainers": True, "diskGb": 1.5}, "imageRecipe.diskGb '1.5': must be a whole number"),
         ({"packages": "gcc"}, "packages 'gcc': must be a list"),
         ({"driver": "latest"}, "driver 'latest': must be a branch"),
         ({"cuda": "twelve"}, "cuda 'twelve': must be a version"),
-        ({"data": [{"url": "http://x/y", "sha256": SHA}]}, "url must begin with https"),
-        ({"data": [{"url": "gs://bucket/y"}]}, "sha256 must be the file's 64"),
+        (
+            {"data": [{"url": "http://x/y", "sha256": SHA}]},
+            "imageRecipe.data[0].url 'http://x/y': must begin with https",
+        ),
+        (
+            {"data": [{"url": "gs://bucket/y"}]},
+            "imageRecipe.data[0].sha256 None: must be the file's 64",
+        ),
         ({"data": [{"url": "gs://bucket/y", "sha256": SHA, "path": "../y"}]}, "without .."),
         ({"data": [{"url": "gs://b/y", "sha256": SHA, "path": "y" * 256}]}, "at most 255"),
         (
@@ -51,7 +72,8 @@ def root(tmp_path: Path) -> Path:
         ({"family": "f" * 41, "trainers": True}, "at most 40 characters"),
         ({"trainers": "perhaps"}, "trainers 'perhaps': must be true or false"),
         ({"trainers": True, "limitMinutes": 0}, "limitMinutes '0': must be a whole number"),
-        ({"trainers": True, "shareWith": ["everybody"]}, "shareWith 'everybody'"),
+        ({"trainers": True, "shareWith": ["everybody"]}, "imageRecipe.shareWith[0] 'everybody'"),
+        ({"trainers": True, "project": 5}, "imageRecipe.project 5: must be a project's id"),
     ],
 )
 def test_a_recipe_that_breaks_a_rule_is_refused(given: dict[str, Any], words: str):
@@ -105,6 +127,41 @@ def test_the_bundle_counts_only_where_the_trainers_are_baked_in(root: Path):
         return {recipe.read(one, root, bundle_sha256=digit * 64).hash for digit in "12"}
 
     assert len(hashes(plain)) == 1 and len(hashes(baked)) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "stack", "words"),
+    [
+        (
+            {},
+            {"network": "isolated", "internet": False},
+            "outlast:imageRecipe beside outlast:network 'isolated': the builder installs from the"
+            " internet",
+        ),
+        ({}, {"internet": False}, "beside outlast:network 'default'"),
+        (
+            {"project": "images"},
+            {"network": "isolated"},
+            "imageRecipe.project 'images': the builder is in that project, and outlast:network"
+            " 'isolated' in own",
+        ),
+        (
+            {"zone": "us-central1-a"},
+            {"network": "corp", "subnetwork": "here"},
+            "imageRecipe.zone 'us-central1-a': the builder's subnetwork is in europe-west4",
+        ),
+        ({"zone": "us-central1-a"}, {"network": "isolated"}, "subnetwork is in europe-west4"),
+        ({"zone": "us-central1-a", "project": "images"}, {}, None),
+        ({"project": "images"}, {"network": "projects/host/global/networks/shared"}, None),
+        ({}, {"network": "isolated"}, None),
+    ],
+)
+def test_a_builder_works_in_the_stacks_network_or_not_at_all(given, stack, words):
+    where = {"network": "default", "subnetwork": "", "internet": True, **stack}
+    said = recipe.network_refusal(
+        check(trainers=True, **given), project="own", region="europe-west4", **where
+    )
+    assert words in said if words else said is None
 
 
 def test_a_recipe_survives_the_state(root: Path):

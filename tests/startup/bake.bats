@@ -33,7 +33,8 @@ fi'
   cp "$REPO/startup/boot.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-boot"
   metadata attributes/outlast-bake-recipe 0123456789abcdef
   metadata attributes/outlast-bake-vm "$(echo '# nothing' | gzip -n | base64 -w 0)"
-  metadata attributes/outlast-bake-linger 0
+  # Whoever has read how it went stops the VM at once.
+  command_in "$OUTLAST_ROOT/bin/sleep" '[[ $1 == infinity ]] || exec /usr/bin/sleep "$@"'
 }
 
 bake() {

@@ -12,6 +12,12 @@ setup() {
 if [[ \$1 == -m ]]; then
   echo \"\$*\" >>'$OUTLAST_ROOT/pip'
   echo 'a line of pip'
+  if [[ \$3 == download ]]; then
+    while [[ \$1 != --dest ]]; do shift; done
+    mkdir -p \"\$2\" && touch \"\$2/a.whl\"
+  elif [[ ! -e \${*: -1}/a.whl ]]; then
+    exit 1
+  fi
   exit \"\$(<'$OUTLAST_ROOT/pip-rc')\"
 fi
 exec '$PYTHON' \"\$@\""
@@ -26,11 +32,40 @@ fi"
 
 @test "the bundle's requirements are installed with hashes, once" {
   run -0 vm::boot
-  [[ "$(<"$OUTLAST_ROOT/pip")" == "-m pip install --require-hashes --no-input"*"/requirements/vm.txt" ]]
+  grep -qx -- "-m pip download --require-hashes --no-input .*/requirements/vm.txt --dest .*" "$OUTLAST_ROOT/pip"
+  grep -qx -- "-m pip install --require-hashes --no-input .*/vm.txt --no-index --find-links .*" "$OUTLAST_ROOT/pip"
   [[ -e "$OUTLAST_ROOT/seen.json" ]]
   run -0 vm::boot
-  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 1 ]]
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 2 ]]
   said "$VENV is complete"
+}
+
+@test "another machine installs the packages that were kept, and asks no index" {
+  run -0 vm::boot
+  [[ -s "$(echo "$CLOUD"/objects/experiments%2Fdigits%2Fenvironments%2Fvm-*.zip)" ]]
+  rm -rf "$VENV" "$OUTLAST_ROOT/pip"
+  run -0 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 1 ]]
+  grep -q -- "--no-index" "$OUTLAST_ROOT/pip"
+  said "the packages are in the bucket already"
+}
+
+@test "packages that were kept and do not install are fetched anew" {
+  run -0 vm::boot
+  local kept
+  kept="$(echo "$CLOUD"/objects/experiments%2Fdigits%2Fenvironments%2Fvm-*.zip)"
+  echo damaged >"$kept"
+  rm -rf "$VENV" "$OUTLAST_ROOT/pip"
+  run -0 vm::boot
+  grep -q "pip download" "$OUTLAST_ROOT/pip"
+  [[ -e "$VENV/.complete" ]]
+}
+
+@test "packages that cannot be kept end no boot" {
+  fault POST 'environments' 403 -1
+  run -0 vm::boot
+  said "the packages were not kept \(status 403\)"
+  [[ -e "$VENV/.complete" ]]
 }
 
 @test "pip's own environment reaches it" {
@@ -52,8 +87,9 @@ fi"
 @test "an environment of other requirements is built anew" {
   run -0 vm::boot
   echo of-another-bundle >"$VENV/.complete"
+  rm "$OUTLAST_ROOT/pip"
   run -0 vm::boot
-  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 2 ]]
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 1 ]]
 }
 
 @test "a pip that fails is tried again, then ends the boot with its last lines" {

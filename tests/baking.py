@@ -1,0 +1,107 @@
+"""What a bake in a local cloud is given: an interpreter whose virtual environments are made in a
+moment, an https host, a wheel."""
+
+import hashlib
+import ipaddress
+import os
+import ssl
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from rehearsal.guest import SHIMS, SYSTEM_PATH
+
+PYTHON = """#!/bin/bash
+# Lends an environment the pip of its interpreter, rather than installs one there.
+if [[ "$1 $2" == "-m venv" ]]; then
+  set -- -m venv --without-pip --system-site-packages "$3"
+fi
+exec {python} "$@"
+"""
+
+
+def quick_python(folder: Path) -> dict[str, str]:
+    """Makes the interpreter; what VMs need in their environment to find it."""
+    folder.mkdir()
+    command = folder / "python3"
+    base = Path(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}")
+    command.write_text(PYTHON.format(python=base))
+    command.chmod(0o755)
+    return {"PATH": os.pathsep.join((str(SHIMS), str(folder), SYSTEM_PATH))}
+
+
+def make_wheel(folder: Path, name: str) -> str:
+    """Makes a wheel of one module that says its own name; the line of a lock file for it."""
+    folder.mkdir()
+    dist = f"{name}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    files = {
+        f"{name}.py": f"NAME = {name!r}\n",
+        f"{dist}/METADATA": metadata,
+        f"{dist}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{dist}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{dist}/RECORD"))
+    wheel = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return f"{name}==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+@contextmanager
+def https_host(folder: Path, authority: Path) -> Iterator[str]:
+    """Serves a folder; writes who vouches for the host into the file `authority`."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.write_bytes(_certificate())
+    context.load_cert_chain(authority)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _certificate() -> bytes:
+    """A key and a certificate of it for 127.0.0.1, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return secret + made.public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,204 @@
+"""An `up` that bakes and is killed, or interrupted once, at any stage: the next one mends it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from outlast import tree
+from outlast.operate import cloud as clouds
+from outlast.operate import engine as engines
+from outlast.operate import mend
+from tests.baking import quick_python
+from tests.checkout import copy_checkout
+from tests.engine.conftest import Project
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+
+WAIT_SEC = 500
+API = f"/compute/v1/projects/{clouds.PROJECT}"
+MARK = "OUTLAST_TEST_UP"
+OLD = "own-old"
+BASE = "projects/debian-cloud/global/images/family/debian-13"
+
+
+class Bakery:
+    """A stack that bakes and does nothing else; its recipe's script waits to be let on."""
+
+    def __init__(self, project: Project, scratch: Path) -> None:
+        self.cloud, self.project = project.cloud, project
+        self._scratch = scratch
+        script = project.folder / "install.sh"
+        script.write_text(
+            f"#!/bin/bash\ntouch {scratch}/at\nuntil [[ -e {scratch}/on ]]; do sleep 0.1; done\n"
+        )
+
+    def let_on(self) -> None:
+        (self._scratch / "on").touch()
+
+    def installs(self) -> bool:
+        return (self._scratch / "at").exists()
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator["Up"]:
+        up = Up(self.project, self._scratch / f"{uuid.uuid4()}.log")
+        try:
+            yield up
+        finally:
+            up.kill()
+
+    def mend(self) -> None:
+        mend.mend("dev", env=self.project.env, cwd=self.project.folder)
+
+    def next_up(self) -> None:
+        """It makes the image, and nothing bills but that and the old one, the way back."""
+        self.let_on()
+        with self.up() as up:
+            assert up.wait() == 0, up.said
+        assert self.newest() not in (OLD, None)
+        assert set(self.family()) == {OLD, self.newest()}
+        assert self.family()[OLD]["deprecated"]["state"] == "DEPRECATED"
+        self.check_that_nothing_bills()
+
+    def family(self) -> dict[str, dict[str, Any]]:
+        listed = self.cloud.call("GET", f"{API}/global/images")["items"]
+        return {one["name"]: one for one in listed if one.get("family") == "own"}
+
+    def newest(self) -> str | None:
+        try:
+            return self.cloud.call("GET", f"{API}/global/images/family/own")["name"]
+        except clouds.CloudError:
+            return None
+
+    def builders(self) -> list[dict[str, Any]]:
+        return [vm for vm in self.cloud.vms() if vm["name"].startswith("bake-own-")]
+
+    def check_that_nothing_bills(self) -> None:
+        left = self.cloud.audit()
+        assert (left["vms"], left["disks"], left["pids"]) == ([], [], [])
+
+
+class Up:
+    """A `pulumi up` under way, whose tree can be killed."""
+
+    def __init__(self, project: Project, log: Path) -> None:
+        self._log = log
+        self._mark = uuid.uuid4().hex
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                ["pulumi", "up", "--yes", "--skip-preview", "-s", "dev", "--non-interactive"]
+                + ["--color=never"],
+                cwd=project.folder,
+                env={**project.env, MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_SEC
+        while not condition():
+            assert self._process.poll() is None, self.said
+            assert time.monotonic() < deadline, f"{what}: {self.said}"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        tree.kill_tree(self._process.pid, f"{MARK}={self._mark}")
+        self._process.wait(WAIT_SEC)
+
+    def interrupt(self) -> int:
+        """Ctrl-C, once; the exit code."""
+        os.kill(self._process.pid, signal.SIGINT)
+        return self.wait()
+
+    def wait(self) -> int:
+        return self._process.wait(WAIT_SEC)
+
+
+@pytest.fixture
+def bakery(parts: engines.Parts, tmp_path: Path) -> Iterator[Bakery]:
+    """With an image in its family, as an earlier bake has left it."""
+    env = {**quick_python(tmp_path / "bin"), "PIP_NO_INDEX": "1"}
+    started = clouds.start(tmp_path / "cloud", parts, guest_env=env, dies_with_us=True)
+    try:
+        variables = started.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
+        folder, scratch = tmp_path / "checkout", tmp_path / "scratch"
+        folder.mkdir()
+        scratch.mkdir()
+        copy_checkout(folder)
+        (folder / "requirements/vm.txt").write_text("# nothing\n")
+        settings = yaml.safe_load((folder / "Pulumi.dev.yaml").read_text())
+        settings["config"] |= {
+            "outlast:part": "foundation",
+            "outlast:image": BASE,
+            "outlast:imageRecipe": {"family": "own", "script": "install.sh"},
+        }
+        (folder / "Pulumi.dev.yaml").write_text(yaml.safe_dump(settings))
+        project = Project(folder, {**engines.scrubbed(), **variables}, started)
+        project.pulumi("stack", "init", "dev", "--no-select")
+        labels = {"component": "image-family", "project": "outlast", "stack": "dev"}
+        image = {"name": OLD, "family": "own", "sourceImage": BASE, "labels": labels}
+        started.call("POST", f"{API}/global/images", image)
+        yield Bakery(project, scratch)
+    finally:
+        started.stop()
+
+
+@pytest.mark.parametrize("stage", ["inserted", "installing", "stopping", "imaging", "deleting"])
+def test_a_bake_that_is_killed_at_any_stage_is_gone_on_with_by_the_next_up(
+    bakery: Bakery, stage: str
+):
+    with bakery.up() as up:
+        reached: Callable[[], bool] = {
+            "inserted": lambda: bool(bakery.builders()),
+            "installing": bakery.installs,
+            "stopping": lambda: "done, stopping" in up.said,
+            "imaging": lambda: len(bakery.family()) == 2,
+            "deleting": lambda: ": made, the newest" in up.said,
+        }[stage]
+        if stage not in ("inserted", "installing"):
+            bakery.let_on()
+        up.wait_until(reached, stage)
+        up.kill()
+    if stage in ("inserted", "installing", "stopping"):
+        assert bakery.newest() == OLD
+    whole = [name for name, one in bakery.family().items() if one["status"] == "READY"]
+    assert bakery.newest() in whole
+    bakery.mend()
+    bakery.next_up()
+
+
+def test_a_first_bake_that_is_killed_goes_with_its_stack(bakery: Bakery):
+    with bakery.up() as up:
+        up.wait_until(bakery.installs, "the builder installs")
+        up.kill()
+    (vm,) = bakery.builders()
+    builder = bakery.cloud.call("GET", f"{API}/zones/{vm['zone']}/instances/{vm['name']}")
+    assert builder["scheduling"]["instanceTerminationAction"] == "DELETE"
+    bakery.mend()
+    bakery.project.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    assert bakery.family() == {}
+    bakery.check_that_nothing_bills()
+
+
+def test_a_bake_that_is_interrupted_once_ends_by_itself(bakery: Bakery):
+    with bakery.up() as up:
+        up.wait_until(bakery.installs, "the builder installs")
+        assert up.interrupt() != 0
+        assert "bake: was cancelled" in up.said and "Traceback" not in up.said
+    bakery.check_that_nothing_bills()
+    assert set(bakery.family()) == {OLD} and bakery.newest() == OLD
+    bakery.next_up()
