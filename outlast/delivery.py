@@ -19,6 +19,9 @@ KINDS = (BUCKET, IMAGE, GIT)
 GIT_KEYS = ("gitUrl", "gitCommit", "gitPath", "gitRef", "gitSecret")
 """Texts; `gitHostKeys` beside them is a list."""
 
+VALUE_LIMIT = 262_144
+"""Bytes that the platform allows one metadata value."""
+
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _SCP = re.compile(r"(?P<user>[\w.-]+)@(?P<host>[\w.-]+):(?P<path>(?!//)[^\s:]+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

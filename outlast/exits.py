@@ -20,6 +20,10 @@ OUT_OF_MEMORY = 137
 MAX_BARREN = 10
 """Barren terms, driver or restore errors, or boots without an attempt, in a row: the run ends."""
 
+BOOT_SEC = 1800
+"""A VM that has come to no attempt by then is late: its health is asked for, and status says that
+it never started."""
+
 
 class State(StrEnum):
     """What HEAD says about a run."""

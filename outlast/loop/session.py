@@ -54,8 +54,9 @@ class Session:
         """False once the supervisor has said that none could be committed in time any more."""
         self._stop_at: float | None = None
         self._in_flight: dict[str, float] = {}
-        """Snapshots accepted and not yet committed, with the time of their hand-over."""
+        """Snapshots handed over and not yet committed, with the time of that."""
         self._failure: Failed | None = None
+        self._offered = ""
         self._answer: Accepted | Busy | None = None
         self._ticked_at = 0.0
         self._phase = ""
@@ -105,14 +106,24 @@ class Session:
             self._send(Tick(step, phase))
         return due
 
+    def hand_over(self, snapshot: Snapshot) -> None:
+        """Hand a folder over and go on: ``answer`` says later whether it was taken."""
+        self._send(snapshot)
+        self._offered = snapshot.id
+        self._in_flight[snapshot.id] = time.monotonic()
+
+    def answer(self, *, wait: bool = False) -> bool | None:
+        """Whether the folder that was handed over last is the supervisor's; False if that was busy
+        and the folder is still ours, None while nobody knows. Said once."""
+        if wait:
+            return isinstance(self._answer_to(self._offered), Accepted)
+        answer, self._answer = self._answer, None
+        return None if answer is None else isinstance(answer, Accepted)
+
     def offer(self, snapshot: Snapshot) -> bool:
         """Hand a folder over; False if the supervisor is busy and the folder still ours."""
-        self._send(snapshot)
-        accepted = isinstance(self._answer_to(snapshot.id), Accepted)
-        if accepted:
-            self._in_flight[snapshot.id] = time.monotonic()
-            self.checkpoint_wanted = False
-        return accepted
+        self.hand_over(snapshot)
+        return bool(self.answer(wait=True))
 
     def wait_committed(self, timeout_sec: float) -> bool:
         """Wait until nothing is in flight; False after ``timeout_sec``."""
@@ -161,14 +172,14 @@ class Session:
     def _answer_to(self, identifier: str) -> Accepted | Busy:
         deadline = time.monotonic() + ANSWER_SEC
         while (left := deadline - time.monotonic()) > 0:
-            message = self._receive(left)
-            if message is not None:
-                self._take(message)
             if self._answer is not None:
                 answer, self._answer = self._answer, None
                 if answer.id != identifier:
                     raise LoopError(f"the supervisor answered {answer.id}, asked was {identifier}")
                 return answer
+            message = self._receive(left)
+            if message is not None:
+                self._take(message)
         raise SupervisorLost(f"the supervisor gave no answer within {ANSWER_SEC:.0f} s")
 
     def _take(self, message: Message) -> None:
@@ -185,7 +196,10 @@ class Session:
             case Failed(identifier):
                 self._in_flight.pop(identifier, None)
                 self._failure = message
-            case Accepted() | Busy():
+            case Accepted():
+                self._answer, self.checkpoint_wanted = message, False
+            case Busy(identifier):
+                self._in_flight.pop(identifier, None)
                 self._answer = message
             case Error(text):
                 raise LoopError(f"the supervisor refuses: {text}")

@@ -48,8 +48,10 @@ class _Rows:
     _WAITING_MAX = 1000
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self._waiting: list[dict[str, Any]] = []
+        self._left = b""
+        """Text that the system has not taken: its disk was full."""
 
     def add(self, row: dict[str, Any]) -> None:
         self._waiting.append(row)
@@ -61,8 +63,9 @@ class _Rows:
         if self._waiting:
             lines = "".join([f"{_ROW.encode(row)}\n" for row in self._waiting])
             self._waiting.clear()
-            self._file.write(lines.encode())
-        self._file.flush()
+            self._left += lines.encode()
+        while self._left:
+            self._left = self._left[self._file.write(self._left) :]
         return self._file.tell()
 
     def __enter__(self) -> Self:
@@ -82,6 +85,8 @@ class _Offer:
     folder: Path
     message: Snapshot
     cost_sec: float
+    asked_at_sec: float | None = None
+    """When it was handed over, where the answer has not come yet."""
 
 
 def train(
@@ -478,9 +483,11 @@ class Run:
         self._result_folder.mkdir(parents=True, exist_ok=True)
         (self._result_folder / layout.METRICS_FILE).write_bytes(self._history.metrics_json())
         result = snapshot.publish(self._result_folder, self._work / "result")
+        self._hear_answer(wait=True)
         if self._pending is not None and self._session.wait_committed(STOP_SEC):
             self._retry_at_sec = 0.0
             self._offer_pending()
+            self._hear_answer(wait=True)
         self._drop_pending()
         # The last snapshot may have been before the last rows.
         self._session.complete(self._step, result, self._rows.flush())
@@ -534,6 +541,7 @@ class Run:
     def _boundary(self) -> None:
         self._write_row()
         self._session.poll()
+        self._hear_answer()
         if self._unproved and self._step == 1:
             self._prove()
             self._unproved = False
@@ -545,15 +553,13 @@ class Run:
             self._leave(left_sec)
         self._say_alive("train")
         if self._best_due:
+            self._hear_answer(wait=True)
             self._drop_pending()  # an older best is none any more
             self._pending = self._write(["best"])
             self._best_due = False
-        if self._pending is not None:
-            self._offer_pending()
-        elif self._due() and not self._session.busy:
+        elif self._pending is None and self._due() and not self._session.busy:
             self._pending = self._write([])
-            if not self._offer_pending():
-                self._drop_pending()
+        self._offer_pending()
         if self._leader is not None:
             self._leader.go(self._step)
 
@@ -579,11 +585,10 @@ class Run:
             except OSError as error:
                 if error.errno not in places.FULL:
                     raise
+                size = self._place_size
                 self._drop_unfinished()
                 if time.monotonic() >= deadline:
-                    raise self._no_room(
-                        self._place_size, f" for {limit_sec:.0f} s", error
-                    ) from None
+                    raise self._no_room(size, f" for {limit_sec:.0f} s", error) from None
                 print(f"outlast: no room for a snapshot ({error}); trying again", file=sys.stderr)
             # Room is made by the commit of the one before, or by whoever else filled the disk.
             self._session.tick(self._step, "snapshot")
@@ -645,8 +650,9 @@ class Run:
             for part in parts.iterdir():
                 part.rename(temporary / part.name)
             parts.rmdir()
+        rows_offset = self._rows.flush()  # before it has its name: this disk, too, may be full
         folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
-        message = Snapshot(identifier, str(folder), self._step, tags, self._rows.flush())
+        message = Snapshot(identifier, str(folder), self._step, tags, rows_offset)
         return _Offer(folder, message, time.monotonic() - begun_sec)
 
     def _spare_file(self) -> snapshot.Spare:
@@ -655,27 +661,43 @@ class Run:
             self._spare.drop()
         return self._spare
 
-    def _offer_pending(self) -> bool:
-        """Hand the pending folder over, unless the supervisor is busy."""
+    def _offer_pending(self) -> None:
+        """Hand the pending folder over, unless the supervisor is known to be busy; training goes on
+        meanwhile, and hears the answer at a later boundary."""
         offer, now_sec = self._pending, time.monotonic()
-        if offer is None or self._session.busy or now_sec < self._retry_at_sec:
-            return False
-        if not self._session.offer(offer.message):
-            self._retry_at_sec = now_sec + max(
+        if offer is None or offer.asked_at_sec is not None:
+            return
+        if self._session.busy or now_sec < self._retry_at_sec:
+            return
+        self._session.hand_over(offer.message)
+        offer.asked_at_sec = now_sec
+
+    def _hear_answer(self, *, wait: bool = False) -> None:
+        """What became of the folder that was handed over, where that is known; or, to ``wait``."""
+        offer = self._pending
+        if offer is None or offer.asked_at_sec is None:
+            return
+        accepted = self._session.answer(wait=wait)
+        if accepted is None:
+            return
+        asked_at_sec, offer.asked_at_sec = offer.asked_at_sec, None
+        if not accepted:
+            self._retry_at_sec = time.monotonic() + max(
                 BUSY_RETRY_SEC, schedule.COST_FACTOR * offer.cost_sec
             )
-            return False
+            if not offer.message.tags:
+                self._drop_pending()
+            return
         self._pending = None
         self._accepted_step = offer.message.step
         if "best" in offer.message.tags:
             self._best_saved = None
         self._schedule.taken(
-            now_sec=time.monotonic(),
+            now_sec=asked_at_sec,
             step=offer.message.step,
             cost_sec=offer.cost_sec,
             commit_sec=self._session.commit_sec,
         )
-        return True
 
     def _drop_pending(self) -> None:
         if self._pending is not None:
@@ -705,6 +727,7 @@ class Run:
 
     def _hand_over(self, deadline: float) -> bool:
         """Whether this step's state is the supervisor's, at the latest by ``deadline``."""
+        self._hear_answer(wait=True)
         if not self._session.last_snapshot_wanted:
             self._drop_pending()
             return self._step == self._accepted_step
@@ -768,7 +791,11 @@ class Run:
 
     def _say_alive(self, phase: str) -> None:
         if self._session.tick(self._step, phase):
-            self._rows.flush()  # the supervisor shows the last rows while it beats
+            try:
+                self._rows.flush()  # the supervisor shows the last rows while it beats
+            except OSError as error:
+                if error.errno not in places.FULL:
+                    raise  # else they wait for the next snapshot, which is tried again
 
     def _write_row(self) -> None:
         if self._row:

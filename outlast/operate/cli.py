@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outlast import exits
+from outlast.operate.__main__ import INTERRUPTED
 
 if TYPE_CHECKING:
     from outlast.operate.cloud import LocalCloud
     from outlast.operate.rehearse import Report
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,7 +47,7 @@ def rehearse(
 ) -> None:
     """Run the stack on this machine, in a scenario's world, and judge the result.
 
-    Without a scenario it is preempted three times. Exit code 0 only if every guarantee was seen
+    Without a scenario it is struck three times. Exit code 0 only if every guarantee was seen
     held. docs/scenarios.md has the scenarios, and how to write one.
     """
     from outlast.operate import rehearse as rehearsal
@@ -66,7 +64,7 @@ def rehearse(
     with Screen(quiet=as_json) as screen:
         report: Report = rehearsal.rehearse(
             watcher=screen,
-            name=scenario or scenarios.DEFAULT,
+            name=scenario,
             stack=stack,
             data=data,
             limit_rows=limit_rows,
@@ -125,6 +123,25 @@ def status(experiment: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("experiment")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def costs(experiment: str, as_json: bool) -> None:
+    """Count what a run has cost so far: every VM's hours, at list prices.
+
+    EXPERIMENT may also be a run's gs:// path, of a stack that is long gone.
+    """
+    from outlast.operate import costs as counting
+    from outlast.operate import runs
+    from outlast.operate.draw import show_costs
+
+    found = counting.count(runs.find(experiment))
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        show_costs(found)
+
+
+@cli.command()
+@click.argument("experiment")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 def checkpoints(experiment: str, as_json: bool) -> None:
     """List a run's checkpoints, and how another run begins with one.
 
@@ -161,6 +178,22 @@ def up(experiment: str | None, latest: bool) -> None:
         same = " as before" if found.commit == found.before else ""
         click.echo(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
     upping.up(experiment)
+
+
+@cli.command()
+@click.argument("experiment")
+def destroy(experiment: str) -> None:
+    """Take a stack down: pulumi destroy, without its questions; one that was killed is mended
+    first.
+
+    The bucket stays, and in it all that the run has committed: the next up goes on with it.
+    """
+    from outlast.operate import up as upping
+
+    _mended(experiment)
+    left = upping.destroy(experiment)
+    if left:
+        click.echo(f"{experiment}: {left}")
 
 
 @cli.command()
@@ -221,6 +254,8 @@ def _mended(experiment: str | None) -> bool:
     done = mending.mend(experiment)
     for name in done.taken_up if done else ():
         click.echo(f"{name}: was being made when pulumi was killed; taken up, if it exists")
+    for name in done.kept if done else ():
+        click.echo(f"{name}: the old one is still in use and stays until its group has the new one")
     return done is not None
 
 
@@ -247,7 +282,14 @@ def repair(experiment: str) -> None:
 @click.argument("experiment", required=False)
 @click.option("--markdown", is_flag=True, help="Print it as a pull request's comment.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def preview(experiment: str | None, markdown: bool, as_json: bool) -> None:
+@click.option(
+    "--policy-pack-config",
+    "config",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Limits of the rules, as the engine takes them with --policy-pack.",
+)
+def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path | None) -> None:
     """Say what pulumi up would do: to each run, to the bill, and against which rule.
 
     EXPERIMENT is a stack; default the selected one. Nothing is changed.
@@ -264,7 +306,7 @@ def preview(experiment: str | None, markdown: bool, as_json: bool) -> None:
 
     if markdown and as_json:
         raise click.UsageError("--markdown and --json: print one of them.")
-    found = previews.review(experiment)
+    found = previews.review(experiment, config=config)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     elif markdown:
@@ -425,7 +467,7 @@ def preempt(vm: str, state: Path | None) -> None:
 
 
 def main() -> None:
-    """Entry point: errors for a person are one sentence on stderr."""
+    """Errors for a person are one sentence on stderr."""
     from outlast.operate.errors import OperateError
 
     try:

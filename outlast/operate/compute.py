@@ -10,6 +10,7 @@ ComputeError          an answer that is no success, or none
 """
 
 import functools
+import http.client
 import json
 import os
 import time
@@ -17,6 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +53,16 @@ class CannotAsk(ComputeError):
 
 class OperationFailed(ComputeError):
     """The platform took an order and could not carry it out."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A managed instance group."""
+
+    project: str
+    place: str
+    """`zones/<zone>` or `regions/<region>`."""
+    name: str
 
 
 class Compute:
@@ -90,7 +102,7 @@ class Compute:
             if error.code in (401, 403, 408, 429) or error.code >= 500:
                 raise CannotAsk(error.code, why) from None
             raise ComputeError(error.code, why) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise CannotAsk(0, f"{what}: no answer ({error})") from None
         if not isinstance(found, dict):
             raise CannotAsk(0, f"{what}: the answer is not a JSON object")

@@ -5,18 +5,21 @@ and backend, the local cloud's endpoints, and nothing of the caller's credential
 backends or proxies. So a rehearsal cannot reach a real project, whatever the shell was set up for.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlast.operate.errors import EngineError
+from outlast.operate.errors import EngineError, NoEngine
 
 if TYPE_CHECKING:
     from pulumi import automation
@@ -30,8 +33,14 @@ PASSPHRASE = "rehearsal"
 LOCK_HOLDER = re.compile(r"created by \S+@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\)")
 """How the engine names who holds a stack's lock."""
 
+NO_STACK = "no stack named"
+"""What the engine says of a stack that its backend does not know."""
+
 TORN = ": EOF"
 """How the engine's word on a file of its backend ends that was being written when it was killed."""
+
+_PROBLEM = re.compile(r"^\s*error: \S+ resource '.*?': property .*? has a problem: (.*)$", re.M)
+"""How the engine tells what the check of a dynamic resource says."""
 
 _SCRUBBED_PREFIXES = (
     "PULUMI_",
@@ -55,10 +64,15 @@ class Parts:
     """Where the parts are that `make setup` made; paths."""
 
     engine: str
+    """The `pulumi` executable."""
     hosts: str | None
+    """Folder of the stand-in hosts for PATH; None where the official ones are found."""
     image: str
+    """Root folder of the rehearsal's image: holds opt/outlast/venv."""
     wheels: str
+    """Folder of the wheels that requirements/vm.txt names."""
     python: str
+    """The virtual environment's interpreter."""
 
 
 def find_parts() -> Parts:
@@ -71,13 +85,11 @@ def find_parts() -> Parts:
     spec = importlib.util.spec_from_file_location("outlast_setup", script)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     try:
-        parts = module.parts()
+        return Parts(**module.parts())
     except module.SetupError as error:
         raise EngineError(str(error)) from None
-    return Parts(parts.engine, parts.hosts, parts.image, parts.wheels, parts.python)
 
 
 def scrubbed(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -185,6 +197,13 @@ def _reason(text: str) -> str:
     return told
 
 
+def _refusal(text: str) -> str:
+    """The sentences with which the program's resources refuse what they are given; empty for other
+    text."""
+    found = _PROBLEM.findall(_diagnosed(text) or text)
+    return "; ".join(dict.fromkeys(sentence.strip() for sentence in found))
+
+
 def _diagnosed(text: str) -> str:
     """The errors that a command with `--json` tells in its document; empty for other text."""
     import json
@@ -217,7 +236,7 @@ def foreign(environ: Mapping[str, str], variables: Mapping[str, str]) -> set[str
 def _pulumi(env: Mapping[str, str]) -> str:
     found = shutil.which("pulumi", path=env.get("PATH"))
     if found is None:
-        raise EngineError(
+        raise NoEngine(
             "pulumi: is not on PATH; take over the local cloud's shell with "
             'eval "$(outlast cloud start)", or install Pulumi for a stack of your own.'
         )
@@ -227,21 +246,44 @@ def _pulumi(env: Mapping[str, str]) -> str:
 def show_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> None:
     """Runs `pulumi ARGS` on this terminal. EngineError: it ended with an error, which it has said
     there."""
-    done = subprocess.run([_pulumi(env), *args, "--non-interactive"], cwd=cwd, env=dict(env))
+    command = [_pulumi(env), *args, "--non-interactive"]
+    with _interrupts_left_to_engine():
+        done = subprocess.run(command, cwd=cwd, env=dict(env))
     if done.returncode:
         raise EngineError(f"pulumi {args[0]}: ended with an error, see above.")
 
 
 def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> str:
     """Runs `pulumi ARGS` and returns its stdout. EngineError: it ended with an error."""
-    done = subprocess.run(
-        [_pulumi(env), *args, "--non-interactive"],
-        cwd=cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    command = [_pulumi(env), *args, "--non-interactive"]
+    with _interrupts_left_to_engine():
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
-        raise EngineError(f"pulumi {' '.join(args)}: {_reason(done.stderr or done.stdout)}")
+        said = done.stderr or done.stdout
+        raise EngineError(_refusal(said) or f"pulumi {' '.join(args)}: {_reason(said)}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def _interrupts_left_to_engine() -> Iterator[None]:
+    """Ctrl-C reaches the engine too, which ends in order; this process waits for that and ends
+    after it, instead of killing it in the middle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    # A handler, and not SIG_IGN, which the engine would inherit.
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt

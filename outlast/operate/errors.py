@@ -2,6 +2,7 @@
 
 OperateError
 ├── EngineError     no engine that fits, or the engine ended with an error
+│   └── NoEngine    it is not on PATH
 ├── CloudError      the local cloud did not start or does not answer
 └── RehearsalError  the rehearsal could not be carried out (a broken guarantee is no error)
 """
@@ -20,6 +21,10 @@ class OperateError(Exception):
 
 class EngineError(OperateError):
     """No engine that fits, or the engine ended with an error."""
+
+
+class NoEngine(EngineError):
+    """There is no `pulumi` on PATH."""
 
 
 class CloudError(OperateError):
@@ -45,4 +50,10 @@ def reading(experiment: str) -> Iterator[None]:
     try:
         yield
     except (HeadError, StoreError) as error:
-        raise OperateError(f"{experiment}: {error}") from None
+        raise OperateError(about(experiment, error)) from None
+
+
+def about(name: str, error: Exception) -> str:
+    """The error's sentence with the name of what it is about, unless it begins with the place."""
+    said = str(error)
+    return said if said.startswith("gs://") else f"{name}: {said}"

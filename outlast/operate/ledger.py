@@ -71,6 +71,8 @@ class Ledger:
     """All steps of the run, as its trainer said; None until it did."""
     rows: tuple[dict[str, Any], ...]
     """The last rows that the newest attempt's beat tells of, newest last."""
+    phase: str = ""
+    """What the newest attempt's beat says that it does; empty before its first."""
 
     @property
     def step(self) -> int:
@@ -141,6 +143,7 @@ def read(store: Store, layout: Layout) -> Ledger | None:
         first,
         totals[-1] if totals else None,
         beats[-1].rows if live else (),
+        beats[-1].phase if live else "",
     )
 
 

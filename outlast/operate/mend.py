@@ -1,10 +1,11 @@
 """Mends a stack whose `up` was killed: its lock, and what was being made when it died.
 
 An engine that is killed leaves its lock, and a note of each thing that it had asked for without an
-answer. The thing may be there, and under a fixed name it stands in the way of the next `up`. Here
-each such thing enters the stack's state under the id that it must have; a refresh then drops what
-is not there, and the next `up` goes on with the rest or deletes it. What is made by a call that may
-be repeated is only forgotten.
+answer. The thing may be there: under a fixed name it stands in the way of the next `up`, and a
+`destroy` would leave it. Here each such thing enters the stack's state under the id that it must
+have; a refresh then drops what is not there, and the next `up` goes on with the rest or deletes it.
+A mend that is killed is mended by the next in the same way. What was to be deleted and is in use
+again is kept.
 """
 
 import json
@@ -20,7 +21,9 @@ from typing import Any
 
 from outlast.operate import engine
 from outlast.operate.errors import EngineError, OperateError
+from outlast.operate.preview import GROUPS, TEMPLATES
 
+_DYNAMIC = "pulumi-python:dynamic:"
 _GLOBAL = "projects/{project}/global"
 _REGION = "projects/{project}/regions/{region}"
 IDS = {
@@ -38,12 +41,20 @@ IDS = {
     "gcp:compute/routerNat:RouterNat": f"{_REGION}/routers/{{router}}/{{name}}",
     "gcp:compute/subnetwork:Subnetwork": f"{_REGION}/subnetworks/{{name}}",
     "gcp:projects/iAMCustomRole:IAMCustomRole": "projects/{project}/roles/{roleId}",
+    "gcp:projects/iAMMember:IAMMember": "{project}/{role}/{member}",
+    "gcp:secretmanager/secretIamMember:SecretIamMember": (
+        "projects/{project}/secrets/{secretId}/{role}/{member}"
+    ),
     "gcp:serviceaccount/account:Account": (
         "projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com"
     ),
     "gcp:storage/bucket:Bucket": "{name}",
+    "gcp:storage/bucketIAMMember:BucketIAMMember": "b/{bucket}/{role}/{member}",
+    "gcp:storage/bucketObject:BucketObject": "{bucket}-{name}",
+    f"{_DYNAMIC}ImageBake": "{project}/{family}",
 }
-"""The provider's id of each kind of thing that would be left behind, out of its inputs."""
+"""The provider's id of each kind of thing that would be left behind, out of its inputs; a binding
+with a condition has its title at the end. A test holds the list against what is declared."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,8 @@ class Mended:
     unlocked: bool
     taken_up: tuple[str, ...]
     """Logical names of what was being made and is now in the state, if it exists."""
+    kept: tuple[str, ...] = ()
+    """Logical names of what was to go and is still in use."""
 
 
 def mend(
@@ -74,28 +87,35 @@ def mend(
     deployment = state.get("deployment") or {}
     pending = deployment.get("pending_operations")
     taken_up = take_up(deployment) if pending else ()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "state.json"
-        file.write_text(json.dumps(state))
-        give_back = ["stack", "import", *of, "--file", str(file)]
-        # The state goes back unchanged too: it is the cheapest act that needs the lock.
-        unlocked = False
-        try:
-            engine.run_engine(give_back, env=env, cwd=cwd)
-        except EngineError as error:
-            _check_dead(str(error))
-            engine.run_engine(["cancel", "--yes", *of], env=env, cwd=cwd)
-            engine.run_engine(give_back, env=env, cwd=cwd)
-            unlocked = True
-    if pending:
+    unread = pending or any(map(_is_unread, deployment.get("resources") or ()))
+
+    def give_back() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "state.json"
+            file.write_text(json.dumps(state))
+            engine.run_engine(["stack", "import", *of, "--file", str(file)], env=env, cwd=cwd)
+
+    # The state goes back unchanged too: it is the cheapest act that needs the lock.
+    unlocked = False
+    try:
+        give_back()
+    except EngineError as error:
+        _check_dead(str(error))
+        engine.run_engine(["cancel", "--yes", *of], env=env, cwd=cwd)
+        give_back()
+        unlocked = True
+    if unread:
         engine.run_engine(["refresh", "--yes", "--skip-preview", *of], env=env, cwd=cwd)
-    return Mended(unlocked, taken_up) if unlocked or pending else None
+        state = json.loads(engine.run_engine(export, env=env, cwd=cwd))
+    kept = keep_used(state.get("deployment") or {})
+    if kept:
+        give_back()
+    return Mended(unlocked, taken_up, kept) if unlocked or unread or kept else None
 
 
 def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
     """Moves what was being created among the resources; the names of what was moved."""
     resources = deployment.setdefault("resources", [])
-    alive = {one["urn"] for one in resources if not one.get("delete")}
     names = []
     for operation in deployment.pop("pending_operations"):
         resource = operation["resource"]
@@ -105,12 +125,59 @@ def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
         inputs = resource.get("inputs") or {}
         if any(key and key not in inputs for _, key, _, _ in string.Formatter().parse(form)):
             continue
-        found = {**resource, "id": form.format(**inputs), "outputs": inputs}
-        if resource["urn"] in alive:
-            found["delete"] = True  # it was to take the place of one that is still there
-        resources.append(found)
+        id = form.format(**inputs)
+        if title := (inputs.get("condition") or {}).get("title"):
+            id += f"/{title}"
+        found = {**resource, "id": id, "outputs": inputs}
+        same = [one for one in resources if one["urn"] == resource["urn"] and not one.get("delete")]
+        if same and same[0].get("pendingReplacement"):
+            # Deleted already to make room; whoever depends on it stands behind it in the list.
+            resources[resources.index(same[0])] = found
+        elif same and resource["type"].startswith(_DYNAMIC):
+            continue  # its deletion would go by a name that the next one has too
+        else:
+            if same:
+                found["delete"] = True  # it was to take the place of one that is still there
+            resources.append(found)
         names.append(resource["urn"].rpartition("::")[2])
     return tuple(names)
+
+
+def keep_used(deployment: dict[str, Any]) -> tuple[str, ...]:
+    """Undoes the replacement of each template that a group still uses; their names.
+
+    A command that ends between making the new one and telling the group leaves the old one to be
+    deleted, which is the first that the next `up` would try, and the platform refuses. The new one,
+    which nobody uses, goes instead.
+    """
+    resources = deployment.get("resources") or []
+    used = {
+        version["instanceTemplate"].rpartition("/")[2].partition("?")[0]
+        for one in resources
+        if one["type"] in GROUPS and not one.get("delete")
+        for version in (one.get("outputs") or {}).get("versions") or ()
+    }
+    names = []
+    for place, old in enumerate(resources):
+        if old["type"] not in TEMPLATES or not old.get("delete"):
+            continue
+        if (old.get("outputs") or {}).get("name") not in used:
+            continue
+        new = next(one for one in resources if one["urn"] == old["urn"] and not one.get("delete"))
+        # Each in the other's place: whoever depends on them stands behind the living one.
+        resources[resources.index(new)], resources[place] = old, new
+        del old["delete"]
+        new["delete"] = True
+        names.append(old["urn"].rpartition("::")[2])
+    return tuple(names)
+
+
+def _is_unread(resource: Mapping[str, Any]) -> bool:
+    """Whether a mend took it up and was killed before the refresh: the cloud's answer always says
+    more than what was asked for."""
+    return resource.get("type", "").startswith("gcp:") and resource.get("outputs") == resource.get(
+        "inputs"
+    )
 
 
 def _drop_torn(backend: str) -> None:

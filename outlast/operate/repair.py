@@ -29,6 +29,7 @@ from outlast.run.head import (
     new_nonce,
     read_head,
 )
+from outlast.run.metadata import Waits
 from outlast.run.store import NotFound, PreconditionFailed, Store
 
 UNRECORDED_TERMS = 100
@@ -45,8 +46,11 @@ class Mended:
     """Newer checkpoints in the bucket that could not be used."""
 
 
-def repair(store: Store, layout: Layout, owner: str) -> Mended:
-    """Rebuilds and writes HEAD. OperateError: it needs no repair or cannot be rebuilt.
+def repair(
+    store: Store, layout: Layout, owner: str, *, silent_sec: float = Waits().silent
+) -> Mended:
+    """Rebuilds and writes HEAD. OperateError: it needs no repair, cannot be rebuilt, or an attempt
+    has given a sign of life within `silent_sec` and has not ended.
 
     Raises StoreError where the store does not answer, HeadForbidden where HEAD may not be read.
     """
@@ -71,6 +75,7 @@ def repair(store: Store, layout: Layout, owner: str) -> Mended:
                 "nothing to mend."
             )
         expected, known = look.object.generation, look.head
+    _refuse_beside_a_holder(store, layout, silent_sec)
     mended = rebuild(store, layout, owner, store.now(), known)
     try:
         store.put(layout.head, mended.head.to_json(), if_generation_match=expected)
@@ -139,6 +144,28 @@ def rebuild(
         f"run {layout.run}: none of its {len(manifests)} checkpoints can be read; "
         "outlast:rerun begins it anew."
     )
+
+
+def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> None:
+    """OperateError while an attempt may be writing still what would be taken up or left."""
+    signs: dict[int, datetime] = {}
+    ended: set[int] = set()
+    for item in store.list(layout.attempts):
+        number, _, name = item.path.removeprefix(layout.attempts).partition("/")
+        if number.isdigit() and name == "end.json":
+            ended.add(int(number))
+        elif number.isdigit() and name in ("start.json", "beat.json"):
+            term = int(number)
+            signs[term] = max(item.updated, signs.get(term, item.updated))
+    now = store.now()
+    for term in sorted(set(signs) - ended, reverse=True):
+        silent = (now - signs[term]).total_seconds()
+        if silent < silent_sec:
+            raise OperateError(
+                f"run {layout.run}: attempt {term} gave a sign of life {silent:.0f} s ago and has "
+                f"not ended; repair takes a run that has been silent for {silent_sec:.0f} s, so "
+                "delete its VM or wait until it has found HEAD gone, and repair then."
+            )
 
 
 def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, AttemptStart]]:

@@ -18,12 +18,13 @@ from typing import Any
 from outlast.exits import State
 from outlast.layout import EXPERIMENT_PATTERN, METRICS_FILE, Layout, Pin
 from outlast.loop import snapshot
-from outlast.operate.errors import EngineError, OperateError, UsageError, reading
+from outlast.operate.compute import Group
+from outlast.operate.errors import EngineError, NoEngine, OperateError, UsageError, about, reading
 from outlast.run.commit import read_rows
 from outlast.run.data import CACHE_VARIABLE, user_cache
 from outlast.run.fetch import MANIFEST_FILE, cached_result
 from outlast.run.head import Checkpoint, Head, Result, read_head
-from outlast.run.store import NotFound, Store, StoreError, open_store
+from outlast.run.store import Store, StoreError, open_store
 
 BEST = "best"
 BUCKET_VARIABLE = "OUTLAST_BUCKET"
@@ -102,6 +103,8 @@ class Place:
     layout: Layout
     folder: Path | None = None
     """Of a run in a folder."""
+    group: Group | None = None
+    """Of a stack's run."""
 
     @property
     def home(self) -> str:
@@ -280,16 +283,26 @@ def find(where: str | Path, *, bucket: str | None = None) -> Place:
     if bucket:
         name = bucket.removeprefix("gs://").strip("/")
         return _in_bucket(text, name, f"experiments/{text}")
-    from outlast.operate import stack
+    from outlast.operate import engine, stack
 
     try:
         deployed = stack.find(text)
     except EngineError as error:
-        what = f"{text}: {_no_run(Path(text))}, and no stack of that name was found"
-        if near := _near(Path(text)):
-            raise UsageError(f"{what}; {near}") from None
-        raise EngineError(f"{what}: {error}") from None
-    return Place(text, deployed.store(), deployed.layout)
+        there = _no_run(Path(text))
+        near = (
+            _near(Path(text))
+            or f"name a stack, the folder of a run, or gs://BUCKET/experiments/{text}"
+        )
+        if isinstance(error, NoEngine):
+            what = "there is no pulumi on PATH that could know a stack of that name"
+        elif engine.NO_STACK in str(error):
+            what = "there is no stack of that name"
+        else:
+            raise EngineError(
+                f"{text}: {there}, and no stack of that name was found: {error}"
+            ) from None
+        raise UsageError(f"{text}: {there}, and {what}; {near}") from None
+    return Place(text, deployed.store(), deployed.layout, group=deployed.group)
 
 
 def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -> Any:
@@ -335,12 +348,13 @@ def _in_bucket(name: str, bucket: str, path: str) -> Place:
             for item in store.list(f"{path}/" if path else "experiments/")
             if item.path.rpartition("/")[2] == "HEAD"
         ]
-    except NotFound:
-        raise OperateError(f"{name}: there is no bucket gs://{bucket}") from None
+    except StoreError as error:  # it names the bucket
+        raise OperateError(about(name, error)) from None
     except Exception as error:  # credentials and addresses fail in their libraries' own ways
-        raise OperateError(f"{name}: gs://{bucket} cannot be read: {error}") from None
+        raise OperateError(f"{name}: its bucket {bucket} cannot be read: {error}") from None
     if not found:
-        raise OperateError(f"{name}: no run is in gs://{bucket}/{path}; look at its name again")
+        where = "" if name.startswith("gs://") else f" in gs://{bucket}/{path}"
+        raise OperateError(f"{name}: there is no run{where}; look at its name again")
     newest = max(found, key=lambda item: item.updated)
     prefix, _, run = newest.path.removesuffix("/HEAD").rpartition("/")
     return Place(name, store, Layout(prefix, run))

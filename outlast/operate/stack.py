@@ -3,12 +3,15 @@
 import json
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from outlast.layout import EXPERIMENT_PATTERN, Layout
 from outlast.operate import engine
-from outlast.operate.errors import OperateError, UsageError
+from outlast.operate.compute import Group
+from outlast.operate.errors import OperateError, UsageError, about
 from outlast.run.store import Store, StoreError, open_store
 
 
@@ -21,6 +24,8 @@ class Deployed:
     layout: Layout
     resume: int
     owner: str
+    group: Group | None = None
+    """Where the stack's outputs name it."""
 
     @property
     def url(self) -> str:
@@ -32,7 +37,7 @@ class Deployed:
         try:
             return open_store(f"gs://{self.bucket}")
         except (StoreError, ValueError) as error:
-            raise OperateError(f"gs://{self.bucket}: cannot be opened: {error}") from None
+            raise OperateError(about(self.stack, error)) from None
 
 
 def find(stack: str) -> Deployed:
@@ -53,7 +58,16 @@ def find(stack: str) -> Deployed:
         layout=Layout(outputs["prefix"], outputs["run"]),
         resume=int(outputs["resume"]),
         owner=outputs["owner"],
+        group=_group(outputs),
     )
+
+
+def _group(outputs: Mapping[str, Any]) -> Group | None:
+    zone, region = outputs.get("groupZone"), outputs.get("region")
+    if not ({"project", "group"} <= outputs.keys() and (zone or region)):
+        return None
+    place = f"zones/{zone}" if zone else f"regions/{region}"
+    return Group(outputs["project"], place, outputs["group"])
 
 
 def _check_local_cloud() -> None:

@@ -1,14 +1,17 @@
-"""The state of one run, from the bucket alone: any machine that may read it can tell."""
+"""The state of one run, from the bucket: any machine that may read it can tell. Its group is asked
+only while no attempt is at work, and where it is known."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from outlast.exits import State
 from outlast.layout import METRICS_FILE, check_metrics, format_time
-from outlast.operate import ledger
+from outlast.operate import boots, ledger
+from outlast.operate.boots import Wait
 from outlast.operate.errors import OperateError
-from outlast.operate.ledger import Ledger
+from outlast.operate.ledger import Boot, Ledger
 from outlast.operate.runs import Place
 from outlast.run.head import HeadError
 from outlast.run.store import NotFound, Store, StoreError
@@ -30,6 +33,8 @@ class Status:
     now: datetime
     metrics: dict[str, float]
     """The last row of a finished run's metrics, else of the newest beat; empty before any."""
+    wait: Wait | None = None
+    """What an open run waits for that has no attempt at work."""
 
     @property
     def result(self) -> str | None:
@@ -39,10 +44,10 @@ class Status:
 
     @property
     def state(self) -> str:
-        """HEAD's state; `expired` for a run still open past its deadline, and before HEAD
-        `waiting` for a first boot or `never-started` where boots came to nothing."""
+        """HEAD's state; `expired` for a run still open past its deadline, and before HEAD what is
+        waited for."""
         if self.ledger is None:
-            return "never-started" if self.boots else "waiting"
+            return self.wait.what if self.wait else boots.Waits.WAITING
         head = self.ledger.head
         if head.state is State.OPEN and self.now >= head.deadline:
             return "expired"
@@ -60,6 +65,7 @@ class Status:
             "step": book.step if book else 0,
             "total": book.total if book else None,
             "boots": self.boots,
+            "waits": self.wait.as_json() if self.wait else None,
             "deadline": format_time(book.head.deadline) if book else None,
             "attempts": [a.as_json() for a in book.attempts] if book else [],
             "metrics": self.metrics,
@@ -72,14 +78,28 @@ def read(place: Place) -> Status:
     store, layout = place.store, place.layout
     try:
         book = ledger.read(store, layout)
-        boots = sum(not item.path.endswith(".end.json") for item in store.list(layout.boots))
+        booted = ledger.read_boots(store, layout)
         metrics = _last_metrics(store, book)
         now = store.now()
     except (HeadError, StoreError, ValueError) as error:
         raise OperateError(f"{place.name}: its run cannot be read: {error}") from None
     # A run in a folder has its name in HEAD alone.
     run = layout.run or (book.head.owner.rpartition("/")[2] if book else "")
-    return Status(place.name, run, place.home, place.url, book, boots, now, metrics)
+    wait = _wait(place, book, booted, now)
+    return Status(place.name, run, place.home, place.url, book, len(booted), now, metrics, wait)
+
+
+def _wait(place: Place, book: Ledger | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
+    """What is waited for; None where an attempt is at work, or nothing is to come."""
+    if place.folder or (book and (book.head.state.ended or now >= book.head.deadline)):
+        return None
+    seen = boots.look(place.group) if place.group else None
+    last = book.attempts[-1].start if book and book.attempts else None
+    later = [boot for boot in booted if last is None or boot.start > last]
+    vm = seen.vm if seen else None
+    if last and not later and (seen is None or (vm and vm.created <= last)):
+        return None
+    return boots.wait_of(later, seen, now=now, attempt=last)
 
 
 def _last_metrics(store: Store, book: Ledger | None) -> dict[str, float]:

@@ -1,12 +1,15 @@
-"""Brings a stack up, with the newest commit of its branch where that is asked for."""
+"""Brings a stack up, with the newest commit of its branch where that is asked for, and down."""
 
 import os
 import re
 import subprocess
 from dataclasses import dataclass
 
-from outlast.operate import engine
+from outlast.exits import Reason, State
+from outlast.operate import engine, stack
 from outlast.operate.errors import OperateError, UsageError
+from outlast.run.head import HeadError, HeadFile
+from outlast.run.store import StoreError
 
 ASK_SEC = 60.0
 
@@ -21,15 +24,45 @@ class Latest:
     """The commit that the stack had; empty for none."""
 
 
-def up(stack: str | None) -> None:
+def up(name: str | None) -> None:
     """`pulumi up` of the stack, or of the selected one; what it says goes to this terminal.
 
     EngineError: it ended with an error, which it has said.
     """
-    engine.show_engine(["up", "--yes", "--skip-preview", *_of(stack)], env=os.environ)
+    engine.show_engine(["up", "--yes", "--skip-preview", *_of(name)], env=os.environ)
 
 
-def latest(stack: str | None) -> Latest:
+def destroy(name: str) -> str:
+    """`pulumi destroy` of the stack; what stays of its run, in words, where there is any.
+
+    A run that is open past its deadline is ended as expired, since no VM will. EngineError: as
+    `up`.
+    """
+    try:
+        deployed = stack.find(name)  # its outputs go with it
+    except OperateError:
+        deployed = None  # a foundation, or one that was never whole
+    engine.show_engine(["destroy", "--yes", "--skip-preview", *_of(name)], env=os.environ)
+    return _left(deployed) if deployed else ""
+
+
+def _left(deployed: stack.Deployed) -> str:
+    run = f"run {deployed.layout.run}"
+    try:
+        head_file = HeadFile(deployed.store(), deployed.layout)
+        head = head_file.read().head
+        if head.state is State.OPEN and head_file.store.now() >= head.deadline:
+            head = head_file.end_from_outside(State.FAILED, Reason.EXPIRED)
+    except (HeadError, StoreError, OperateError):
+        return ""
+    if head.end is None:
+        return (
+            f"{run} stays open at step {head.step} in {deployed.url}; the next up goes on with it"
+        )
+    return f"{run} stays in {deployed.url}, {head.state} at step {head.end.step}"
+
+
+def latest(name: str | None) -> Latest:
     """Writes the commit that `gitRef` is at into the stack's configuration.
 
     The repository is asked with the credentials of this machine's own git. UsageError: the stack
@@ -37,7 +70,7 @@ def latest(stack: str | None) -> Latest:
     """
     import json
 
-    text = engine.run_engine(["config", "--json", *_of(stack)], env=os.environ)
+    text = engine.run_engine(["config", "--json", *_of(name)], env=os.environ)
     config = {key: entry.get("value", "") for key, entry in json.loads(text).items()}
     url, ref = config.get("outlast:gitUrl", ""), config.get("outlast:gitRef", "")
     if not url or not ref:
@@ -47,7 +80,7 @@ def latest(stack: str | None) -> Latest:
             " and outlast:gitRef, or leave --latest out."
         )
     commit = resolve(url, ref)
-    engine.run_engine(["config", "set", "outlast:gitCommit", commit, *_of(stack)], env=os.environ)
+    engine.run_engine(["config", "set", "outlast:gitCommit", commit, *_of(name)], env=os.environ)
     return Latest(ref, commit, config.get("outlast:gitCommit", ""))
 
 
@@ -81,5 +114,5 @@ def _ssh() -> str:
     return os.environ.get("GIT_SSH_COMMAND", "ssh") + " -o BatchMode=yes"
 
 
-def _of(stack: str | None) -> list[str]:
-    return ["-s", stack] if stack else []
+def _of(name: str | None) -> list[str]:
+    return ["-s", name] if name else []

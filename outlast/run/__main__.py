@@ -442,7 +442,7 @@ def run_vm(stop: "Stop") -> int:
     stop.connect(notices)
     notices.start()
     site = _vm_site(spec, machine, group, notices, bundle, say, life)
-    store = open_store(f"gs://{spec.bucket}")
+    store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
     layout = Layout(spec.prefix, spec.run)
     boot = Boot(spec, HeadFile(store, layout, site.clock), site, records=True)
     try:
@@ -492,9 +492,10 @@ def _vm_site(
 
     def prepare_code() -> None:
         nonlocal code
-        store = open_store(f"gs://{spec.bucket}")
+        store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
         kept = Layout(spec.prefix, spec.run).environments
-        builder = Builder(home, store, kept, logs / "pip-user.log", clock, say)
+        baked = rooted("/opt/outlast/user-venv")
+        builder = Builder(home, store, kept, logs / "pip-user.log", clock, say, baked)
         workshop = Workshop(
             bundle,
             home,
@@ -678,8 +679,11 @@ def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
         return
     store, layout = open_store(str(run_dir)), Layout("", "")
     try:
-        head = read_head(store, layout).head
+        head, found = read_head(store, layout)
         over = read_record(store, layout.attempt_end(head.term), AttemptEnd) is not None
+        if not over:  # it was killed, unless it gives signs of life
+            silent_sec = silent_seconds(store, layout, head.term, found.updated)
+            over = silent_sec >= Waits().silent
     except (HeadError, StoreError, ValueError):
         return  # the table at boot says what is wrong
     if head.owner == owner or head.state.ended or head.chain or not over:

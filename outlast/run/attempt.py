@@ -10,6 +10,7 @@ one end, and rows that no other attempt's overlap.
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import queue
 import shutil
@@ -302,14 +303,17 @@ class Attempt:
         return Outcome(Next.STOP, reason, message)
 
     def _disk_message(self, error: OSError) -> str:
-        message = f"files in {self.site.work}: {error}"
+        # A store in a folder names that; of what is written here the system mostly names no file.
+        named = Path(os.fsdecode(error.filename)) if error.filename else None
+        message = str(error) if named else f"files in {self.site.work}: {error}"
         if error.errno not in places.FULL:
             return message
         sizes = []
         if self._committer.restore_bytes is not None:
             sizes.append(f"the checkpoint needs {self._committer.restore_bytes} bytes")
+        folders = [named] if named and named.is_dir() else [self.site.work, *self.site.places]
         with contextlib.suppress(OSError):
-            sizes.append(places.told([self.site.work, *self.site.places]))
+            sizes.append(places.told(folders))
         return "; ".join([message, ", ".join(sizes), "make room or choose a larger machine"])
 
     # -- before the trainer -------------------------------------------------------------------

@@ -6,6 +6,7 @@ where the settings say so, and the environment of its own packages.
 """
 
 import base64
+import http.client
 import json
 import os
 import urllib.error
@@ -118,8 +119,6 @@ class Workshop:
                 fetching.GitUnreachable,
             )
             self.say(f"code: commit {git.commit} of {git.url}")
-            if (place / ".gitmodules").is_file():
-                self.say("code: the repository has submodules, which are not fetched")
         if not (place / git.path).is_dir():
             raise CodeRefused(
                 f"gitPath {git.path}: is no folder of commit {git.commit}; set outlast:gitPath"
@@ -189,7 +188,7 @@ class Workshop:
                     f"{told}: is disabled or destroyed; enable it, or add a version"
                 ) from None
             raise _Unanswered(f"{told}: status {error.code}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
             raise _Unanswered(f"{told}: no usable answer ({type(error).__name__})") from None
         if len(secret) > SECRET_BYTES_MAX:
             raise CodeRefused(

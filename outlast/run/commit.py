@@ -1,6 +1,6 @@
 """Commits, restores and ends: what may be lost, and what cannot be.
 
-A commit is: rows flushed, objects under a name that nobody else has, a manifest of their hashes,
+A commit is: rows flushed and objects under a name that nobody else has, a manifest of their hashes,
 and HEAD swapped to name it. A large file goes in parts, each an object of its own; what is equal to
 an object of the checkpoint before is copied inside the store. Only what HEAD's chain names was ever
 committed. What a swap that is known to have succeeded dropped is deleted after it, generation by
@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -75,6 +76,10 @@ PART_BYTES = 32 << 20
 
 HASHED_BYTES = 1 << 18
 """Read at a time to be hashed; small enough that the second hash finds it in the cache."""
+
+_HASHING = threading.BoundedSemaphore(max(1, (os.cpu_count() or 1) // 2))
+"""Parts are hashed on half of the processors: training wants the others, and so does the upload of
+the parts before. All at once, the store would get nothing meanwhile, and then all of it."""
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 T = TypeVar("T")
@@ -174,7 +179,7 @@ class Pace:
 
     bytes_per_sec: float
     overhead_sec: float
-    """What a commit takes beside its bytes: rows, the manifest, HEAD."""
+    """What a commit takes beside its bytes: the manifest, HEAD."""
 
 
 class Committer:
@@ -376,9 +381,10 @@ class Committer:
         begun = time.monotonic()
         pieces = [piece for name, path in snapshot_files(folder) for piece in self._cut(name, path)]
         upload = self._begin_upload(folder, step, pieces)
-        self.flush_rows(rows, row_count=row_count)
         try:
-            upload_sec, sent_bytes = self._put_objects(upload, pieces)
+            upload_sec, sent_bytes = self._put_objects(
+                upload, pieces, beside=lambda: self.flush_rows(rows, row_count=row_count)
+            )
         except _BadCopy as error:
             # The name is taken by what is not ours to delete: all of it anew, and not by copies.
             self._say(f"snapshot of step {step}: {error}; uploading it anew")
@@ -486,22 +492,25 @@ class Committer:
             self._upload = _Upload(identity, prefix, sum(piece.size for piece in pieces))
         return self._upload
 
-    def _put_objects(self, upload: _Upload, pieces: Sequence[_Piece]) -> tuple[float, int]:
-        """Writes the pieces that are not written yet; the seconds it took, and the bytes sent."""
+    def _put_objects(
+        self,
+        upload: _Upload,
+        pieces: Sequence[_Piece],
+        *,
+        beside: Callable[[], None] = lambda: None,
+    ) -> tuple[float, int]:
+        """Writes the pieces that are not written yet, and does what may be done at the same time,
+        which is begun first; the seconds it took, and the pieces' bytes that were sent."""
         begun = time.monotonic()
-        sent = in_parallel(
-            [
-                lambda piece=piece: self._put_piece(upload, piece)
-                for piece in pieces
-                if piece.name not in upload.written
-            ],
-            self._store.streams,
-        )
-        return time.monotonic() - begun, sum(sent)
+        left = [piece for piece in pieces if piece.name not in upload.written]
+        puts = [lambda piece=piece: self._put_piece(upload, piece) for piece in left]
+        sent = in_parallel([beside, *puts], self._store.streams)
+        return time.monotonic() - begun, sum(count or 0 for count in sent)
 
     def _put_piece(self, upload: _Upload, piece: _Piece) -> int:
         """Copies or uploads it; gives the bytes that were sent."""
-        digest, crc32c = _hashed(piece)
+        with _HASHING:
+            digest, crc32c = _hashed(piece)
         path = upload.prefix + piece.name
         written, sent_bytes = self._copied(piece, digest, path), 0
         if written is None:

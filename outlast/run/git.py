@@ -8,6 +8,8 @@ it.
 Fetched shallow: that commit and no other. Its name is the hash of all that it holds, computed here
 from the bytes that came, so what is there under it is what was asked for. A token goes into a
 header of the one connection; a deploy key lies in a file of root's for the time of the fetch.
+Submodules are fetched alike, each at the commit that the one above names; they get the secret where
+they lie on the same host. Files that Git LFS keeps elsewhere are not fetched, and named.
 
     GitRefused      the same try fails again: no such commit, no access; one sentence for people
     GitUnreachable  the host did not answer; another time, or another machine, may do
@@ -21,11 +23,13 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlast.delivery import Git
+from outlast.delivery import DeliveryError, Git
 from outlast.run import errand
 
 if TYPE_CHECKING:
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
 
 ANSWER_SEC = 60.0
 CONNECT_SEC = 20
+SUBMODULES_DEEP = 8
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER_BYTES = 1024
+"""A pointer is shorter."""
 USER = "x-access-token"
 """Beside a token, where the address names nobody."""
 
@@ -106,14 +114,28 @@ def main() -> None:
 
 
 def _fetch(git: Git, secret: bytes | None, scratch: Path) -> None:
+    files = scratch / "files"
+    _check_out(git, secret, scratch / "objects", files)
+    if pointers := _lfs_pointers(files / git.path):
+        more = f" (and {len(pointers) - 1} more)" if pointers[1:] else ""
+        raise GitRefused(
+            f"gitCommit {git.commit}: {pointers[0].relative_to(files)}{more} is kept by Git LFS,"
+            " and only a pointer to it came; commit what it is, or put it into a bucket and name it"
+            " in outlast:dataPaths, or set outlast:gitPath to a folder without"
+        )
+
+
+def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep: int = 0) -> None:
+    """The commit in the folder `files`, its submodules in it. `scratch` is made, and holds what is
+    needed for the time of the fetch."""
     from dulwich.index import build_index_from_tree
     from dulwich.objects import Commit, ObjectID
     from dulwich.repo import Repo
 
-    files = scratch / "files"
-    files.mkdir()
+    files.mkdir(exist_ok=True)
+    scratch.mkdir()
     wanted = ObjectID(git.commit.encode())
-    with Repo.init_bare(str(scratch / "objects"), mkdir=True) as repo:
+    with Repo.init_bare(str(scratch / "repository"), mkdir=True) as repo:
         _fetch_objects(git, secret, repo, scratch)
         # By name: an object lies under the hash of its own bytes.
         store = repo.object_store
@@ -121,6 +143,72 @@ def _fetch(git: Git, secret: bytes | None, scratch: Path) -> None:
         if not isinstance(commit, Commit):
             raise GitRefused(_no_commit(git))
         build_index_from_tree(str(files), str(scratch / "index"), store, commit.tree)
+        modules = list(_submodules(git, store, commit.tree, files))
+    for number, (path, module) in enumerate(modules):
+        if deep == SUBMODULES_DEEP:
+            raise GitRefused(f"submodule {path}: lies {deep} submodules deep, which is too many")
+        try:
+            shared = secret if module.secret else None
+            _check_out(module, shared, scratch / str(number), files / path, deep + 1)
+        except GitRefused as error:
+            raise GitRefused(f"submodule {path}: {error}") from None
+
+
+def _submodules(git: Git, store: Any, tree: Any, files: Path) -> Iterator[tuple[str, Git]]:
+    """The submodules of a commit that lies in `files`: path and what is to be fetched for it."""
+    from dulwich.config import ConfigFile, parse_submodules
+    from dulwich.submodule import iter_cached_submodules
+
+    named = files / ".gitmodules"
+    text = named.read_bytes() if named.is_file() else b""
+    addresses = {
+        path.decode(): url.decode()
+        for path, url, _ in parse_submodules(ConfigFile.from_file(BytesIO(text)))
+    }
+    for raw, sha in iter_cached_submodules(store, tree):
+        path = raw.decode()
+        if path not in addresses:
+            raise GitRefused(f"submodule {path}: .gitmodules has no address of it; add it")
+        yield path, _submodule(git, path, addresses[path], sha.decode())
+
+
+def _submodule(git: Git, path: str, address: str, commit: str) -> Git:
+    """How a submodule is fetched: an address may be relative to that of the repository."""
+    base, rest = git.url.rstrip("/"), address
+    while rest.startswith(("./", "../")):
+        step, _, rest = rest.partition("/")
+        base = base if step == "." else base.rpartition("/")[0]
+    url = address if rest == address else f"{base}/{rest}"
+    found = replace(git, url=url, commit=commit, path="", requirements="")
+    try:
+        remote = found.remote
+    except DeliveryError:
+        raise GitRefused(
+            f"submodule {path}: its address must be one by https or ssh, or relative to the"
+            " repository's; mend it in .gitmodules"
+        ) from None
+    here = git.remote
+    if remote.scheme == "ssh" and here.scheme == "https" and remote.host == here.host:
+        return replace(found, url=f"https://{here.host}/{remote.path.lstrip('/')}")
+    if (remote.scheme, remote.known_as) == (here.scheme, here.known_as):
+        return found
+    if remote.scheme == "ssh":
+        raise GitRefused(
+            f"submodule {path}: {remote.host} is reached by ssh, and is not the host that"
+            " outlast:gitHostKeys knows; write its https address into .gitmodules"
+        )
+    return replace(found, secret="", host_keys=())
+
+
+def _lfs_pointers(folder: Path) -> list[Path]:
+    """The files in it that only point to what Git LFS keeps."""
+    found = []
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < LFS_POINTER_BYTES:
+            with path.open("rb") as file:
+                if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                    found.append(path)
+    return found
 
 
 def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> None:

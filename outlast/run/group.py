@@ -9,6 +9,7 @@ on which nobody may act.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -222,7 +223,7 @@ class Group:
             if error.code == 401:
                 self._metadata.forget_token()
             raise _Answer(error.code, f"{what}: {error.code} {text}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise _Answer(0, f"{what}: no answer ({error})") from None
         if not isinstance(found, dict):
             raise _Answer(0, f"{what}: the answer is not a JSON object")

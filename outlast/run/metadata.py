@@ -9,6 +9,7 @@ Errors: MetadataError
         └── BadSpec       a value of the spec is missing or breaks its rule
 """
 
+import http.client
 import json
 import os
 import platform
@@ -166,7 +167,7 @@ class Metadata:
                 problem = f"status {error.code}"
                 if error.code not in (429, 500, 502, 503, 504):
                     break
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__
         raise Unreachable(f"metadata key {path}: no usable answer from {self.base} ({problem})")
 
@@ -242,6 +243,9 @@ class Waits:
     """The VM stays so long after the run's end."""
     driver: float = 600.0
     """A GPU's driver may take so long to be installed."""
+    store: float = 30.0
+    """A chunk that takes longer than this to the bucket is sent again; an answer may take twice as
+    long."""
 
     @classmethod
     def parse(cls, text: str) -> "Waits":
@@ -305,6 +309,8 @@ class Spec:
     """Where a copy of the result goes besides; empty for nowhere."""
     content: dict[str, Any] = field(default_factory=dict)
     """What the run's name is made of, or would be: it is recorded and decides nothing."""
+    billed: dict[str, Any] = field(default_factory=dict)
+    """What is paid for beside the machine type: recorded, for `outlast costs`."""
 
     def argv(self) -> list[str]:
         """The trainer's flags, sorted."""
@@ -341,6 +347,7 @@ class Spec:
             "bundle": self.bundle,
             "bundle_sha256": self.bundle_sha256,
             "content": self.content,
+            "billed": self.billed,
         }
 
 
@@ -397,7 +404,8 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         webhook=attributes.get("outlast-webhook", ""),
         init=_parse_init(attributes.get("outlast-init", "")),
         model_output_path=attributes.get("outlast-arg-model-output-path", ""),
-        content=_parse_content(attributes.get("outlast-content", "")),
+        content=_parse_object(attributes, "outlast-content"),
+        billed=_parse_object(attributes, "outlast-billed"),
     )
 
 
@@ -444,14 +452,15 @@ def _parse_git(text: str) -> Git | None:
         raise BadSpec(f"metadata key outlast-{error}") from None
 
 
-def _parse_content(text: str) -> dict[str, Any]:
+def _parse_object(attributes: Mapping[str, str], key: str) -> dict[str, Any]:
+    text = attributes.get(key, "")
     try:
         found = json.loads(text or "{}")
     except ValueError:
         found = None
     if isinstance(found, dict):
         return found
-    raise BadSpec(f"metadata key outlast-content is {text[:80]!r}: must be a JSON object")
+    raise BadSpec(f"metadata key {key} is {text[:80]!r}: must be a JSON object")
 
 
 def _parse_time(key: str, text: str) -> datetime:

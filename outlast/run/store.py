@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import google_crc32c
 
-from outlast.places import file_system_type
+from outlast.places import FULL, file_system_type
 
 T = TypeVar("T")
 
@@ -47,6 +47,9 @@ PIECE_BYTES = 1 << 18
 
 RETRY_AFTER_MAX_SEC = 60.0
 """A server that asks for a longer pause is asked again after this one."""
+
+STALL_SEC = 30.0
+"""A chunk that takes longer than this is sent again; an answer may take twice as long."""
 
 
 class StoreError(Exception):
@@ -397,10 +400,11 @@ def check_path(path: str) -> str:
     return path
 
 
-def open_store(url: str, *, credentials: Any = None) -> Store:
+def open_store(url: str, *, credentials: Any = None, stall_sec: float = STALL_SEC) -> Store:
     """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.
 
-    Credentials are those of google-auth and concern `gs://` alone; None takes the machine's own.
+    Credentials are those of google-auth; None takes the machine's own. They concern `gs://` alone,
+    and so does `stall_sec`.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "gs":
@@ -410,7 +414,7 @@ def open_store(url: str, *, credentials: Any = None) -> Store:
         from google.auth.exceptions import GoogleAuthError
 
         try:
-            return GcsStore(bucket, credentials=credentials)
+            return GcsStore(bucket, credentials=credentials, stall_sec=stall_sec)
         except GoogleAuthError as error:
             raise Forbidden(
                 f"gs://{bucket}: there are no credentials ({error}); run gcloud auth "
@@ -649,7 +653,7 @@ class FolderStore(_Fetching):
         return found[1]
 
     def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
-        with _opened(data) as source:
+        with self._room(), _opened(data) as source:
             return self._put(path, source, if_generation_match)
 
     def copy(
@@ -660,8 +664,18 @@ class FolderStore(_Fetching):
         source_generation: int,
         if_generation_match: int | None = None,
     ) -> Object:
-        with self._opened(source, source_generation) as (file, found):
+        with self._room(), self._opened(source, source_generation) as (file, found):
             return self._put(to, file, if_generation_match, expected=found)
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """Has the error of a full disk name this folder: the system says it of no file."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise OSError(error.errno, error.strerror, str(self._folder)) from None
 
     def _put(
         self,
@@ -973,14 +987,13 @@ class GcsStore(_Fetching):
     streams = 4
     rewrite_sec = 1.0  # Cloud Storage takes one write of one name a second
 
-    # Sending a chunk (and connecting before it), and waiting for an answer; the client hands it
-    # to requests, which takes a pair. A stalled upload ends with the first.
-    _TIMEOUT: Any = (30.0, 60.0)
     _NO_RETRY: Any = None
     _NO_CHECKSUM: Any = None
     _READ_SECONDS = 60.0
 
-    def __init__(self, bucket: str, *, credentials: Any = None) -> None:
+    def __init__(
+        self, bucket: str, *, credentials: Any = None, stall_sec: float = STALL_SEC
+    ) -> None:
         from google.api_core.client_options import ClientOptions
         from google.auth.credentials import AnonymousCredentials
         from google.auth.transport.requests import AuthorizedSession
@@ -992,6 +1005,9 @@ class GcsStore(_Fetching):
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.url = f"gs://{bucket}"
         self._server: tuple[datetime, float] | None = None
+        # Sending a chunk (and connecting before it), and waiting for an answer; the client hands
+        # it to requests, which takes a pair. A stalled upload ends with the first.
+        self._timeout: Any = (stall_sec, 2 * stall_sec)
         self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(self._READ_SECONDS))
         credentials = credentials or _machine_credentials()
         if isinstance(credentials, AnonymousCredentials):
@@ -1026,7 +1042,7 @@ class GcsStore(_Fetching):
                 counted,
                 raw_download=True,
                 checksum=self._NO_CHECKSUM,
-                timeout=self._TIMEOUT,
+                timeout=self._timeout,
                 retry=self._read_retry,
             )
 
@@ -1043,7 +1059,7 @@ class GcsStore(_Fetching):
                 end=start + size - 1,
                 raw_download=True,
                 checksum=self._NO_CHECKSUM,
-                timeout=self._TIMEOUT,
+                timeout=self._timeout,
                 retry=self._read_retry,
             )
         return _whole_range(path, data, start, size)
@@ -1051,7 +1067,7 @@ class GcsStore(_Fetching):
     def stat(self, path: str) -> Object:
         blob = self._bucket.blob(check_path(path))
         with self._mapped(path):
-            blob.reload(timeout=self._TIMEOUT, retry=self._read_retry)
+            blob.reload(timeout=self._timeout, retry=self._read_retry)
         return _object(blob)
 
     def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
@@ -1067,7 +1083,7 @@ class GcsStore(_Fetching):
                 content_type="application/octet-stream",
                 if_generation_match=if_generation_match,
                 checksum=self._NO_CHECKSUM,
-                timeout=self._TIMEOUT,
+                timeout=self._timeout,
                 retry=self._NO_RETRY if size <= CHUNK_BYTES else self._read_retry,
             )
         written = _object(blob)
@@ -1096,7 +1112,7 @@ class GcsStore(_Fetching):
                     token=token,
                     if_generation_match=if_generation_match,
                     if_source_generation_match=source_generation,
-                    timeout=self._TIMEOUT,
+                    timeout=self._timeout,
                     retry=self._NO_RETRY,
                 )
                 if token is None:
@@ -1106,13 +1122,13 @@ class GcsStore(_Fetching):
         # Without a generation in the name, so that another one is refused and not just absent.
         blob = self._bucket.blob(check_path(path))
         with self._mapped(path):
-            blob.delete(if_generation_match=generation, timeout=self._TIMEOUT, retry=self._NO_RETRY)
+            blob.delete(if_generation_match=generation, timeout=self._timeout, retry=self._NO_RETRY)
 
     def list(self, prefix: str) -> Iterator[Object]:
         try:
             with self._mapped(prefix):
                 blobs = self._client.list_blobs(
-                    self._bucket, prefix=prefix, timeout=self._TIMEOUT, retry=self._read_retry
+                    self._bucket, prefix=prefix, timeout=self._timeout, retry=self._read_retry
                 )
                 return iter(sorted((_object(blob) for blob in blobs), key=lambda found: found.path))
         except NotFound:  # a prefix without objects is an empty list

@@ -27,6 +27,7 @@ class Webhook:
             self._thread.join(timeout_sec)
 
     def _send(self, body: dict[str, Any]) -> None:
+        import http.client
         import urllib.request
 
         try:
@@ -37,5 +38,5 @@ class Webhook:
                 method="POST",
             )
             urllib.request.urlopen(request, timeout=10.0).close()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             self._say(f"webhook: {error}")

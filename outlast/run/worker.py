@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from outlast import places
 from outlast.protocol import Snapshot
 from outlast.run.door import Post
 from outlast.run.group import Say
@@ -17,6 +18,8 @@ RETRY_SEC = 2.0
 RETRY_MAX_SEC = 30.0
 RETRY_LIMIT_SEC = 900.0
 """A store that does not answer for so long ends the attempt: another machine may reach it."""
+FULL_LIMIT_SEC = 60.0
+"""A folder's full disk is tried for so long: somebody may make room."""
 
 
 @dataclass(frozen=True)
@@ -92,4 +95,6 @@ class Worker:
             return RETRY_LIMIT_SEC
         if isinstance(error, Forbidden | HeadForbidden):
             return self._forbidden_sec
+        if isinstance(error, OSError) and error.errno in places.FULL:
+            return FULL_LIMIT_SEC
         return 0.0

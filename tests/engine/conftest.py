@@ -14,7 +14,7 @@ import yaml
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
 
-COMMAND_TIMEOUT_SEC = 120
+COMMAND_TIMEOUT_SEC = 300
 
 
 @dataclass

@@ -1,13 +1,16 @@
 """The command line: mistakes give one sentence and the right exit code, never a traceback."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
-OUTLAST = [sys.executable, "-m", "outlast.operate.cli"]
+OUTLAST = [sys.executable, "-m", "outlast.operate"]
 
 
 def outlast(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
@@ -79,3 +82,42 @@ def test_the_named_scenarios_are_listed_with_their_sentences(call):
     listed = json.loads(done.stdout)
     assert listed["calm"] == "Nothing goes wrong."
     assert "storm" in listed
+
+
+def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path: Path):
+    (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = outlast("status", "dev", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "outlast: interrupted\n")
+
+
+ENGINE = """\
+#!/bin/bash
+case "$1 $2" in
+"stack export") echo '{"deployment": {}}' ;;
+"stack import") ;;
+"up --yes")
+  trap 'echo finished; exit 1' INT
+  echo started
+  while true; do sleep 0.05; done
+  ;;
+esac
+"""
+
+
+def test_ctrl_c_leaves_the_engine_the_time_to_end_in_order(tmp_path: Path):
+    engine = tmp_path / "pulumi"
+    engine.write_text(textwrap.dedent(ENGINE))
+    engine.chmod(0o755)
+    process = subprocess.Popen(
+        [*OUTLAST, "up", "dev"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "started\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said, error = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "finished\n")
+    assert error.strip() == "outlast: interrupted; everything it started has ended"

@@ -227,9 +227,9 @@ def test_an_endpoint_file_that_is_none_reads_as_no_cloud(tmp_path: Path, content
     assert clouds.find(tmp_path) is None
 
 
-@pytest.mark.parametrize("vm", ["a b", "ü", "../x"])
-def test_a_vm_that_does_not_exist_is_named(shell: Shell, vm: str):
+def test_a_vm_that_does_not_exist_is_named(shell: Shell):
     shell.cloud("start")
-    done = shell.outlast("cloud", "kill", vm, "--state", str(shell.state))
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr and vm in done.stderr
+    for vm in ("a b", "ü", "../x"):
+        done = shell.outlast("cloud", "kill", vm, "--state", str(shell.state))
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr and vm in done.stderr

@@ -1,5 +1,7 @@
 """The environment that an engine of ours runs in, and what is said where there is none."""
 
+import json
+
 import pytest
 
 from outlast.operate import engine
@@ -54,3 +56,23 @@ def test_outside_a_checkout_says_where_to_run(monkeypatch, tmp_path):
 def test_without_an_engine_on_path_it_is_one_sentence(tmp_path):
     with pytest.raises(EngineError, match="pulumi: is not on PATH; take over"):
         engine.run_engine(["stack", "ls"], env={"PATH": str(tmp_path)})
+
+
+SAID = (
+    "error: pulumi-python:dynamic:RunPin resource 'run': property run value {1c461404da} has a "
+    "problem: run 02ad602e43 is open at step 320; take the change back"
+)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_the_program_refuses_is_its_sentence_alone(tmp_path, as_json):
+    told = f"Previewing update (dev):\n{SAID}\n"
+    if as_json:
+        told = json.dumps({"diagnostics": [{"severity": "error", "message": f"{SAID}\n"}]})
+    (tmp_path / "said").write_text(told)
+    pulumi = tmp_path / "pulumi"
+    pulumi.write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/said\nexit 1\n")
+    pulumi.chmod(0o755)
+    with pytest.raises(EngineError) as caught:
+        engine.run_engine(["preview"], env={"PATH": str(tmp_path)})
+    assert str(caught.value) == "run 02ad602e43 is open at step 320; take the change back"

@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from components.providers import ImageBakeProvider
 from outlast.operate import engine, mend
 from outlast.operate.errors import EngineError, OperateError
+from rehearsal.provider.server import KINDS
+from tests.components import inventory
 
 GROUP = "gcp:compute/instanceGroupManager:InstanceGroupManager"
+BOUND = "gcp:storage/bucketIAMMember:BucketIAMMember"
 TEMPLATE = "gcp:compute/instanceTemplate:InstanceTemplate"
 LOCKED = "error: the stack is currently locked by 1 lock(s).; created by me@{host} (pid {pid}) at x"
 DEAD = 2**22 + 1
 """Above all that a kernel gives."""
 
 
-def resource(kind: str, logical: str, /, **inputs: str) -> dict[str, Any]:
+def resource(kind: str, logical: str, /, **inputs: Any) -> dict[str, Any]:
     return {"urn": f"urn:pulumi:dev::outlast::{kind}::{logical}", "type": kind, "inputs": inputs}
 
 
@@ -29,21 +34,35 @@ def creating(found: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_was_being_made_enters_the_state_under_its_id():
     group = resource(GROUP, "trainer-group", project="p", zone="z", name="dev-1")
-    bound = resource("gcp:storage/bucketIAMMember:BucketIAMMember", "read", bucket="b")
+    bound = resource(BOUND, "read", bucket="b", role="r", member="m", condition={"title": "t"})
+    pin = resource("pulumi-python:dynamic:RunPin", "run", bucket="b", name="r")
     half = resource(GROUP, "other", project="p")
     updating = {"type": "updating", "resource": resource(TEMPLATE, "t", project="p", name="t")}
-    pending = [creating(group), creating(bound), creating(half), updating]
+    pending = [creating(group), creating(bound), creating(pin), creating(half), updating]
     state = {"pending_operations": pending, "resources": []}
-    assert mend.take_up(state) == ("trainer-group",)
+    assert mend.take_up(state) == ("trainer-group", "read")
     assert state == {
         "resources": [
             {
                 **group,
                 "id": "projects/p/zones/z/instanceGroupManagers/dev-1",
                 "outputs": group["inputs"],
-            }
+            },
+            {**bound, "id": "b/b/r/m/t", "outputs": bound["inputs"]},
         ]
     }
+
+
+def test_every_kind_that_is_declared_is_taken_up_under_the_providers_id():
+    listed = [yaml.safe_load(file.read_text()) for file in inventory.FOLDER.glob("*.yaml")]
+    declared = {entry["type"] for entries in listed for entry in entries}
+    nowhere = {f"pulumi-python:dynamic:{name}" for name in ("FoundationGuard", "RunPin")}
+    assert set(mend.IDS) == declared - nowhere
+    for token, form in mend.IDS.items():
+        kind = KINDS.get(token)
+        if kind is not None and kind.id_form:
+            email = "{accountId}@{project}.iam.gserviceaccount.com"
+            assert form == kind.id_form.replace("{email}", email), token
 
 
 def test_what_was_to_take_the_place_of_something_is_to_be_deleted():
@@ -54,6 +73,45 @@ def test_what_was_to_take_the_place_of_something_is_to_be_deleted():
     first, second = state["resources"]
     assert "delete" not in first and second["delete"] is True
     assert second["id"] == "projects/p/global/instanceTemplates/new"
+
+
+def test_what_was_deleted_to_make_room_gives_its_place_to_what_was_being_made():
+    old = {**resource(GROUP, "g", project="p", zone="a", name="n"), "pendingReplacement": True}
+    new = resource(GROUP, "g", project="p", zone="b", name="n")
+    behind = resource(TEMPLATE, "t", project="p", name="t")
+    state = {"pending_operations": [creating(new)], "resources": [{**old, "id": "1"}, behind]}
+    assert mend.take_up(state) == ("g",)
+    id = "projects/p/zones/b/instanceGroupManagers/n"
+    assert state["resources"] == [{**new, "id": id, "outputs": new["inputs"]}, behind]
+
+
+def test_an_image_that_was_to_follow_another_is_left_to_the_next_bake():
+    bake = resource("pulumi-python:dynamic:ImageBake", "bake", project="p", family="new")
+    old = {**resource("pulumi-python:dynamic:ImageBake", "bake"), "id": "p/old"}
+    state = {"pending_operations": [creating(bake)], "resources": [old]}
+    assert mend.take_up(state) == ()
+    assert state["resources"] == [old]
+    state = {"pending_operations": [creating(bake)], "resources": []}
+    assert mend.take_up(state) == ("bake",)
+
+
+def test_a_template_that_its_group_still_uses_is_not_deleted_first():
+    new = {**resource(TEMPLATE, "t"), "id": "2", "outputs": {"name": "t-2"}}
+    link = "https://x/projects/p/global/instanceTemplates/{}?uniqueId=1"
+
+    def state(used: str) -> dict[str, Any]:
+        versions = [{"name": "trainer", "instanceTemplate": link.format(used)}]
+        group = {**resource(GROUP, "g"), "outputs": {"versions": versions}}
+        old = {**resource(TEMPLATE, "t"), "id": "1", "outputs": {"name": "t-1"}, "delete": True}
+        return {"resources": [{**new}, group, old]}
+
+    told = state("t-2")
+    assert mend.keep_used(told) == () and told == state("t-2")
+    undone = state("t-1")
+    assert mend.keep_used(undone) == ("t",)
+    old, _, last = undone["resources"]
+    assert (old["id"], "delete" in old) == ("1", False)
+    assert last == {**new, "delete": True}
 
 
 def test_an_empty_note_beside_the_state_is_removed_and_no_other(tmp_path, monkeypatch):
@@ -103,6 +161,18 @@ def test_a_whole_stack_needs_nothing(asked):
     assert mend.mend("dev") is None
 
 
+def test_a_mend_that_was_killed_before_its_refresh_is_mended(asked):
+    given, deployment, _ = asked
+    group = resource(GROUP, "g", project="p", zone="z", name="n")
+    deployment["resources"] = [
+        {**group, "id": "1", "outputs": {**group["inputs"], "selfLink": "x"}}
+    ]
+    assert mend.mend("dev") is None
+    deployment["resources"][0]["outputs"] = group["inputs"]
+    assert mend.mend("dev") == mend.Mended(False, ())
+    assert given[-2:] == ["refresh --yes", "stack export"]
+
+
 def test_the_lock_of_a_dead_process_of_this_machine_goes(asked):
     given, deployment, says = asked
     deployment["pending_operations"] = [creating(resource(GROUP, "g", project="p"))]
@@ -114,11 +184,14 @@ def test_the_lock_of_a_dead_process_of_this_machine_goes(asked):
         "cancel --yes",
         "stack import",
         "refresh --yes",
+        "stack export",
     ]
 
 
 @pytest.mark.parametrize(
-    ("host", "pid"), [("elsewhere", DEAD), (socket.gethostname(), os.getpid())]
+    ("host", "pid"),
+    [("elsewhere", DEAD), (socket.gethostname(), os.getpid())],
+    ids=["another machine", "one that lives"],
 )
 def test_the_lock_of_anybody_else_stays(asked, host, pid):
     given, _, says = asked
@@ -132,3 +205,10 @@ def test_another_error_is_the_engines(asked):
     asked[2][0] = "error: no stack named 'dev' found"
     with pytest.raises(EngineError, match="no stack named"):
         mend.mend("dev")
+
+
+def test_a_bake_that_was_taken_up_is_made_by_the_next_up():
+    taken_up, made = {"hash": "h", "family": "f"}, {"hash": "h", "family": "f", "image": "i"}
+    diff = ImageBakeProvider().diff
+    assert diff("id", taken_up, {"hash": "h", "family": "f"}).changes
+    assert not diff("id", made, {"hash": "h", "family": "f"}).changes

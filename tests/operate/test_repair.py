@@ -2,22 +2,27 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from outlast.exits import Reason, State
 from outlast.layout import Layout
+from outlast.operate import repair as repairing
 from outlast.operate.errors import OperateError
-from outlast.operate.repair import rebuild, repair
+from outlast.operate.repair import rebuild
 from outlast.run.commit import Committer, Restored
 from outlast.run.head import Act, Claim, Fenced, Head, HeadFile, HeadLost, read_head
 from outlast.run.store import MemoryStore
-from tests.operate.records import start_record
+from tests.operate.records import beat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
 OWNER = "o/p/s"
+repair = partial(repairing.repair, silent_sec=0)
+"""Of a run whose attempts all lived a moment ago."""
+
 CLAIM = Claim(OWNER, 0, 0, START + timedelta(days=36_500))
 
 
@@ -209,3 +214,27 @@ def test_where_every_checkpoint_is_damaged_it_says_so_and_writes_nothing(store, 
 def test_without_attempts_there_is_nothing_to_mend(store):
     with pytest.raises(OperateError, match="has no attempts; nothing is lost"):
         rebuild(store, LAYOUT, OWNER, START)
+
+
+@pytest.mark.parametrize("over", ["ended", "silent"])
+def test_beside_an_attempt_that_may_live_nothing_is_mended(tmp_path, over):
+    """It may be committing still; once it has ended, or was silent for long, nobody is."""
+    now = START
+    store = MemoryStore(clock=lambda: now)
+    Machine(store, tmp_path).commit(10)
+    second = Machine(store, tmp_path)
+    second.commit(20)
+    term = second.head_file.term
+    lose_head(store)
+    now += timedelta(seconds=700)
+    beat = beat_record(term, 20, now, total=50, row={"step": 20})
+    store.put(LAYOUT.beat(term), beat.to_json())
+    now += timedelta(seconds=30)
+    with pytest.raises(OperateError, match="attempt 2 gave a sign of life 30 s ago and has not"):
+        repairing.repair(store, LAYOUT, OWNER)
+    assert not list(store.list(LAYOUT.head))
+    if over == "silent":
+        now += timedelta(seconds=570)
+    else:
+        store.put(LAYOUT.attempt_end(term), b"{}")
+    assert repairing.repair(store, LAYOUT, OWNER).head.step == 20

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import Layout
-from outlast.operate import engine, resume, status
+from outlast.layout import BootEnd, Layout
+from outlast.operate import boots, engine, resume, status
+from outlast.operate.compute import Group
 from outlast.operate.errors import EngineError, OperateError
 from outlast.operate.preview import PIN
 from outlast.operate.runs import Place
@@ -92,7 +93,8 @@ def asked(monkeypatch, tmp_path) -> Engine:
 
 
 def stack(head: Head | None, *, counter: int = 0, now: datetime = START) -> InMemory:
-    made = InMemory("dev", "b", LAYOUT, counter, "o/p/s", MemoryStore(clock=lambda: now))
+    memory = MemoryStore(clock=lambda: now)
+    made = InMemory("dev", "b", LAYOUT, counter, "o/p/s", memory=memory)
     if head is not None:
         made.memory.put(LAYOUT.head, head.to_json())
     return made
@@ -175,14 +177,19 @@ def test_a_stop_ends_an_open_run_and_keeps_what_it_committed():
         resume.stop(stack(None))
 
 
-def test_before_head_a_run_waits_or_never_started():
+def test_before_head_a_run_waits_boots_or_never_started():
     waiting = stack(None)
     assert status.read(place(waiting)).state == "waiting"
     waiting.memory.put(LAYOUT.boot("1", "b"), b"{}")
-    waiting.memory.put(LAYOUT.boot_end("1", "b"), b"{}")
+    found = status.read(place(waiting))
+    assert (found.state, found.boots) == ("booting", 1)
+    end = BootEnd("1", "b", Reason.SETUP_FAILED, "fetch-bundle", 1, "no", START)
+    waiting.memory.put(LAYOUT.boot_end("1", "b"), end.to_json())
     found = status.read(place(waiting))
     assert (found.state, found.boots) == ("never-started", 1)
-    assert found.as_json()["attempts"] == []
+    told = found.as_json()
+    assert told["attempts"] == []
+    assert told["waits"]["why"] == "1 boot has come to nothing, the last as setup-failed"
 
 
 def test_an_open_run_shows_its_newest_row():
@@ -193,6 +200,30 @@ def test_an_open_run_shows_its_newest_row():
     made.memory.put(LAYOUT.attempt_start(1), start.to_json())
     made.memory.put(LAYOUT.beat(1), beat.to_json())
     assert status.read(place(made)).metrics == {"step": 7, "train_loss": 0.5}
+
+
+def test_an_open_run_says_what_its_next_attempt_waits_for(monkeypatch):
+    now = START + timedelta(minutes=10)
+    made = stack(replace(OPEN, term=1), now=now)
+    made.memory.put(LAYOUT.boot("1", "b1"), b"{}")
+    made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
+    seen: list[boots.Seen | None] = [None]
+    monkeypatch.setattr(boots, "look", lambda group: seen[0])
+
+    def told() -> boots.Wait | None:
+        return status.read(replace(place(made), group=Group("p", "zones/z", "g"))).wait
+
+    assert told() is None
+    seen[0] = boots.Seen(START, 1, boots.Vm("vm", "1", START))
+    assert told() is None  # the VM of the attempt
+    seen[0] = boots.Seen(START, 1, None, ((now, "STOCKOUT"),))
+    assert told() == boots.Wait(
+        boots.Waits.WAITING, now, "its group cannot create a VM: STOCKOUT (tries: 1)"
+    )
+    later = now + timedelta(minutes=1)
+    seen[0] = boots.Seen(START, 1, boots.Vm("vm", "2", later))
+    found = told()
+    assert found and (found.what, found.since, found.why) == ("booting", later, "VM vm boots")
 
 
 def test_status_names_what_changed_in_mid_run():

@@ -10,8 +10,8 @@ import pytest
 
 import outlast
 from outlast.layout import Layout
-from outlast.operate import runs, status
-from outlast.operate.errors import OperateError, UsageError
+from outlast.operate import engine, runs, stack, status
+from outlast.operate.errors import EngineError, OperateError, UsageError
 from outlast.operate.runs import Table
 from outlast.run.head import read_head
 from outlast.run.store import FolderStore, GcsStore
@@ -149,13 +149,16 @@ def test_a_run_in_a_folder_has_a_status(trained: Path) -> None:
     assert len(found.run) == 10 and found.url == str(trained / "run")
 
 
+NO_PULUMI = "there is no pulumi on PATH that could know a stack of that name"
+
+
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("frist", "frist: no such folder, and no stack of that name was found"),
-        ("first", "first: no such folder, and no stack of that name was found"),
+        ("frist", f"frist: no such folder, and {NO_PULUMI}"),
+        ("first", f"first: no such folder, and {NO_PULUMI}"),
         ("./runs/frist", "runs/frist: no such folder"),
-        ("runs", "runs: the folder holds no run, and no stack of that name was found"),
+        ("runs", f"runs: the folder holds no run, and {NO_PULUMI}"),
     ],
 )
 def test_a_mistyped_folder_is_answered_with_the_runs_there_are(
@@ -176,10 +179,19 @@ def test_a_name_that_is_nothing_says_what_was_looked_for(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
-    with pytest.raises(OperateError) as caught:
+    with pytest.raises(UsageError) as caught:
         outlast.open("first")
-    assert str(caught.value).startswith(
-        "first: no such folder, and no stack of that name was found: pulumi: is not on PATH"
+    meant = "name a stack, the folder of a run, or gs://BUCKET/experiments/first"
+    assert str(caught.value) == f"first: no such folder, and {NO_PULUMI}; {meant}"
+
+    def unknown(name: str) -> None:
+        raise EngineError(f"pulumi stack output: error: {engine.NO_STACK} 'first' found")
+
+    monkeypatch.setattr(stack, "find", unknown)
+    with pytest.raises(UsageError) as caught:
+        outlast.open("first")
+    assert str(caught.value) == (
+        f"first: no such folder, and there is no stack of that name; {meant}"
     )
 
 
@@ -232,7 +244,9 @@ def test_a_run_in_a_bucket(
     assert np.array_equal(run.load("model")["x"], np.full(3, 210.0))
     assert run.result().parent == cache / "results"
     assert [row["step"] for row in run.rows()] == list(range(1, 21))
-    with pytest.raises(OperateError, match=f"exq: no run is in gs://{BUCKET}/experiments/exq"):
+    with pytest.raises(
+        OperateError, match=f"exq: there is no run in gs://{BUCKET}/experiments/exq"
+    ):
         outlast.open("exq")
     with pytest.raises(OperateError, match="nowhere"):
         outlast.open("exp", bucket="nowhere")

@@ -1,13 +1,18 @@
-"""`outlast up --latest`: the branch's commit, by this machine's own git, into the configuration."""
+"""`outlast up --latest`: the branch's commit, by this machine's own git, into the configuration;
+what `outlast destroy` says of the run that stays."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from outlast.operate import engine, up
+from outlast.exits import Reason, State
+from outlast.operate import engine, stack, up
 from outlast.operate.errors import OperateError, UsageError
+from outlast.run.head import read_head
 from tests.git_host import commit, git
+from tests.operate import test_resume as runs
 
 
 @pytest.fixture
@@ -49,3 +54,46 @@ def test_what_cannot_be_followed_is_a_sentence(
         up.resolve(str(repository), "nothing")
     with pytest.raises(OperateError, match="cannot be read with this machine's git"):
         up.resolve(str(tmp_path / "nowhere"), "main")
+
+
+@pytest.mark.parametrize(
+    ("head", "hours", "says"),
+    [
+        (
+            runs.COMMITTED,
+            0,
+            "run 0123456789 stays open at step 9 in gs://b/experiments/dev/0123456789/; the next up"
+            " goes on with it",
+        ),
+        (
+            runs.COMMITTED,
+            1,
+            "run 0123456789 stays in gs://b/experiments/dev/0123456789/, failed at step 9",
+        ),
+        (
+            runs.FAILED,
+            0,
+            "run 0123456789 stays in gs://b/experiments/dev/0123456789/, failed at step 9",
+        ),
+        (None, 0, ""),
+    ],
+)
+def test_destroy_says_what_stays_of_the_run(monkeypatch: pytest.MonkeyPatch, head, hours, says):
+    made = runs.stack(head, now=runs.START + timedelta(hours=hours))
+    asked: list[list[str]] = []
+    monkeypatch.setattr(stack, "find", lambda name: made)
+    monkeypatch.setattr(engine, "show_engine", lambda args, env: asked.append(args))
+    assert up.destroy("dev") == says
+    assert asked == [["destroy", "--yes", "--skip-preview", "-s", "dev"]]
+    if hours:  # past its limit: no VM ends it any more
+        found = read_head(made.memory, runs.LAYOUT).head
+        assert found.end and (found.state, found.end.reason) == (State.FAILED, Reason.EXPIRED)
+
+
+def test_destroy_of_what_is_not_whole_says_nothing_of_a_run(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> None:
+        raise OperateError("stack dev: is not up; run pulumi up first.")
+
+    monkeypatch.setattr(stack, "find", missing)
+    monkeypatch.setattr(engine, "show_engine", lambda args, env: None)
+    assert up.destroy("dev") == ""

@@ -1,0 +1,22 @@
+"""The command's first lines: from here on Ctrl-C is one line, however much is still to be
+imported."""
+
+import sys
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def main() -> None:
+    """Entry point of `outlast` and of `python -m outlast.operate`."""
+    try:
+        from outlast.operate.cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("outlast: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

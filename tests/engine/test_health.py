@@ -1,0 +1,126 @@
+"""A VM that lives and gets nowhere, under the real engine: shown, left alone, and made anew."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.layout import Layout
+from outlast.run.head import HeadLost, read_head
+from outlast.run.store import open_store
+from tests.checkout import copy_checkout
+from tests.engine.conftest import Project
+from tests.engine.test_machines import LONG, configure
+from tests.engine.test_program import wait_for_vm
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+LIMIT_SEC = 180
+OBSERVED_SEC = 20
+"""How old a sign of progress may be: longer than a busy machine lets a trainer wait its turn."""
+
+SWIFT = {"name": "swift", "about": "Health is asked for every half second.", "speed": 20}
+
+
+@pytest.fixture
+def stack(project: Project) -> Project:
+    copy_checkout(project.folder)
+    project.pulumi("stack", "init", "dev", "--no-select")
+    return project
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + LIMIT_SEC
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return found
+
+
+def stop(root: Path) -> list[int]:
+    """Stops the supervisor of a VM and all that it has started; the health process lives on."""
+    supervisor = int((root / "run/outlast/ready").read_text())
+    stopped, waiting = [], [supervisor]
+    while waiting:
+        pid = waiting.pop()
+        os.kill(pid, signal.SIGSTOP)
+        stopped.append(pid)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            waiting += map(int, (task / "children").read_text().split())
+    return stopped
+
+
+def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
+    stack: Project, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)
+    store = open_store("gs://outlast-rehearsal-outlast")
+    hung = {"experiment": "hung", "trainer": "dummy", "args": LONG, "checkpointEvery": "1s"}
+    configure(stack, **hung, health="observe", healthLimitSec=OBSERVED_SEC)
+    stack.up()
+    outputs = stack.outputs()
+    layout = Layout(outputs["prefix"], outputs["run"])
+    group = (
+        f"/compute/v1/projects/outlast-rehearsal/zones/{outputs['groupZone']}"
+        f"/instanceGroupManagers/{outputs['group']}"
+    )
+
+    def committed() -> int:
+        """The step of the newest checkpoint; 0 for none."""
+        try:
+            chain = read_head(store, layout).head.chain
+        except HeadLost:
+            return 0
+        return chain[-1].step if chain else 0
+
+    def member() -> dict[str, Any]:
+        (found,) = stack.cloud.call("POST", f"{group}/listManagedInstances")["managedInstances"]
+        return found
+
+    def health() -> str:
+        (found,) = member().get("instanceHealth") or [{}]
+        return found.get("detailedHealthState", "UNKNOWN")
+
+    vm = wait_for_vm(stack)
+    until(committed, "no checkpoint")
+    stack.cloud.play(SWIFT, target="")
+    until(lambda: health() == "HEALTHY", "a VM that trains is not HEALTHY")
+
+    stopped = stop(stack.cloud.state / "vms" / vm["id"] / "root")
+    assert len(stopped) > 1, "the supervisor and its trainer"
+    until(lambda: health() == "UNHEALTHY", "a hung VM is not UNHEALTHY")
+    # It was asked many times more, and nothing is done.
+    later = time.monotonic() + 10
+    until(lambda: time.monotonic() > later, "")
+    assert (health(), member()["id"], member()["currentAction"]) == ("UNHEALTHY", vm["id"], "NONE")
+    before = committed()
+
+    # The setting reaches the group at once, the VM that hangs as it is.
+    configure(stack, health="repair", healthLimitSec=0)
+    assert stack.steps()["trainer-group"][0] == "update"
+    stack.up()
+    anew = until(
+        lambda: (
+            [
+                one
+                for one in stack.cloud.vms()
+                if one["id"] != vm["id"] and one["status"] == "RUNNING"
+            ]
+        ),
+        "the hung VM is not made anew",
+    )
+    assert len(anew) == 1
+    until(lambda: committed() > before, "the run does not go on")
+    assert health() == "HEALTHY"
+    serial = "".join(log.read_text() for log in (stack.cloud.state / "serial").iterdir())
+    assert f"term 2: resumes at step {before}" in serial
+    assert not [pid for pid in stopped if Path(f"/proc/{pid}").exists()]
+
+    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    left = stack.cloud.audit()
+    assert not [one for one in left["groups"] if "hung-" in json.dumps(one)]
