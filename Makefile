@@ -5,7 +5,9 @@ VENV := .venv/bin
 FRAMEWORKS := .venv-frameworks
 BENCH := .venv-bench
 POLICY := .venv-policy
-PYTEST := $(VENV)/python -m pytest
+PYTEST := $(VENV)/python -m pytest -q
+WORKERS ?= 3
+SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
@@ -20,19 +22,20 @@ setup: ## checks the machine; makes .venv, the engine and the rehearsal's image
 rehearse: setup ## the main job on this machine: trains, preempts three times, compares
 	@$(VENV)/outlast rehearse
 
-test: test-fast test-engine test-rehearsal ## every test; a tier that finds none fails
+test: setup policy-setup ## every test, the three tiers together; one that finds none fails
+	$(PYTEST) $(SIDE_BY_SIDE) --all-tiers
 
 test-fast: setup ## tests without engine, VMs and network, those of the shell among them
-	$(PYTEST) -q
+	$(PYTEST) $(SIDE_BY_SIDE)
 
 test-engine: setup policy-setup ## tests with the Pulumi engine and the local cloud
-	$(PYTEST) -q -m engine
+	$(PYTEST) $(SIDE_BY_SIDE) -m engine
 
 test-rehearsal: setup ## tests that boot VMs of the local cloud
-	$(PYTEST) -q -m 'rehearsal and not engine'
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'rehearsal and not engine'
 
 test-long: setup ## every delivery and a baked image, with engine and VMs: minutes each, before a release
-	$(PYTEST) -q -m long
+	$(PYTEST) -m long
 
 test-frameworks: $(FRAMEWORKS)/installed ## tests with torch, Keras and XGBoost, in .venv-frameworks
 	$(FRAMEWORKS)/bin/python -m pytest -q -m frameworks

@@ -20,6 +20,7 @@ from components.providers import FoundationGuard, RunPin
 from components.vm_access import VmAccess
 from components.vm_identity import VmIdentity
 from components.vm_template import VmTemplate
+from outlast.operate.recipe import Recipe
 
 config = settings.load()
 found = settings.find_bucket(config)
@@ -49,8 +50,40 @@ if not leave_role:
     shared.append(role)
 
 
+def identify() -> VmIdentity:
+    """Who this stack's VMs are."""
+    return VmIdentity("identity", {
+        "project": config.project, "experiment": config.experiment, "bucket": bucket,
+        "prefix": config.prefix, "leave_role": leave_role, "reads": config.reads,
+        "secret": config.delivery.secret})
+
+
+def bake(
+    recipe: Recipe, code: settings.Code, identity: VmIdentity | None, bundle: BundleObject | None
+) -> ImageFamily:
+    """The image of this stack's recipe."""
+    baked = settings.baked(config, code)
+    needs = [*(identity.bindings if identity else []), *([bundle] if bundle else [])]
+    return ImageFamily("image", {
+        "recipe": baked.state, "hash": baked.hash, "family": recipe.family,
+        "project": recipe.project, "users": recipe.share_with,
+        "labels": config.labels, "waits": config.waits, "bundle_sha256": code.sha256,
+        "service_account": identity.email if identity and recipe.needs_token else "",
+        "bundle": pulumi.Output.concat("gs://", bucket, "/", bundle.object if bundle else ""),
+        "network": network, "subnetwork": subnetwork, "external_ip": config.reach.external_ip,
+        "after": [*shared, *(needs if recipe.needs_token else [])],
+    })
+
+
 def foundation() -> dict[str, Any]:
     """What experiments share, and a guard over it."""
+    if recipe := config.recipe:
+        code = settings.bundle(config)
+        bundle = None
+        if recipe.trainers:
+            bundle = BundleObject("bundle", {
+                "bucket": bucket, "object": code.object, "path": code.path})
+        shared.append(bake(recipe, code, identify() if recipe.needs_token else None, bundle))
     FoundationGuard(
         "foundation", {"owner": config.owner, "bucket": config.bucket},
         pulumi.ResourceOptions(depends_on=shared))
@@ -70,26 +103,15 @@ def experiment() -> dict[str, Any]:
         VmAccess("access", {
             "project": config.project, "network": network, "tag": config.tags[0],
             "health_port": config.health_port, "ssh": config.reach.ssh})
-    identity = VmIdentity("identity", {
-        "project": config.project, "experiment": config.experiment, "bucket": bucket,
-        "prefix": config.prefix, "leave_role": leave_role, "reads": config.reads,
-        "secret": config.delivery.secret})
-    object, delivered = code.object, []
+    identity = identify()
+    object, delivered, bundle = code.object, [], None
     if config.delivery.kind != "image" or (config.recipe and config.recipe.trainers):
         bundle = BundleObject("bundle", {
             "bucket": bucket, "object": code.object, "path": code.path})
         object, delivered = bundle.object, [bundle]
     image: pulumi.Input[str] = config.image
     if config.recipe:
-        baked = settings.baked(config, code)
-        image = ImageFamily("image", {
-            "recipe": baked.state, "hash": baked.hash, "family": config.recipe.family,
-            "project": config.recipe.project, "users": config.recipe.share_with,
-            "labels": config.labels, "waits": config.waits, "bundle_sha256": code.sha256,
-            "service_account": identity.email if config.recipe.needs_token else "",
-            "bundle": pulumi.Output.concat("gs://", bucket, "/", object),
-            "after": [*identity.bindings, *delivered] if config.recipe.needs_token else [],
-        }).image
+        image = bake(config.recipe, code, identity, bundle).image
     pin = RunPin("run", {
         "project": config.project, "owner": config.owner, "bucket": config.bucket,
         "prefix": config.prefix, "run": config.run, "resume": config.resume,
@@ -117,7 +139,7 @@ def experiment() -> dict[str, Any]:
             "gpus": config.gpus, "mode": config.mode,
             "command": config.command, "quiet_sec": config.quiet_sec, "init": config.init,
             "data": config.data_paths, "content": config.content, "health": config.health,
-            "oslogin": config.reach.ssh,
+            "oslogin": config.reach.ssh, "billed": config.billed,
         }),
     })
     health = None

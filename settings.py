@@ -7,6 +7,7 @@ sentence with the field, the value and the rule, then what to do; the engine pri
 
 import argparse
 import difflib
+import functools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import pulumi
 import yaml
 
 import trainers
-from components import foundation, machines, metadata, reach
+from components import foundation, machines, metadata, reach, regions
 from components import labels as label_rules
 from outlast import bundle as bundles
 from outlast import delivery, identity
@@ -48,7 +49,6 @@ RESUME_LIMIT = 9999
 LIMIT_WAIT_SEC = 86_400
 """A day."""
 
-_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9]")
 _IMAGE_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _IMAGE = re.compile(
     # The forms that the provider resolves.
@@ -69,7 +69,6 @@ _SUBNETWORK = re.compile(
     r"(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)?"
 )
 _STACK = re.compile(r"(?:[-_.A-Za-z0-9]+/){0,2}[-_.A-Za-z0-9]+")
-_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _FLAG = re.compile(r"[a-z][-a-z0-9]*")
 _LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
 _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
@@ -194,6 +193,22 @@ class Settings:
         return f"experiments/{self.experiment}"
 
     @property
+    def billed(self) -> str:
+        """What is paid for beside the machine type, as the attempts' records have it."""
+        return identity.canonical_json(
+            {
+                "spot": self.spot,
+                "accelerator": self.accelerator,
+                "accelerators": self.accelerator_count,
+                "disk": self.boot_disk_type,
+                "disk_gb": self.boot_disk_gb,
+                "ssds": self.local_ssd,
+                "address": self.reach.external_ip,
+                "nat": self.reach.isolated and self.reach.nat,
+            }
+        )
+
+    @property
     def tags(self) -> list[str]:
         """The VMs' network tags: one where a firewall rule is meant for them."""
         return [reach.tag(self.experiment)] if self.reach.tagged else []
@@ -217,8 +232,14 @@ class Settings:
     def reads(self) -> tuple[str, ...]:
         """What the VM must be allowed to read beside its bucket's `data/` and its own prefix."""
         init = Pin.parse(self.init).path if self.init else ""
-        own = f"gs://{self.bucket}/{self.prefix}/"
-        return self.data_paths + ((init,) if init and not init.startswith(own) else ())
+        baked = tuple(one.url for one in self.recipe.data) if self.recipe else ()
+        below = tuple(f"gs://{self.bucket}/{folder}/" for folder in (self.prefix, "data"))
+        besides = [
+            path
+            for path in ((init,) if init else ()) + baked
+            if path.startswith("gs://") and not path.startswith(below)
+        ]
+        return tuple(dict.fromkeys(self.data_paths + tuple(besides)))
 
 
 @dataclass(frozen=True)
@@ -283,7 +304,7 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
     try:
         return recipes.read(settings.recipe, ROOT, bundle_sha256=code.sha256)
     except recipes.RecipeError as error:
-        raise SettingsError(f"{NAMESPACE}:imageRecipe {error}") from None
+        raise SettingsError(str(error)) from None
 
 
 def scripts() -> dict[str, str]:
@@ -350,6 +371,7 @@ def find_bucket(settings: Settings) -> FoundBucket:
 def foundation_outputs(settings: Settings) -> dict[str, Any]:
     """A foundation's outputs that are known beforehand, for `components.foundation.overlay`."""
     chosen = settings.image != declared()["image"]["default"]
+    image = settings.image if chosen else ""
     return {
         "part": settings.part,
         "owner": settings.owner,
@@ -357,7 +379,7 @@ def foundation_outputs(settings: Settings) -> dict[str, Any]:
         "region": settings.region,
         "externalIp": settings.reach.external_ip,
         "nat": settings.reach.nat,
-        "image": settings.image if chosen else "",
+        "image": settings.recipe.family_path if settings.recipe else image,
     }
 
 
@@ -365,6 +387,7 @@ def outputs(settings: Settings, code: Code) -> dict[str, Any]:
     """The stack's outputs that are known beforehand."""
     return {
         "experiment": settings.experiment,
+        "project": settings.project,
         "owner": settings.owner,
         "run": settings.run,
         "resume": settings.resume,
@@ -383,7 +406,8 @@ def outputs(settings: Settings, code: Code) -> dict[str, Any]:
 # Checks
 
 
-def declared() -> dict[str, Mapping[str, Any]]:
+@functools.cache
+def declared() -> Mapping[str, Mapping[str, Any]]:
     """The keys that Pulumi.yaml declares, with type, description and default."""
     return yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
 
@@ -421,6 +445,7 @@ def check(
     is_own = not command and bool(delivered.git or read.text("source"))
     content = _content(read, trainer, args, command, delivered.git)
     bucket = _bucket(read, cloud)
+    network = _reach(read, delivered.git)
     data_paths = _data_paths(read)
     if not command:
         dests = _dests(args if is_own else trainers.load(trainer).parser())
@@ -460,7 +485,7 @@ def check(
         gpus=machine.gpus,
         local_ssd=choice.local_ssd,
         min_cpu_platform=choice.min_cpu_platform,
-        recipe=_recipe(read, cloud, location.zone or (*location.zones, "")[0]),
+        recipe=_recipe(read, cloud, location, network),
         image=_matching("image", read.text("image"), _IMAGE, _IMAGE_RULE),
         update=read.choice("update", "opportunistic", "now"),
         boot_disk_gb=read.integer("bootDiskGb", 10, 65_536),
@@ -472,31 +497,39 @@ def check(
         part=_part(read),
         foundation=_foundation_name(values, organization, project),
         leave_role=(foundation_outputs or {}).get("leaveRole", ""),
-        reach=_reach(read, delivered.git),
+        reach=network,
         data_paths=data_paths,
         init=_init(read, command),
         labels=label_rules.of_stack(project, stack, experiment, _labels(read.mapping("labels"))),
         webhook=_webhook(read.text("webhook")),
         notice_sec=notice_sec,
-        waits=_waits(read, notice_sec),
+        waits=_waits(read, notice_sec, spot=machine.spot),
         advice=machine.advice,
     )
 
 
-def _recipe(read: "_Reader", project: str, zone: str) -> recipes.Recipe | None:
+def _recipe(
+    read: "_Reader", project: str, location: regions.Location, network: reach.Reach
+) -> recipes.Recipe | None:
     """What the stack's image is baked from; None for none."""
     given = read.mapping("imageRecipe")
     if not given:
         return None
-    if read.text("part") == "foundation":
-        raise SettingsError(
-            f"{NAMESPACE}:imageRecipe beside {NAMESPACE}:part foundation: an experiment bakes its"
-            " image; leave it out here, and name the family in outlast:image elsewhere"
-        )
+    zone = location.zone or (*location.zones, "")[0]
     try:
         recipe = recipes.check(given, base=read.text("image"), project=project, zone=zone)
     except recipes.RecipeError as error:
-        raise SettingsError(f"{NAMESPACE}:imageRecipe {error}") from None
+        raise SettingsError(str(error)) from None
+    why = recipes.network_refusal(
+        recipe,
+        project=project,
+        region=location.region,
+        network=network.network,
+        subnetwork=network.subnetwork,
+        internet=network.internet,
+    )
+    if why:
+        raise SettingsError(why)
     _matching(
         "imageRecipe.base" if given.get("base") else "image", recipe.base, _IMAGE, _IMAGE_RULE
     )
@@ -530,10 +563,13 @@ class _Reader:
                 )
 
     def text(self, key: str) -> str:
-        return str(self._value(key)).strip()
+        text = self._plain(key)
+        if _holds(text, dict) or (_holds(text, list) and key != "command"):
+            raise _bad(key, text, "must be a text")
+        return text
 
     def integer(self, key: str, least: int, most: int | None = None) -> int:
-        text = self.text(key)
+        text = self._plain(key)
         rule = f"must be a whole number, {least} or more"
         if most is not None:
             rule = f"must be a whole number from {least} to {most}"
@@ -544,13 +580,13 @@ class _Reader:
         return int(text)
 
     def boolean(self, key: str) -> bool:
-        text = self.text(key).lower()
+        text = self._plain(key).lower()
         if text not in ("true", "false"):
             raise _bad(key, text, "must be true or false")
         return text == "true"
 
     def choice(self, key: str, *known: str) -> str:
-        text = self.text(key)
+        text = self._plain(key)
         if text not in known:
             rule = f"must be {machines.either([one for one in known if one])}"
             raise _bad(key, text, rule, "or leave it empty" if "" in known else "")
@@ -564,7 +600,8 @@ class _Reader:
             except ValueError:
                 value = None
         if not isinstance(value, list):
-            raise _bad(key, self._value(key), "must be a list")
+            how = f"by its items: pulumi config set --path '{NAMESPACE}:{key}[0]' VALUE"
+            raise _bad(key, self._value(key), "must be a list", how)
         return value
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -573,10 +610,14 @@ class _Reader:
             try:
                 value = json.loads(value)
             except ValueError:
-                raise _bad(key, value, "must be an object") from None
+                value = None
         if not isinstance(value, dict):
-            raise _bad(key, value, "must be an object")
+            how = f"by its parts: pulumi config set --path {NAMESPACE}:{key}.NAME VALUE"
+            raise _bad(key, self._value(key), "must be an object", how)
         return value
+
+    def _plain(self, key: str) -> str:
+        return str(self._value(key)).strip()
 
     def _value(self, key: str) -> Any:
         if key not in self._values:
@@ -585,6 +626,14 @@ class _Reader:
                 " program from its checkout, by the pulumi or the outlast command"
             )
         return self._values[key]
+
+
+def _holds(text: str, kind: type) -> bool:
+    """Whether the engine has made the text of a list or of an object."""
+    try:
+        return text.startswith(("[", "{")) and isinstance(json.loads(text), kind)
+    except ValueError:
+        return False
 
 
 def _cloud_project(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
@@ -854,13 +903,10 @@ def _pinned(read: _Reader) -> str:
 
 
 def _bucket(read: _Reader, cloud: str) -> str:
-    return _matching(
-        "bucket",
-        read.text("bucket") or f"{cloud}-outlast",
-        _BUCKET,
-        "must have 3 to 63 lower-case letters, digits, dashes, underscores and dots, the first"
-        " and the last a letter or digit, no two dots in a row",
-    )
+    name = read.text("bucket") or f"{cloud}-outlast"
+    if rule := reach.bucket_rule(name):
+        raise _bad("bucket", name, rule)
+    return name
 
 
 def _soft_delete_days(read: _Reader) -> int:
@@ -994,7 +1040,7 @@ def _needs_internet(read: _Reader, git: delivery.Git | None) -> list[str]:
     needs = []
     if git is not None:
         needs.append(f"the trainer is fetched from {git.url}")
-    if reach.is_stock(read.text("image")):
+    if reach.is_stock(read.text("image")) and not read.mapping("imageRecipe"):
         needs.append(f"a VM of the stock image {read.text('image')} installs its packages")
     if read.text("delivery") == delivery.GIT:
         needs.append(f"a VM fetches the code from {read.text('gitUrl').rpartition('@')[2]}")
@@ -1156,11 +1202,25 @@ def _webhook(url: str) -> str:
     except ValueError:
         good = False
     if url and not good:
-        raise _bad("webhook", url, "must be an https address", "or leave it empty")
+        raise _bad(
+            "webhook", _without_password(url), "must be an https address", "or leave it empty"
+        )
+    if "@" in urlsplit(url).netloc:
+        raise _bad(
+            "webhook",
+            _without_password(url),
+            "must hold no user or password, they would be read in the stack's state and in the VM's"
+            " metadata",
+            "to an address that needs none",
+        )
     return url
 
 
-def _waits(read: _Reader, notice_sec: int) -> str:
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/?#]*@", "//…@", url)
+
+
+def _waits(read: _Reader, notice_sec: int, *, spot: bool) -> str:
     return identity.canonical_json(
         {
             "beat": read.integer("waitBeatSec", 1, LIMIT_WAIT_SEC),
@@ -1169,9 +1229,10 @@ def _waits(read: _Reader, notice_sec: int) -> str:
             "iam": read.integer("waitIamSec", 0, LIMIT_WAIT_SEC),
             "silent": read.integer("waitSilentSec", 1, LIMIT_WAIT_SEC),
             "notice": notice_sec,
-            "stop": read.integer("stopSec", 0, LIMIT_WAIT_SEC),
+            "stop": read.integer("stopSec", 0, LIMIT_WAIT_SEC) or machines.stop_sec(spot=spot),
             "stall": read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60,
             "driver": read.integer("waitDriverSec", 0, LIMIT_WAIT_SEC),
+            "store": read.integer("waitStoreSec", 1, LIMIT_WAIT_SEC),
             "keep": _keep_minutes(read) * 60,
         }
     )
@@ -1180,26 +1241,39 @@ def _waits(read: _Reader, notice_sec: int) -> str:
 def _keep_minutes(read: _Reader) -> int:
     """How long the VM stays after the run's end."""
     minutes = read.integer("keepMinutes", 1, LIMIT_RUN_MINUTES)
-    return minutes if read.choice("onEnd", "delete", "keep") == "keep" else 0
+    if read.choice("onEnd", "delete", "keep") != "keep":
+        return 0
+    limit = read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES)
+    if minutes >= limit:
+        raise _bad(
+            "keepMinutes",
+            minutes,
+            f"is not below {NAMESPACE}:limitRunMinutes {limit}, and no VM outlives the run's limit",
+            "lower, or outlast:limitRunMinutes higher",
+        )
+    return minutes
 
 
-def _location(read: _Reader, zone: str) -> machines.Location:
+def _location(read: _Reader, zone: str) -> regions.Location:
     """Zonal or regional; `zone` is the engine's own."""
-    zones = [str(one) for one in read.array("zones")]
-    for one in zones:
-        if not recipes.ZONE.fullmatch(one):
-            raise _bad("zones", one, "must be zones such as europe-west4-a")
-    region = read.text("region")
-    if region and not _REGION.fullmatch(region):
-        raise _bad("region", region, "must be a region such as europe-west4", "or leave it empty")
     try:
-        location = machines.locate(read.text("zone"), region, zones, default=zone)
+        return regions.locate(
+            read.text("zone"),
+            read.text("region"),
+            [str(one) for one in read.array("zones")],
+            default=zone,
+            unlisted=_unlisted(read),
+        )
     except machines.MachineError as error:
         raise SettingsError(str(error)) from None
-    if not location.region or (location.zone and not recipes.ZONE.fullmatch(location.zone)):
-        rule = "must be a zone such as europe-west4-a"
-        raise _bad("zone", location.zone, rule, "or set gcp:zone")
-    return location
+
+
+def _unlisted(read: _Reader) -> tuple[str, ...]:
+    """Regions, zones and machine types that are newer than Outlast's lists."""
+    rule = "must be a region, a zone or a machine type, such as europe-west4"
+    return tuple(
+        _matching("unlisted", str(one), recipes.MACHINE, rule) for one in read.array("unlisted")
+    )
 
 
 def _machine(read: _Reader, *, regional: bool) -> tuple[machines.Choice, machines.Checked]:
@@ -1212,8 +1286,8 @@ def _machine(read: _Reader, *, regional: bool) -> tuple[machines.Choice, machine
         machine_type=_matching("machineType", read.text("machineType"), recipes.MACHINE, rule),
         more_types=tuple(_matching("machineTypes", one, recipes.MACHINE, rule) for one in more),
         accelerator=read.text("accelerator"),
-        accelerator_count=read.integer("acceleratorCount", 0),
-        local_ssd=read.integer("localSsd", 0),
+        accelerator_count=read.integer("acceleratorCount", 0, machines.MOST_GPUS),
+        local_ssd=read.integer("localSsd", 0, machines.MOST_SSDS),
         min_cpu_platform=read.text("minCpuPlatform"),
         disk_type=_matching(
             "bootDiskType",
@@ -1223,6 +1297,8 @@ def _machine(read: _Reader, *, regional: bool) -> tuple[machines.Choice, machine
         ),
         regional=regional,
         retries_failures=read.integer("retriesFailures", 0),
+        image=read.text("image"),
+        unlisted=_unlisted(read),
     )
     try:
         return choice, machines.check(choice)

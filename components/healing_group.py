@@ -6,9 +6,11 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import compute
 
+from outlast.exits import BOOT_SEC
+
 VERSION = "trainer"
 
-HEALTH_DELAY_SEC = 1800
+HEALTH_DELAY_SEC = BOOT_SEC
 """For a VM to start its health process; its first good answer ends the delay."""
 
 ZONES_MOST = 4

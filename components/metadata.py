@@ -7,10 +7,7 @@ from typing import Any, TypedDict
 import pulumi
 
 from outlast import identity
-from outlast.delivery import BUCKET
-
-VALUE_LIMIT = 262_144
-"""Bytes that the platform allows one value."""
+from outlast.delivery import BUCKET, VALUE_LIMIT
 
 TOTAL_LIMIT = 512 * 1024
 """Bytes that the platform allows all keys and values together."""
@@ -62,6 +59,8 @@ class MetadataArgs(TypedDict):
     """A pinned checkpoint; empty for none."""
     content: Mapping[str, Any]
     """What the run's name is made of, for the attempts' records."""
+    billed: str
+    """JSON of what is paid for beside the machine type, for the attempts' records."""
     health: str
     """Where the VM answers for its health, and the age in seconds above which the answer is bad;
     empty where nobody asks."""
@@ -89,6 +88,7 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         "outlast-mode": args["mode"],
         "outlast-retries-failures": str(args["retries_failures"]),
         "outlast-content": identity.canonical_json(args["content"]),
+        "outlast-billed": args["billed"],
     }
     for flag, value in args["arguments"].items():
         if value is not False:  # a switch that is off is a flag that is not there

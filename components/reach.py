@@ -1,4 +1,4 @@
-"""How VMs are reached and what they reach: the rules, as pure functions.
+"""How VMs are reached and what they reach, their bucket among it: the rules, as pure functions.
 
 A refusal is a sentence without the name of the setting's namespace; `settings.py` raises it.
 """
@@ -29,6 +29,11 @@ the group replaces the VM: the kill, the held verdict and the next attempt's res
 SSH_MODES = ("", "iap")
 SOFT_DELETE_DAYS = (0, *range(7, 91))
 """What the platform takes."""
+
+_BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]*[a-z0-9]")
+_BUCKET_CHARACTERS, _BUCKET_DOTTED = 63, 222
+"""Of a bucket's name, or of each part between two dots; of a whole name with dots."""
+_NUMBERS = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 
 _STOCK_IMAGE = re.compile(
     r"(?:.*/)?(?:projects/)?(?:[a-z][-a-z0-9]*-cloud|deeplearning-platform-release)/.*"
@@ -135,6 +140,28 @@ def health_refusal(mode: str, limit_sec: int, stall_sec: int) -> str | None:
             f" limitStallMinutes and {REPAIR_MARGIN_SEC} s, or the group would replace a VM whose"
             " supervisor is just restarting a stuck trainer; raise it, or leave it out"
         )
+    return None
+
+
+def bucket_rule(name: str) -> str | None:
+    """The platform's rule that a bucket's name breaks."""
+    parts = name.split(".")
+    if not _BUCKET.fullmatch(name) or len(name) < 3:
+        return (
+            "must have 3 characters or more, lower-case letters, digits, dashes, underscores and"
+            " dots, the first and the last a letter or digit"
+        )
+    if any(not part or part.startswith("-") or part.endswith("-") for part in parts):
+        return "must have no two dots in a row and no dash beside a dot"
+    if any(len(part) > _BUCKET_CHARACTERS for part in parts) or len(name) > _BUCKET_DOTTED:
+        return (
+            f"must have at most {_BUCKET_CHARACTERS} characters, with dots {_BUCKET_DOTTED} and"
+            f" {_BUCKET_CHARACTERS} between two dots"
+        )
+    if _NUMBERS.fullmatch(name):
+        return "must not look like an IP address"
+    if name.startswith("goog") or "google" in name.replace("0", "o"):
+        return "must not begin with goog and not contain google, Google keeps such names"
     return None
 
 

@@ -32,9 +32,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ((3, 11), (3, 13))
@@ -58,22 +57,6 @@ if TYPE_CHECKING:  # no older Python could evaluate it
 
 class SetupError(Exception):
     """One sentence: what is missing and what to do."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Where the parts of a finished setup are; what `--print` prints."""
-
-    engine: str
-    """The `pulumi` executable."""
-    hosts: str | None
-    """Folder of the stand-in hosts for PATH; None where the official ones are found."""
-    image: str
-    """Root folder of the rehearsal's image: holds opt/outlast/venv."""
-    wheels: str
-    """Folder of the wheels that requirements/vm.txt names."""
-    python: str
-    """The virtual environment's interpreter."""
 
 
 # -------------------------------------------------------------------------------- where things are
@@ -504,33 +487,29 @@ def _state() -> dict[str, object]:
     }
 
 
-def finished() -> Parts | None:
+def finished() -> dict[str, Any] | None:
     """The parts of an earlier setup that still holds; None where something is to be done."""
     try:
         stamp = json.loads(stamp_path().read_text())
-        parts = Parts(**stamp["parts"])
+        state, made = stamp["state"], stamp["parts"]
+        needed = [made["engine"], made["python"], str(image_python())]
+        whole = all(os.access(file, os.X_OK) for file in needed) and Path(made["wheels"]).is_dir()
+        hosts = hosts_for(Path(made["engine"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    needed = [parts.engine, parts.python, str(image_python())]
-    if stamp.get("state") != _state() or not all(os.access(file, os.X_OK) for file in needed):
-        return None
-    return _with_hosts(parts) if Path(parts.wheels).is_dir() else None
+    return {**made, "hosts": str(hosts) if hosts else None} if whole and state == _state() else None
 
 
-def _with_hosts(parts: Parts) -> Parts:
-    hosts = hosts_for(Path(parts.engine))
-    return Parts(**{**asdict(parts), "hosts": str(hosts) if hosts else None})
-
-
-def parts() -> Parts:
-    """Where the parts are. Raises SetupError where `make setup` has something to do."""
+def parts() -> dict[str, Any]:
+    """Where the parts are, by the names of `outlast.operate.engine.Parts`. Raises SetupError where
+    `make setup` has something to do."""
     found = finished()
     if not found:
         raise SetupError("The setup is not finished here: run `make setup`.")
     return found
 
 
-def make(say: Progress) -> Parts:
+def make(say: Progress) -> dict[str, Any]:
     """The whole setup; does only what is not done."""
     check_python()
     done = finished()
@@ -542,14 +521,14 @@ def make(say: Progress) -> Parts:
     image = ensure_image(say)
     hosts = hosts_for(engine)
     engine = engine_beside(hosts_dir(), engine) if hosts else engine
-    made = Parts(
-        engine=str(engine),
-        hosts=str(hosts) if hosts else None,
-        image=str(image),
-        wheels=str(ensure_wheels(say)),
-        python=str(venv_python()),
-    )
-    _write(stamp_path(), json.dumps({"state": _state(), "parts": asdict(made)}, indent=2))
+    made = {
+        "engine": str(engine),
+        "hosts": str(hosts) if hosts else None,
+        "image": str(image),
+        "wheels": str(ensure_wheels(say)),
+        "python": str(venv_python()),
+    }
+    _write(stamp_path(), json.dumps({"state": _state(), "parts": made}, indent=2))
     return made
 
 
@@ -689,12 +668,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_python()
         if options.print:
-            print(json.dumps(asdict(parts())))
+            print(json.dumps(parts()))
             return 0
         started = time.monotonic()
         made = make(Progress())
         took = _clock(time.monotonic() - started)
-        print(f"ready in {took}: engine {made.engine}, image {made.image}", flush=True)
+        print(f"ready in {took}: engine {made['engine']}, image {made['image']}", flush=True)
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1

@@ -30,6 +30,9 @@ A stack's settings are in `Pulumi.<stack>.yaml`, below `config:`, each as `outla
 `settings.py` checks them all before anything is asked of the cloud.
 Beside them the provider's own: `gcp:project` (needed), `gcp:zone` and `gcp:region`.
 """
+KINDS = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
+"""A key's type is its default's."""
+
 COMPONENTS = """# Every component
 
 {made}
@@ -77,7 +80,8 @@ def configuration(text: str) -> str:
         for key in keys:
             entry = declared[key]
             default = json.dumps(entry["default"])
-            row = (f"`{key}`", entry["type"], f"`{default}`", entry["description"])
+            kind = KINDS[type(entry["default"])]
+            row = (f"`{key}`", kind, f"`{default}`", entry["description"])
             lines.append(f"| {' | '.join(map(_cell, row))} |")
         lines.append("")
     return "\n".join(lines)

@@ -36,6 +36,7 @@ ARGS = {
     "webhook": "",
     "init": "",
     "content": {"trainer": "digits", "arguments": {"epochs": 5}},
+    "billed": '{"disk":"pd-balanced","disk_gb":50,"spot":true}',
     "health": "",
     "oslogin": False,
 }
@@ -61,6 +62,7 @@ def test_the_supervisor_reads_what_is_composed():
     assert spec.deadline is not None and f"{spec.deadline:%Y-%m-%dT%H:%M:%SZ}" == ARGS["deadline"]
     assert spec.argv() == ["--augment", "--epochs=5", "--rate=0.001"]
     assert spec.content == ARGS["content"]
+    assert spec.billed == {"disk": "pd-balanced", "disk_gb": 50, "spot": True}
     assert spec.bundle == ARGS["bundle"] and spec.bundle_sha256 == ARGS["bundle_sha256"]
 
 

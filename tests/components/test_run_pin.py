@@ -121,6 +121,7 @@ def store(monkeypatch):
     made = MemoryStore(clock=lambda: NOW)
     monkeypatch.setattr(providers, "open_store", lambda url: made)
     monkeypatch.setattr(providers, "_said", set())
+    monkeypatch.setattr(providers, "_pinned_before", set())
     monkeypatch.setattr(providers, "_images", {})
     monkeypatch.setattr(images, "resolve", lambda reference, project: FOUND.get(reference, NOBODY))
     return made
@@ -213,6 +214,17 @@ def test_another_owner_is_refused(store):
     )
 
 
+@pytest.mark.parametrize("on_new_run", ["refuse", "replace"])
+def test_an_experiment_that_another_project_owns_is_refused(store, on_new_run):
+    """Its name is taken, whatever run of it would begin."""
+    put(store, DONE)
+    theirs = {"owner": "organization/theirs/dev", "onNewRun": on_new_run}
+    assert reasons({}, {**OTHER, **theirs}) == [
+        "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/dev,"
+        " not to organization/theirs/dev; choose another outlast:experiment or outlast:bucket"
+    ]
+
+
 def test_a_bucket_that_does_not_answer_stops_create_but_no_preview(monkeypatch):
     def unavailable(url):
         raise Unavailable("no answer")
@@ -251,7 +263,30 @@ def test_an_open_run_with_commits_is_not_replaced_by_accident(store):
         " dev, or set outlast:onNewRun to replace to give run 0123456789 up"
     )
     assert reasons(PROPS, {**OTHER, "onNewRun": "replace"}) == []
-    assert reasons({}, OTHER) == []  # the second look at a replacement, and a first run
+    assert reasons({}, OTHER) == []  # the second look at a replacement
+
+
+def test_a_run_that_a_destroyed_stack_left_open_is_guarded_too(store, monkeypatch):
+    put(store, COMMITTED)
+    record = dataclasses.replace(start_record(3, 0, NOW), spec={"content": PROPS["content"]})
+    store.put(Layout("experiments/dev", "0123456789").attempt_start(3), record.to_json())
+    store.put("experiments/dev/fedcbafedc/HEAD", b"{]")
+    (reason,) = reasons({}, OTHER)
+    assert reason == (
+        "run 0123456789 is open at step 320, and run abcdefabcd would begin anew beside it"
+        " (args.epochs 5 → 7); take the change back, or go on with the change by setting"
+        " outlast:run to 0123456789, or set outlast:onNewRun to replace to give run 0123456789 up"
+    )
+    assert reasons({}, PROPS) == []
+    pinned = {**OTHER, "run": PROPS["run"]}
+    assert reasons({}, pinned) == []
+    assert reasons({}, {**OTHER, "onNewRun": "replace"}) == []
+    assert reasons({}, {**OTHER, "prefix": "experiments/other"}) == []
+
+    # One that has begun is gone on with, whatever lies beside it.
+    layout = Layout("experiments/dev", OTHER["run"])
+    store.put(layout.head, OPEN.to_json())
+    assert reasons({}, OTHER) == []
 
 
 def test_a_change_that_no_run_can_take_offers_no_resume(store):

@@ -1,6 +1,8 @@
-"""What the SDK's host of dynamic providers is given to send for an error."""
+"""What the SDK's host of dynamic providers is given to send for an error, and to do for an
+interrupt."""
 
 import sys
+import threading
 import traceback
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -8,7 +10,15 @@ from types import ModuleType
 import pytest
 
 from components import providers
+from outlast.operate import bake
 from outlast.operate.bake import BakeError
+
+
+class Servicer:
+    """The SDK's, as far as it matters."""
+
+    def Cancel(self, request: object, context: object) -> object:
+        return None
 
 
 def host(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
@@ -16,8 +26,9 @@ def host(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     made = ModuleType("__main__")
     made.__spec__ = ModuleSpec(name, None)
     vars(made)["traceback"] = traceback
+    vars(made)["DynamicResourceProviderServicer"] = Servicer
     monkeypatch.setitem(sys.modules, "__main__", made)
-    providers._tell_sentences()
+    providers._mend_host()
     return made
 
 
@@ -41,3 +52,14 @@ def test_a_mistake_of_the_program_keeps_its_traceback(monkeypatch: pytest.Monkey
 
 def test_another_main_module_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     assert vars(host(monkeypatch, "pytest.__main__"))["traceback"] is traceback
+
+
+def test_an_interrupt_of_the_engine_ends_a_bake_at_its_next_look(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bake, "cancelled", threading.Event())
+    serves = Servicer().Cancel  # the server holds it before a provider is unpickled
+    host(monkeypatch, "pulumi.dynamic.__main__")
+    looks = bake._polls(None)
+    next(looks)
+    serves(None, None)
+    with pytest.raises(BakeError, match="bake: was cancelled"):
+        next(looks)

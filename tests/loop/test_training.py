@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -210,15 +212,17 @@ def test_busy_is_tried_again_and_leaves_nothing_behind(supervisor: FakeSuperviso
 
 def test_one_snapshot_is_in_flight_and_training_does_not_wait(supervisor: FakeSupervisor) -> None:
     flights: list[Snapshot] = []
+    taken = threading.Event()
 
     def never_committed(fake: FakeSupervisor, snapshot: Snapshot) -> None:
         flights.append(snapshot)
         fake.push(Accepted(snapshot.id))
         fake.keep(snapshot)
+        taken.set()
 
     def each(step: int) -> None:
         if step == TOTAL:
-            assert len(flights) == 1
+            assert taken.wait(10) and len(flights) == 1
             supervisor.push(Committed(flights[0].id, flights[0].step))
 
     supervisor.on_snapshot = never_committed
@@ -232,13 +236,13 @@ def test_a_best_met_while_busy_is_kept_as_it_was(supervisor: FakeSupervisor) -> 
     supervisor.every = "1000"
     toy = Toy()
     heights = {}
-    held: list[Snapshot] = []
+    held: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
 
     def hold_first(fake: FakeSupervisor, snapshot: Snapshot) -> None:
         fake.push(Accepted(snapshot.id))
         fake.keep(snapshot)
-        if not held:
-            held.append(snapshot)
+        if len(fake.committed) == 1:
+            held.put(snapshot)
         else:
             fake.push(Committed(snapshot.id, snapshot.step))
 
@@ -249,12 +253,47 @@ def test_a_best_met_while_busy_is_kept_as_it_was(supervisor: FakeSupervisor) -> 
             heights[step] = toy.place.tobytes()
             run.eval(height=float(step if step <= 3 else 0), best="max")
             if step == 6:
-                supervisor.push(Committed(held[0].id, held[0].step))
+                first = held.get(timeout=10)
+                supervisor.push(Committed(first.id, first.step))
     tagged = [(message.step, path) for message, path in supervisor.committed if message.tags]
     assert [step for step, _ in tagged] == [1, 3]
     assert tagged[1][1].joinpath("arrays.bin").read_bytes()[:24] == heights[3]
     steps = [message.step for message, _ in supervisor.committed]
     assert steps == sorted(steps), "the newest in the chain must be the furthest"
+
+
+def test_training_does_not_wait_for_the_answer(supervisor: FakeSupervisor) -> None:
+    """The supervisor takes the snapshot of step 1 once step 4 was made: it is of step 1 still, and
+    none was written meanwhile; what it then is too busy for is given up or kept as ever."""
+    toy, heights = Toy(), {}
+    go_on = threading.Event()
+    answers = iter([Accepted, protocol.Busy, Accepted])
+
+    def slow(fake: FakeSupervisor, snapshot: Snapshot) -> None:
+        assert go_on.wait(10)
+        answer = next(answers, Accepted)
+        fake.push(answer(snapshot.id))
+        if answer is Accepted:
+            fake.keep(snapshot)
+            fake.push(Committed(snapshot.id, snapshot.step))
+
+    supervisor.on_snapshot = slow
+    with outlast.train(state=toy.state, total=TOTAL) as run:
+        for step in run.steps():
+            toy.step()
+            heights[step] = toy.place.tobytes()
+            if step == 4:
+                assert [folder.name for folder in supervisor.work.glob("snap-*")] == ["snap-000001"]
+                go_on.set()
+                assert run._session.wait_committed(10)
+    assert supervisor.gone.wait(5)
+    steps = [message.step for message, _ in supervisor.committed]
+    assert steps[0] == 1 and steps == sorted(set(steps))
+    for message, folder in supervisor.committed:
+        assert folder.joinpath("arrays.bin").read_bytes()[:24] == heights[message.step]
+    offered = [message.step for message in supervisor.of(Snapshot)]
+    assert offered[:2] == [1, 4] and 4 not in steps, "busy: it was let go"
+    assert not list(supervisor.work.iterdir())
 
 
 def test_a_failed_commit_is_raised_at_the_next_call(supervisor: FakeSupervisor) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+import settings
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LOCAL_CLOUD = {
@@ -16,8 +18,7 @@ LOCAL_CLOUD = {
 
 def defaults() -> dict[str, str]:
     """Pulumi.yaml's defaults, and nothing that has none."""
-    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-    return {f"outlast:{key}": text(entry["default"]) for key, entry in declared.items()}
+    return {f"outlast:{key}": text(entry["default"]) for key, entry in settings.declared().items()}
 
 
 def of_file(name: str) -> dict[str, str]:

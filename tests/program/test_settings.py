@@ -31,6 +31,16 @@ def check(values=None, *, environ=None, name="dev", foundation=None):
     )
 
 
+WRONG = {
+    str: ('["x"]', '{"a":1}'),
+    int: ("x", "1.5", "true", "[1]", '{"a":1}'),
+    bool: ("x", "1", "[true]", '{"a":1}'),
+    list: ("x", "1", "true", '{"a":1}'),
+    dict: ("x", "1", "true", "[1]"),
+}
+"""Values that are of another type than a key's default, as the engine hands them over."""
+
+
 def refusal(values=None, **kwargs) -> str:
     with pytest.raises(SettingsError) as caught:
         check(values, **kwargs)
@@ -40,13 +50,12 @@ def refusal(values=None, **kwargs) -> str:
 # -- Pulumi.yaml
 
 
-def test_every_key_has_type_description_and_default():
-    kinds = {"string": str, "integer": int, "boolean": bool, "object": dict, "array": list}
+def test_every_key_has_a_description_and_a_default_of_its_type():
     for key, entry in settings.declared().items():
         assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", key)
-        of_a_list = {"items"} if entry["type"] == "array" else set()  # the engine wants it
-        assert set(entry) == {"type", "description", "default"} | of_a_list, key
-        assert isinstance(entry["default"], kinds[entry["type"]]), key
+        # With `type` the engine would refuse a value before the program can say what it was.
+        assert set(entry) == {"description", "default"}, key
+        assert type(entry["default"]) in WRONG, key
         assert len(entry["description"]) > 10, key
 
 
@@ -117,7 +126,10 @@ def test_images(image):
     assert check({"outlast:image": image}).image == image
 
 
-@pytest.mark.parametrize("bucket", ["abc", "a.b", "a-_.b", "0runs0", "a" * 63])
+@pytest.mark.parametrize(
+    "bucket",
+    ["abc", "a.b", "a_.b", "0runs0", "a" * 63, "1.2.3", ".".join(["a" * 55] * 4)[:222], "my-goog"],
+)
 def test_bucket_names(bucket):
     assert check({"outlast:bucket": bucket}).bucket == bucket
 
@@ -179,10 +191,55 @@ def test_a_machine_with_gpus_says_so():
     assert (found.gpus, found.spot, found.restarts) == (2, False, True)
 
 
+@pytest.mark.parametrize(
+    ("key", "least", "most"),
+    [
+        ("acceleratorCount", 0, 16),
+        ("localSsd", 0, 32),
+        ("bootDiskGb", 10, 65_536),
+        ("stopSec", 0, 86_400),
+        ("keepMinutes", 1, 525_600),
+        ("limitRunMinutes", 1, 525_600),
+    ],
+)
+def test_the_bounds_of_numbers_that_a_machine_has(key, least, most):
+    # A machine of a family that nobody knows takes whatever it is given.
+    new = {"outlast:machineType": "n9-standard-8", "outlast:onEnd": "delete"}
+    if key == "acceleratorCount":
+        new |= {"outlast:machineType": "n1-standard-4", "outlast:accelerator": "nvidia-tesla-t4"}
+    for value in (least, most):
+        if key != "acceleratorCount":  # of which a T4 takes neither
+            check({**new, f"outlast:{key}": str(value)})
+    for value in (least - 1, most + 1):
+        assert f"outlast:{key} '{value}': must be a whole number from {least}" in refusal(
+            {**new, f"outlast:{key}": str(value)}
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "stop"),
+    [
+        ({}, 30),
+        ({"mode": "dedicated"}, 90),
+        ({"provisioning": "standard"}, 90),
+        ({"stopSec": 7}, 7),
+    ],
+)
+def test_how_long_a_system_has_to_go_down(given, stop):
+    values = {f"outlast:{key}": str(value) for key, value in given.items()}
+    assert json.loads(check(values).waits)["stop"] == stop
+
+
 def test_a_kept_vm_stays_for_its_minutes():
     assert json.loads(check().waits)["keep"] == 0
     assert json.loads(check({"outlast:onEnd": "keep"}).waits)["keep"] == 3600
     kept = check({"outlast:onEnd": "keep", "outlast:keepMinutes": "5"})
+    within = {"outlast:onEnd": "keep", "outlast:keepMinutes": "5", "outlast:limitRunMinutes": "6"}
+    assert json.loads(check(within).waits)["keep"] == 300
+    assert "keepMinutes 5: is not below outlast:limitRunMinutes 5, and no VM outlives" in refusal(
+        {**within, "outlast:limitRunMinutes": "5"}
+    )
+    check({**within, "outlast:onEnd": "delete", "outlast:limitRunMinutes": "5"})
     assert json.loads(kept.waits)["keep"] == 300
 
 
@@ -363,7 +420,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("args", '{"epochs":true}', "epochs: expected one argument"),
         ("args", '{"epochs":"true"}', "epochs: expected one argument"),
         ("args", '{"checkpoint-every":"2s"}', "set outlast:checkpointEvery"),
-        ("args", "[1]", "outlast:args [1]: must be an object"),
+        ("args", "[1]", "outlast:args '[1]': must be an object"),
         ("args", "{", "must be an object"),
         ("experiment", "Dev", "outlast:experiment 'Dev': must have 1 to 40 lower-case"),
         ("experiment", "a" * 41, "must have 1 to 40"),
@@ -403,6 +460,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("region", "europe", "outlast:region 'europe': must be a region such as europe-west4"),
         ("onEnd", "stay", "outlast:onEnd 'stay': must be delete or keep"),
         ("keepMinutes", "0", "outlast:keepMinutes '0': must be a whole number from 1"),
+        ("unlisted", '["zones/z"]', "outlast:unlisted 'zones/z': must be a region, a zone or a"),
         ("checkpointEvery", "2 s", "must be auto, seconds such as 30s, or steps such as 200"),
         ("run", "0123", "must be a run's ten digits, 0-9 and a-f"),
         ("zone", "europe", "must be a zone such as europe-west4-a"),
@@ -414,13 +472,21 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("image", "projects/p/global/images/", "must name an image"),
         ("image", "global/images/family/Debian", "must name an image"),
         ("image", "p/global/images/i", "must name an image"),
-        ("bucket", "Bucket", "must have 3 to 63 lower-case"),
-        ("bucket", "gs://b", "must have 3 to 63 lower-case"),
+        ("bucket", "Bucket", "must have 3 characters or more, lower-case letters"),
+        ("bucket", "gs://b", "must have 3 characters or more, lower-case letters"),
         ("bucket", "a..b", "no two dots in a row"),
+        ("bucket", "a.-b", "no dash beside a dot"),
+        ("bucket", "a-.b", "no dash beside a dot"),
         ("bucket", "-ab", "the first and the last a letter or digit"),
         ("bucket", "ab.", "the first and the last a letter or digit"),
-        ("bucket", "ab", "must have 3 to 63"),
-        ("bucket", "a" * 64, "must have 3 to 63"),
+        ("bucket", "ab", "must have 3 characters or more"),
+        ("bucket", "a" * 64, "must have at most 63 characters"),
+        ("bucket", f"{64 * 'a'}.b", "and 63 between two dots"),
+        ("bucket", ".".join(["a" * 45] * 5), "with dots 222"),
+        ("bucket", "192.168.5.4", "must not look like an IP address"),
+        ("bucket", "goog-runs", "must not begin with goog"),
+        ("bucket", "my-google-runs", "not contain google"),
+        ("bucket", "my-g00gle-runs", "not contain google"),
         ("noticeSec", "60", "must be 120 or 0"),
         ("noticeSec", "86401", "from 0 to 86400"),
         ("waitBeatSec", "0", "from 1 to 86400"),
@@ -434,6 +500,8 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("webhook", "https://", "must be an https address"),
         ("webhook", "https://[x", "outlast:webhook 'https://[x': must be an https address"),
         ("webhook", "https://h:99999/", "must be an https address"),
+        ("webhook", "https://me:pw@h/x", "outlast:webhook 'https://…@h/x': must hold no user or"),
+        ("webhook", "https://me:pw@h:0/x", "outlast:webhook 'https://…@h:0/x': must be an https"),
         ("labels", '{"Team":"x"}', "a key has at most 63 lower-case"),
         ("labels", '{"team":"Vision"}', "labels.team 'Vision': a value is a text of at most 63"),
         ("labels", '{"team":5}', "a value is a text"),
@@ -446,6 +514,16 @@ def test_refused(key, value, words):
     assert words in found
     assert found.startswith("outlast:") and "\n" not in found
     assert "; " in found or "?" in found  # it says what to do
+
+
+@pytest.mark.parametrize("key", settings.declared())
+def test_a_value_of_another_type_is_one_sentence_with_key_value_and_rule(key):
+    for value in WRONG[type(settings.declared()[key]["default"])]:
+        if (key, value) == ("command", '["x"]'):
+            continue  # the one text that may be a list
+        found = refusal({f"outlast:{key}": value})
+        assert found.startswith(f"outlast:{key} {value!r}: must be "), found
+        assert f"; set outlast:{key}" in found and "\n" not in found
 
 
 def test_a_stack_name_that_is_no_experiment_is_named_as_such():

@@ -1,5 +1,7 @@
 """Network, health, bucket and foundation in the program and its settings."""
 
+import json
+
 import pulumi
 import pytest
 
@@ -83,6 +85,56 @@ def test_a_foundation_has_no_run_and_a_guard_over_all_of_it(program):
     assert recorder.exports["leaveRole"] == "projects/outlast-rehearsal/roles/outlast_base"
 
 
+def test_a_foundation_bakes_the_family_of_its_experiments(program, monkeypatch):
+    recipe = {"family": "shared", "packages": ["git"]}
+    recorder = program(
+        **BASE,
+        **{
+            "outlast:imageRecipe": json.dumps(recipe),
+            "outlast:network": "isolated",
+            "outlast:nat": "true",
+        },
+    )
+    family = "projects/outlast-rehearsal/global/images/family/shared"
+    assert recorder.exports["image"] == family
+    bake = only(recorder, "ImageBake")
+    assert (bake.inputs["subnetwork"], bake.inputs["external_ip"]) == (
+        recorder.exports["subnetwork"],
+        False,
+    )
+    # Nobody is let in for it, it waits for its way out, and it goes after the guard.
+    assert "VmIdentity" not in kinds(recorder) and bake.inputs["service_account"] == ""
+    assert "network-nat" in {urn.rpartition("::")[2] for urn in bake.dependencies}
+    guard = only(recorder, "FoundationGuard")
+    assert bake.urn in guard.dependencies
+
+    outputs = {**OUTPUTS, "project": "outlast-rehearsal", "image": family}
+    monkeypatch.setattr(settings, "_read_foundation", lambda name: outputs)
+    default = stack.defaults()["outlast:image"]
+    recorder = program(**{"outlast:foundation": "base", "outlast:image": default})
+    assert only(recorder, "RunPin").inputs["image"] == family
+    assert "ImageBake" not in kinds(recorder)
+
+
+def test_what_a_builder_reads_it_may_read(program):
+    data = [{"url": f"gs://{where}/y.npz", "sha256": "0" * 64} for where in ("b/a", "own/data")]
+    recorder = program(
+        **BASE,
+        **{
+            "outlast:bucket": "own",
+            "outlast:imageRecipe": json.dumps({"data": data[:1], "trainers": True}),
+        },
+    )
+    bound = [one.inputs for one in recorder.declared.values() if "BucketIAMMember" in one.type]
+    assert [one["condition"]["description"] for one in bound if one["bucket"] == "b"] == [
+        "Only a/y.npz"
+    ]
+    bake = only(recorder, "ImageBake")
+    assert bake.inputs["service_account"] and bake.inputs["bundle"].startswith("gs://own/")
+    waited = {urn.rpartition("::")[2] for urn in bake.dependencies}
+    assert {"identity-read", "bundle-object"} <= waited
+
+
 def test_an_experiment_on_a_foundation_declares_none_of_it(program, monkeypatch):
     outputs = {**OUTPUTS, "project": "outlast-rehearsal"}
     asked = []
@@ -159,6 +211,14 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
         (
             {"imageRecipe": '{"packages": ["gcc"]}', "delivery": "image"},
             "the image that is baked would not hold the code; add trainers true",
+        ),
+        (
+            {"imageRecipe": '{"packages": ["gcc", 3]}'},
+            "outlast:imageRecipe.packages[1] 3: must be a package's name, or NAME=VERSION; mend",
+        ),
+        (
+            {"imageRecipe": '{"trainers": true}', "network": "isolated"},
+            "outlast:imageRecipe beside outlast:network 'isolated': the builder installs from the",
         ),
     ],
 )

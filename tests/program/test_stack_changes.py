@@ -6,6 +6,7 @@ Nothing runs on the VMs: what a run has come to is put into the bucket.
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -392,7 +393,8 @@ def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed,
         deployed.up()
         waiting = deployed.outputs()
         wait_until(lambda: started.group_errors(waiting["group"], ZONE))
-        assert "is waiting, 0 boots" in deployed.outlast("status", "dev")
+        said = deployed.outlast("status", "dev")
+        assert re.search("is waiting since .*: its group cannot create a VM: ZONE_RESOURCE", said)
     finally:
         started.call("POST", "/_local/switches", {"no_capacity": False})
         restore(deployed.folder)
@@ -441,8 +443,19 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
     there to another run."""
     started, _ = cloud
     outputs = deployed.outputs()
-    deployed("destroy", "--yes", "--skip-preview")
+    pinned = deployed.pinned()
+    wipe(bucket, outputs)
+    put_run(bucket, outputs, pinned)
+    said = deployed.outlast("destroy", "dev")
+    assert f"dev: run {outputs['run']} stays open at step 320 in gs://{outputs['bucket']}/" in said
     assert started.group_size(outputs["group"], outputs["groupZone"]) is None
+
+    # Open in the bucket, it is guarded though no stack has it.
+    deployed("config", "set", "--path", "outlast:args.epochs", "200")
+    said = deployed("preview", fails=True)
+    assert f"run {outputs['run']} is open at step 320, and run " in said
+    assert "would begin anew beside it (args.epochs 150 → 200); take the change back, or" in said
+    restore(deployed.folder)
 
     now = datetime.now(UTC).replace(microsecond=0)
     head = Head(

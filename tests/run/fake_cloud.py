@@ -15,6 +15,8 @@ from outlast.run.group import LEAVE_PERMISSIONS
 PROJECT = "test-project"
 ZONE = "test-zone1-a"
 PREFIX = "/computeMetadata/v1/"
+CUT = 1
+"""As a status: the answer is one that ends before its end."""
 
 
 class FakeCloud:
@@ -172,10 +174,12 @@ def _reply(
     request: BaseHTTPRequestHandler, status: int, text: str, etag: str | None = None
 ) -> None:
     body = text.encode()
+    cut = status == CUT
     try:
-        request.send_response(status)
+        request.send_response(200 if cut else status)
         request.send_header("Metadata-Flavor", "Google")
-        request.send_header("Content-Length", str(len(body)))
+        request.send_header("Content-Length", str(len(body) + cut))
+        request.close_connection = cut
         if etag is not None:
             request.send_header("ETag", etag)
         request.end_headers()

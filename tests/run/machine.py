@@ -543,7 +543,8 @@ class World:
                 head_file = HeadFile(store, LAYOUT, self.clock)
                 head_file.end_from_outside(State.STOPPED, Reason.STOPPED)
             elif wish is Wish.REPAIR:
-                repair(store, LAYOUT, SPEC.owner)
+                # Also beside one that lives, which the command would wait for.
+                repair(store, LAYOUT, SPEC.owner, silent_sec=0)
             else:
                 self._read(store)
 

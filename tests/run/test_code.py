@@ -1,9 +1,11 @@
 """Code made ready before the trainer: what is kept, what ends the run, what another VM may try."""
 
 import base64
+import hashlib
 import json
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -127,14 +129,12 @@ def test_a_fetched_commit_is_kept_and_its_folder_must_be_there(
     def fetch(git: Git, secret: bytes | None, into: Path, *, pause: object) -> None:
         fetched.append(git.commit)
         (into / "train").mkdir(parents=True)
-        (into / ".gitmodules").write_text("")
 
     monkeypatch.setattr(coding.fetching, "fetch", fetch)
     for _ in range(2):
         found = workshop.prepare(Git("https://h/code", COMMIT, "train"))
         assert found.source == workshop.home / "git" / COMMIT and found.folder == "train"
     assert fetched == [COMMIT]
-    assert any("submodules" in line for line in said)
     with pytest.raises(CodeRefused, match="gitPath eval: is no folder of commit"):
         workshop.prepare(Git("https://h/code", COMMIT, "eval"))
     with pytest.raises(CodeRefused, match="requirements needs.txt: is not in train at commit"):
@@ -205,6 +205,36 @@ def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(
     (asked / "needs.txt").write_text("keras==3.15.1\n")
     anew(builder, tmp_path / "third").ensure(asked / "needs.txt")
     assert len(list(builder.store.list("e/environments/"))) == 2
+
+
+def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
+    workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
+):
+    file, baked = asked / "needs.txt", tmp_path / "image/user-venv"
+    file.write_text("keras==3.15.0 --hash=sha256:00\n")
+    builder = replace(workshop.builder, baked=baked)
+    assert builder.ensure(file) != baked / "bin"  # an image without one
+
+    baked.mkdir(parents=True)
+    (baked / ".complete").write_text(hashlib.sha256(file.read_bytes()).hexdigest() + "\n")
+    calls = len(pip.calls)
+    assert builder.ensure(file) == baked / "bin"
+    assert len(pip.calls) == calls
+    (asked / "requirements.txt").write_bytes(file.read_bytes())
+    assert builder.ensure(asked) == baked / "bin"
+
+    # Another file, one that names another, and a project beside it.
+    file.write_text("keras==3.15.1 --hash=sha256:00\n")
+    assert builder.ensure(file) != baked / "bin"
+    file.write_text("-r base.txt --hash=sha256:00\n")
+    (baked / ".complete").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+    assert builder.ensure(file) != baked / "bin"
+    (baked / ".complete").write_text(
+        hashlib.sha256((asked / "requirements.txt").read_bytes()).hexdigest()
+    )
+    assert builder.ensure(asked) == baked / "bin"
+    (asked / "pyproject.toml").write_text("[project]\nname='x'\n")
+    assert builder.ensure(asked) != baked / "bin"
 
 
 def test_a_changed_line_of_a_project_fetches_no_dependency_anew(

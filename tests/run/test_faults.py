@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -139,10 +140,8 @@ Fault = tuple[str, dict[str, Any], dict[str, Any]]
     ],
     ids=["slow down", "cut", "lost", "stalled"],
 )
-def test_a_commit_gets_through(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[Fault]
-) -> None:
-    monkeypatch.setattr(GcsStore, "_TIMEOUT", (5.0, 1.0))  # of a chunk, and of its answer
+def test_a_commit_gets_through(bucket: Bucket, tmp_path: Path, faults: list[Fault]) -> None:
+    bucket.store._timeout = (5.0, 1.0)  # of a chunk, and of its answer
     committer = bucket.attempt()
     committer.commit(snapshot(tmp_path, "one"), step=1)
     for when, do, match in faults:
@@ -157,10 +156,17 @@ def test_a_commit_gets_through(
     assert (restored.path / "same").read_bytes() == b"same"
 
 
-def test_a_restore_gets_through(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GcsStore, "_TIMEOUT", (5.0, 1.0))
+def test_what_hangs_is_given_up_after_the_time_that_is_set(bucket: Bucket) -> None:
+    bucket.fault("before", {"stall": True}, method="POST", object="/HEAD$")
+    with closing(GcsStore("runs", stall_sec=0.2)) as hurried:
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            hurried.put(bucket.layout.head, b"x")
+    assert 0.4 <= time.monotonic() - began < 10
+
+
+def test_a_restore_gets_through(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.store._timeout = (5.0, 1.0)
     committer = bucket.attempt()
     committer.commit(snapshot(tmp_path, "one"), step=1)
     bucket.fault("before", {"status": 503}, path="000000.*alt=media")

@@ -126,3 +126,22 @@ def test_a_folder_that_is_anothers_is_refused_with_its_name(folder: Folder) -> N
     assert answer.message.startswith(f"run folder {folder.run_dir}: belongs to another run (other")
     session.close()
     assert folder.ended() == USAGE
+
+
+@pytest.mark.parametrize("silent_sec", [599.0, 600.0])
+def test_a_killed_try_without_a_checkpoint_makes_way_once_it_was_silent(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, silent_sec: float
+) -> None:
+    session = folder.start()
+    assert isinstance(session.welcome(), Welcome)
+    session.close()
+    folder.ended()
+    (folder.run_dir / "attempts/000001/end.json").unlink()  # as if it had been killed
+    monkeypatch.setattr(entry, "silent_seconds", lambda *_: silent_sec)
+    session = folder.start("aaaaaaaaaa")
+    answer = session.welcome()
+    session.close()
+    folder.ended()
+    assert isinstance(answer, Welcome if silent_sec >= 600 else Ended)
+    aside = list(folder.run_dir.parent.glob("run.0123456789-*/HEAD"))
+    assert len(aside) == (silent_sec >= 600)

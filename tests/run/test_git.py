@@ -78,6 +78,84 @@ def test_a_commit_or_repository_that_is_not_there_is_named(repository: Path, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["hosted"]
 
 
+def submodules(folder: Path, modules: dict[str, tuple[str, str]]) -> str:
+    """The name of a commit that has these submodules: address and commit by path."""
+    texts = [
+        f'[submodule "{path}"]\n\tpath = {path}\n\turl = {address}\n'
+        for path, (address, _) in modules.items()
+    ]
+    (folder / ".gitmodules").write_text("".join(texts))
+    for path, (_, sha) in modules.items():
+        git(folder, "update-index", "--add", "--cacheinfo", f"160000,{sha},{path}")
+    git(folder, "add", ".gitmodules")
+    git(folder, "commit", "--quiet", "--message", "submodules")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def test_submodules_come_along_each_at_its_commit(repository: Path, tmp_path: Path):
+    deep = commit(tmp_path / "hosted/deep", {"deep.py": "3\n"})
+    lib = tmp_path / "hosted/lib"
+    old = commit(lib, {"lib.py": "1\n"})
+    old = submodules(lib, {"below/deep": ("./../deep", deep)})
+    commit(lib, {"lib.py": "2\n"})
+    head = submodules(repository, {"train/lib": ("../lib", old)})
+    with serving(tmp_path / "hosted", TOKEN) as host:
+        asked = Git(f"{host.url}/code", head, "train", secret=SECRET)
+        fetch(asked, TOKEN.encode(), tmp_path / "files")
+    assert (tmp_path / "files/train/lib/lib.py").read_text() == "1\n"
+    assert (tmp_path / "files/train/lib/below/deep/deep.py").read_text() == "3\n"
+    assert (tmp_path / "files/train/main.py").is_file()
+    assert not any(TOKEN.encode() in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_a_submodule_that_cannot_be_had_is_named(repository: Path, tmp_path: Path):
+    lib = commit(tmp_path / "others/lib", {"lib.py": "1\n"})
+
+    def refused(address: str, sha: str = lib) -> str:
+        shutil.rmtree(tmp_path / "hosted/code")
+        commit(repository, {"train/main.py": "1\n"})
+        head = submodules(repository, {"libs/x": (address, sha)})
+        with pytest.raises(GitRefused) as caught:
+            wanted = Git(f"{host.url}/code", head, secret=SECRET)
+            fetch(wanted, TOKEN.encode(), tmp_path / "files")
+        assert not (tmp_path / "files").exists()
+        return str(caught.value)
+
+    with serving(tmp_path / "hosted", TOKEN) as host, serving(tmp_path / "others", TOKEN) as other:
+        # Another host is given no secret that was meant for the first.
+        said = refused(f"{other.url}/lib")
+        assert said.startswith("submodule libs/x: gitUrl") and "with no secret" in said
+        assert other.users == []
+        assert "submodule libs/x: gitUrl" in refused("../nothing")
+        assert "its address must be one by https or ssh" in refused("file:///etc")
+        assert "its address must be one by https or ssh" in refused("https://me:pw@h/x")
+        assert "write its https address into .gitmodules" in refused("git@elsewhere:lib")
+        git(repository, "rm", "--quiet", ".gitmodules")
+        git(repository, "commit", "--quiet", "--message", "no addresses")
+        head = git(repository, "rev-parse", "HEAD")
+        with pytest.raises(GitRefused, match=".gitmodules has no address of it"):
+            fetch(Git(f"{host.url}/code", head, secret=SECRET), TOKEN.encode(), tmp_path / "files")
+
+
+def test_a_submodule_of_the_same_host_by_ssh_is_read_by_https():
+    main = Git("https://git.example/team/code.git", "0" * 40, secret=SECRET)
+    found = fetching._submodule(main, "lib", "git@git.example:team/lib.git", "1" * 40)
+    assert (found.url, found.commit) == ("https://git.example/team/lib.git", "1" * 40)
+    assert (found.secret, found.path) == (SECRET, "")
+    near = fetching._submodule(main, "lib", "../../other/lib", "1" * 40)
+    assert near.url == "https://git.example/other/lib"
+
+
+def test_what_git_lfs_keeps_is_named_where_it_would_be_read(repository: Path, tmp_path: Path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    head = commit(repository, {"data/a.bin": pointer, "data/b.bin": pointer})
+    with serving(tmp_path / "hosted") as host:
+        with pytest.raises(GitRefused, match=r"data/a.bin \(and 1 more\) is kept by Git LFS"):
+            fetch(Git(f"{host.url}/code", head), None, tmp_path / "files")
+        fetch(Git(f"{host.url}/code", head, "train"), None, tmp_path / "files")
+    assert (tmp_path / "files/train/main.py").is_file()
+
+
 def test_a_host_that_gives_out_no_unnamed_commit_is_asked_for_all(
     repository: Path, tmp_path: Path, notes: Path
 ):

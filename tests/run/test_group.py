@@ -19,7 +19,7 @@ from outlast.run.group import (
     wait_for_permission,
 )
 from outlast.run.metadata import Metadata
-from tests.run.fake_cloud import ZONE, FakeCloud, fake_cloud
+from tests.run.fake_cloud import CUT, ZONE, FakeCloud, fake_cloud
 
 
 @pytest.fixture(params=[f"zones/{ZONE}", "regions/europe-west4"])
@@ -71,7 +71,9 @@ def test_trouble_means_not_known(cloud: FakeCloud, group: Group, status: int) ->
     assert "deleteInstances" not in cloud.calls
 
 
-def test_no_answer_means_not_known(cloud: FakeCloud, group: Group) -> None:
+def test_no_whole_answer_means_not_known(cloud: FakeCloud, group: Group) -> None:
+    cloud.answers["listManagedInstances"] = [CUT]
+    assert isinstance(group.membership(), Unknown)
     cloud.close()
     assert isinstance(group.membership(), Unknown)
 

@@ -18,7 +18,7 @@ from outlast.run.metadata import (
     read_machine,
     rooted,
 )
-from tests.run.fake_cloud import FakeCloud, fake_cloud
+from tests.run.fake_cloud import CUT, FakeCloud, fake_cloud
 
 ATTRIBUTES = {
     "outlast-bucket": "runs",
@@ -52,8 +52,10 @@ def test_values_and_absent_keys(cloud: FakeCloud) -> None:
         metadata.get("instance/nothing")
 
 
-def test_a_503_is_asked_again_and_a_403_is_not(cloud: FakeCloud) -> None:
-    cloud.answers["metadata"] = [503, 503, 0]
+def test_a_503_and_an_answer_that_was_cut_are_asked_again_and_a_403_is_not(
+    cloud: FakeCloud,
+) -> None:
+    cloud.answers["metadata"] = [503, CUT, 0]
     assert Metadata().get("instance/id") == "17"
     cloud.answers["metadata"] = [403]
     with pytest.raises(Unreachable, match="status 403"):

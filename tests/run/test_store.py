@@ -423,8 +423,7 @@ while True:
 
 def test_folder_survives_writers_killed_at_any_instant(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    store.put("HEAD", b"0:" + b"x" * 50_000)
-    last = 0
+    last = store.put("HEAD", b"0:" + b"x" * 50_000).generation
     for round_number in range(4):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)],
@@ -432,7 +431,10 @@ def test_folder_survives_writers_killed_at_any_instant(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
         )
         assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
-        time.sleep(0.03 + 0.017 * round_number)
+        until = time.monotonic() + 60
+        while store.stat("HEAD").generation <= last:
+            assert time.monotonic() < until, "it writes nothing"
+        time.sleep(0.003 + 0.007 * round_number)  # somewhere in a later write
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         writer.stdout.close()

@@ -1,0 +1,47 @@
+"""`--all-tiers`: the tiers that need no other machine and no long time, in one run."""
+
+from collections import Counter
+
+import pytest
+
+SLOW_TIERS = ("engine", "rehearsal")
+OTHERS = ("long", "gpu", "frameworks")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-tiers",
+        action="store_true",
+        help="the tiers fast, engine and rehearsal together; fails where one of them ran no test",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--all-tiers"):
+        config.option.markexpr = " and ".join(f"not {other}" for other in OTHERS)
+        config.pluginmanager.register(Tiers())
+
+
+class Tiers:
+    """Counts what ran of each tier."""
+
+    def __init__(self) -> None:
+        self._ran: Counter[str] = Counter({tier: 0 for tier in ("fast", *SLOW_TIERS)})
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """A report tells its test's tier to whoever counts, in whatever process that is."""
+        for item in items:
+            tier = next((tier for tier in SLOW_TIERS if item.get_closest_marker(tier)), "fast")
+            item.user_properties.append(("tier", tier))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self._ran[str(dict(report.user_properties)["tier"])] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not all(self._ran.values()) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        counts = ", ".join(f"{tier} {number}" for tier, number in self._ran.items())
+        terminalreporter.write_line(f"tests that ran by tier: {counts}")

@@ -1,0 +1,85 @@
+"""What the pages say is there: links, settings, commands with their options, targets of make."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from outlast.operate.cli import cli
+from outlast.operate.engine import ROOT
+
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
+CODE = re.compile(r"`[^`\n]*`")
+
+
+def prose(page: Path) -> str:
+    """The text without what is code."""
+    return CODE.sub("", FENCE.sub("", page.read_text()))
+
+
+def anchors(page: Path) -> set[str]:
+    """As the host of a repository makes them of the headings."""
+    heads = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def links(page: Path) -> Iterator[str]:
+    # The text of a link may be code; its target is not.
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text())):
+        if "://" not in target and re.search(rf"\]\({re.escape(target)}\)", prose(page)):
+            yield target
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of each `outlast …` in code, without comments."""
+    for block in (*FENCE.findall(page.read_text()), *CODE.findall(page.read_text())):
+        for line in block.replace("\\\n", " ").splitlines():
+            found = re.match(r"(?:.*[`(;&] *|\$ |\s*)outlast ([a-z].*)", line.split(" #")[0])
+            if found:
+                yield re.split(r"[\s`)\"]+", found[1].split(" -- ")[0])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_relative_link_resolves(page: Path):
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{link}: no such file"
+        assert not anchor or anchor in anchors(target), f"{link}: {target.name} has no such heading"
+
+
+def test_every_setting_that_a_page_names_is_one():
+    known = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    for page in PAGES:
+        for key in re.findall(r"\boutlast:([a-z][A-Za-z]+)\b(?!:)", page.read_text()):
+            assert key in known, f"{page.name}: outlast:{key}"
+
+
+def test_every_command_that_a_page_names_is_there_with_its_options():
+    seen = set()
+    # `outlast train` parses its words itself.
+    own = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "outlast/loop/command/__main__.py").read_text()))
+    for page in PAGES:
+        for words in commands(page):
+            command: click.Command = cli
+            while isinstance(command, click.Group) and words and words[0] in command.commands:
+                command = command.commands[words.pop(0)]
+            assert command is not cli, f"{page.name}: outlast {' '.join(words)}"
+            seen.add(command.name)
+            offered = {option for one in command.params for option in one.opts} or own
+            for word in words:
+                if word.startswith("--"):
+                    option = word.partition("=")[0]
+                    assert option in offered, f"{page.name}: outlast {command.name} {word}"
+    assert {"up", "status", "rehearse", "resume", "stop", "preview", "checkpoints"} <= seen
+
+
+def test_every_target_that_a_page_names_is_one_of_make():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in PAGES:
+        for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?:`|\s*$)", page.read_text(), re.M):
+            assert target in targets, f"{page.name}: make {target}"
