@@ -20,7 +20,6 @@ from components.providers import FoundationGuard, RunPin
 from components.vm_access import VmAccess
 from components.vm_identity import VmIdentity
 from components.vm_template import VmTemplate
-from outlast.operate.recipe import Recipe
 
 config = settings.load()
 found = settings.find_bucket(config)
@@ -58,20 +57,22 @@ def identify() -> VmIdentity:
         "secret": config.delivery.secret})
 
 
-def bake(
-    recipe: Recipe, code: settings.Code, identity: VmIdentity | None, bundle: BundleObject | None
-) -> ImageFamily:
-    """The image of this stack's recipe."""
+def deliver(code: settings.Code) -> BundleObject:
+    """The bundle, in the bucket."""
+    return BundleObject("bundle", {"bucket": bucket, "object": code.object, "path": code.path})
+
+
+def bake(code: settings.Code, *, by: VmIdentity | None, bundle: BundleObject | None) -> ImageFamily:
+    """The image of this stack's recipe; `by` whom where its builder reads the bucket."""
     baked = settings.baked(config, code)
-    needs = [*(identity.bindings if identity else []), *([bundle] if bundle else [])]
     return ImageFamily("image", {
-        "recipe": baked.state, "hash": baked.hash, "family": recipe.family,
-        "project": recipe.project, "users": recipe.share_with,
-        "labels": config.labels, "waits": config.waits, "bundle_sha256": code.sha256,
-        "service_account": identity.email if identity and recipe.needs_token else "",
-        "bundle": pulumi.Output.concat("gs://", bucket, "/", bundle.object if bundle else ""),
-        "network": network, "subnetwork": subnetwork, "external_ip": config.reach.external_ip,
-        "after": [*shared, *(needs if recipe.needs_token else [])],
+        "recipe": baked.state, "hash": baked.hash, "family": baked.recipe.family,
+        "project": baked.recipe.project, "users": baked.recipe.share_with, "labels": config.labels,
+        "waits": config.waits, "service_account": by.email if by else "",
+        "bundle": pulumi.Output.concat("gs://", bucket, "/", bundle.object) if bundle else "",
+        "bundle_sha256": code.sha256, "network": network, "subnetwork": subnetwork,
+        "external_ip": config.reach.external_ip,
+        "after": [*shared, *(by.bindings if by else []), *([bundle] if bundle else [])],
     })
 
 
@@ -79,11 +80,8 @@ def foundation() -> dict[str, Any]:
     """What experiments share, and a guard over it."""
     if recipe := config.recipe:
         code = settings.bundle(config)
-        bundle = None
-        if recipe.trainers:
-            bundle = BundleObject("bundle", {
-                "bucket": bucket, "object": code.object, "path": code.path})
-        shared.append(bake(recipe, code, identify() if recipe.needs_token else None, bundle))
+        bundle = deliver(code) if recipe.trainers else None
+        shared.append(bake(code, by=identify() if recipe.needs_token else None, bundle=bundle))
     FoundationGuard(
         "foundation", {"owner": config.owner, "bucket": config.bucket},
         pulumi.ResourceOptions(depends_on=shared))
@@ -106,12 +104,12 @@ def experiment() -> dict[str, Any]:
     identity = identify()
     object, delivered, bundle = code.object, [], None
     if config.delivery.kind != "image" or (config.recipe and config.recipe.trainers):
-        bundle = BundleObject("bundle", {
-            "bucket": bucket, "object": code.object, "path": code.path})
+        bundle = deliver(code)
         object, delivered = bundle.object, [bundle]
     image: pulumi.Input[str] = config.image
-    if config.recipe:
-        image = bake(config.recipe, code, identity, bundle).image
+    if recipe := config.recipe:
+        by = identity if recipe.needs_token else None
+        image = bake(code, by=by, bundle=bundle if recipe.trainers else None).image
     pin = RunPin("run", {
         "project": config.project, "owner": config.owner, "bucket": config.bucket,
         "prefix": config.prefix, "run": config.run, "resume": config.resume,

@@ -254,8 +254,6 @@ def _mended(experiment: str | None) -> bool:
     done = mending.mend(experiment)
     for name in done.taken_up if done else ():
         click.echo(f"{name}: was being made when pulumi was killed; taken up, if it exists")
-    for name in done.kept if done else ():
-        click.echo(f"{name}: the old one is still in use and stays until its group has the new one")
     return done is not None
 
 

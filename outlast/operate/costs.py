@@ -182,7 +182,7 @@ def _last_sign(store: Store, layout: Layout, attempt: Attempt) -> datetime:
 
 def _keep(
     seen: Mapping[str, list[datetime]],
-    machines: Mapping[str, AttemptStart],
+    machines: dict[str, AttemptStart],
     book: Ledger,
     now: datetime,
 ) -> None:

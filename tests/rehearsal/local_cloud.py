@@ -15,7 +15,9 @@ from urllib.parse import quote
 import requests
 
 PROJECT = "outlast-rehearsal"
-START_SEC = 20.0
+START_SEC = 60.0
+ANSWER_SEC = 60.0
+"""Far above what either takes, so that a busy machine turns no test red."""
 
 
 class LocalCloud:
@@ -28,7 +30,13 @@ class LocalCloud:
         self._command = [sys.executable, *(command or without_vms)]
         self.http = requests.Session()
         self.http.trust_env = False
-        self.start()
+        try:
+            self.start()
+        except AssertionError:  # no later test is to be blamed for what is left
+            self.process.kill()
+            self.process.communicate()
+            self.http.close()
+            raise
 
     def start(self) -> None:
         """Starts the process on the state folder and waits until it is ready."""
@@ -52,7 +60,7 @@ class LocalCloud:
         """Ends the process and returns its exit code."""
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
-        return self.process.wait(10)
+        return self.process.wait(START_SEC)
 
     def call(self, method: str, path: str, **options: Any) -> requests.Response:
         """One request, as the owner unless `vm` is (vm name, email)."""
@@ -60,7 +68,9 @@ class LocalCloud:
         headers = dict(options.pop("headers", {}))
         if vm:
             headers["Authorization"] = f"Bearer vm-token-{vm[0]}:{vm[1]}"
-        return self.http.request(method, self.url + path, headers=headers, timeout=10, **options)
+        return self.http.request(
+            method, self.url + path, headers=headers, timeout=ANSWER_SEC, **options
+        )
 
     def put(self, bucket: str, name: str, data: bytes = b"x", **options: Any) -> requests.Response:
         """A media upload; query parameters in `params`."""
@@ -101,9 +111,8 @@ class FullCloud(LocalCloud):
             stdout=subprocess.PIPE,
             cwd=root,
         )
-        deadline = time.monotonic() + START_SEC
-        assert self.process.stdout and self.process.stdout.readline()
-        assert time.monotonic() < deadline
+        said = self.process.stdout.readline() if self.process.stdout else b""
+        assert said, "the cloud ended while it was starting"
         document = json.loads((self.state / "endpoint.json").read_text())
         self.url = f"http://127.0.0.1:{document['port']}"
 

@@ -20,10 +20,10 @@ from outlast.operate import compute
 from outlast.operate.cloud import LocalCloud
 from tests.baking import https_host, make_wheel, quick_python
 
-pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
 REPO = Path(__file__).parents[2]
-LONGEST_SEC = 120
+LONGEST_SEC = 240
 ZONE = "europe-west4-a"
 API = f"/compute/v1/projects/{clouds.PROJECT}"
 ACCOUNT = f"image-baker@{clouds.PROJECT}.iam.gserviceaccount.com"

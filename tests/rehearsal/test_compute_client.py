@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,17 +20,9 @@ PLACE = {"project": PROJECT, "zone": ZONE}
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[FullCloud]:
-    cloud = FullCloud(tmp_path / "state")
-    yield cloud
-    assert cloud.stop() == 0
-    cloud.http.close()
-
-
-@pytest.fixture
-def client(cloud: FullCloud) -> Callable[[Any], Any]:
+def client(full_cloud: FullCloud) -> Callable[[Any], Any]:
     """Makes a client of a local cloud."""
-    return maker(cloud)
+    return maker(full_cloud)
 
 
 @pytest.fixture(scope="module")

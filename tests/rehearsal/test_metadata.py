@@ -126,7 +126,7 @@ def test_waiting_reader_is_woken_by_the_change(server: Server) -> None:
     time.sleep(0.05)
     assert not answers
     server.tree.set("instance/preempted", "TRUE")
-    reader.join(10)
+    reader.join(60)
     assert answers[0].text == "TRUE"
 
 
@@ -170,7 +170,7 @@ def test_closing_sends_waiting_readers_home() -> None:
     reader.start()
     time.sleep(0.1)
     server.close()
-    reader.join(10)
+    reader.join(60)
     assert statuses == [503]
 
 

@@ -376,6 +376,7 @@ def call_a_vm_of_its_own(client: Recorder) -> None:
     client.ok("GET", f"{vms}/alone")
     client.ok("GET", disk["source"])
     client.ok("POST", f"{vms}/alone/detachDisk", deviceName="beside")
+    client.ok("DELETE", disk["source"])
     client.ok("POST", f"{vms}/alone/start")
     client.ok("DELETE", f"{vms}/alone")
 
