@@ -219,8 +219,8 @@ class Declared:
             answer["subnetworks"] = self._subnetworks_of(entry)
         if kind is SUBNETWORK:
             answer["fingerprint"] = fingerprint(entry["fingerprint"])
-        if kind is DISK:
-            answer["users"] = [self._answers.link(user) for user in self._users(entry["path"])]
+        if kind is DISK and (users := self._users(entry["path"])):
+            answer["users"] = [self._answers.link(user) for user in users]
         return {**answer, **entry["body"]}
 
     def _insert(self, kind: Kind, call: "Call") -> Json:

@@ -147,7 +147,8 @@ def rebuild(
 
 
 def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> None:
-    """OperateError while an attempt may be writing still what would be taken up or left."""
+    """OperateError while the newest attempt may be writing still what would be taken up or left;
+    the ones before it are fenced, whether or not they had the time to write their end."""
     signs: dict[int, datetime] = {}
     ended: set[int] = set()
     for item in store.list(layout.attempts):
@@ -158,7 +159,8 @@ def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> 
             term = int(number)
             signs[term] = max(item.updated, signs.get(term, item.updated))
     now = store.now()
-    for term in sorted(set(signs) - ended, reverse=True):
+    term = max(signs, default=0)
+    if term in signs and term not in ended:
         silent = (now - signs[term]).total_seconds()
         if silent < silent_sec:
             raise OperateError(

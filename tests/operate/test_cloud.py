@@ -120,10 +120,19 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     lost = shell.outlast("resume", "dev")
     assert (lost.returncode, lost.stdout) == (1, "")
     assert "no HEAD" in lost.stderr and "Traceback" not in lost.stderr
-    mended = shell.outlast("repair", "dev")
-    assert mended.returncode == 0, mended.stderr
-    assert "outlast resume dev" in mended.stdout
-    wait_until(lambda: not found.vms(), "the VM sees that it was stopped, and leaves")
+    repairs = [
+        shell.outlast("repair", "dev")
+    ]  # refused while the VM holds the run, as far as it knows
+    assert repairs[0].returncode == 0 or "gave a sign of life" in repairs[0].stderr
+
+    def repaired() -> bool:
+        repairs.append(shell.outlast("repair", "dev"))
+        return repairs[-1].returncode == 0
+
+    if repairs[0].returncode:
+        wait_until(repaired, "the VM finds HEAD gone, and the run is repaired")
+    assert "outlast resume dev" in repairs[-1].stdout
+    wait_until(lambda: not found.vms(), "the group is empty")
     assert shell.status()["state"] == "stopped"
 
     shell.pulumi("destroy", "--yes", "--skip-preview")

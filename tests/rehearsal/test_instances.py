@@ -174,7 +174,7 @@ def test_a_disk_is_attached_to_one_vm_at_a_time(cloud: LocalCloud) -> None:
     disk = f"{BASE}/zones/{ZONE}/disks/data"
     ok(cloud, "POST", f"{BASE}/zones/{ZONE}/disks", {"name": "data", "sizeGb": "20"})
     source = ok(cloud, "GET", disk)["selfLink"]
-    assert not ok(cloud, "GET", disk)["users"]
+    assert "users" not in ok(cloud, "GET", disk)
 
     after = change(cloud, "attachDisk", {"source": source, "deviceName": "rows"})
     assert after["disks"][1] | {"source": source, "deviceName": "rows"} == after["disks"][1]

@@ -39,7 +39,7 @@ class FreezingStore(FolderStore):
 
 
 if "STORE" in os.environ:
-    setattr(entry, "open_store", lambda url: FreezingStore(Path(os.environ["STORE"])))  # noqa: B010
+    setattr(entry, "open_store", lambda url, **_: FreezingStore(Path(os.environ["STORE"])))  # noqa: B010
 code = entry.main(sys.argv[1:])
 sys.stderr.flush()
 os._exit(code)

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 REPO = HERE.parent.parent
 SCRIPTS = sorted((REPO / "startup").glob("*.sh"))
 BATS_FILES = sorted(HERE.glob("*.bats"))
-BATS_TIMEOUT_SEC = 100
+BATS_TIMEOUT_SEC = 300
 TOOLS = Path(sys.executable).parent
 
 
