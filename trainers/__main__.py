@@ -47,8 +47,6 @@ def main(argv: Sequence[str]) -> int:
         return exits.USAGE
     except SupervisorLost as error:
         print(f"{name}: {error}", file=sys.stderr)
-        if error.exit == exits.FENCED:
-            print(f"{name}: another process works on this folder; end one of them", file=sys.stderr)
         # Killed, or not known: the same command goes on. Its own word counts otherwise.
         return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
     except LoopError as error:

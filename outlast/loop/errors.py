@@ -9,6 +9,8 @@ LoopError
 └── SupervisorLost    no supervisor answers, or it has gone
 """
 
+from outlast import exits
+
 
 class LoopError(Exception):
     """Base of all errors of outlast.loop; the message is one sentence for people."""
@@ -41,3 +43,8 @@ class SupervisorLost(LoopError):
     """
 
     exit: int | None = None
+
+    def __str__(self) -> str:
+        if self.exit == exits.FENCED:  # starting the same run again would only fence the other
+            return "another process works on this folder; end one of them"
+        return super().__str__()

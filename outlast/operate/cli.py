@@ -164,6 +164,7 @@ def checkpoints(experiment: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("experiment", required=False)
 @click.option("--latest", is_flag=True, help="First take the newest commit of outlast:gitRef.")
+@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # pulumi's own habit
 def up(experiment: str | None, latest: bool) -> None:
     """Bring a stack up: pulumi up, without its questions; one that was killed is mended first.
 
@@ -182,6 +183,7 @@ def up(experiment: str | None, latest: bool) -> None:
 
 @cli.command()
 @click.argument("experiment")
+@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)
 def destroy(experiment: str) -> None:
     """Take a stack down: pulumi destroy, without its questions; one that was killed is mended
     first.

@@ -77,6 +77,15 @@ def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
     return table
 
 
+def _say_why(console: Console, attempts: tuple[Attempt, ...]) -> None:
+    """What the newest attempt failed of; for those before it the reason in the table does."""
+    if attempts and attempts[-1].why:
+        last = attempts[-1]
+        console.print(
+            f"attempt {last.term} {last.reason}: {last.why}", markup=False, soft_wrap=True
+        )
+
+
 def show_report(report: Report) -> None:
     """The end of a rehearsal: attempts, goodput, one line a guarantee."""
     console = Console(highlight=False)
@@ -84,6 +93,7 @@ def show_report(report: Report) -> None:
     if report.attempts:
         console.print(f"Attempts of run {report.run} (UTC), which is {report.ending}:")
         console.print(_attempts_table(report.attempts))
+        _say_why(console, report.attempts)
     else:
         console.print(f"Run {report.run} is {report.ending}.")
     console.print()
@@ -141,6 +151,7 @@ def show_status(status: Status) -> None:
         if attempt.changed:
             what = ", ".join(attempt.changed)
             console.print(f"attempt {attempt.term} changed: {what}", markup=False, soft_wrap=True)
+    _say_why(console, book.attempts)
     if status.metrics:
         console.print()
         for name, value in status.metrics.items():

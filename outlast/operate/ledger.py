@@ -13,6 +13,11 @@ from outlast.layout import AttemptEnd, AttemptStart, Beat, BootEnd, Layout, form
 from outlast.run.head import Head, HeadLost, read_head
 from outlast.run.store import NotFound, Store
 
+_NO_FAILURES = frozenset(
+    {Reason.DONE, Reason.PREEMPTED, Reason.INTERRUPTED, Reason.MAINTENANCE, Reason.STOPPED}
+)
+"""Ends whose reason alone says all."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -36,6 +41,8 @@ class Attempt:
     """Steps it did that the final lineage does not own: the next attempt did them again."""
     changed: tuple[str, ...] = ()
     """What is otherwise than in the attempt before, in words."""
+    why: str = ""
+    """What its end record says of a failure."""
 
     @property
     def steps(self) -> int:
@@ -55,6 +62,7 @@ class Attempt:
             "steps": self.steps,
             "steps_lost": self.lost,
             "changed": list(self.changed),
+            "why": self.why,
         }
 
 
@@ -218,6 +226,7 @@ def _attempts(
             committed=end.committed if end else beat.committed if beat else None,
             lost=max(0, step - kept),
             changed=changed,
+            why=end.message if end and end.reason not in _NO_FAILURES else "",
         )
 
 

@@ -313,6 +313,10 @@ def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -
 def _in_folder(folder: Path) -> Place:
     # Looked at first: opening a folder as a store would make it.
     if not (folder / "HEAD").exists():
+        if (folder / "attempts").is_dir():
+            raise UsageError(
+                f"{folder}: its HEAD is gone while attempts exist; put it back from a copy"
+            )
         near = _near(folder) or "give the run-dir that a training was given"
         raise UsageError(f"{folder}: {_no_run(folder)}; {near}")
     try:

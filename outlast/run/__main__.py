@@ -217,6 +217,8 @@ def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
     site, head = boot.site, decision.head
     if decision.reason is Reason.OTHER_OWNER:
         return _refuse(site.door, _others_folder(boot, decision))
+    if decision.reason in (Reason.LOST, Reason.UNREADABLE):
+        return _refuse(site.door, _damaged_folder(boot, decision))
     if decision.act is Act.REFUSE or head is None or not head.state.ended:
         site.door.turn_away(protocol.Error(decision.message, "supervisor"))
         return FAILED
@@ -248,6 +250,16 @@ def _others_folder(boot: Boot, decision: Decision) -> str:
     return (
         f"{folder}: belongs to another run ({what}); give another --run-dir, or the {mine} that "
         "it was begun with; if nothing in it is wanted, remove it"
+    )
+
+
+def _damaged_folder(boot: Boot, decision: Decision) -> str:
+    """Why a folder cannot be gone on with; `outlast repair` mends what a stack declares."""
+    is_gone = decision.reason is Reason.LOST
+    what = "is gone while attempts exist" if is_gone else "cannot be read as one"
+    return (
+        f"run folder {boot.run_dir}: its HEAD {what}; put it back from a copy, or give another "
+        "--run-dir to begin anew"
     )
 
 

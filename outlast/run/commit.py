@@ -270,10 +270,10 @@ class Committer:
             self._from_step = checkpoint.step
             self._rows = manifest.rows if checkpoint.term == self.term else 0
             return Restored(found, checkpoint.step, checkpoint, tuple(skipped))
-        raise RestoreError(
-            f"run {self._layout.run}: none of the {len(chain)} checkpoints that HEAD names can be "
-            "read; see `outlast repair`"
-        )
+        unread = f"none of the {len(chain)} checkpoints that HEAD names can be read"
+        if not self._layout.run:  # a folder, which no stack declares
+            raise RestoreError(f"{unread}; give another --run-dir to begin anew")
+        raise RestoreError(f"run {self._layout.run}: {unread}; see `outlast repair`")
 
     def read_from(
         self,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import BootEnd, Layout
-from outlast.operate import boots, engine, resume, status
+from outlast.layout import AttemptEnd, BootEnd, Layout
+from outlast.operate import boots, draw, engine, resume, status
 from outlast.operate.compute import Group
 from outlast.operate.errors import EngineError, OperateError
 from outlast.operate.preview import PIN
@@ -244,6 +244,25 @@ def test_status_names_what_changed_in_mid_run():
             "the code aaaaaaaaaa → bbbbbbbbbb",
         ],
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"), [(Reason.USER_FAILED, "exited with 127: no python"), (Reason.STOPPED, "")]
+)
+def test_status_says_what_the_newest_attempt_failed_of(capsys, reason, says):
+    made = stack(replace(OPEN, term=1))
+    ended = AttemptEnd(
+        1, reason, State.FAILED, 127, 0, None, "exited with 127: no python", (), 0.0, START
+    )
+    for path, record in (
+        (LAYOUT.attempt_start(1), start_record(1, 0, START)),
+        (LAYOUT.attempt_end(1), ended),
+    ):
+        made.memory.put(path, record.to_json())
+    found = status.read(place(made))
+    assert found.as_json()["attempts"][0]["why"] == says
+    draw.show_status(found)
+    assert (f"attempt 1 {reason}: {says}" in capsys.readouterr().out) == bool(says)
 
 
 def test_a_result_without_the_usual_metrics_is_shown_all_the_same():

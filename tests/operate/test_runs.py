@@ -272,6 +272,12 @@ def test_what_is_no_run_is_said(
     assert not list(tmp_path.iterdir()), "looking makes no folder"
 
 
+def test_a_folder_whose_head_is_gone_is_no_folder_without_a_run(tmp_path: Path) -> None:
+    (tmp_path / "attempts" / "000001").mkdir(parents=True)
+    with pytest.raises(UsageError, match="its HEAD is gone while attempts exist"):
+        outlast.open(tmp_path)
+
+
 def test_a_table_is_readable_however_long() -> None:
     table = Table([{"step": n, "loss": 1 / 3} for n in range(100)] + [{"step": 100, "x": None}])
     lines = repr(table).splitlines()

@@ -128,6 +128,28 @@ def test_a_folder_that_is_anothers_is_refused_with_its_name(folder: Folder) -> N
     assert folder.ended() == USAGE
 
 
+@pytest.mark.parametrize(
+    ("held", "why"), [("{bad", "cannot be read as one"), (None, "is gone while attempts exist")]
+)
+def test_a_folder_without_a_sound_head_is_refused_with_what_helps(
+    folder: Folder, held: str | None, why: str
+) -> None:
+    """Not `outlast repair`, which mends what a stack declares."""
+    finish(folder.start())
+    assert folder.ended() == DONE
+    head = folder.run_dir / "HEAD"
+    head.unlink() if held is None else head.write_text(held)
+    session = folder.start()
+    answer = session.welcome()
+    assert isinstance(answer, Ended) and answer.exit == USAGE
+    assert answer.message == (
+        f"run folder {folder.run_dir}: its HEAD {why}; put it back from a copy, or give another "
+        "--run-dir to begin anew"
+    )
+    session.close()
+    assert folder.ended() == USAGE
+
+
 @pytest.mark.parametrize("silent_sec", [599.0, 600.0])
 def test_a_killed_try_without_a_checkpoint_makes_way_once_it_was_silent(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, silent_sec: float

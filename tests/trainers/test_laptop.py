@@ -54,5 +54,6 @@ def test_of_two_on_one_folder_the_fenced_one_says_so(tmp_path: Path) -> None:
             _, err = first.communicate(timeout=programs.WAIT_SEC)
             assert first.returncode == 76, err
             assert "another process works on this folder; end one of them" in err
+            assert "start the same run again" not in err
             out, err = second.communicate(timeout=programs.WAIT_SEC)
             assert second.returncode == 0, err

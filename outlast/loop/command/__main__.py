@@ -107,8 +107,6 @@ def main(argv: Sequence[str]) -> int:
         return error.code
     except SupervisorLost as error:
         print(f"outlast: {error}", file=sys.stderr)
-        if error.exit == exits.FENCED:
-            print("outlast: another process works on this folder; end one of them", file=sys.stderr)
         return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
     except (LoopError, OSError) as error:
         print(f"outlast: {error}", file=sys.stderr)
