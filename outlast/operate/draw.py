@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from outlast.exits import State
 from outlast.operate import pricing
 from outlast.operate.boots import Wait
 from outlast.operate.costs import Costs
@@ -140,7 +141,10 @@ def show_status(status: Status) -> None:
     if end and end.reason != state:
         state += f" ({end.reason})"
     total = f" of {book.total}" if book.total else ""
-    console.print(f"{status.experiment}: run {status.run} is {state}, step {book.step}{total}")
+    step = f"step {book.step}{total}"
+    if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
+        step += f"; its newest checkpoint is of step {book.head.step}"
+    console.print(f"{status.experiment}: run {status.run} is {state}, {step}", soft_wrap=True)
     console.print(f"{status.url}", soft_wrap=True)
     console.print()
     console.print("Attempts (UTC):")

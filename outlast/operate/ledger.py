@@ -38,7 +38,7 @@ class Attempt:
     committed: int | None
     """Step of the last checkpoint that its records tell of; None where it committed nothing."""
     lost: int
-    """Steps it did that the final lineage does not own: the next attempt did them again."""
+    """Steps it did that the final lineage does not own: the next attempt does them again."""
     changed: tuple[str, ...] = ()
     """What is otherwise than in the attempt before, in words."""
     why: str = ""
@@ -210,7 +210,12 @@ def _attempts(
         beat: Beat | None = records[term].get(Beat)
         end: AttemptEnd | None = records[term].get(AttemptEnd)
         step = max(start.step, beat.step if beat else 0, end.step if end else 0)
-        kept = records[later][AttemptStart].step if later else step
+        if later:
+            kept = records[later][AttemptStart].step
+        elif head.state in (State.FAILED, State.STOPPED):  # what a resume would go on from
+            kept = min(step, head.step)
+        else:
+            kept = step
         over = end is not None or later is not None or head.state is not State.OPEN
         last = AttemptEnd if end else Beat if beat else AttemptStart
         yield Attempt(

@@ -1,5 +1,6 @@
 """A local cloud, and the real engine set up for it."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import yaml
 
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
+from tests.checkout import copy_checkout
 
 COMMAND_TIMEOUT_SEC = 300
 
@@ -58,6 +60,24 @@ class Project:
 
     def set(self, path: str, value: str) -> None:
         self.pulumi("config", "set", "-s", "dev", "--path", path, value)
+
+
+@contextlib.contextmanager
+def checkout_on_a_cloud_of_its_own(
+    parts: engines.Parts, folder: Path, *, guests: bool = True
+) -> Iterator[Project]:
+    """A copy of the checkout, whose stack has no settings yet, in a cloud that nobody shares."""
+    cloud = clouds.start(folder / "cloud", parts, guests=guests, dies_with_us=True)
+    try:
+        variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"])
+        checkout = folder / "checkout"
+        checkout.mkdir()
+        copy_checkout(checkout)
+        made = Project(checkout, {**engines.scrubbed(), **variables}, cloud)
+        made.pulumi("stack", "init", "dev", "--no-select")
+        yield made
+    finally:
+        cloud.stop()
 
 
 @pytest.fixture(scope="session")

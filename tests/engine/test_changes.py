@@ -3,7 +3,6 @@ machine at once, a region, a stack that is destroyed while its group waits for a
 engine, and other arguments. In the end each step was made once."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,8 +19,7 @@ from outlast.operate import engine as engines
 from outlast.run.commit import read_rows
 from outlast.run.head import Head, HeadLost, read_head
 from outlast.run.store import Store, open_store
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
 from tests.engine.test_killed import UP, Moment, killed
 from tests.engine.test_machines import configure
 
@@ -42,17 +40,8 @@ FULL = {
 
 @pytest.fixture
 def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
-    cloud = clouds.start(tmp_path / "cloud", parts, dies_with_us=True)
-    try:
-        variables = cloud.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-        folder = tmp_path / "checkout"
-        folder.mkdir()
-        copy_checkout(folder)
-        made = Project(folder, {**engines.scrubbed(), **variables}, cloud)
-        made.pulumi("stack", "init", "dev", "--no-select")
+    with checkout_on_a_cloud_of_its_own(parts, tmp_path) as made:
         yield made
-    finally:
-        cloud.stop()
 
 
 @pytest.fixture

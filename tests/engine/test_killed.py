@@ -17,13 +17,11 @@ import yaml
 
 from outlast import tree
 from outlast.layout import Layout
-from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
 from outlast.operate import mend
 from outlast.run.head import Head, read_head
 from outlast.run.store import open_store
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
 from tests.engine.test_preview import train_to
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -94,17 +92,8 @@ class Moment:
 @pytest.fixture
 def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
     """A stack that declares all that an experiment can, in a cloud whose VMs do nothing."""
-    cloud = clouds.start(tmp_path / "cloud", parts, guests=False, dies_with_us=True)
-    try:
-        variables = cloud.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-        folder = tmp_path / "checkout"
-        folder.mkdir()
-        copy_checkout(folder)
-        made = Project(folder, {**engines.scrubbed(), **variables}, cloud)
-        made.pulumi("stack", "init", "dev", "--no-select")
+    with checkout_on_a_cloud_of_its_own(parts, tmp_path, guests=False) as made:
         yield made
-    finally:
-        cloud.stop()
 
 
 @pytest.fixture

@@ -126,6 +126,20 @@ def test_an_attempt_that_ended_with_a_notice_lost_nothing(store):
     assert (book.attempts[0].reason, book.attempts[0].lost) == (Reason.PREEMPTED, 0)
 
 
+@pytest.mark.parametrize(
+    ("state", "lost"), [(State.STOPPED, 20), (State.FAILED, 20), (State.DONE, 0)]
+)
+def test_the_last_attempt_lost_what_a_resume_would_do_again(store, state, lost):
+    """HEAD names a checkpoint of step 10."""
+    put_start(store, 1, 0, 0)
+    put_end(store, 1, 40, 30, Reason.STOPPED)
+    store.put(LAYOUT.head, head(1, state).to_json())
+    book = ledger.read(store, LAYOUT)
+    assert book is not None
+    (last,) = book.attempts
+    assert (last.step, last.lost) == (30, lost)
+
+
 def test_goodput_is_kept_step_seconds_over_the_time_from_first_boot_to_end(store):
     store.put(LAYOUT.boot("1", "b1"), b"{}")  # the first boot, at 0 s
     put_start(store, 1, 10, 0)

@@ -265,6 +265,16 @@ def test_status_says_what_the_newest_attempt_failed_of(capsys, reason, says):
     assert (f"attempt 1 {reason}: {says}" in capsys.readouterr().out) == bool(says)
 
 
+def test_status_names_the_checkpoint_that_a_stopped_run_would_go_on_from(capsys):
+    made = stack(replace(FAILED, term=1))
+    made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
+    beat = beat_record(1, 9, START, total=100, row={"step": 9})
+    made.memory.put(LAYOUT.beat(1), beat.to_json())
+    draw.show_status(status.read(place(made)))
+    said = "failed (user-failed), step 9 of 100; its newest checkpoint is of step 0\n"
+    assert said in capsys.readouterr().out
+
+
 def test_a_result_without_the_usual_metrics_is_shown_all_the_same():
     result = Result("experiments/dev/0123456789/t000001/result/", 1, "d")
     made = stack(OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, result)))
