@@ -241,8 +241,9 @@ def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> 
             # The host had refused, and hung up while it was still being asked.
             client.fetch(path, repo, determine_wants=every)
         except GitProtocolError as error:
+            hung_up = isinstance(error.__cause__, BrokenPipeError)  # the same, as dulwich has it
             unnamed = client.protocol_version < 2 and _NO_COMMIT.search(str(error))
-            if not unnamed and not _NOT_ADVERTISED.search(str(error)):
+            if not hung_up and not unnamed and not _NOT_ADVERTISED.search(str(error)):
                 raise
             client.fetch(path, repo, determine_wants=every)
     except HTTPUnauthorized:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from outlast import protocol
-from outlast.protocol import Accepted, Busy, Channel, Committed, Complete, Message, Snapshot
+from outlast.loop.session import Session
+from outlast.protocol import Accepted, Busy, Channel, Committed, Complete, Message, Snapshot, Stop
 
 Reply = Callable[["FakeSupervisor", Snapshot], None]
 
@@ -136,6 +137,32 @@ class FakeSupervisor:
                     channel.send(Accepted(protocol.COMPLETE_ID))
         except protocol.ProtocolError:
             return
+
+
+@contextlib.contextmanager
+def stopping_early(supervisor: FakeSupervisor) -> Iterator[None]:
+    """Every training of this process is told to stop while it hands its first snapshot over, and so
+    makes one step more: it does not wait for the answer, and could have made any number."""
+    told = threading.Event()
+    hand_over, on_snapshot = Session.hand_over, supervisor.on_snapshot
+
+    def commit_and_stop(fake: FakeSupervisor, offered: Snapshot) -> None:
+        fake.commit(offered)
+        fake.push(Stop(20))
+        told.set()
+
+    def hand_over_and_be_told(session: Session, offered: Snapshot) -> None:
+        told.clear()
+        hand_over(session, offered)
+        assert told.wait(20)
+
+    supervisor.on_snapshot = commit_and_stop
+    setattr(Session, "hand_over", hand_over_and_be_told)  # noqa: B010 - a type checker minds
+    try:
+        yield
+    finally:
+        setattr(Session, "hand_over", hand_over)  # noqa: B010
+        supervisor.on_snapshot = on_snapshot
 
 
 @contextlib.contextmanager

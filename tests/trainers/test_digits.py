@@ -8,8 +8,7 @@ import pytest
 
 from outlast import exits, layout
 from outlast.loop import snapshot, state
-from outlast.protocol import Snapshot, Stop
-from tests.loop.fake_supervisor import FakeSupervisor
+from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
 from trainers import __main__ as command
 from trainers import digits, flags
 
@@ -126,24 +125,17 @@ def test_preempted_three_times_the_result_is_the_same_bytes(
     supervisor.restore, supervisor.step, supervisor.result = None, 0, None
     supervisor.committed.clear()
 
-    def commit_and_stop(fake: FakeSupervisor, offered: Snapshot) -> None:
-        fake.commit(offered)
-        fake.push(Stop(20))
-
     stops = []
-    supervisor.on_snapshot = commit_and_stop
-    while supervisor.result is None:
-        assert len(stops) <= STEPS
-        try:
-            assert command.main(["digits", *SMALL]) == exits.DONE
-        except SystemExit as exit:
-            assert exit.code == exits.INTERRUPTED
-            assert supervisor.gone.wait(5)
-            supervisor.resume_from()
-            stops.append(supervisor.step)
-            if len(stops) == 3:
-                supervisor.on_snapshot = FakeSupervisor.commit
-    assert len(stops) == 3 and stops == sorted(set(stops))
+    for _ in range(3):
+        with stopping_early(supervisor), pytest.raises(SystemExit) as ended:
+            command.main(["digits", *SMALL])
+        assert ended.value.code == exits.INTERRUPTED
+        assert supervisor.gone.wait(5)
+        supervisor.resume_from()
+        stops.append(supervisor.step)
+    assert command.main(["digits", *SMALL]) == exits.DONE
+    assert supervisor.result is not None
+    assert stops == sorted(set(stops)) and stops[-1] < STEPS
     assert files_of(supervisor.result) == calm
 
 

@@ -5,8 +5,7 @@ import pytest
 import trainers
 from outlast import exits
 from outlast.changes import How
-from outlast.protocol import Snapshot, Stop
-from tests.loop.fake_supervisor import FakeSupervisor
+from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
 from trainers import __main__ as command
 
 SMALL = {
@@ -29,21 +28,15 @@ def train(supervisor: FakeSupervisor, *argv: str) -> dict[str, bytes]:
 
 
 def change(supervisor: FakeSupervisor, before: list[str], now: list[str]) -> dict[str, bytes]:
-    """Stopped at its first checkpoint, resumed with other flags."""
+    """Stopped once its first checkpoint is made, resumed with other flags."""
     supervisor.restore, supervisor.step, supervisor.result = None, 0, None
     supervisor.committed.clear()
-
-    def commit_and_stop(fake: FakeSupervisor, offered: Snapshot) -> None:
-        fake.commit(offered)
-        fake.push(Stop(20))
-
-    supervisor.on_snapshot = commit_and_stop
-    with pytest.raises(SystemExit) as ended:
+    with stopping_early(supervisor), pytest.raises(SystemExit) as ended:
         command.main(before)
     assert ended.value.code == exits.INTERRUPTED
     assert supervisor.gone.wait(5)
     supervisor.resume_from()
-    supervisor.on_snapshot = FakeSupervisor.commit
+    assert supervisor.step == 2
     assert command.main(now) == exits.DONE
     return files_of(supervisor)
 
