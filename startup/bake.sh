@@ -29,6 +29,7 @@ readonly FETCH_SEC=3600
 readonly REPORT_SEC=5
 
 FINISHED=""
+STOPPING=""
 REPORTER=""
 
 # ---- the first seconds, before lib.sh is there --------------------------------------------------
@@ -332,11 +333,15 @@ bake::seal() {
 
 # ---- entry --------------------------------------------------------------------------------------
 
-# bake::on_exit: whatever ends this script before it is done is a bake that failed.
+# bake::on_exit: whatever ends this script before it is done is a bake that failed, but for a system
+# that goes down: what the step said last has been told, and its VM is gone or off in a moment.
 bake::on_exit() {
   local rc=$?
   set +e
   bake::stop_reporter
+  if [[ -n $STOPPING ]]; then
+    return
+  fi
   if [[ -z $FINISHED ]]; then
     {
       if [[ -n $LAST_ERROR ]]; then
@@ -361,7 +366,7 @@ bake::run() {
     return 0
   fi
   trap bake::on_exit EXIT
-  trap 'exit "$EXIT_INTERRUPTED"' TERM INT
+  trap 'STOPPING=1; exit "$EXIT_INTERRUPTED"' TERM INT
   waits::read "$(bake::get waits)"
   bake::start_reporter
   bake::step read bake::read
