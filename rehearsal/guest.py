@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ from rehearsal.guest_init import (
     TEMPORARY_PREFIX,
     delete_disk,
     descendants,
+    freeze_all,
+    kill_all,
     kill_largest,
     read_stat,
     signal_all,
@@ -49,7 +52,6 @@ TOKEN_FILE = "token"
 
 # A Unix socket's path has at most 107 bytes; this many are left to what a guest adds to its root.
 LONGEST_ROOT = 100 - len("/run/outlast/supervisor.sock")
-KILL_ROUND_SEC = 0.005
 SERIAL_BYTES = 1 << 20
 """Of serial output that the platform keeps."""
 INIT_EXIT_SEC = 5.0
@@ -177,7 +179,7 @@ class Hypervisor:
             return
         process, exited = guest.process, guest.exited
         self._tell(instance_id, "kill")
-        await asyncio.to_thread(_kill_below, process.pid, guest.token)
+        await asyncio.to_thread(kill_all, partial(_below, process.pid, guest.token))
         try:
             await asyncio.wait_for(exited.wait(), INIT_EXIT_SEC)
         except TimeoutError:
@@ -235,7 +237,7 @@ class Hypervisor:
         """Stops every process of the VM in its tracks; returns when none of them runs."""
         guest = self._guests.get(instance_id)
         if guest and guest.process:
-            await asyncio.to_thread(_freeze_below, guest.process.pid, guest.token)
+            await asyncio.to_thread(freeze_all, partial(_below, guest.process.pid, guest.token))
 
     async def thaw(self, instance_id: str) -> None:
         """Lets a frozen VM go on."""
@@ -413,7 +415,7 @@ class Hypervisor:
                 self._report(guest.machine.id, "stopping", "")
         await process.wait()
         # The first process leaves nothing behind, unless it was killed itself.
-        await asyncio.to_thread(_kill_strays, guest.token)
+        await asyncio.to_thread(kill_all, partial(_holders, guest.token))
         await self._power_off(guest)
         if guest.discarded:
             await self.discard(guest.machine.id)
@@ -452,7 +454,7 @@ class Hypervisor:
         for folder in self._vms.iterdir():
             if folder.name.isdigit():  # an instance's id; anything else is not ours
                 with suppress(OSError):
-                    _kill_trees((folder / TOKEN_FILE).read_text())
+                    kill_all(partial(_trees, (folder / TOKEN_FILE).read_text()))
                 _delete_folder(folder)
 
 
@@ -483,12 +485,6 @@ def _holders(token: str) -> set[int]:
     return {pid for pid in found if (stat := read_stat(pid)) and stat[0] not in "ZX"}
 
 
-def _kill_below(pid: int, token: str) -> None:
-    while below := _below(pid, token):
-        signal_all(below, signal.SIGKILL)
-        time.sleep(KILL_ROUND_SEC)
-
-
 def _plug_in_ssds(root: Path, count: int) -> None:
     """Local SSDs as a system finds them that has just come up: by name, empty, not mounted."""
     if not count:
@@ -504,17 +500,10 @@ def _plug_in_ssds(root: Path, count: int) -> None:
         link.symlink_to(f"../../nvme0n{number + 1}")
 
 
-def _kill_strays(token: str) -> None:
-    while strays := _holders(token):
-        signal_all(strays, signal.SIGKILL)
-        time.sleep(KILL_ROUND_SEC)
-
-
-def _kill_trees(token: str) -> None:
-    """Kills who has the token with all below them: the first process of a VM is one."""
-    while holders := _holders(token):
-        signal_all(holders.union(*map(descendants, holders)), signal.SIGKILL)
-        time.sleep(KILL_ROUND_SEC)
+def _trees(token: str) -> set[int]:
+    """Who has the token, with all below them: the first process of a VM is one."""
+    holders = _holders(token)
+    return holders.union(*map(descendants, holders))
 
 
 def _command_line(pid: int) -> str:
@@ -533,16 +522,6 @@ def _link_tools(folder: Path, missing: Container[str]) -> None:
         for tool in path.iterdir() if path.is_dir() else ():
             if tool.name not in missing and not (folder / tool.name).is_symlink():
                 (folder / tool.name).symlink_to(tool)
-
-
-def _freeze_below(pid: int, token: str) -> None:
-    """A process may start another before its own signal arrives: until all are stopped."""
-    while True:
-        running = {p for p in _below(pid, token) if (s := read_stat(p)) and s[0] not in "TtZX"}
-        if not running:
-            return
-        signal_all(running, signal.SIGSTOP)
-        time.sleep(KILL_ROUND_SEC)
 
 
 def _delete_folder(folder: Path) -> None:

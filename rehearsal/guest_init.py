@@ -21,15 +21,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 METADATA_TRIES = 50
 METADATA_RETRY_SEC = 0.1
-KILL_ROUND_SEC = 0.01
+SIGNAL_ROUND_SEC = 0.005
 
 # From a `poweroff` to the first signal: the command, and who called it, may still return.
 POWEROFF_DELAY_SEC = 0.1
@@ -74,6 +75,25 @@ def signal_all(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def freeze_all(find: Callable[[], set[int]]) -> set[int]:
+    """Stops every process that `find` finds; returns them. One may start another before its own
+    signal arrives: until no new one is found."""
+    stopped: set[int] = set()
+    while running := find() - stopped:
+        signal_all(running, signal.SIGSTOP)
+        stopped |= running
+        time.sleep(SIGNAL_ROUND_SEC)
+    return stopped
+
+
+def kill_all(find: Callable[[], set[int]]) -> None:
+    """Kills every process that `find` finds, as a power cut does: at one moment. Were they killed
+    one by one, a parent would live to see its child die, and go on to write what it makes of it."""
+    while frozen := freeze_all(find):
+        signal_all(frozen, signal.SIGKILL)
+        time.sleep(SIGNAL_ROUND_SEC)
 
 
 def resident_kb(pid: int) -> int:
@@ -315,8 +335,8 @@ class Init:
 
     def _kill_all(self) -> None:
         while not self._gone():
-            signal_all(descendants(os.getpid()), signal.SIGKILL)
-            time.sleep(KILL_ROUND_SEC)
+            kill_all(partial(descendants, os.getpid()))
+            time.sleep(SIGNAL_ROUND_SEC)
 
     def _gone(self) -> bool:
         with suppress(ChildProcessError):

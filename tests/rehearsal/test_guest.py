@@ -46,6 +46,26 @@ if os.fork() == 0:
 os.wait()
 """
 
+# Thirteen processes, each of which waits for another to end, and says so in a file.
+WATCHERS = """
+import os, select, sys
+def watch(name, pids):
+    poll = select.poll()
+    for pid in pids:
+        poll.register(os.pidfd_open(pid), select.POLLIN)
+    open(f"{sys.argv[1]}/watches-{name}", "w").close()
+    poll.poll()
+    open(f"{sys.argv[1]}/outlived-{name}", "w").close()
+pids = []
+while len(pids) < 12:
+    pid = os.fork()
+    if pid == 0:
+        watch(os.getpid(), [os.getppid(), *pids])
+        os._exit(0)
+    pids.append(pid)
+watch("first", pids)
+"""
+
 # A daemon by the book, which also ignores SIGTERM: a session of its own, init for a parent, no
 # environment, no open file, at home nowhere. Says its pid in $1.
 DAEMON = """
@@ -225,6 +245,20 @@ def test_kill_leaves_no_process_at_once(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_no_process_lives_to_see_another_cut_off(tmp_path: Path, end: str) -> None:
+    async def scene(host: Host) -> None:
+        guest = await host.boot(
+            f"echo '{WATCHERS}' >$TMPDIR/watch.py; trap '' TERM; python3 $TMPDIR/watch.py $TMPDIR"
+        )
+        await until(lambda: len(list(guest.root.glob("tmp/watches-*"))) == 13)
+        await getattr(host.hypervisor, end)(ID)
+        await host.until("exited")
+        assert not list(guest.root.glob("tmp/outlived-*"))
+
+    play(tmp_path, scene, grace_sec=0.2)
+
+
 @pytest.mark.parametrize("end", ["kill", "stop", "poweroff"])
 def test_a_daemon_that_hides_dies_with_its_vm(tmp_path: Path, end: str) -> None:
     async def scene(host: Host) -> None:
@@ -364,8 +398,11 @@ def test_guest_that_does_not_stop_is_cut_off_after_the_grace(tmp_path: Path) -> 
 def test_preemption_raises_the_flag_waits_and_stops(tmp_path: Path) -> None:
     script = """
       trap 'echo TERM at $(date +%s%N); exit' TERM
-      curl -sfH Metadata-Flavor:Google "$METADATA_BASE/instance/preempted?wait_for_change=true"
-      echo " seen at $(date +%s%N)"
+      flag() { curl -sH Metadata-Flavor:Google "$@" "$METADATA_BASE/instance/preempted$query"; }
+      etag="$(flag -o /dev/null -D - | tr -d '\\r' | awk 'tolower($1) == "etag:" {print $2}')"
+      touch "$TMPDIR/asks"
+      query="?wait_for_change=true&last_etag=$etag"
+      echo "$(flag) seen at $(date +%s%N)"
       while :; do sleep 0.1; done
     """
 
@@ -373,15 +410,16 @@ def test_preemption_raises_the_flag_waits_and_stops(tmp_path: Path) -> None:
         guest = await host.boot(script, notice_sec=0.4)
         serial = guest.serial
         assert serial
-        await until(lambda: any(_name(pid) == "curl" for pid in host.hypervisor.pids()))
-        await asyncio.sleep(0.1)
+        await until((guest.root / "tmp/asks").exists)
+        begun = time.time()
         await host.hypervisor.preempt(ID)
         await host.hypervisor.preempt(ID)
         await host.until("exited")
         said = serial.read_text()
         seen = int(said.partition("TRUE seen at ")[2].split()[0])
         terminated = int(said.partition("TERM at ")[2].split()[0])
-        assert 0.3 < (terminated - seen) / 1e9 < 3
+        assert begun < seen / 1e9 < terminated / 1e9
+        assert 0.4 <= terminated / 1e9 - begun < 10
 
     play(tmp_path, scene, grace_sec=10)  # it leaves by itself
 
