@@ -22,7 +22,7 @@ from components.vm_identity import VmIdentity
 from components.vm_template import VmTemplate
 
 config = settings.load()
-found = settings.find_bucket(config)
+found = settings.look_up(config)
 shared: list[pulumi.Resource] = []
 """What may outlive an experiment, as far as this stack declares it."""
 

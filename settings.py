@@ -318,9 +318,26 @@ def scripts() -> dict[str, str]:
     return {key: (ROOT / "startup" / file).read_bytes().decode() for key, file in files.items()}
 
 
+def look_up(settings: Settings) -> FoundBucket:
+    """What the program asks before it declares anything, side by side: whether the code can be had,
+    and where the bucket is. Raises SettingsError."""
+    answer = None
+    if settings.delivery.git:
+        from outlast.operate import sources
+
+        answer = sources.ask(settings.delivery.git)
+    found = find_bucket(settings)
+    if answer:
+        told = answer()
+        if told.refusal:
+            raise SettingsError(told.refusal)
+        if told.warning:
+            pulumi.log.warn(told.warning)
+    return found
+
+
 def find_bucket(settings: Settings) -> FoundBucket:
-    """Where the bucket is, and whether it is there with our label: the one look-up that the program
-    makes.
+    """Where the bucket is, and whether it is there with our label.
 
     Raises SettingsError for a bucket of that name without the label, and for an existing one that
     is not there or has no uniform access. Where nobody can be asked (no credentials, no network)
@@ -360,7 +377,7 @@ def find_bucket(settings: Settings) -> FoundBucket:
             " to existing to use it as it is, or label the bucket to let Outlast keep it"
         )
     location = (found.location or "").lower()
-    if reach.distance(location, settings.region) not in ("same", ""):
+    if location not in ("", settings.region):
         pulumi.log.warn(
             f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; what they"
             " read and write crosses regions, which is slower and billed"
@@ -427,7 +444,7 @@ def check(
     read.refuse_unknown()
 
     cloud = _cloud_project(values, environ)
-    location = _location(read, str(values.get("gcp:zone", "")))
+    location = _location(read, values)
     if foundation_outputs is not None:
         read = _Reader(
             _overlaid(read, values, foundation_outputs, cloud, location.region), declared()
@@ -504,7 +521,7 @@ def check(
         webhook=_webhook(read.text("webhook")),
         notice_sec=notice_sec,
         waits=_waits(read, notice_sec, spot=machine.spot),
-        advice=machine.advice,
+        advice=(*machine.advice, *_slips(command)),
     )
 
 
@@ -530,6 +547,13 @@ def _recipe(
     )
     if why:
         raise SettingsError(why)
+    try:
+        regions.check_zone("imageRecipe.zone", recipe.zone, _unlisted(read))
+        machines.check_builder(
+            "imageRecipe.machineType", recipe.machine_type, recipes.DISK_TYPE, _unlisted(read)
+        )
+    except machines.MachineError as error:
+        raise SettingsError(str(error)) from None
     _matching(
         "imageRecipe.base" if given.get("base") else "image", recipe.base, _IMAGE, _IMAGE_RULE
     )
@@ -642,6 +666,11 @@ def _cloud_project(values: Mapping[str, Any], environ: Mapping[str, str]) -> str
         raise SettingsError(
             "gcp:project: is not set; run pulumi config set gcp:project with your project's id"
         )
+    if not re.fullmatch(rf"{recipes.PROJECT}|[0-9]+", project):
+        raise SettingsError(
+            f"gcp:project {project!r}: must be a project's id such as acme-research, which is not"
+            " its display name; set gcp:project (gcloud projects list shows the ids)"
+        )
     if project == LOCAL_PROJECT and not _local_cloud(values, environ):
         raise SettingsError(
             f"gcp:project {project!r}: is the local cloud's project, and no local cloud is set in"
@@ -738,6 +767,17 @@ def _command(read: _Reader) -> str:
             " between two checkpoints",
         )
     return json.dumps(command, ensure_ascii=True, separators=(",", ":"))
+
+
+def _slips(command: str) -> list[str]:
+    """Sentences on words in braces that look like a mistyped field of the command."""
+    if "{" not in command:
+        return []
+    from outlast.loop.command.runner import Command
+
+    words = json.loads(command)
+    made = Command(line=words) if isinstance(words, str) else Command(argv=tuple(words))
+    return [f"{NAMESPACE}:{said}" for said in made.near_misses()]
 
 
 def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:
@@ -971,9 +1011,10 @@ def _read_foundation(name: str) -> Mapping[str, Any]:
     try:
         found = pulumi.runtime.invoke("pulumi:pulumi:readStackOutputs", {"name": name}).value
     except Exception as error:
+        why = _first_line(error).rpartition("returned an error: ")[2]
         raise SettingsError(
-            f"{NAMESPACE}:foundation {name!r}: cannot be read ({_first_line(error)}); bring that"
-            " stack up first, in this backend"
+            f"{NAMESPACE}:foundation {name!r}: cannot be read ({why}); bring that stack up first,"
+            " in this backend"
         ) from None
     return found["outputs"]
 
@@ -1005,6 +1046,11 @@ def _reach(read: _Reader, git: delivery.Git | None) -> reach.Reach:
     stall_sec = read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60
     health = read.choice("health", *reach.HEALTH_MODES)
     asked_sec = read.integer("healthLimitSec", 0, LIMIT_WAIT_SEC)
+    if asked_sec and health == reach.OFF:
+        raise SettingsError(
+            f"{NAMESPACE}:healthLimitSec {asked_sec} beside {NAMESPACE}:health off: nobody asks for"
+            f" the VM's health; leave it out, or set {NAMESPACE}:health to observe or repair"
+        )
     found = reach.Reach(
         network=network,
         subnetwork=_matching(
@@ -1019,9 +1065,10 @@ def _reach(read: _Reader, git: delivery.Git | None) -> reach.Reach:
         health_limit_sec=asked_sec or reach.health_limit_sec(health, stall_sec),
         ssh=read.choice("ssh", *reach.SSH_MODES) != "",
     )
-    why = reach.refusal(found, _needs_internet(read, git)) or (
-        reach.health_refusal(health, found.health_limit_sec, stall_sec)
-    )
+    why = reach.refusal(found, _needs_internet(read, git))
+    if why and (base := read.text("foundation")):
+        why += f"; the network is set in stack {base}"
+    why = why or reach.health_refusal(health, found.health_limit_sec, stall_sec)
     if why:
         raise SettingsError(f"{NAMESPACE}:{why}")
     return found
@@ -1030,7 +1077,9 @@ def _reach(read: _Reader, git: delivery.Git | None) -> reach.Reach:
 def _yes_no(key: str, read: _Reader) -> str:
     """`true`, `false` or empty."""
     text = read.text(key).lower()
-    return text and str(read.boolean(key)).lower()
+    if text not in ("true", "false", ""):
+        raise _bad(key, text, "must be true or false", "or leave it empty")
+    return text
 
 
 def _needs_internet(read: _Reader, git: delivery.Git | None) -> list[str]:
@@ -1055,6 +1104,13 @@ def _data_paths(read: _Reader) -> tuple[str, ...]:
     for path in paths:
         if not isinstance(path, str) or not _GS_PATH.fullmatch(path):
             raise _bad("dataPaths", path, "must be gs://BUCKET/PATH, an object or a folder")
+        if "*" in path:
+            raise _bad(
+                "dataPaths",
+                path,
+                "takes no wildcards, a folder means all that is below it",
+                "to the folder",
+            )
     if len(paths) > DATA_PATHS_LIMIT:
         raise _bad(
             "dataPaths",
@@ -1178,7 +1234,9 @@ def _labels(user: Mapping[str, Any]) -> dict[str, str]:
                 "a key has at most 63 lower-case letters, digits, dashes and underscores, the first"
                 " a letter",
             )
-        if not isinstance(value, str) or not _LABEL_VALUE.fullmatch(value):
+        if not isinstance(value, str):
+            raise _bad(f"labels.{key}", value, "must be a text, in quotes")
+        if not _LABEL_VALUE.fullmatch(value):
             raise _bad(
                 f"labels.{key}",
                 value,
@@ -1254,9 +1312,11 @@ def _keep_minutes(read: _Reader) -> int:
     return minutes
 
 
-def _location(read: _Reader, zone: str) -> regions.Location:
-    """Zonal or regional; `zone` is the engine's own."""
+def _location(read: _Reader, values: Mapping[str, Any]) -> regions.Location:
+    """Zonal or regional."""
+    region, zone = (str(values.get(f"gcp:{key}", "")) for key in ("region", "zone"))
     try:
+        regions.check_engine(region, zone, _unlisted(read))
         return regions.locate(
             read.text("zone"),
             read.text("region"),

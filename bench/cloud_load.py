@@ -17,7 +17,6 @@ import contextlib
 import http.client
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -213,19 +212,16 @@ class _Watch:
     """Measures a block: the clock, and the processor time of a process."""
 
     def __init__(self, pid: int) -> None:
-        self._stat = Path(f"/proc/{pid}/stat")
+        self._cpu_clock = (~pid << 3) | 2
+        """As clock_getcpuclockid(3) makes it: in ns, where /proc counts in ticks of 10 ms."""
 
     def __enter__(self) -> "_Watch":
-        self._begun = time.perf_counter(), self._cpu_sec()
+        self._begun = time.perf_counter(), time.clock_gettime(self._cpu_clock)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.seconds = time.perf_counter() - self._begun[0]
-        self.cpu_seconds = self._cpu_sec() - self._begun[1]
-
-    def _cpu_sec(self) -> float:
-        fields = self._stat.read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        self.cpu_seconds = time.clock_gettime(self._cpu_clock) - self._begun[1]
 
 
 # The model alone

@@ -154,6 +154,25 @@ def check(choice: Choice) -> Checked:
     return Checked(spot, gpus, restarts, tuple(_advice(choice, machines)))
 
 
+def check_builder(key: str, name: str, disk_type: str, unlisted: Sequence[str] = ()) -> None:
+    """MachineError: no standard VM of this type with such a boot disk can be made."""
+    machine = parse(name)
+    rules = machine.rules
+    if name in unlisted:
+        return
+    if rules is None:
+        _check_name(key, name)
+        return
+    _check_size(key, machine, rules)
+    why = ""
+    if disk_type not in rules.disks:
+        why = f"the builder's disk is {disk_type}, and it takes {either(rules.disks)}"
+    elif name in rules.only_spot:
+        why = "is there as a Spot VM only, and a builder is a standard one"
+    if why:
+        raise MachineError(key, name, why, f"set outlast:{key} to e2-standard-8 for example")
+
+
 def stop_sec(*, spot: bool) -> int:
     """From SIGTERM to the end of the machine."""
     return STOP_SPOT_SEC if spot else STOP_STANDARD_SEC
@@ -224,7 +243,10 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
     """One machine type against the family's rules."""
     machine = parse(name)
     rules = machine.rules
-    if rules is None or name in choice.unlisted:
+    if name in choice.unlisted:
+        return machine
+    if rules is None:
+        _check_name(key, name)
         return machine
     _check_shared(choice, machine)
     _check_size(key, machine, rules)
@@ -259,6 +281,14 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
             "set outlast:minCpuPlatform, or leave it empty",
         )
     return machine
+
+
+def _check_name(key: str, name: str) -> None:
+    """A family that the table does not know: a size must follow it all the same."""
+    if "-" not in name:
+        near = difflib.get_close_matches(name, (t for f in FAMILIES.values() for t in f.types), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise MachineError(key, name, f"must be a family and a size, such as e2-standard-2{hint}")
 
 
 def _check_shared(choice: Choice, machine: Machine) -> None:

@@ -5,7 +5,6 @@ the classes' names never change, or no stack of an older version could be destro
 """
 
 import contextlib
-import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -38,7 +37,6 @@ _WHERE = ("bucket", "prefix", "run")
 _KEYS = ("owner", *_WHERE, "resume")
 """Inputs that say which run is pinned; any other one is another pin."""
 
-_HEAD = re.compile("[^/]+/HEAD")
 _said: set[str] = set()
 _pinned_before: set[str] = set()
 """Owners whose stack had a pin when this command began."""
@@ -460,30 +458,34 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
 def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
     """The guard of the experiment's runs where the stack has none and would begin another; and an
     experiment that somebody else's runs lie in."""
-    folder = f"{news['prefix']}/"
     try:
         store, layout = _open(news)
         if read_head(store, layout) is not None:
             return []  # it goes on with its own
-        heads = [one for one in store.list(folder) if _HEAD.fullmatch(one.path[len(folder) :])]
-        for found in sorted(heads, key=lambda one: one.updated, reverse=True):
-            run = found.path[len(folder) :].partition("/")[0]
-            layout = Layout(news["prefix"], run)
-            with contextlib.suppress(Unreadable):
-                head = read_head(store, layout)
-                if head is None:
-                    continue
-                if head.owner != news["owner"]:
-                    return [_foreign(head, {**news, "run": run})]
-                if news["onNewRun"] == "replace":
-                    continue
-                content = _recorded_content(store, layout, head) or {}
-                why = guard(head, run, content, news, up=False, now=store.now())
-                if why:
-                    return [CheckFailure("run", why)]
+        for layout, head in _heads(store, news["prefix"]):
+            if head.owner != news["owner"]:
+                return [_foreign(head, {**news, "run": layout.run})]
+            if news["onNewRun"] == "replace":
+                continue
+            content = _recorded_content(store, layout, head) or {}
+            why = guard(head, layout.run, content, news, up=False, now=store.now())
+            if why:
+                return [CheckFailure("run", why)]
     except (StoreError, GoogleAuthError, Unreadable):
         pass
     return []
+
+
+def _heads(store: Store, prefix: str) -> list[tuple[Layout, Head]]:
+    """The readable HEADs of an experiment's runs, the one written last first."""
+    found: list[tuple[datetime, Layout, Head]] = []
+    for run in store.folders(f"{prefix}/"):
+        layout = Layout(prefix, run)
+        with contextlib.suppress(NotFound, ValueError):
+            data, written = store.get(layout.head)
+            found.append((written.updated, layout, Head.from_json(data)))
+    found.sort(key=lambda one: one[0], reverse=True)
+    return [(layout, head) for _, layout, head in found]
 
 
 def _recorded_content(store: Store, layout: Layout, head: Head) -> Mapping[str, Any] | None:
@@ -524,8 +526,7 @@ def _unchangeable(
 
 def _imageless(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
     """The failure of a new pin whose image is gone."""
-    known = bool(news.get("image"))  # a preview may not know the image that this stack makes
-    if not known or all(olds.get(key) == news[key] for key in (*_KEYS, "image")):
+    if not _is_known(news) or all(olds.get(key) == news[key] for key in (*_KEYS, "image")):
         return []
     try:
         _boot_image(news)
@@ -534,6 +535,12 @@ def _imageless(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]
     except Unanswered:
         pass
     return []
+
+
+def _is_known(news: dict[str, Any]) -> bool:
+    """Whether there is an image to speak of: a preview does not know the one that the stack is yet
+    to make, and has a placeholder of the SDK's for it."""
+    return isinstance(news.get("image"), str) and news["image"] != ""
 
 
 def _boot_image(props: dict[str, Any]) -> str:
@@ -564,7 +571,7 @@ def _boot_image(props: dict[str, Any]) -> str:
 def _say_image(olds: dict[str, Any], news: dict[str, Any], *, fresh: bool) -> None:
     """Tells which image a new pin boots from, or that a changed one does not count yet."""
     before = olds.get("bootImage", "")
-    if not news.get("image"):
+    if not _is_known(news):
         return
     if not fresh:
         if olds.get("image") != news["image"]:

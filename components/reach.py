@@ -145,6 +145,8 @@ def health_refusal(mode: str, limit_sec: int, stall_sec: int) -> str | None:
 
 def bucket_rule(name: str) -> str | None:
     """The platform's rule that a bucket's name breaks."""
+    if name.startswith("gs://") or "/" in name:
+        return "must be a bucket's bare name, without gs:// and without a path"
     parts = name.split(".")
     if not _BUCKET.fullmatch(name) or len(name) < 3:
         return (
@@ -163,21 +165,3 @@ def bucket_rule(name: str) -> str | None:
     if name.startswith("goog") or "google" in name.replace("0", "o"):
         return "must not begin with goog and not contain google, Google keeps such names"
     return None
-
-
-def distance(bucket_location: str, region: str) -> str:
-    """How far apart a bucket and the VMs are, as transfers are billed: `same`, `continent` or
-    `world`; empty where the bucket's place is not known."""
-    where, here = bucket_location.lower(), region.lower()
-    if not where:
-        return ""
-    if where == here:
-        return "same"
-    continents = {"us": ("us-", "northamerica-"), "eu": ("europe-",), "asia": ("asia-",)}
-    if where in continents:
-        return "continent" if here.startswith(continents[where]) else "world"
-    same = where.partition("-")[0] == here.partition("-")[0] or {
-        where.partition("-")[0],
-        here.partition("-")[0],
-    } == {"us", "northamerica"}
-    return "continent" if same else "world"

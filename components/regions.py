@@ -63,12 +63,12 @@ def locate(
     """`default`: the engine's zone, where nothing is said; `unlisted`: regions and zones that are
     newer than the list. MachineError: they cannot be, or contradict each other."""
     for one in zones:
-        _check_zone("zones", one, unlisted)
+        check_zone("zones", one, unlisted)
     if region:
         _check_region("region", region, region, unlisted)
     if not zones and not region:
         key = "zone" if zone or not default else "gcp:zone"
-        _check_zone(key, zone or default, unlisted)
+        check_zone(key, zone or default, unlisted)
         zone = zone or default
         return Location(zone.rpartition("-")[0], zone)
     key, value = ("zones", list(zones)) if zones else ("region", region)
@@ -94,7 +94,26 @@ def locate(
     return Location(regions[0], "", tuple(zones))
 
 
-def _check_zone(key: str, zone: str, unlisted: Sequence[str]) -> None:
+def check_engine(region: str, zone: str, unlisted: Sequence[str] = ()) -> None:
+    """The engine's own region beside its zone; either may be empty. MachineError: there is no such
+    region or zone, or the zone is in another."""
+    if zone:
+        check_zone("gcp:zone", zone, unlisted)
+    if not region:
+        return
+    _check_region("gcp:region", region, region, unlisted)
+    its = zone.rpartition("-")[0]
+    if zone and its != region:
+        raise MachineError(
+            "gcp:region",
+            region,
+            f"gcp:zone {zone} is in {its}",
+            f"set gcp:region to {its} or leave it out, or set gcp:zone to a zone of {region}",
+        )
+
+
+def check_zone(key: str, zone: str, unlisted: Sequence[str]) -> None:
+    """MachineError: it is none that Google has."""
     if not ZONE.fullmatch(zone):
         rule = "must be zones such as" if key == "zones" else "must be a zone such as"
         action = "set outlast:zone, or set gcp:zone" if key == "zone" else ""
@@ -115,7 +134,7 @@ def _check_zone(key: str, zone: str, unlisted: Sequence[str]) -> None:
 
 def _check_region(key: str, value: str, region: str, unlisted: Sequence[str]) -> None:
     if not REGION.fullmatch(region):
-        action = "set outlast:region or leave it empty"
+        action = f"set {_full(key)} or leave it empty"
         raise MachineError(key, value, "must be a region such as europe-west4", action)
     if region in REGIONS or region in unlisted:
         return

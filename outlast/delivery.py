@@ -152,8 +152,7 @@ class Delivery:
     @property
     def secret(self) -> tuple[str, str] | None:
         """(project, name) of the secret that the VM must be allowed to read."""
-        match = _SECRET.fullmatch(self.git.secret) if self.git and self.git.secret else None
-        return (match["project"], match["name"]) if match else None
+        return secret_parts(self.git.secret)[:2] if self.git and self.git.secret else None
 
 
 def check(
@@ -207,6 +206,12 @@ def check(
     return Delivery(GIT, git, _ref(texts["gitRef"]))
 
 
+def secret_parts(name: str) -> tuple[str, str, str]:
+    """(project, name, version) of a secret as `Git.secret` has it."""
+    _, project, _, secret, _, version = name.split("/")
+    return project, secret, version
+
+
 def check_module(name: str) -> str:
     """The name of a trainer of the user's own, a module in the folder that is delivered."""
     if not _MODULE.fullmatch(name):
@@ -225,8 +230,9 @@ def _commit(text: str, ref: str) -> str:
         )
     if not _COMMIT.fullmatch(text):
         raise DeliveryError(
-            f"gitCommit {text!r}: must be all 40 hexadecimal digits, since a short name or a branch"
-            " may mean another commit tomorrow; set outlast:gitCommit to what git rev-parse prints"
+            f"gitCommit {text!r}: must be all 40 digits, 0-9 and a-f, since a short name or a"
+            " branch may mean another commit tomorrow; set outlast:gitCommit, in quotes, to what"
+            " git rev-parse prints"
         )
     return text
 

@@ -14,6 +14,8 @@ INTERRUPTED = 75
 """Stopped on request between two steps; the run goes on in its next attempt."""
 FENCED = 76
 """A higher term holds the run; this process changed nothing after that."""
+CTRL_C = 130
+"""A command on somebody's own machine that Ctrl-C has ended, as shells have it."""
 OUT_OF_MEMORY = 137
 """Killed by SIGKILL on a machine that lives on: the kernel's answer to too much memory."""
 

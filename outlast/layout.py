@@ -17,7 +17,7 @@ import typing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from outlast.exits import Reason, State
@@ -27,6 +27,7 @@ FORMAT = 1
 
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 METRICS_FILE = "metrics.json"
+RESULT_FILE = "RESULT.json"
 METRICS_COLUMNS = ("epoch", "step", "train_loss", "test_loss", "test_accuracy")
 
 _TERM_DIGITS = 6
@@ -467,6 +468,23 @@ def result_digest(files: typing.Iterable[ResultFile]) -> str:
     """The sha256 of what `sha256sum` prints for the files in the order of their names."""
     lines = sorted((file.name, f"{file.sha256}  {file.name}\n") for file in files)
     return hashlib.sha256("".join(line for _, line in lines).encode()).hexdigest()
+
+
+def check_result(folder: Path) -> ResultManifest:
+    """The manifest of the result in a folder; ValueError that names what of it is gone, or is not
+    what the manifest says."""
+    try:
+        manifest = ResultManifest.from_json((folder / RESULT_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{RESULT_FILE}: cannot be read ({error})") from None
+    for file in manifest.files:
+        try:
+            found = hashlib.sha256((folder / file.name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise ValueError(f"{file.name}: cannot be read ({error.strerror})") from None
+        if found != file.sha256:
+            raise ValueError(f"{file.name}: has other bytes than the run gave it")
+    return manifest
 
 
 def check_metrics(data: bytes | str) -> dict[str, list[float]]:

@@ -11,6 +11,12 @@ from rehearsal.errors import ApiError
 
 Disk = dict[str, Any]
 
+NOT_THERE = {
+    "boot": "boots no VM from a disk that was attached to it",
+    "autoDelete": "deletes no attached disk with its VM",
+}
+"""Of an `attachDisk` body, and what the local cloud does not do where it is set."""
+
 
 def attached(disks: list[Disk], body: Mapping[str, Any], source: str) -> list[Disk]:
     """A VM's disks with the one of an `attachDisk` body beside them; `source` is its link."""
@@ -18,11 +24,9 @@ def attached(disks: list[Disk], body: Mapping[str, Any], source: str) -> list[Di
         raise rules.invalid(
             "initializeParams", "", "It is not possible to create and attach a disk at once."
         )
-    for name in ("boot", "autoDelete"):
+    for name, what in NOT_THERE.items():
         if body.get(name):
-            raise ApiError(
-                501, f"{name}: the local cloud keeps an attached disk beside the VM; leave it out."
-            )
+            raise ApiError(501, f"{name}: the local cloud {what}; leave it out.")
     index = 1 + max((int(disk["index"]) for disk in disks), default=-1)
     disk = {
         "kind": "compute#attachedDisk",

@@ -26,6 +26,8 @@ class Call:
     params: Mapping[str, str]
     query: Mapping[str, str]
     body: Json
+    sent: Json
+    """The body with its nulls, by which a patch takes fields away."""
 
     def __getitem__(self, name: str) -> str:
         return self.params[name]

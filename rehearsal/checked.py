@@ -6,6 +6,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+LONGEST_SHOWN = 80
+"""Characters of a value in a sentence."""
+
 
 class Part(BaseModel):
     """A mapping with a closed set of keys; numbers are numbers and text is text."""
@@ -35,22 +38,41 @@ def sentence_of(error: ValidationError, what: str) -> str:
 
 
 def _sentence(error: ErrorDetails, what: str) -> str:
-    place = ""
-    for step in error["loc"]:
-        if isinstance(step, int):
-            place += f"[{step}]"
-        elif step != "[key]":
-            place += f".{step}" if place else str(step)
+    place = _place(error["loc"])
     match error["type"]:
         case "extra_forbidden":
             return f"{place}: is no key of a {what}; docs/scenarios.md lists those that there are"
         case "missing":
             return f"{place}: is missing; docs/scenarios.md says what it is"
         case "value_error":
-            rule = error["msg"].removeprefix("Value error, ")
+            rule, kinds = error["msg"].removeprefix("Value error, "), False
         case _:
-            rule = re.sub(r"^(Input|String|List|Value) should", "must", error["msg"])
-            rule = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", rule)
-    value = error["input"]
-    shown = f" {value!r}" if isinstance(value, str | int | float | bool) else ""
-    return f"{place or what}{shown}: {rule}"
+            rule, kinds = re.sub(r"^(Input|String|List|Value) should", "must", error["msg"]), True
+            rule = re.sub(r"a valid (dictionary( or instance of \w+)?|\w+)", _plainly, rule)
+    return f"{place or what}{_shown(error['input'], kinds)}: {rule}"
+
+
+def _place(steps: tuple[int | str, ...]) -> str:
+    place = ""
+    for index, step in enumerate(steps):
+        if isinstance(step, int) and steps[index + 1 :][:1] != ("[key]",):
+            place += f"[{step}]"
+        elif step != "[key]":
+            place += f".{step}" if place else str(step)
+    return place
+
+
+def _plainly(match: re.Match[str]) -> str:
+    kinds = {"integer": "a whole number", "string": "text", "dictionary": "a mapping"}
+    return kinds.get(match[1].split()[0], f"a {match[1]}")
+
+
+def _shown(value: Any, kinds: bool) -> str:
+    """The value, cut where it is long; of a list or a mapping what it is, if `kinds`."""
+    if isinstance(value, str | int | float | bool):
+        text = repr(value)
+        return f" {text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + '…'}"
+    if value is None:
+        return " null"
+    kind = {list: " (a list)", dict: " (a mapping)"}.get(type(value), "")
+    return kind if kinds else ""

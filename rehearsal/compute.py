@@ -8,7 +8,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -57,6 +56,7 @@ from rehearsal.model import (
     Restless,
     SetMetadata,
     Stop,
+    checked_switch,
     duration_sec,
 )
 from rehearsal.no_guests import NoGuests
@@ -230,13 +230,8 @@ class Compute:
         }
 
     def set_switch(self, name: str, value: Any) -> None:
-        """Sets one of `rehearsal.model.Switches`. KeyError: no such; ValueError: wrong type."""
-        switches = self.fleet.switches
-        known = {field.name: type(getattr(switches, field.name)) for field in fields(switches)}
-        kind = known[name]
-        if isinstance(value, bool) != (kind is bool) or not isinstance(value, bool | int | float):
-            raise ValueError(f"{name} {value!r}: must be a {kind.__name__}.")
-        setattr(switches, name, kind(value))
+        """Sets one of `rehearsal.model.Switches`. KeyError: no such; ValueError: wrong value."""
+        setattr(self.fleet.switches, name, checked_switch(name, value))
         self.changed()
 
     # The machinery
@@ -473,7 +468,7 @@ class Compute:
                 raise unknown(f"projects/{params['project']}/regions/{params['region']}")
             method.check_query(query)
             method.check_body(body)
-            call = Call(version, params, query, rules.cleaned(body))
+            call = Call(version, params, query, rules.cleaned(body), body)
             path = request.url.path.partition(f"/projects/{params['project']}/")[2]
             if request.method == "POST" and isinstance(call.body.get("name"), str):
                 path += f"/{call.body['name']}"  # of what is to be created

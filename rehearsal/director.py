@@ -39,7 +39,7 @@ Fitted to 1442 lifetimes of preemptible VMs of Google's (Kadupitiya, Jadhao and 
 arXiv 1911.05160), those cut off by the limit of 24 hours, which Spot VMs do not have, taken as
 censored.
 """
-NOTHING = Actions(reset=False)
+NOTHING = Actions.model_construct()
 ANY_VM = "any"
 """As `match.vm` of an event's fault: whoever sends the request."""
 
@@ -415,16 +415,16 @@ class Director:
         if not lives:
             self._note(pending.index, do.action, None, {**options, "missed": "there is no VM"})
         for each in lives:
-            self._note(pending.index, do.action, each, options)
+            entry = self._note(pending.index, do.action, each, options)
             try:
                 await self._act(do, each)
             except (LookupError, ModelError) as error:
-                self._log[-1]["missed"] = str(error)
+                entry["missed"] = str(error)
 
     def _note(
         self, event: int | None, do: str, life: Life | None, options: Mapping[str, Any]
-    ) -> None:
-        """Puts down what happens, before it does."""
+    ) -> Entry:
+        """Puts down what happens, before it does; gives what it put down."""
         entry = {
             **{key: value for key, value in options.items() if value is not None},
             "time": time.time(),
@@ -438,6 +438,7 @@ class Director:
         }
         self._log.append(entry)
         self._cloud.events.write("scenario-event", **entry)
+        return entry
 
     async def _act(self, do: Do, life: Life | None) -> None:
         """What each action does; KeyError and ModelError where it cannot be done."""

@@ -55,7 +55,7 @@ LINGER_ZERO = struct.pack("ii", 1, 0)
 class Match(Part):
     """Which requests a rule counts, and which of those it hits."""
 
-    method: str | None = None
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] | None = None
     path: Pattern | None = None
     object: Pattern | None = None
     vm: str | None = None
@@ -79,7 +79,9 @@ class Actions(Part):
 
     @model_validator(mode="after")
     def _some(self) -> "Actions":
-        if not self.model_fields_set:
+        if self.retry_after_sec is not None and not self.status:
+            raise ValueError(f"retry_after_sec {self.retry_after_sec:g}: must be with a status")
+        if not any(getattr(self, name) for name in type(self).model_fields):
             raise ValueError("must name at least one action")
         return self
 

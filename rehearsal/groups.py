@@ -129,7 +129,7 @@ class Groups:
         body = {key: value for key, value in call.body.items() if key not in OUTPUT_FIELDS}
         region = call.params.get("region")
         zones = rules.checked_zones(body, region, ZONES[region]) if region else None
-        rules.check_group(body, zones)
+        rules.check_group(body, int(size), zones)
         group = self._fleet.add_group(place_of(call), name, body, versions, int(size), zones)
         self._fleet.set_named_ports(group, call.body.get("namedPorts") or [])
         return self._group_operation("insert", group)
@@ -158,13 +158,14 @@ class Groups:
         if call.body.get("name") not in (None, group.name):
             raise rules.invalid("resource.name", call.body["name"], "A name cannot be changed.")
         changes = {key: value for key, value in call.body.items() if key not in OUTPUT_FIELDS}
-        body = rules.merged(group.body, changes)
+        body = rules.merged(rules.without_nulls(group.body, call.sent), changes)
         zones = group.zones if group.regional else None
         if zones and rules.checked_zones(body, group.location, zones) != zones:
             raise rules.invalid(
                 "resource.distributionPolicy.zones", zones, "The zones cannot be changed."
             )
-        rules.check_group(body, zones)
+        size = int(call.body.get("targetSize", group.target_size))
+        rules.check_group(body, size, zones)
         self._fleet.change_group(group, body, self._versions(call))
         if "namedPorts" in call.body:
             self._fleet.set_named_ports(group, call.body["namedPorts"])
@@ -233,11 +234,7 @@ class Groups:
         names = []
         for index, instance in enumerate(asked):
             if instance.get("preservedState"):
-                raise ApiError(
-                    501,
-                    f"instances[{index}].preservedState: the local cloud has no stateful groups; "
-                    "leave it out.",
-                )
+                raise rules.no_stateful_groups(f"instances[{index}].preservedState")
             name = rules.check_name(f"instances[{index}].name", instance.get("name"))
             if name in names:
                 raise rules.invalid(f"instances[{index}].name", name, "Named twice.")

@@ -234,7 +234,8 @@ class Hypervisor:
         return killed[0]
 
     async def freeze(self, instance_id: str) -> None:
-        """Stops every process of the VM in its tracks; returns when none of them runs."""
+        """Stops every process of the VM in its tracks: none of them comes back from the call of the
+        system that it is in."""
         guest = self._guests.get(instance_id)
         if guest and guest.process:
             await asyncio.to_thread(freeze_all, partial(_below, guest.process.pid, guest.token))

@@ -11,9 +11,10 @@ machines go in, commands for the hypervisor come out.
     Restless                a group that does not come to rest
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 # What a live VM may be; anything else has no process.
@@ -151,6 +152,19 @@ class Switches:
     """From the notice of a host's maintenance to its begin."""
     maintenance_notice_gpu_sec: float = 3600.0
     """The same for a VM with GPUs."""
+
+
+def checked_switch(name: str, value: Any) -> bool | float:
+    """The value of one of `Switches`, as it is set. KeyError: no such; ValueError: the rule."""
+    kind = {known.name: type(known.default) for known in fields(Switches)}[name]
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 <= value <= sys.float_info.max):
+        raise ValueError("must be a finite number, 0 or more")
+    return float(value)
 
 
 @dataclass

@@ -32,6 +32,10 @@ HEALTH_CHECK_DEFAULTS = {
 }
 SHORTEST_RUN_SEC = 30
 MOST_VERSIONS = 2
+LIMITS = ("maxSurge", "maxUnavailable")
+"""Of an update policy."""
+SMALLEST_IN_PERCENT = 10
+"""VMs that a regional group has at least if its update policy is in percent."""
 
 
 def invalid(field: str, value: object, rule: str) -> ApiError:
@@ -44,6 +48,11 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value, indent=2) if isinstance(value, dict | list) else str(value)
+
+
+def no_stateful_groups(what: str) -> ApiError:
+    """501 for what only a group has that keeps disks, addresses or metadata of its VMs."""
+    return ApiError(501, f"{what}: the local cloud has no stateful groups; leave it out.")
 
 
 def missing(field: str) -> ApiError:
@@ -72,6 +81,15 @@ def merged(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(old.get(key), dict)
         result[key] = merged(old[key], value) if both else value
     return result
+
+
+def without_nulls(old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Any]:
+    """What a patch leaves of what was there: it is a JSON merge patch, whose nulls take away."""
+    kept = {key: value for key, value in old.items() if sent.get(key, value) is not None}
+    for key, value in kept.items():
+        if isinstance(value, dict) and isinstance(sent.get(key), dict):
+            kept[key] = without_nulls(value, sent[key])
+    return kept
 
 
 def check_name(field: str, name: object) -> str:
@@ -294,17 +312,31 @@ def checked_zones(body: dict[str, Any], region: str, known: Sequence[str]) -> li
     return zones or list(known)
 
 
-def _check_region(body: dict[str, Any], zones: Sequence[str]) -> None:
-    """What holds for regional groups alone."""
+def _check_region(body: dict[str, Any], zones: Sequence[str], size: int) -> None:
+    """What holds for regional groups alone.
+
+    The sentences about `fixed` and `percent` are the API's own, as gcloud and Terraform have shown
+    them. Compute's discovery document (v1, revision 20261106) says of maxSurge and maxUnavailable,
+    in any group, "a fixed number or, if the group has 10 or more instances, a percentage"; nobody
+    was seen to be refused it in a zonal group, so it is taken there.
+    """
     policy = body.get("updatePolicy") or {}
-    for key in ("maxSurge", "maxUnavailable"):
-        fixed = (policy.get(key) or {}).get("fixed")
+    for key in LIMITS:
+        limit, field = policy.get(key) or {}, f"resource.updatePolicy.{key}"
+        fixed, percent = limit.get("fixed"), limit.get("percent")
         if fixed is not None and 0 < int(fixed) < len(zones):
             raise invalid(
-                f"resource.updatePolicy.{key}",
+                f"{field}.fixed",
                 fixed,
                 f"Fixed updatePolicy.{key} for regional managed instance group has to be either 0 "
-                f"or at least equal to the number of zones, {len(zones)}.",
+                "or at least equal to the number of zones.",
+            )
+        if percent is not None and size < SMALLEST_IN_PERCENT:
+            raise invalid(
+                f"{field}.percent",
+                percent,
+                f"Percent updatePolicy.{key} for regional managed instance group is only allowed "
+                f"for regional managed instance groups with size at least {SMALLEST_IN_PERCENT}.",
             )
     lifecycle = body.get("instanceLifecyclePolicy") or {}
     if (lifecycle.get("onRepair") or {}).get("allowChangingZone") != "YES":
@@ -330,24 +362,25 @@ def check_versions(versions: Sequence[dict[str, Any]]) -> None:
     sizes = [version.get("targetSize") or {} for version in versions]
     given = [{key: n for key, n in size.items() if key != "calculated"} for size in sizes]
     for index, size in enumerate(given):
-        if len(size) > 1:
-            raise invalid(
-                f"{field}[{index}].targetSize", size, "Only one of fixed and percent can be set."
-            )
-        if not 0 <= int(size.get("percent") or 0) <= 100:
-            raise invalid(
-                f"{field}[{index}].targetSize.percent", size["percent"], "Must be from 0 to 100."
-            )
-        if int(size.get("fixed") or 0) < 0:
-            raise invalid(
-                f"{field}[{index}].targetSize.fixed", size["fixed"], "Must be at least 0."
-            )
+        _check_fixed_or_percent(f"{field}[{index}].targetSize", size)
     if sum(not size for size in given) != 1:
         raise invalid(field, given, "Exactly one version must leave targetSize unset.")
 
 
-def check_group(body: dict[str, Any], zones: Sequence[str] | None = None) -> None:
-    """A group's body after a change, whole. `zones`: of a regional group."""
+def _check_fixed_or_percent(field: str, size: dict[str, Any]) -> None:
+    """A number of VMs, or a share of a group's."""
+    given = {key: size[key] for key in ("fixed", "percent") if size.get(key) is not None}
+    if len(given) > 1:
+        raise invalid(field, given, "Only one of fixed and percent can be set.")
+    if not 0 <= int(given.get("percent", 0)) <= 100:
+        raise invalid(f"{field}.percent", given["percent"], "Must be from 0 to 100.")
+    if int(given.get("fixed", 0)) < 0:
+        raise invalid(f"{field}.fixed", given["fixed"], "Must be at least 0.")
+
+
+def check_group(body: dict[str, Any], size: int, zones: Sequence[str] | None = None) -> None:
+    """A group's body after a change, whole. `size`: what it is to have; `zones`: of a regional
+    group."""
     base_name = body.get("baseInstanceName")
     if base_name and not BASE_NAME.fullmatch(base_name):
         raise invalid(
@@ -358,6 +391,8 @@ def check_group(body: dict[str, Any], zones: Sequence[str] | None = None) -> Non
     policy = body.get("updatePolicy") or {}
     surge = policy.get("maxSurge") or {}
     unavailable = policy.get("maxUnavailable") or {}
+    for key in LIMITS:
+        _check_fixed_or_percent(f"resource.updatePolicy.{key}", policy.get(key) or {})
     if policy.get("replacementMethod") == "RECREATE":
         if surge.get("fixed", 0 if surge.get("percent") is not None else 1) > 0 or surge.get(
             "percent"
@@ -379,7 +414,7 @@ def check_group(body: dict[str, Any], zones: Sequence[str] | None = None) -> Non
         )
     lifecycle = body.get("instanceLifecyclePolicy") or {}
     if zones:
-        _check_region(body, zones)
+        _check_region(body, zones, size)
     elif (lifecycle.get("onRepair") or {}).get("allowChangingZone") == "YES":
         raise ApiError(400, "allowChangingZone can be YES only in a regional group.")
     healing = (body.get("autoHealingPolicies") or [{}])[0]
@@ -391,4 +426,4 @@ def check_group(body: dict[str, Any], zones: Sequence[str] | None = None) -> Non
             f"Must be between 0 and {LONGEST_INITIAL_DELAY_SEC}.",
         )
     if (body.get("statefulPolicy") or {}).get("preservedState"):
-        raise ApiError(501, "statefulPolicy: the local cloud has no stateful groups.")
+        raise no_stateful_groups("statefulPolicy.preservedState")

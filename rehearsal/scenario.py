@@ -5,6 +5,8 @@ The whole file is checked before anything of it happens. `director.py` plays it.
     ScenarioError           what is wrong with a scenario, in one sentence that names the place
 """
 
+import math
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +18,7 @@ from rehearsal.catalogue import has_zone
 from rehearsal.checked import Count, Ordinal, Part, Pattern, Sec, sentence_of
 from rehearsal.errors import UsageError
 from rehearsal.faults import FaultRule
-from rehearsal.model import Switches
+from rehearsal.model import Switches, checked_switch
 
 PHASES = (
     *("boot", "setup", "step", "snapshot", "upload", "commit", "committed"),
@@ -24,8 +26,14 @@ PHASES = (
 )
 """Of a VM's life, in their order; `director.MOMENTS` says what is seen of each."""
 BEFORE_ATTEMPT = ("boot", "setup")
+ONCE_A_BOOT = ("boot", "setup", "end")
+"""Phases that a boot comes to at most once."""
 STEPPED = ("step", "snapshot", "upload", "commit", "committed")
 """Phases that have a step, and so a share of all steps."""
+
+
+MAX_BYTES = 1 << 20
+"""Of a file."""
 
 
 class ScenarioError(UsageError):
@@ -41,21 +49,49 @@ def _zone(value: Any) -> Any:
 def _switches(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be a mapping of switches")
-    known = {field.name: type(getattr(Switches(), field.name)) for field in fields(Switches)}
     for name, setting in value.items():
-        if name not in known:
-            raise ValueError(f"{name!r} is no switch; must be one of {', '.join(known)}")
-        kind = known[name]
-        number = isinstance(setting, int | float) and not isinstance(setting, bool)
-        if not (isinstance(setting, bool) if kind is bool else number):
-            raise ValueError(f"{name} {setting!r}: must be a {kind.__name__}")
+        try:
+            checked_switch(name, setting)
+        except KeyError:
+            known = ", ".join(field.name for field in fields(Switches))
+            raise ValueError(f"{name!r} is no switch; must be one of {known}") from None
+        except ValueError as error:
+            raise ValueError(f"{name} {setting!r}: {error}") from None
     return value
+
+
+def _setting_name(name: Any) -> Any:
+    if not (isinstance(name, str) and re.fullmatch(r"[a-z][-a-z0-9]*:[a-zA-Z][a-zA-Z0-9]*", name)):
+        raise ValueError("must be the whole name of a setting, such as outlast:trainer")
+    return name
+
+
+def _setting(value: Any) -> Any:
+    """A setting of a stack, as a stack's own file may have it."""
+    match value:
+        case None:
+            raise ValueError('is empty; must be a value, or "" for none')
+        case dict():
+            if unfit := [key for key in value if not isinstance(key, str)]:
+                raise ValueError(f"key {unfit[0]!r}: must be text")
+            return {key: _setting(item) for key, item in value.items()}
+        case list():
+            return [_setting(item) for item in value]
+        case float() if not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        case str() | bool() | int() | float():
+            return value
+    raise ValueError(
+        f"is of type {type(value).__name__}; must be text, a number, a list or a mapping"
+    )
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Zone = Annotated[str, BeforeValidator(_zone)]
 Metric = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Family = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
+SettingName = Annotated[str, BeforeValidator(_setting_name)]
+Setting = Annotated[Any, BeforeValidator(_setting)]
 Boots = Annotated[list[Ordinal], Field(min_length=1)] | None
 """Which boots of the target's VMs, the first is 1; None: every one."""
 
@@ -141,6 +177,12 @@ class MetadataTrouble(Part):
     """How many requests get `status`."""
     boots: Boots = None
 
+    @model_validator(mode="after")
+    def _some(self) -> "MetadataTrouble":
+        if not (self.late_sec or self.status):
+            raise ValueError("must have late_sec or status")
+        return self
+
 
 class Tools(Part):
     """Commands that the guest does not find."""
@@ -162,6 +204,12 @@ class Shutdown(Part):
     gpu_lost_sec: Sec | None = None
     gpu_process: Pattern = r"-m trainers"
 
+    @model_validator(mode="after")
+    def _some(self) -> "Shutdown":
+        if self.network_lost_sec is None and self.gpu_lost_sec is None:
+            raise ValueError("must have network_lost_sec or gpu_lost_sec")
+        return self
+
 
 class OperationError(Part):
     code: Metric
@@ -177,6 +225,12 @@ class Operations(Part):
     error: OperationError | None = None
     count: Count = 1
     """How many; 0: all."""
+
+    @model_validator(mode="after")
+    def _some(self) -> "Operations":
+        if not (self.delay_sec or self.error):
+            raise ValueError("must have delay_sec or error")
+        return self
 
 
 class World(Part):
@@ -234,6 +288,8 @@ class When(Part):
                 f"share {self.share:g}: phase {self.moment!r} has no step; must be one of "
                 f"{', '.join(STEPPED)}"
             )
+        if self.nth > 1 and self.moment in ONCE_A_BOOT:
+            raise ValueError(f"nth {self.nth}: phase {self.moment!r} comes once a boot; must be 1")
         return self
 
 
@@ -253,6 +309,12 @@ class ForSec(Part):
 class Thaw(Part):
     boot: Ordinal | None = None
     attempt: Ordinal | None = None
+
+    @model_validator(mode="after")
+    def _one_vm(self) -> "Thaw":
+        if self.boot is not None and self.attempt is not None:
+            raise ValueError(f"boot {self.boot} and attempt {self.attempt}: must be one of them")
+        return self
 
 
 class Lost(Part):
@@ -360,6 +422,10 @@ class Event(Part):
     def _possible(self) -> "Event":
         if self.when.at_sec is not None and self.times != 1:
             raise ValueError(f"times {self.times}: a moment of the world comes once; must be 1")
+        for key in ("boot", "attempt"):
+            number = getattr(self.when, key)
+            if number is not None and self.times > 1:
+                raise ValueError(f"times {self.times}: {key} {number} comes once; must be 1")
         return self
 
 
@@ -383,18 +449,40 @@ class Scenario(Part):
     about: Annotated[str, Field(min_length=1)]
     seed: int = 0
     speed: Annotated[float, Field(gt=0, le=100_000)] = 1
-    stack: dict[str, Any] = {}
+    stack: dict[SettingName, Setting] = {}
     world: World = World()
     events: list[Event] = []
     expect: Expect = Expect()
+
+    @model_validator(mode="after")
+    def _one_rule_an_id(self) -> "Scenario":
+        """Of two fault rules with one id the second would take the first one's place."""
+        acting = (event.do.options for event in self.events if event.do.action == "fault")
+        ids = [rule.id for rule in (*self.world.faults, *acting) if rule.id is not None]
+        for rule_id in ids:
+            if ids.count(rule_id) > 1:
+                raise ValueError(f"id {rule_id!r} of a fault: is there twice; must be one rule's")
+        return self
 
     def document(self) -> dict[str, Any]:
         """As JSON, with its defaults filled in."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+class _Refused(yaml.constructor.ConstructorError):
+    """YAML that is not taken."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML's own readers take the last."""
+    """Refuses a key that is there twice, of which YAML's own readers take the last, and aliases,
+    of which a few lines may stand for more than memory holds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            problem = f"*{event.anchor} is an alias; write out what it stands for"
+            raise _Refused(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -402,9 +490,8 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"key {key.value!r} is there twice", problem_mark=key.start_mark
-                )
+                problem = f"key {key.value!r} is there twice; keep one"
+                raise _Refused(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -412,7 +499,11 @@ class _Loader(yaml.SafeLoader):
 def read(path: Path) -> Scenario:
     """The scenario of a file; its name is the file's."""
     try:
-        text = path.read_text()
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ScenarioError(f"{path}: is above {MAX_BYTES} bytes; name a scenario file")
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text"
         raise ScenarioError(f"{path}: {reason.lower()}; name a scenario file") from None
@@ -421,8 +512,11 @@ def read(path: Path) -> Scenario:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ScenarioError(f"{path}: {place}is no YAML ({problem})") from None
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0].partition(";")[0]
+        said = problem if isinstance(error, _Refused) else f"is no YAML ({problem})"
+        raise ScenarioError(f"{path}: {place}{said}") from None
+    if loaded is None:
+        raise ScenarioError(f"{path}: is empty; docs/scenarios.md lists the keys of a scenario")
     scenario = check(loaded)
     if scenario.name != path.stem:
         raise ScenarioError(f"name {scenario.name!r}: must be the file's own, {path.stem!r}")

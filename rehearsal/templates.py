@@ -116,7 +116,8 @@ class Templates:
 
     async def _patch_health_check(self, call: Call) -> Json:
         check = self._health_check(call)
-        body = rules.checked_health_check(rules.merged(check.body, call.body))
+        kept = rules.without_nulls(check.body, call.sent)
+        body = rules.checked_health_check(rules.merged(kept, call.body))
         self._fleet.change_health_check(check, body)
         return self._health_check_operation("patch", check)
 

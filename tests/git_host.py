@@ -50,6 +50,8 @@ class GitHost:
         self.users: list[str] = []
         """Who has named the right token."""
         self.requests: list[str] = []
+        self.speaks_newer = True
+        """Whether it has heard of protocol 2."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(folder))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -103,7 +105,7 @@ class GitHost:
                     "CONTENT_TYPE": self.headers.get("Content-Type", ""),
                     "CONTENT_LENGTH": str(len(body)),
                     "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
-                    "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+                    "GIT_PROTOCOL": self.headers.get("Git-Protocol", "") * host.speaks_newer,
                 }
                 done = subprocess.run(
                     ["git", "http-backend"], input=body, env=env, capture_output=True, timeout=60

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import trainers
 from outlast import exits
-from outlast.loop import DataError, LoopError, SupervisorLost
+from outlast.loop import LoopError
+from outlast.loop.errors import exit_code
 from trainers.flags import UsageError
 
 
@@ -42,16 +43,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         module = trainers.load_from(Path(name)) if os.sep in name else trainers.load(name)
         return module.main(flags)
-    except (UsageError, DataError) as error:
+    except UsageError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return exits.USAGE
-    except SupervisorLost as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        # Killed, or not known: the same command goes on. Its own word counts otherwise.
-        return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
     except LoopError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 1
+        return exit_code(error)
+    except KeyboardInterrupt:  # within the steps, Ctrl-C is the loop's
+        print(f"{name}: interrupted before the first step", file=sys.stderr)
+        return exits.INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 CLASSES = tuple(range(10))
 SIDE = 8
-"""Of scikit-learn's scans; their pixels are 0 to 16."""
+"""Of scikit-learn's scans."""
+INK_MOST = 16
+"""The darkest of their pixels."""
+SIDE_LEAST = 4
+"""Below it nothing is left for the second layer of a convolutional network."""
 SPLIT_SEED = 1797
 TEST_SHARE = 0.2
 ROWS_LEAST = 50
@@ -30,10 +34,27 @@ IDX_UNSIGNED_BYTE = 8
 
 @dataclass(frozen=True)
 class Split:
-    """Rows to train on and rows to test on, each pixels and labels."""
+    """Rows to train on and rows to test on, each pixels and labels.
+
+    UsageError where the former have one class only, or both are not images of one size.
+    """
 
     train: "Rows"
     test: "Rows"
+
+    def __post_init__(self) -> None:
+        training.check_classes(self.train[1])
+        size, other = (f"{p.shape[1]} by {p.shape[2]}" for p, _ in (self.train, self.test))
+        high, wide = self.train[0].shape[1:]
+        if high != wide or high < SIDE_LEAST:
+            raise flags.UsageError(
+                f"data: images of {size} pixels; must be squares of {SIDE_LEAST} by {SIDE_LEAST} "
+                "or more"
+            )
+        if size != other:
+            raise flags.UsageError(
+                f"data: images of {size} pixels, to test on of {other}; must be equal"
+            )
 
 
 def split(rows: "Rows", limit_rows: int) -> Split:
@@ -64,22 +85,18 @@ def scans() -> "Rows":
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    return (pixels.reshape(-1, SIDE, SIDE) / 16).astype(np.float32), labels.astype(np.int64)
+    return (pixels.reshape(-1, SIDE, SIDE) / INK_MOST).astype(np.float32), labels.astype(np.int64)
 
 
 def csv(path: str) -> "Rows":
     """Rows of 64 pixels (0 to 16) and the digit, comma separated, without a header."""
     import numpy as np
 
-    try:
-        table = np.loadtxt(training.data(path), delimiter=",", ndmin=2)
-    except (OSError, ValueError) as error:
-        raise flags.UsageError(f"data {path}: is no CSV of numbers ({error})") from None
-    if table.shape[1] != SIDE * SIDE + 1 or not np.isin(table[:, -1], CLASSES).all():
-        raise flags.UsageError(
-            f"data {path}: {table.shape[1]} columns, must be 64 pixels and a digit"
-        )
-    pixels = table[:, :-1].reshape(-1, SIDE, SIDE) / 16
+    form = "64 pixels and a digit"
+    table = training.table(path, columns=SIDE * SIDE + 1, form=form, least=0, most=INK_MOST)
+    if not np.isin(table[:, -1], CLASSES).all():
+        raise flags.UsageError(f"data {path}: the last column must be a digit, 0 to 9")
+    pixels = table[:, :-1].reshape(-1, SIDE, SIDE) / INK_MOST
     return pixels.astype(np.float32), table[:, -1].astype(np.int64)
 
 

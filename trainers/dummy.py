@@ -212,11 +212,14 @@ def _load(config: Config) -> "tuple[Batch, Batch]":
     """
     rows = _read(config.data, config) if config.data else _made_up()[: config.limit_rows or None]
     if config.eval_data:
-        return _halves(rows), _halves(_read(config.eval_data, config))
-    count = round(len(rows) * TEST_SHARE)  # split by a fixed rule, not by the seed
-    if count < 1:
-        raise flags.UsageError(f"{len(rows)} rows: 3 or more are needed")
-    return _halves(rows[count:]), _halves(rows[:count])
+        train, test = rows, _read(config.eval_data, config)
+    else:
+        count = round(len(rows) * TEST_SHARE)  # split by a fixed rule, not by the seed
+        if count < 1:
+            raise flags.UsageError(f"{len(rows)} rows: 3 or more are needed")
+        train, test = rows[count:], rows[:count]
+    training.check_classes(train[:, -1])
+    return _halves(train), _halves(test)
 
 
 def _halves(rows: "np.ndarray") -> "Batch":
@@ -226,14 +229,10 @@ def _halves(rows: "np.ndarray") -> "Batch":
 def _read(path: str, config: Config) -> "np.ndarray":
     import numpy as np
 
-    try:
-        rows = np.loadtxt(training.data(path), delimiter=",", ndmin=2)
-    except (OSError, ValueError) as error:
-        raise flags.UsageError(f"data {path}: is no CSV of numbers ({error})") from None
-    if rows.shape[1] != COLUMNS + 1 or not np.isin(rows[:, -1], (0, 1)).all():
-        raise flags.UsageError(
-            f"data {path}: {rows.shape[1]} columns, must be {COLUMNS} numbers and a class, 0 or 1"
-        )
+    form = f"{COLUMNS} numbers and a class, 0 or 1"
+    rows = training.table(path, columns=COLUMNS + 1, form=form, least=-np.inf, most=np.inf)
+    if not np.isin(rows[:, -1], (0, 1)).all():
+        raise flags.UsageError(f"data {path}: the last column must be a class, 0 or 1")
     return rows[: config.limit_rows or None]
 
 

@@ -17,6 +17,9 @@ MUTABLE = {"epochs": "raised", "eval-every": "any", "threads": "any"}
 so far are those of a run that had the new values from its start, but for the evaluations made and
 for the last digits that threads decide."""
 
+EPOCHS_MOST = 10**9
+SHOWN_CHARACTERS = 60
+"""Of a flag's value, in the sentence that refuses it."""
 THREADS_MOST = 1024
 """More than any machine has; a slip of the finger would crawl."""
 
@@ -64,7 +67,8 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, {rule}") from None
+            shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+            raise argparse.ArgumentTypeError(f"{shown!r}: must be a whole number, {rule}") from None
         if number < least or (most is not None and number > most):
             raise argparse.ArgumentTypeError(f"{text}: must be {rule}")
         return number
@@ -112,6 +116,15 @@ def interval(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be auto, seconds such as 30s, or steps such as 200"
         ) from None
+    return text
+
+
+def named(text: str) -> str:
+    """A folder's name, for ``type=``: not the empty one of a shell's variable that is not set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be a folder; leave it out for the default"
+        )
     return text
 
 
@@ -190,6 +203,7 @@ def add_common(
     run.add_argument(
         "--run-dir",
         metavar="DIR",
+        type=named,
         help="folder of the run, or its gs://BUCKET/experiments/NAME/RUN; runs/NAME-RUN where not "
         "given, not used under a supervisor",
     )
@@ -231,7 +245,9 @@ def add_common(
         default=0,
         help="use only the first N rows of the data; 0 for all",
     )
-    training.add_argument("--epochs", metavar="N", type=whole(1), default=epochs, help=an_epoch)
+    training.add_argument(
+        "--epochs", metavar="N", type=whole(1, EPOCHS_MOST), default=epochs, help=an_epoch
+    )
     training.add_argument(
         "--eval-every",
         metavar="N",

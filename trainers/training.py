@@ -10,8 +10,10 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -84,11 +86,21 @@ def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> 
             if due(before, state.epoch, every=config.eval_every, last=config.epochs):
                 report = {"epoch": state.epoch, **trainer.evaluate(state)}
                 run.eval(best="max", of="test_accuracy", **report)
-                print(json.dumps({"step": step, **report}), flush=True)
+                _show({"step": step, **report})
         trainer.save_model(state, run.result)
         recorded = {"trainer": trainer.NAME, "flags": arguments(args)}
         run.result(CONFIG_FILE).write_text(identity.canonical_json(recorded) + "\n")
     return exits.DONE
+
+
+def _show(values: Mapping[str, Any]) -> None:
+    """A line of JSON on stdout; where nobody reads that any more, the training goes on without."""
+    try:
+        print(json.dumps(values), flush=True)
+    except BrokenPipeError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())  # for what is left to be written, too
+        os.close(nothing)
 
 
 def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
@@ -105,7 +117,7 @@ def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
         found = trainer.evaluate(state)
     table = layout.check_metrics((result / layout.METRICS_FILE).read_bytes())
     recorded = {name: column[-1] for name, column in table.items()}
-    print(json.dumps({**recorded, **found}))
+    _show({**recorded, **found})
     differing = [name for name, value in found.items() if value != recorded.get(name)]
     if differing:
         told = ", ".join(f"{name} {recorded.get(name)} and not {found[name]}" for name in differing)
@@ -150,6 +162,47 @@ def data(path: str) -> Path:
         return outlast.data(path)
     except DataError as error:
         raise flags.UsageError(str(error)) from None
+
+
+def table(path: str, *, columns: int, form: str, least: float, most: float) -> "np.ndarray":
+    """The rows of a CSV without header: so many columns, of which ``form`` says what they are,
+    numbers from ``least`` to ``most`` and a class.
+
+    Raises UsageError with the row for what it cannot be, LoopError as ``data`` does.
+    """
+    import numpy as np
+
+    try:
+        with warnings.catch_warnings():  # of a file without rows, which is told below
+            warnings.simplefilter("ignore", UserWarning)
+            rows = np.loadtxt(data(path), delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
+        raise flags.UsageError(f"data {path}: is no CSV of numbers ({error})") from None
+    if not rows.size:
+        raise flags.UsageError(f"data {path}: has no rows")
+    if rows.shape[1] != columns:
+        raise flags.UsageError(f"data {path}: {rows.shape[1]} columns, must be {form}")
+    values = rows[:, :-1]
+    wrong = ~(np.isfinite(values) & (values >= least) & (values <= most))
+    if wrong.any():
+        row, column = (int(place[0]) for place in np.nonzero(wrong))
+        raise flags.UsageError(
+            f"data {path} row {row + 1}: {values[row, column]}: must be a finite number"
+            + ("" if np.isinf(most) else f" from {least:g} to {most:g}")
+        )
+    return rows
+
+
+def check_classes(labels: "np.ndarray") -> None:
+    """UsageError unless there are two classes or more to tell apart."""
+    import numpy as np
+
+    found = np.unique(labels)
+    if len(found) < 2:
+        only = f" all of class {found[0]:g}" if len(found) else ""
+        raise flags.UsageError(
+            f"{len(labels)} rows to train on,{only}; rows of two classes or more are needed"
+        )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import outlast
-from outlast.loop.errors import DataError, LoopError, SupervisorLost
+from outlast.loop.errors import DataError, LoopError, SupervisorLost, tell_alone
 from outlast.protocol import (
     SOCKET_VARIABLE,
     Channel,
@@ -43,6 +43,7 @@ def data(path: str | os.PathLike[str]) -> Path:
     Raises DataError with a sentence for what is not there, may not be read, has no room on this
     machine, or has changed since the run began; LoopError where nobody answers.
     """
+    tell_alone()
     return find(path)
 
 

@@ -6,10 +6,15 @@ LoopError
 ├── DataError         data that is not there, cannot be fetched, or is not what it was
 ├── CheckpointFailed  the supervisor could not commit a snapshot
 ├── RankLost          another process of the same training has gone, or does something else
+├── Refused           the supervisor will not go on with the run
 └── SupervisorLost    no supervisor answers, or it has gone
 """
 
+import sys
+from types import TracebackType
+
 from outlast import exits
+from outlast.loop.words import say
 
 
 class LoopError(Exception):
@@ -36,6 +41,10 @@ class RankLost(LoopError):
     """Another rank has ended, failed, or makes other steps: this one cannot go on without it."""
 
 
+class Refused(LoopError):
+    """The supervisor will not go on with the run; the message has its reason."""
+
+
 class SupervisorLost(LoopError):
     """The supervisor cannot be reached, does not answer or has gone.
 
@@ -48,3 +57,37 @@ class SupervisorLost(LoopError):
         if self.exit == exits.FENCED:  # starting the same run again would only fence the other
             return "another process works on this folder; end one of them"
         return super().__str__()
+
+
+TOLD_ALONE = (CheckpointFailed, DataError, DoesNotFit, RankLost, Refused, SupervisorLost)
+"""What befell a run, whatever line of the program met it. The others are slips in the program, of
+which one wants to see the line."""
+
+
+def exit_code(error: LoopError) -> int:
+    """What a program ends with that this error ends."""
+    if isinstance(error, DataError):
+        return exits.USAGE
+    if isinstance(error, SupervisorLost):
+        # Killed, or not known: the same command goes on. Its own word counts otherwise.
+        return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
+    return 1
+
+
+def tell_alone() -> None:
+    """From now on an error of TOLD_ALONE that nothing catches is its sentence on stderr and its own
+    exit code. With any other, or one that came while another was handled, nothing changes."""
+    before = sys.excepthook
+    if getattr(before, "tells_alone", False):
+        return
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        beside = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if not isinstance(error, TOLD_ALONE) or beside is not None:
+            before(kind, error, trace)
+            return
+        say(str(error))
+        raise SystemExit(exit_code(error))  # a hook's own exit code becomes the program's
+
+    tell.tells_alone = True  # type: ignore[attr-defined]
+    sys.excepthook = tell

@@ -55,27 +55,56 @@ def default_folder(
 
 
 def finished_result(run: str | Path) -> Path:
-    """The folder with the result files of the finished run in a folder, or at
-    ``gs://BUCKET/experiments/NAME/RUN``, from where they are fetched and verified.
+    """The folder with the verified files of a finished run's result: of the run in a folder or at
+    ``gs://BUCKET/experiments/NAME/RUN``, of a copy of its result, or of the model's file in one.
 
-    DataError where there is no run, LoopError where it has no result.
+    DataError where there is none, LoopError where the run has no result or it is damaged.
     """
     if "://" in str(run):
         return data.fetch(str(run), "result")
-    run_dir = Path(run)
+    folder = Path(run)
+    if folder.is_file():
+        folder = folder.parent
+    digest = None
+    if not (folder / layout.RESULT_FILE).exists():
+        path, digest = _end_of(folder, f"run-dir {run}")
+        folder = folder / path
+    try:
+        found = layout.check_result(folder)
+    except ValueError as error:
+        raise LoopError(f"run-dir {run}: its result is damaged: {folder}/{error}") from None
+    if digest not in (None, found.digest):
+        raise LoopError(f"run-dir {run}: its result is damaged: {folder} holds another one")
+    return folder
+
+
+def _end_of(run_dir: Path, named: str) -> tuple[str, str]:
+    """Where a finished run's result is below its folder, and its digest."""
     try:
         head = json.loads((run_dir / layout.Layout("", "").head).read_bytes())
         state, result = head["state"], head["end"] and head["end"]["result"]
-    except FileNotFoundError:
-        raise DataError(f"run-dir {run_dir}: holds no run; train there first") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{named}: holds no run; train there first") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoopError(f"run-dir {run_dir}: its HEAD cannot be read ({error})") from None
+        raise LoopError(f"{named}: its HEAD cannot be read ({error})") from None
     if state != exits.State.DONE or not result:
         raise LoopError(
-            f"run-dir {run_dir}: the run there is {state} and has no result; "
+            f"{named}: the run there is {state} and has no result; "
             "the training command goes on with it"
         )
-    return run_dir / result["path"]
+    return result["path"], result["digest"]
+
+
+def check_apart(path: str | Path, run_dir: str | Path) -> None:
+    """DataError where a run's folder lies in its data: each checkpoint would make it other data,
+    and the next attempt would be refused."""
+    if "://" in str(path) or "://" in str(run_dir):
+        return
+    if Path(run_dir).resolve().is_relative_to(Path(path).resolve()):
+        raise DataError(
+            f"data {path}: holds the run's own folder {run_dir}, and would be other data with each "
+            "checkpoint; give a run-dir outside of it, or name the data more closely"
+        )
 
 
 class LocalSupervisor:
@@ -91,6 +120,7 @@ class LocalSupervisor:
         init: str | None = None,
         model_output_path: str | None = None,
     ) -> None:
+        self.run_dir = run_dir
         # Not in run_dir: a socket's path has little room, and some file systems have no sockets.
         self._folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.socket_path = self._folder / "supervisor.sock"

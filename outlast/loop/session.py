@@ -4,14 +4,14 @@ Single-threaded: what the supervisor pushes is read when the loop asks, between 
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from outlast import exits
 from outlast.loop.data import answer_path
-from outlast.loop.errors import CheckpointFailed, LoopError, SupervisorLost
+from outlast.loop.errors import CheckpointFailed, LoopError, Refused, SupervisorLost
+from outlast.loop.words import say
 from outlast.protocol import (
     COMPLETE_ID,
     VERSION,
@@ -164,7 +164,7 @@ class Session:
         try:
             self._channel.send(Error(message[:10_000], kind))
         except Closed:
-            print(f"outlast: the supervisor has gone too; {message}", file=sys.stderr)
+            say(f"the supervisor has gone too; {message}")
 
     def close(self) -> None:
         self._channel.close()
@@ -202,7 +202,7 @@ class Session:
                 self._in_flight.pop(identifier, None)
                 self._answer = message
             case Error(text):
-                raise LoopError(f"the supervisor refuses: {text}")
+                raise Refused(f"the supervisor refuses: {text}")
             case _:
                 raise LoopError(
                     f"the supervisor sent {type(message).__name__.lower()}, which a trainer "

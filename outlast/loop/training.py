@@ -17,17 +17,26 @@ from typing import Any, Self
 
 from outlast import exits, layout, places
 from outlast.loop import data, ranks, schedule, snapshot, state, trackers
-from outlast.loop.errors import DataError, DoesNotFit, LoopError, StateError, SupervisorLost
+from outlast.loop.errors import (
+    DataError,
+    DoesNotFit,
+    LoopError,
+    StateError,
+    SupervisorLost,
+    tell_alone,
+)
 from outlast.loop.history import Direction, History
 from outlast.loop.local import (
     STOP_SEC,
     Interrupts,
     LocalSupervisor,
+    check_apart,
     check_end,
     default_folder,
     run_name,
 )
 from outlast.loop.session import CONNECT_SEC, Session
+from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Ended, Snapshot, Welcome, parse_every
 
 BUSY_RETRY_SEC = 1.0
@@ -129,6 +138,7 @@ def train(
     ``gs://`` path (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``,
     ``arguments`` and ``source`` (default: this program, its command line and its text).
     """
+    tell_alone()
     world = ranks.world()
     kind = Run
     if world is not None and world.rank > 0:
@@ -354,7 +364,7 @@ class Run:
         if self._leader is not None:
             self._leader.gather(self._total, self._rank_state is not None, self._told_to_leave)
         if isinstance(answer, Ended):
-            print(f"outlast: {answer.message}", file=sys.stderr)
+            say(answer.message)
             raise RunEnded(answer.exit)
         self._tell_data()
         os.environ.update(answer.environment())
@@ -397,6 +407,7 @@ class Run:
         used = data.take_used()
         if self._supervisor is not None:
             for url, path in used.items():
+                check_apart(url, self._supervisor.run_dir)
                 self._session.fetch(url, path, stopped=self._is_interrupted)
 
     def _is_interrupted(self) -> bool:
@@ -548,7 +559,7 @@ class Run:
         left_sec = self._session.stop_in_sec
         if left_sec is None and self._is_interrupted():
             left_sec = STOP_SEC
-            print("outlast: stopping; Ctrl-C again leaves at once", file=sys.stderr)
+            say("stopping; Ctrl-C again leaves at once")
         if left_sec is not None:
             self._leave(left_sec)
         self._say_alive("train")
@@ -579,9 +590,14 @@ class Run:
         room for it."""
         limit_sec = FULL_RETRY_SEC if limit_sec is None else min(limit_sec, FULL_RETRY_SEC)
         deadline = time.monotonic() + limit_sec
+        tries = 0
         while True:
+            tries += 1
             try:
-                return self._write_once(tags)
+                offer = self._write_once(tags)
+                if tries > 1:
+                    say(f"room for the snapshot at try {tries}")
+                return offer
             except OSError as error:
                 if error.errno not in places.FULL:
                     raise
@@ -589,7 +605,9 @@ class Run:
                 self._drop_unfinished()
                 if time.monotonic() >= deadline:
                     raise self._no_room(size, f" for {limit_sec:.0f} s", error) from None
-                print(f"outlast: no room for a snapshot ({error}); trying again", file=sys.stderr)
+                if tries == 1:  # the others of a minute would say the same
+                    told = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
+                    say(told)
             # Room is made by the commit of the one before, or by whoever else filled the disk.
             self._session.tick(self._step, "snapshot")
             if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
@@ -618,9 +636,8 @@ class Run:
         self._place_size = size
         place = places.choose(self._places, size) if len(self._places) > 1 else self._work
         if place != self._place:
-            print(
-                f"outlast: snapshots of {size} bytes go to {place}: {places.told([self._place])}",
-                file=sys.stderr,
+            say(
+                f"snapshots of {size} bytes go to {place}: {places.told([self._place])}",
             )
             self._spare.drop()
             self._place, self._spare = place, snapshot.Spare(place / SPARE)
@@ -710,18 +727,16 @@ class Run:
         handed_over = self._hand_over(deadline)
         if self._supervisor is not None:
             if handed_over and self._session.wait_committed(deadline - time.monotonic()):
-                print(
-                    f"outlast: stopped after step {self._step} of {self._total}; "
+                say(
+                    f"stopped after step {self._step} of {self._total}; "
                     "the same command goes on from there",
-                    file=sys.stderr,
                 )
             else:
                 handed_over = False
         if not handed_over:
-            print(
-                f"outlast: stopped, but step {self._step} could not be saved within "
+            say(
+                f"stopped, but step {self._step} could not be saved within "
                 f"{budget_sec:.0f} s; the run goes on from the checkpoint before",
-                file=sys.stderr,
             )
         raise SystemExit(exits.INTERRUPTED)
 

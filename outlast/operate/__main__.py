@@ -3,8 +3,7 @@ imported."""
 
 import sys
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+from outlast import exits
 
 
 def main() -> None:
@@ -15,7 +14,7 @@ def main() -> None:
         command()
     except KeyboardInterrupt:
         print("outlast: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(exits.CTRL_C)
 
 
 if __name__ == "__main__":

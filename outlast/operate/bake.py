@@ -27,9 +27,11 @@ from outlast.operate.compute import (
 COMPONENT = "image-family"
 SCRIPTS = {"startup-script": "bake.sh", "outlast-sh-lib": "lib.sh", "outlast-sh-boot": "boot.sh"}
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-DISK_TYPE = "pd-balanced"
 HASH_LABEL = 40
 """Digits of the recipe's hash in labels, which have at most 63."""
+
+LEFT = "left by an earlier bake, deleted"
+"""Said of a builder."""
 
 KEPT_IMAGES = 1
 """Deprecated ones that stay whatever names them: the way back."""
@@ -97,8 +99,8 @@ def remove(family: str, project: str, labels: Mapping[str, str], say: Say) -> No
     What a template still names, itself or by the family, stays and is said. Raises ComputeError.
     """
     compute = Compute(project)
-    for vm in _builders(compute, family, labels):
-        _delete_vm(compute, vm["zone"].rpartition("/")[2], vm["name"])
+    for vm in _builders(compute, labels):
+        _clear_left(compute, vm, say)
     named = _named_images(compute)
     for image in _images(compute, family):
         if any(image.get("labels", {}).get(key) != labels.get(key) for key in ("project", "stack")):
@@ -125,16 +127,20 @@ class _Bake:
         """Whether the image that is there or on its way is this bake's."""
 
     def run(self) -> str:
-        for vm in _builders(self._compute, self._recipe.family, self._order.labels):
-            if vm["name"] != self._baked.builder or self._zone_of(vm) != self._recipe.zone:
-                self._say(f"builder {vm['name']}: left by an earlier bake, deleted")
-                _delete_vm(self._compute, self._zone_of(vm), vm["name"])
+        left = None
+        for vm in _builders(self._compute, self._order.labels):
+            if vm["name"] == self._baked.builder and _zone_of(vm) == self._recipe.zone:
+                left = vm
+            else:
+                _clear_left(self._compute, vm, self._say)
         image: Json | None = None
         try:
             image = self._finished_image()
             if image is None:
                 self._build()
                 image = self._make_image()
+            elif left is not None:
+                self._say(f"builder {self._baked.builder}: {LEFT}")
         except BaseException:
             self._abandon()
             raise
@@ -236,13 +242,15 @@ class _Bake:
         """The builder has done its work and is off."""
         found = self._builder()
         if found and not self._is_usable(found):
-            self._say(f"builder {self._baked.builder}: left by an earlier bake, deleted")
+            self._say(f"builder {self._baked.builder}: {LEFT}")
             _delete_vm(self._compute, self._recipe.zone, self._baked.builder)
             found = None
         if found is None:
             self._make_builder()
-        else:
+        elif found["status"] in ALIVE:
             self._say(f"builder {self._baked.builder}: at work already")
+        else:
+            self._say(f"builder {self._baked.builder}: has done its work already, and is off")
         self._watch()
         self._say(f"builder {self._baked.builder}: done, stopping")
         self._turn_off()
@@ -295,7 +303,7 @@ class _Bake:
                         "diskName": self._baked.builder,
                         "sourceImage": base.path,
                         "diskSizeGb": str(max(self._recipe.disk_gb, base.size_gb)),
-                        "diskType": f"{zone}/diskTypes/{DISK_TYPE}",
+                        "diskType": f"{zone}/diskTypes/{recipe.DISK_TYPE}",
                         "labels": self._labels(),
                     },
                 }
@@ -451,9 +459,6 @@ class _Bake:
             "recipe": self._baked.hash[:HASH_LABEL],
         }
 
-    def _zone_of(self, vm: Json) -> str:
-        return str(vm["zone"]).rpartition("/")[2]
-
     def _order_call(
         self, method: str, path: str, body: Json | None, limit_sec: float = VM_LIMIT_SEC
     ) -> None:
@@ -470,9 +475,9 @@ def base_refusal(base: str, found: images.Image | images.Gone | images.Unknown) 
     return ""
 
 
-def _builders(compute: Compute, family: str, labels: Mapping[str, str]) -> list[Json]:
-    """The builders that this stack has made for a family, wherever they are."""
-    wanted = {"component": COMPONENT, "family": family} | {
+def _builders(compute: Compute, labels: Mapping[str, str]) -> list[Json]:
+    """The builders that this stack has made, wherever they are and for whatever family."""
+    wanted = {"component": COMPONENT} | {
         key: labels[key] for key in ("project", "stack") if key in labels
     }
     scopes = compute.call("GET", "aggregated/instances").get("items") or {}
@@ -504,6 +509,23 @@ def _named_images(compute: Compute) -> set[str]:
         for disk in (template.get("properties") or {}).get("disks") or []
         if (source := str((disk.get("initializeParams") or {}).get("sourceImage") or ""))
     }
+
+
+def _zone_of(vm: Json) -> str:
+    return str(vm["zone"]).rpartition("/")[2]
+
+
+def _clear_left(compute: Compute, vm: Json, say: Say) -> None:
+    """Deletes a builder that nobody goes on from, once no image is being made of its disk."""
+    image = f"global/images/{vm['name'].removeprefix(recipe.BUILDER)}"
+    for _ in _polls(IMAGE_LIMIT_SEC):
+        try:
+            if compute.call("GET", image).get("status") != "PENDING":
+                break
+        except Missing:
+            break
+    say(f"builder {vm['name']}: {LEFT}")
+    _delete_vm(compute, _zone_of(vm), vm["name"])
 
 
 def _delete_vm(compute: Compute, zone: str, name: str) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outlast import exits
-from outlast.operate.__main__ import INTERRUPTED
 
 if TYPE_CHECKING:
     from outlast.operate.cloud import LocalCloud
@@ -262,20 +261,28 @@ def _mended(experiment: str | None) -> bool:
 @cli.command()
 @click.argument("experiment")
 def repair(experiment: str) -> None:
-    """Mend a HEAD that is gone, unreadable, or names no checkpoint that can be read."""
+    """Mend a HEAD that is gone, unreadable, or names no checkpoint that can be read.
+
+    EXPERIMENT may also be the folder or gs:// path of a run without a stack.
+    """
     from outlast.operate import repair as repairing
-    from outlast.operate import stack
+    from outlast.operate import runs, stack
     from outlast.operate.errors import reading
 
+    alone = runs.is_path(experiment)
     with reading(experiment):
-        deployed = stack.find(experiment)
-        done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
+        if alone:
+            done = repairing.repair_alone(runs.find_damaged(experiment))
+        else:
+            deployed = stack.find(experiment)
+            done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
     if done.set_aside:
         click.echo(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
-    click.echo(
-        f"{experiment}: HEAD is mended, stopped at step {done.head.step}; go on with: "
-        f"outlast resume {experiment}"
-    )
+    if alone:
+        then = f"at step {done.head.step}; its own command goes on from there"
+    else:
+        then = f"stopped at step {done.head.step}; go on with: outlast resume {experiment}"
+    click.echo(f"{experiment}: HEAD is mended, {then}")
 
 
 @cli.command()
@@ -477,7 +484,7 @@ def main() -> None:
         sys.exit(exits.USAGE if isinstance(error, click.UsageError) else error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("outlast: interrupted; everything it started has ended", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(exits.CTRL_C)
     except OperateError as error:
         click.echo(f"outlast: {error}", err=True)
         sys.exit(error.exit_code)

@@ -144,6 +144,14 @@ class LocalCloud:
             "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/cloudresourcemanager/v1/",
             "GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/secretmanager/v1/",
             "STORAGE_EMULATOR_HOST": self.url,
+            # So that a guide's gcloud does not reach anybody's project from this shell either.
+            "CLOUDSDK_CONFIG": str(home / "gcloud"),
+            "CLOUDSDK_CORE_PROJECT": PROJECT,
+            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER": f"{self.url}/secretmanager/",
         }
 
     def stop(self) -> None:

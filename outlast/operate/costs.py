@@ -13,7 +13,7 @@ from typing import Any
 
 from outlast.layout import AttemptStart, BootRecord, Layout, format_time
 from outlast.operate import ledger, pricing
-from outlast.operate.errors import OperateError
+from outlast.operate.errors import OperateError, about
 from outlast.operate.ledger import Attempt, Ledger
 from outlast.operate.runs import Place
 from outlast.run.head import HeadError
@@ -123,8 +123,10 @@ def count(place: Place) -> Costs:
         book = ledger.read(place.store, place.layout)
         lives = _lives(place.store, place.layout, book)
         size = sum(item.size for item in place.store.list(place.layout.root))
-    except (HeadError, StoreError, ValueError) as error:
-        raise OperateError(f"{place.name}: its run cannot be read: {error}") from None
+    except (HeadError, StoreError) as error:
+        raise OperateError(about(place.name, error)) from None
+    except ValueError as error:
+        raise OperateError(f"{place.name}: a record of its run cannot be read: {error}") from None
     region = pricing.region_of(lives[-1].zone) if lives else ""
     return Costs(
         place.name,

@@ -223,7 +223,7 @@ def show_review(review: Review) -> None:
     for row in _costs(review):
         table.add_row(*row)
     console.print(table)
-    for text in review.storage:
+    for text in (*review.bakes, *review.storage):
         line(text)
     line(_PRICES.format(date=pricing.date()))
     line()
@@ -231,6 +231,8 @@ def show_review(review: Review) -> None:
         line(f"{word}: {', '.join(names)}")
     if not review.changes:
         line("no resource changes")
+    for text in review.warnings:
+        line(f"warning: {text}")
     for text in review.advice:
         line(f"advice: {text}")
     line()
@@ -248,7 +250,7 @@ def as_markdown(review: Review) -> str:
         lines.append("| none | | |")
     lines += ["", "| cost | before | after |", "|---|---|---|"]
     lines += [f"| {' | '.join(map(_cell, row))} |" for row in _costs(review)]
-    lines.append("")
+    lines += ["", *(line for text in review.bakes for line in (text[0].upper() + text[1:], ""))]
     if review.broken:
         lines += ["**Refused**", ""]
         lines += [
@@ -256,8 +258,9 @@ def as_markdown(review: Review) -> str:
         ]
     else:
         lines.append("No rule is broken.")
-    if review.advice:
-        lines += ["", *(f"- {text}" for text in review.advice)]
+    told = [*(f"warning: {text}" for text in review.warnings), *review.advice]
+    if told:
+        lines += ["", *(f"- {text}" for text in told)]
     count = sum(map(len, review.changes.values()))
     lines += ["", f"<details><summary>resources that change: {count}</summary>", ""]
     for word, names in review.changes.items():

@@ -178,20 +178,23 @@ class Stack:
                 self._stack = automation.Stack.create_or_select(self.name, workspace)
             return action(self._stack)
         except automation.CommandError as error:
-            raise EngineError(f"stack {self.name}: {_reason(str(error))}") from None
+            why = _reason(str(error)) or str(error).strip()
+            raise EngineError(f"stack {self.name}: {why}") from None
 
 
 def _reason(text: str) -> str:
-    """The lines of a failed command that say why, without the frame around them."""
+    """The lines of a failed command that say why, without the frame around them; empty where none
+    does."""
     if text.lstrip().startswith("{"):
         text = _diagnosed(text) or text
     lines = [line.strip() for line in text.splitlines()]
     errors = [
-        line
+        line.removeprefix("error:").lstrip()
         for line in lines
         if line.startswith(("error:", "Error:")) or "Error:" in line or LOCK_HOLDER.search(line)
+        if not line.endswith("Traceback (most recent call last):")
     ]
-    told = "; ".join(dict.fromkeys(errors)) or text.strip()
+    told = "; ".join(dict.fromkeys(errors))
     if told.endswith(TORN):
         told += "; a command that was killed left an empty file in the backend, run outlast mend"
     return told
@@ -267,7 +270,8 @@ def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> 
         )
     if done.returncode:
         said = done.stderr or done.stdout
-        raise EngineError(_refusal(said) or f"pulumi {' '.join(args)}: {_reason(said)}")
+        told = _refusal(said) or _reason(said)
+        raise EngineError(told or f"pulumi {' '.join(args)}: {said.strip()}")
     return done.stdout
 
 

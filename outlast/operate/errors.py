@@ -54,6 +54,11 @@ def reading(experiment: str) -> Iterator[None]:
 
 
 def about(name: str, error: Exception) -> str:
-    """The error's sentence with the name of what it is about, unless it begins with the place."""
+    """The error's sentence with the name of what it is about, unless it begins with the place, and
+    with what mends it."""
+    from outlast.run.head import HeadUnreadable
+
     said = str(error)
+    if isinstance(error, HeadUnreadable):
+        said += f"; outlast repair {name} mends it"
     return said if said.startswith("gs://") else f"{name}: {said}"

@@ -22,6 +22,7 @@ from outlast.operate import engine
 from outlast.operate.errors import EngineError, OperateError
 
 _DYNAMIC = "pulumi-python:dynamic:"
+_BAKE = f"{_DYNAMIC}ImageBake"
 _GLOBAL = "projects/{project}/global"
 _REGION = "projects/{project}/regions/{region}"
 IDS = {
@@ -49,7 +50,7 @@ IDS = {
     "gcp:storage/bucket:Bucket": "{name}",
     "gcp:storage/bucketIAMMember:BucketIAMMember": "b/{bucket}/{role}/{member}",
     "gcp:storage/bucketObject:BucketObject": "{bucket}-{name}",
-    f"{_DYNAMIC}ImageBake": "{project}/{family}",
+    _BAKE: "{project}/{family}",
 }
 """The provider's id of each kind of thing that would be left behind, out of its inputs; a binding
 with a condition has its title at the end. A test holds the list against what is declared."""
@@ -106,12 +107,20 @@ def mend(
 
 
 def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
-    """Moves what was being created among the resources; the names of what was moved."""
+    """Moves what was being created among the resources; the names of what was moved, and of an
+    image that was being made in the place of another."""
     resources = deployment.setdefault("resources", [])
     names = []
     for operation in deployment.pop("pending_operations"):
         resource = operation["resource"]
-        form = IDS.get(resource.get("type", ""))
+        kind = resource.get("type", "")
+        same = [one for one in resources if one["urn"] == resource["urn"] and not one.get("delete")]
+        if kind == _BAKE and same and operation["type"] in ("creating", "updating"):
+            # Whatever the recipe is by then, the next up looks at what this bake has left.
+            (same[0].get("outputs") or {}).pop("image", None)
+            names.append(_name(resource))
+            continue
+        form = IDS.get(kind)
         if operation["type"] != "creating" or form is None:
             continue
         inputs = resource.get("inputs") or {}
@@ -121,18 +130,19 @@ def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
         if title := (inputs.get("condition") or {}).get("title"):
             id += f"/{title}"
         found = {**resource, "id": id, "outputs": inputs}
-        same = [one for one in resources if one["urn"] == resource["urn"] and not one.get("delete")]
         if same and same[0].get("pendingReplacement"):
             # Deleted already to make room; whoever depends on it stands behind it in the list.
             resources[resources.index(same[0])] = found
-        elif same and resource["type"].startswith(_DYNAMIC):
-            continue  # its deletion would go by a name that the next one has too
         else:
             if same:
                 found["delete"] = True  # it was to take the place of one that is still there
             resources.append(found)
-        names.append(resource["urn"].rpartition("::")[2])
+        names.append(_name(resource))
     return tuple(names)
+
+
+def _name(resource: Mapping[str, Any]) -> str:
+    return resource["urn"].rpartition("::")[2]
 
 
 def _is_unread(resource: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +20,7 @@ from outlast.exits import State
 from outlast.layout import Layout
 from outlast.operate import engine, pricing
 from outlast.operate.errors import EngineError, UsageError
+from outlast.operate.recipe import DISK_TYPE, image_name
 from outlast.run.head import Head, HeadError, HeadLost, read_head
 from outlast.run.store import StoreError, open_store
 
@@ -27,6 +28,7 @@ RULE_BROKEN = 3
 """Exit code of a review in which a rule is broken."""
 
 PIN = "pulumi-python:dynamic:RunPin"
+BAKE = "pulumi-python:dynamic:ImageBake"
 GROUPS = (
     "gcp:compute/instanceGroupManager:InstanceGroupManager",
     "gcp:compute/regionInstanceGroupManager:RegionInstanceGroupManager",
@@ -174,7 +176,11 @@ class Review:
     """By what is done: the resources, each with what differs."""
     before: Side
     after: Side
+    bakes: tuple[str, ...]
+    """What is paid once, for images that are made."""
     storage: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """The program's and the engine's own."""
     broken: tuple[Broken, ...]
     advice: tuple[str, ...]
 
@@ -194,8 +200,10 @@ class Review:
                 "pricesOf": pricing.date(),
                 "before": self.before.as_json(),
                 "after": self.after.as_json(),
+                "bakes": list(self.bakes),
                 "storage": list(self.storage),
             },
+            "warnings": list(self.warnings),
             "broken": [
                 {"rule": one.rule, "resource": one.resource, "why": one.why} for one in self.broken
             ],
@@ -225,7 +233,9 @@ def review(
     name = stack or engine.run_engine(["stack", "--show-name"], env=env, cwd=cwd).strip()
     text = engine.run_engine(["preview", "--json", "--show-sames", "-s", name], env=env, cwd=cwd)
     now = datetime.now().astimezone()
-    return of_plan(name, plan(text), look=_look, kept=_kept, now=now, config=limits)
+    found = of_plan(name, plan(text), look=_look, kept=_kept, now=now, config=limits)
+    advised = [sentence for sentence in told(text, "info") if sentence.startswith("outlast:")]
+    return replace(found, warnings=told(text, "warning"), advice=(*advised, *found.advice))
 
 
 def read_config(path: Path) -> Any:
@@ -242,13 +252,26 @@ def read_config(path: Path) -> Any:
 def plan(text: str) -> list[Step]:
     """The steps of `pulumi preview --json`. EngineError: it is something else."""
     try:
-        # Warnings of the engine may come before it.
-        document = json.loads(text[max(text.find("{\n"), 0) :])
-        return [_step(entry) for entry in document.get("steps", ())]
+        return [_step(entry) for entry in _document(text).get("steps", ())]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise EngineError(
             "pulumi preview: printed something else than its plan; is this pulumi 3.200 or newer?"
         ) from None
+
+
+def told(text: str, severity: str) -> tuple[str, ...]:
+    """What `pulumi preview --json` says besides, `warning` or `info`, each once, in one line."""
+    found = [
+        " ".join(one["message"].split()).removeprefix(f"{severity}: ")
+        for one in _document(text).get("diagnostics", ())
+        if one["severity"] == severity
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _document(text: str) -> Any:
+    # Words of the engine may come before it.
+    return json.loads(text[max(text.find("{\n"), 0) :])
 
 
 def of_plan(
@@ -293,6 +316,8 @@ def of_plan(
         changes=_changes(steps),
         before=side_before,
         after=side_after,
+        bakes=tuple(_bakes(steps)),
+        warnings=(),
         storage=tuple(_storage(news, known[1] if known else (), known[0].run if known else "")),
         broken=broken,
         advice=(*_advice(stack, runs, side_after, news), *allowed),
@@ -527,6 +552,28 @@ def _zone(group: Mapping[str, Any], pin: Pin) -> str:
     if group.get("zone"):
         return str(group["zone"])
     return f"{group['region']}-a" if group.get("region") else pin.zone
+
+
+def _bakes(steps: Sequence[Step]) -> Iterator[str]:
+    """What the builders of images cost that will be made, were each to run to its limit."""
+    for step in steps:
+        if step.type != BAKE or step.op not in ("create", "replace", "update"):
+            continue
+        recipe, minutes = step.new["recipe"], int(step.new["recipe"]["limit_minutes"])
+        disk = {"diskType": DISK_TYPE, "diskSizeGb": int(recipe["disk_gb"])}
+        interface = {"accessConfigs": [{}] if step.new.get("external_ip") else []}
+        builder = {
+            "machineType": recipe["machine_type"],
+            "disks": [disk],
+            "networkInterfaces": [interface],
+        }
+        cost = pricing.vm(builder, recipe["zone"])
+        most = "" if cost.unknown else "at most "
+        yield (
+            f"image {image_name(recipe['family'], step.new['hash'])} is baked once: its builder"
+            f" ({', '.join(item.what for item in cost.items)}) costs"
+            f" {most}{cost.said(minutes / 60)}, by its limit of {minutes} minutes"
+        )
 
 
 def _storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:

@@ -5,6 +5,7 @@ hold and nothing of how its builder runs, so that a larger builder bakes nothing
 """
 
 import base64
+import difflib
 import gzip
 import hashlib
 import json
@@ -21,11 +22,16 @@ DEFAULT_FAMILY = "outlast"
 DEFAULT_MACHINE_TYPE = "e2-standard-4"
 DEFAULT_LIMIT_MINUTES = 120
 DEFAULT_DISK_GB = 50
+DISK_TYPE = "pd-balanced"
+"""Of the builder."""
 LIMIT_MINUTES = 1440
 
 FAMILY_LIMIT = 40
 """The platform allows names of 63 characters; the builder's and the image's are longer than the
 family's."""
+
+BUILDER = "bake-"
+"""The builder's name is the image's behind this."""
 
 KEY = "outlast:imageRecipe"
 """The setting that a sentence about a recipe begins with."""
@@ -104,7 +110,9 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
     for what it leaves out. Raises RecipeError."""
     for key in given:
         if key not in _KEYS:
-            raise RecipeError(f"{KEY}.{key}: is no part of a recipe; its parts are {_words(_KEYS)}")
+            near = difflib.get_close_matches(str(key), sorted(_KEYS), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its parts are {_words(_KEYS)}"
+            raise RecipeError(f"{KEY}.{key}: is no part of a recipe; {hint}")
     recipe = Recipe(
         family=_text(given, "family", DEFAULT_FAMILY, _FAMILY, "must be a name such as outlast"),
         base=_text(given, "base", base, re.compile(r"\S+"), "must name an image or a family"),
@@ -182,7 +190,7 @@ class Baked:
     @property
     def image(self) -> str:
         """The image's name."""
-        return f"{self.recipe.family}-{self.hash[:10]}"
+        return image_name(self.recipe.family, self.hash)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -192,7 +200,7 @@ class Baked:
     @property
     def builder(self) -> str:
         """The name of the VM that bakes it, and of that one's disk."""
-        return f"bake-{self.image}"
+        return f"{BUILDER}{self.image}"
 
 
 def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
@@ -228,6 +236,11 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
         del content[key]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return Baked(recipe, hashlib.sha256(text.encode()).hexdigest(), files)
+
+
+def image_name(family: str, hash: str) -> str:
+    """What the image of a recipe with this hash is called."""
+    return f"{family}-{hash[:10]}"
 
 
 def encoded(data: bytes) -> str:

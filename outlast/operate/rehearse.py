@@ -37,6 +37,10 @@ QUIET_SEC = 15.0
 STACK = "dev"
 """The stack whose settings are rehearsed where none is named."""
 
+CALM = "-calm"
+LONGEST_BEFORE = 40 - len(CALM)
+"""Characters that an experiment's name has left for it; `layout.EXPERIMENT_PATTERN` is the rule."""
+
 LOCAL_SETTINGS = (
     "outlast:image",
     "outlast:checkpointEvery",
@@ -314,6 +318,12 @@ def compose(
     return config
 
 
+def calm_of(experiment: str) -> str:
+    """The name of the experiment that runs undisturbed beside one."""
+    names = (experiment[:end].rstrip("-") + CALM for end in (LONGEST_BEFORE, LONGEST_BEFORE - 1))
+    return next(name for name in names if name != experiment)
+
+
 def zone_of(config: Mapping[str, Any]) -> str:
     """Where the stack's VM is, or is tried first."""
     zones = config.get("outlast:zones") or []
@@ -353,7 +363,6 @@ class Stage:
         self.cloud = cloud
         self.scenario = played
         self.watcher = watcher
-        self._said_at = time.monotonic()
         self.config = config
         self.folder = folder
         self.bucket = str(config.get("outlast:bucket") or f"{config['gcp:project']}-outlast")
@@ -363,6 +372,7 @@ class Stage:
         self._deadline = time.monotonic() + LIMIT_SEC
         self._told: dict[str, int] = {}
         self._strikes_told = 0
+        self._said_at = time.monotonic()
 
     def say(self, message: str) -> None:
         """Tells one thing that happened."""
@@ -378,7 +388,7 @@ class Stage:
     def play(self, stack: str, deliveries: Sequence[Delivery]) -> tuple[Report, Seen]:
         """Everything but the verdict, which is passed when nothing of it runs any more."""
         name = str(self.config.get("outlast:experiment") or stack)
-        names = [name, f"{name}-calm"] if self.scenario.needs_calm else [name]
+        names = [name, calm_of(name)] if self.scenario.needs_calm else [name]
         self.sides = [
             Side(side, {**self.config, "outlast:experiment": side}, self.folder) for side in names
         ]

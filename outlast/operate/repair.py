@@ -3,7 +3,8 @@
 HEAD is rebuilt from the attempts' start records: from the newest attempt backwards, each names the
 checkpoint that it was restored from. A checkpoint on that way whose every byte is right is taken up
 again; a snapshot beside it, such as one that a fenced attempt left, is not. The mended run is
-stopped, under a term that no attempt ever had; `outlast resume` reopens it.
+stopped, under a term that no attempt ever had; `outlast resume` reopens it. A run without a stack
+has no such counter: it is open again, and its own command goes on with it.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from blake3 import blake3
 from outlast.exits import Reason, State
 from outlast.layout import AttemptStart, Layout, Manifest
 from outlast.operate.errors import OperateError
+from outlast.operate.runs import Place
 from outlast.run.commit import KEEP_LAST
 from outlast.run.head import (
     Checkpoint,
@@ -29,7 +31,7 @@ from outlast.run.head import (
     new_nonce,
     read_head,
 )
-from outlast.run.metadata import Waits
+from outlast.run.metadata import NO_DEADLINE, NO_STACK, Waits
 from outlast.run.store import NotFound, PreconditionFailed, Store
 
 UNRECORDED_TERMS = 100
@@ -44,6 +46,21 @@ class Mended:
     head: Head
     set_aside: int
     """Newer checkpoints in the bucket that could not be used."""
+
+
+def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Mended:
+    """As `repair`, of a run without a stack, in a folder or a bucket. OperateError: it is a
+    stack's."""
+    owner = _recorded_owner(place.store, place.layout)
+    if owner is None:
+        what = "no record tells whose run it is; another --run-dir begins anew"
+        if not _attempts(place.store, place.layout)[0]:
+            what = "there is no run; look at its name again"
+        raise OperateError(f"{place.name}: {what}.")
+    if not owner.startswith(NO_STACK):
+        stack = owner.rpartition("/")[2]
+        raise OperateError(f"{place.name}: is the run of stack {stack}; outlast repair {stack}.")
+    return repair(place.store, place.layout, owner, silent_sec=silent_sec)
 
 
 def repair(
@@ -71,7 +88,7 @@ def repair(
         fresh = not chain and contradicted(store, layout, look.head) is None
         if fresh or any(_verified(store, layout, c.path) for c in chain):
             raise OperateError(
-                f"run {layout.run}: HEAD is whole ({look.head.state}, step {look.head.step}); "
+                f"{_run(layout)}: HEAD is whole ({look.head.state}, step {look.head.step}); "
                 "nothing to mend."
             )
         expected, known = look.object.generation, look.head
@@ -81,7 +98,7 @@ def repair(
         store.put(layout.head, mended.head.to_json(), if_generation_match=expected)
     except PreconditionFailed:
         raise OperateError(
-            f"run {layout.run}: somebody wrote HEAD meanwhile; look at it with outlast status."
+            f"{_run(layout)}: somebody wrote HEAD meanwhile; look at it with outlast status."
         ) from None
     return mended
 
@@ -96,7 +113,7 @@ def rebuild(
     terms, starts = _attempts(store, layout)
     if not terms:
         raise OperateError(
-            f"run {layout.run}: has no attempts; nothing is lost, and the next boot starts it."
+            f"{_run(layout)}: has no attempts; nothing is lost, and the next one starts it."
         )
     manifests = sorted(_manifest_folders(store, layout), reverse=True)
     for term in sorted(starts, reverse=True):
@@ -123,15 +140,16 @@ def rebuild(
             pairs.append((known.resume, known.place))
             highest = max(highest, known.term)  # an older HEAD put back knows too little
         resume, place = max(pairs)
+        alone = owner.startswith(NO_STACK)
         head = Head(
             owner=owner,
             resume=resume,
             place=place,
             term=highest + 1,
-            state=State.STOPPED,
-            end=End(Reason.STOPPED, None, tip.step, None),
+            state=State.OPEN if alone else State.STOPPED,
+            end=None if alone else End(Reason.STOPPED, None, tip.step, None),
             started=min(start.time for start in starts.values()),
-            deadline=now,
+            deadline=NO_DEADLINE if alone else now,
             chain=tuple(chain),
             lineage=tuple(entry for entry in lineage if entry.term <= tip.term),
             failures=0,
@@ -140,9 +158,10 @@ def rebuild(
             nonce=new_nonce(),
         )
         return Mended(head, set_aside)
+    anew = "another --run-dir" if owner.startswith(NO_STACK) else "outlast:rerun"
     raise OperateError(
-        f"run {layout.run}: none of its {len(manifests)} checkpoints can be read; "
-        "outlast:rerun begins it anew."
+        f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; {anew} begins it "
+        "anew."
     )
 
 
@@ -164,10 +183,23 @@ def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> 
         silent = (now - signs[term]).total_seconds()
         if silent < silent_sec:
             raise OperateError(
-                f"run {layout.run}: attempt {term} gave a sign of life {silent:.0f} s ago and has "
+                f"{_run(layout)}: attempt {term} gave a sign of life {silent:.0f} s ago and has "
                 f"not ended; repair takes a run that has been silent for {silent_sec:.0f} s, so "
-                "delete its VM or wait until it has found HEAD gone, and repair then."
+                "end it (its VM: delete it) or wait until it has found HEAD gone, and repair then."
             )
+
+
+def _run(layout: Layout) -> str:
+    return f"run {layout.run}" if layout.run else "run"
+
+
+def _recorded_owner(store: Store, layout: Layout) -> str | None:
+    """Whose run it is, as HEAD or the newest record that can be read tells."""
+    with contextlib.suppress(HeadLost, HeadUnreadable):
+        return read_head(store, layout).head.owner
+    _, starts = _attempts(store, layout)
+    owners = [starts[term].spec.get("owner") for term in sorted(starts)]
+    return next((owner for owner in reversed(owners) if isinstance(owner, str)), None)
 
 
 def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, AttemptStart]]:

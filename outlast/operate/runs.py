@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from outlast.exits import State
-from outlast.layout import EXPERIMENT_PATTERN, METRICS_FILE, Layout, Pin
+from outlast.layout import EXPERIMENT_PATTERN, METRICS_FILE, RESULT_FILE, Layout, Pin
 from outlast.loop import snapshot
 from outlast.operate.compute import Group
 from outlast.operate.errors import EngineError, NoEngine, OperateError, UsageError, about, reading
 from outlast.run.commit import read_rows
-from outlast.run.data import CACHE_VARIABLE, user_cache
-from outlast.run.fetch import MANIFEST_FILE, cached_result
+from outlast.run.data import CACHE_VARIABLE, DataError, user_cache
+from outlast.run.fetch import cached_result, place_of
 from outlast.run.head import Checkpoint, Head, Result, read_head
 from outlast.run.store import Store, StoreError, open_store
 
@@ -209,7 +209,7 @@ class OpenedRun:
         names = [name, *(f"{name}{suffix}" for suffix in (*_READERS, *PICKLES))]
         found = next((folder / file for file in names if file in files), None)
         if found is None:
-            there = ", ".join(file for file in files if file != MANIFEST_FILE)
+            there = ", ".join(file for file in files if file != RESULT_FILE)
             raise OperateError(f"{self._place.name}: the result has no {name!r}; it has {there}")
         if found.suffix in PICKLES:
             raise OperateError(
@@ -266,13 +266,21 @@ def open_run(where: str | Path, *, bucket: str | None = None) -> OpenedRun:
     return OpenedRun(find(where, bucket=bucket))
 
 
+def is_path(where: str | Path) -> bool:
+    """Whether a run is named by where it is, and not by its experiment."""
+    text = os.fspath(where)
+    if isinstance(where, Path) or os.sep in text or text.startswith("gs://"):
+        return True
+    return any((Path(text) / kept).exists() for kept in ("HEAD", "attempts"))
+
+
 def find(where: str | Path, *, bucket: str | None = None) -> Place:
     """Where the run is that ``open_run`` opens."""
     text = os.fspath(where)
     if text.startswith("gs://"):
         name, _, path = text.removeprefix("gs://").partition("/")
         return _in_bucket(text, name, path.strip("/"))
-    if isinstance(where, Path) or os.sep in text or (Path(text) / "HEAD").exists():
+    if is_path(where):
         return _in_folder(Path(text))
     if not EXPERIMENT_PATTERN.fullmatch(text):
         raise UsageError(
@@ -305,6 +313,21 @@ def find(where: str | Path, *, bucket: str | None = None) -> Place:
     return Place(text, deployed.store(), deployed.layout, group=deployed.group)
 
 
+def find_damaged(where: str) -> Place:
+    """Where the run is at a folder or ``gs://`` path, whose HEAD may be gone. UsageError,
+    OperateError: there is none."""
+    folder = None if where.startswith("gs://") else Path(where)
+    if folder is not None and not (folder / "attempts").is_dir():
+        return find(folder)
+    try:
+        home, layout = place_of(where)
+        return Place(where, open_store(home), layout, folder)
+    except DataError as error:
+        raise UsageError(str(error)) from None
+    except (StoreError, OSError) as error:
+        raise OperateError(about(where, error)) from None
+
+
 def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -> Any:
     """An object of a finished run's result: ``outlast.open(where).load(name)``."""
     return open_run(where, bucket=bucket).load(name)
@@ -315,7 +338,7 @@ def _in_folder(folder: Path) -> Place:
     if not (folder / "HEAD").exists():
         if (folder / "attempts").is_dir():
             raise UsageError(
-                f"{folder}: its HEAD is gone while attempts exist; put it back from a copy"
+                f"{folder}: its HEAD is gone while attempts exist; mend it: outlast repair {folder}"
             )
         near = _near(folder) or "give the run-dir that a training was given"
         raise UsageError(f"{folder}: {_no_run(folder)}; {near}")

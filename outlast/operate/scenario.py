@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from outlast.exits import Reason
 from outlast.operate.engine import ROOT, Parts, scrubbed
 from outlast.operate.errors import RehearsalError, UsageError
 from outlast.operate.judge import GUARANTEES, NEEDS_CALM, Ending
@@ -127,11 +128,16 @@ def of(document: Mapping[str, Any]) -> Scenario:
                 + hint
             )
     end = expect.get("end") or {}
+    reason = end.get("reason")
+    if reason is not None and reason not in list(Reason):
+        near = get_close_matches(str(reason), list(Reason), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(Reason)}."
+        raise UsageError(f"scenario {name}: expect.end.reason {reason!r}: is no reason; {hint}")
     return Scenario(
         name=name,
         about=" ".join(str(document.get("about") or "").split()),
         stack=document.get("stack") or {},
-        end=Ending(str(end.get("state", "done")), end.get("reason")),
+        end=Ending(str(end.get("state", "done")), reason),
         within_sec=float(expect.get("within_sec") or WITHIN_SEC),
         guarantees=asked,
         document=document,

@@ -42,6 +42,13 @@ class Deployed:
 
 def find(stack: str) -> Deployed:
     """The stack as the shell's own engine and backend know it. OperateError: it is not up."""
+    from outlast.operate import runs
+
+    if runs.is_path(stack):
+        raise UsageError(
+            f"{stack}: is where a run lies, and this takes a stack's name; a run without a stack "
+            "goes on when its own command is given again, and Ctrl-C stops it."
+        )
     if not EXPERIMENT_PATTERN.fullmatch(stack):
         raise UsageError(
             f"experiment {stack!r}: must match [a-z]([-a-z0-9]{{0,38}}[a-z0-9])?; "

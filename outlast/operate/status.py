@@ -10,7 +10,7 @@ from outlast.exits import State
 from outlast.layout import METRICS_FILE, check_metrics, format_time
 from outlast.operate import boots, ledger
 from outlast.operate.boots import Wait
-from outlast.operate.errors import OperateError
+from outlast.operate.errors import OperateError, about
 from outlast.operate.ledger import Boot, Ledger
 from outlast.operate.runs import Place
 from outlast.run.head import HeadError
@@ -81,8 +81,10 @@ def read(place: Place) -> Status:
         booted = ledger.read_boots(store, layout)
         metrics = _last_metrics(store, book)
         now = store.now()
-    except (HeadError, StoreError, ValueError) as error:
-        raise OperateError(f"{place.name}: its run cannot be read: {error}") from None
+    except (HeadError, StoreError) as error:
+        raise OperateError(about(place.name, error)) from None
+    except ValueError as error:
+        raise OperateError(f"{place.name}: a record of its run cannot be read: {error}") from None
     # A run in a folder has its name in HEAD alone.
     run = layout.run or (book.head.owner.rpartition("/")[2] if book else "")
     wait = _wait(place, book, booted, now)

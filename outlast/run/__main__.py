@@ -75,6 +75,7 @@ from outlast.run.head import NotMember as TermRefused
 from outlast.run.health import Life
 from outlast.run.metadata import (
     NO_DEADLINE,
+    NO_STACK,
     BadSpec,
     Machine,
     Metadata,
@@ -96,7 +97,7 @@ from outlast.run.process import (
     trainer_argv,
     trainer_environment,
 )
-from outlast.run.store import StoreError, open_store, put_new
+from outlast.run.store import Foreign, StoreError, open_store, put_new
 from outlast.run.webhook import Webhook
 
 FAILED = 1
@@ -254,12 +255,12 @@ def _others_folder(boot: Boot, decision: Decision) -> str:
 
 
 def _damaged_folder(boot: Boot, decision: Decision) -> str:
-    """Why a folder cannot be gone on with; `outlast repair` mends what a stack declares."""
+    """Why a run without a stack cannot be gone on with, and what mends it."""
     is_gone = decision.reason is Reason.LOST
     what = "is gone while attempts exist" if is_gone else "cannot be read as one"
     return (
-        f"run folder {boot.run_dir}: its HEAD {what}; put it back from a copy, or give another "
-        "--run-dir to begin anew"
+        f"run folder {boot.run_dir}: its HEAD {what}; mend it: outlast repair {boot.run_dir}, or "
+        "give another --run-dir to begin anew"
     )
 
 
@@ -620,15 +621,16 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     parent = os.getppid()
 
     def say(message: str) -> None:
-        sys.stderr.write(f"outlast: {message}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads it any more: no reason to end a run
+            sys.stderr.write(f"outlast: {message}\n")
+            sys.stderr.flush()
 
     spec = Spec(
         prefix="",
         run="",
         resume=0,
         place=0,
-        owner=f"folder/{options.trainer}/{options.run}",
+        owner=f"{NO_STACK}{options.trainer}/{options.run}",
         trainer=options.trainer,
         deadline=NO_DEADLINE,
         checkpoint_every=parse_checkpoint_every(options.checkpoint_every),
@@ -674,9 +676,11 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     except Interrupted:
         return exits.INTERRUPTED
     except (StoreError, OSError) as error:
+        if isinstance(error, Foreign):
+            return _refuse(door, f"run folder {options.run_dir}: {error}")
         # A full or read-only disk, mostly; the trainer hears it instead of silence.
-        say(str(error))
-        door.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0)
+        if not door.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0):
+            say(str(error))
         return FAILED
     finally:
         door.close()
@@ -824,7 +828,8 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     # Threads that wait for a store or a metadata server must not keep a dead machine's process.
     os._exit(code)

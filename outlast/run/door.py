@@ -71,8 +71,10 @@ class Door:
         else:
             self._open.set()
 
-    def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> None:
-        """Answer the next trainer's hello with ``answer`` and wait until it has gone."""
+    def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> bool:
+        """Answer the next trainer's hello with ``answer`` and wait until it has gone; whether there
+        was one to be told."""
+        told = False
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.listen(inbox.put)
         end = time.monotonic() + timeout_sec
@@ -81,8 +83,10 @@ class Door:
                 match inbox.get(timeout=max(0.0, end - time.monotonic())):
                     case Connected(channel) | Asked(channel):
                         channel.send(answer)
+                        told = True
                     case Hung():
-                        return
+                        return told
+        return told
 
     def close(self) -> None:
         self._listener.path.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ Results are kept like data: once, under their content, ``results/<digest>`` in t
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from outlast import exits
 from outlast.exits import State
-from outlast.layout import Layout, ResultManifest, check_object_name
+from outlast.layout import RESULT_FILE, Layout, check_object_name, check_result
 from outlast.run.commit import fetch_result
 from outlast.run.data import Cache, DataError
 from outlast.run.group import Say
@@ -34,7 +33,6 @@ from outlast.run.store import (
     patiently,
 )
 
-MANIFEST_FILE = "RESULT.json"
 LAPTOP_PATIENCE_SEC = 60.0
 SAY_SEC = 5.0
 
@@ -42,8 +40,9 @@ SAY_SEC = 5.0
 def fetch(url: str, kind: str, home: Path, say: Say) -> Path:
     """What is at ``url``, in the cache folder ``home``.
 
-    ``kind``: ``data``, ``result`` (of a run's folder or ``gs://…/<run>``), or ``auto``: a result
-    where a run is there. Raises DataError with a sentence, and StoreError.
+    ``kind``: ``data``, ``result`` (of a run's folder or ``gs://…/<run>``, or the copy of one in a
+    bucket), or ``auto``: a result where a run is there. Raises DataError with a sentence, and
+    StoreError.
     """
     if kind == "auto":
         kind = "result" if _is_run(url) else "data"
@@ -52,7 +51,7 @@ def fetch(url: str, kind: str, home: Path, say: Say) -> Path:
         try:
             head = read_head(store, layout).head
         except HeadLost:
-            raise DataError(f"run {url}: holds no run; train there first") from None
+            return _copied_result(url, store, layout, home)
         except HeadError as error:
             raise DataError(f"run {url}: {error}") from None
         if head.state is not State.DONE or head.end is None or head.end.result is None:
@@ -103,6 +102,21 @@ def _is_run(url: str) -> bool:
     return True
 
 
+def _copied_result(url: str, store: Store, layout: Layout, home: Path) -> Path:
+    """Of a place that ``deliver`` has copied a result to; DataError where that is none either."""
+    try:
+        store.stat(layout.root + RESULT_FILE)
+    except NotFound:
+        raise DataError(f"run {url}: holds no run; train there first") from None
+    cache = Cache(home, patience_sec=LAPTOP_PATIENCE_SEC)
+    folder = cache.stage(f"{store.url}/{layout.root}").path
+    try:
+        check_result(folder)
+    except ValueError as error:
+        raise DataError(f"result {url}: {error}; take it from another copy") from None
+    return folder
+
+
 def cached_result(store: Store, result: Result, home: Path) -> Path:
     """The verified files of a result in ``home``; what lies there is verified anew each time."""
     folder = home / "results" / result.digest
@@ -113,7 +127,7 @@ def cached_result(store: Store, result: Result, home: Path) -> Path:
     part = Path(tempfile.mkdtemp(prefix="part-", dir=folder.parent))
     try:
         manifest = fetch_result(store, result, part)
-        (part / MANIFEST_FILE).write_bytes(manifest.to_json())
+        (part / RESULT_FILE).write_bytes(manifest.to_json())
         with contextlib.suppress(OSError):  # another process was quicker
             part.rename(folder)
     finally:
@@ -124,12 +138,8 @@ def cached_result(store: Store, result: Result, home: Path) -> Path:
 def _intact(folder: Path, digest: str) -> bool:
     """Whether the folder holds every file of the result with this digest, byte for byte."""
     try:
-        manifest = ResultManifest.from_json((folder / MANIFEST_FILE).read_bytes())
-        return manifest.digest == digest and all(
-            hashlib.sha256((folder / file.name).read_bytes()).hexdigest() == file.sha256
-            for file in manifest.files
-        )
-    except (OSError, ValueError):
+        return check_result(folder).digest == digest
+    except ValueError:
         return False
 
 
@@ -155,8 +165,8 @@ def deliver(
     try:
         folder.mkdir(parents=True)
         manifest = fetch_result(store, result, folder, clock=clock)
-        (folder / MANIFEST_FILE).write_bytes(manifest.to_json())
-        names = [*(file.name for file in manifest.files), MANIFEST_FILE]
+        (folder / RESULT_FILE).write_bytes(manifest.to_json())
+        names = [*(file.name for file in manifest.files), RESULT_FILE]
         target = _Bucket(output, clock) if output.startswith("gs://") else _Folder(Path(output))
         other = [name for name in names if target.has_other(name, folder / name)]
         if other:

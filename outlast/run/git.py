@@ -16,6 +16,7 @@ they lie on the same host. Files that Git LFS keeps elsewhere are not fetched, a
 """
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -54,6 +55,10 @@ _NO_COMMIT = re.compile(r"not our ref|no such (?:commit|object|ref)|unknown comm
 _NOT_LET_IN = re.compile(
     r"permission denied|authenti|unexpected http resp 40[13]|access denied|not authori", re.I
 )
+_CAUSE = re.compile(
+    r"\(Caused by \w+\((?P<quote>['\"])(?:HTTPS?Connection\(.*?\): )?(?P<cause>.*)(?P=quote)\)\)$"
+)
+"""What urllib3 tells of a connection that came to nothing."""
 _STRANGE_HOST = re.compile(r"host key verification failed|host identification has changed", re.I)
 
 
@@ -211,13 +216,51 @@ def _lfs_pointers(folder: Path) -> list[Path]:
     return found
 
 
-def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> None:
-    from dulwich.client import HTTPUnauthorized
-    from dulwich.errors import GitProtocolError, HangupException, NotGitRepository
-    from urllib3.exceptions import HTTPError
+def ask(git: Git, *, answer_sec: float) -> None:
+    """Whether a repository by https, that is read without a secret, gives the commit out: no more
+    than the first bytes of it are fetched. Raises GitRefused and GitUnreachable; a host that gives
+    out the tips of branches alone says nothing of other commits, and neither is raised."""
+    from dulwich.errors import GitProtocolError, HangupException
+    from dulwich.repo import MemoryRepo
 
-    remote = git.remote
-    client, path = _client(git, secret, scratch)
+    wanted = git.commit.encode()
+
+    def unless_a_tip(refs: Any, depth: Any = None) -> list[Any]:
+        return [] if wanted in refs.values() else [wanted]
+
+    def given(data: bytes) -> int:
+        raise _Given
+
+    with _told_apart(git):
+        client, path = _client(git, None, Path(), answer_sec)
+        for version in (None, 0):
+            walker = MemoryRepo().get_graph_walker()
+            try:
+                client.fetch_pack(
+                    path, unless_a_tip, walker, given, depth=1, protocol_version=version
+                )
+            except _Given:
+                pass
+            except HangupException as error:
+                if client.protocol_version < 2 or error.stderr_lines:
+                    raise
+                continue  # as in `_fetch_objects`
+            except GitProtocolError as error:
+                if not (_NO_COMMIT.search(str(error)) or _NOT_ADVERTISED.search(str(error))):
+                    raise
+                if version == 0:  # by the newer protocol any commit is given out
+                    raise GitRefused(_no_commit(git)) from None
+            return
+
+
+class _Given(Exception):
+    """The first bytes came."""
+
+
+def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> None:
+    from dulwich.errors import GitProtocolError, HangupException
+
+    client, path = _client(git, secret, scratch, ANSWER_SEC)
     wanted = [git.commit.encode()]
 
     def every(refs: Any, depth: Any = None) -> list[Any]:
@@ -229,7 +272,7 @@ def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> 
     def only(refs: Any, depth: Any = None) -> list[Any]:
         return wanted
 
-    try:
+    with _told_apart(git):
         try:
             client.fetch(path, repo, determine_wants=only, depth=1)
         except HangupException as error:
@@ -246,12 +289,22 @@ def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> 
             if not hung_up and not unnamed and not _NOT_ADVERTISED.search(str(error)):
                 raise
             client.fetch(path, repo, determine_wants=every)
+
+
+@contextlib.contextmanager
+def _told_apart(git: Git) -> Iterator[None]:
+    """Turns what talking to the host raises into GitRefused and GitUnreachable."""
+    from dulwich.client import HTTPUnauthorized
+    from dulwich.errors import GitProtocolError, NotGitRepository
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
     except HTTPUnauthorized:
         raise GitRefused(_not_let_in(git)) from None
     except NotGitRepository:
         raise GitRefused(
-            f"gitUrl {git.url}: is no repository, or none that may be read with"
-            f" {_with(git)}; check both"
+            f"gitUrl {git.url}: is no repository, or none that may be read {_with(git)}; check both"
         ) from None
     except FileNotFoundError as error:
         if error.filename != "ssh":
@@ -262,10 +315,12 @@ def _fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> 
     except GitProtocolError as error:
         raise _meaning(git, str(error)) from None
     except (HTTPError, OSError, EOFError) as error:
-        raise GitUnreachable(f"git host {remote.host}: {_told(error)}") from None
+        raise GitUnreachable(f"git host {git.remote.host}: {_told(error)}") from None
 
 
-def _client(git: Git, secret: bytes | None, scratch: Path) -> "tuple[GitClient, str]":
+def _client(
+    git: Git, secret: bytes | None, scratch: Path, answer_sec: float
+) -> "tuple[GitClient, str]":
     from dulwich.client import HttpGitClient, SSHGitClient, default_urllib3_manager
 
     remote = git.remote
@@ -283,7 +338,7 @@ def _client(git: Git, secret: bytes | None, scratch: Path) -> "tuple[GitClient, 
     base = f"{remote.scheme}://{remote.host}{port}"
     client = HttpGitClient(
         base,
-        pool_manager=default_urllib3_manager(None, timeout=ANSWER_SEC, base_url=base),
+        pool_manager=default_urllib3_manager(None, timeout=answer_sec, base_url=base),
         username=(remote.user or USER) if secret else None,
         password=secret.decode().strip() if secret else None,
         quiet=True,
@@ -329,9 +384,7 @@ def _meaning(git: Git, said: str) -> Exception:
     if _NOT_LET_IN.search(said):
         return GitRefused(_not_let_in(git))
     if re.search(r"not found|does not (?:exist|appear)|no such|could not be found", said, re.I):
-        return GitRefused(
-            f"gitUrl {git.url}: cannot be read with {_with(git)} ({_first_line(said)})"
-        )
+        return GitRefused(f"gitUrl {git.url}: cannot be read {_with(git)} ({_first_line(said)})")
     return GitUnreachable(f"git host {git.remote.host}: {_first_line(said)}")
 
 
@@ -344,19 +397,20 @@ def _no_commit(git: Git) -> str:
 
 def _not_let_in(git: Git) -> str:
     return (
-        f"gitUrl {git.url}: may not be read with {_with(git)}; give outlast:gitSecret a token or"
+        f"gitUrl {git.url}: may not be read {_with(git)}; give outlast:gitSecret a token or"
         " key that may read it"
     )
 
 
 def _with(git: Git) -> str:
-    return f"the secret {git.secret.split('/')[3]}" if git.secret else "no secret"
+    return f"with the secret {git.secret.split('/')[3]}" if git.secret else "without a secret"
 
 
 def _first_line(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = lines[-1] if lines else "no word"
-    return last.rpartition("(Caused by ")[2].rstrip(")")[:200]
+    cause = _CAUSE.search(last)
+    return (cause["cause"] if cause else last)[:200]
 
 
 def _told(error: BaseException) -> str:

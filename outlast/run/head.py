@@ -456,14 +456,15 @@ def read_head(store: Store, layout: Layout) -> Reading:
         raise HeadLost(f"{store.url}/{layout.head}: no HEAD") from None
     except Forbidden as error:
         raise HeadForbidden(f"{store.url}/{layout.head}: may not be read ({error})") from None
-    except Damaged as error:
-        raise HeadUnreadable(f"{store.url}/{layout.head}: {error}") from None
+    except Damaged as error:  # it begins with the path
+        raise HeadUnreadable(f"{store.url}/{error}") from None
     try:
         head = Head.from_json(data)
         _check_paths(layout, head)
         return Reading(head, found)
     except ValueError as error:
-        raise HeadUnreadable(f"{store.url}/{layout.head}: {error}") from None
+        said = str(error).removeprefix(f"{Head.__name__}: ")
+        raise HeadUnreadable(f"{store.url}/{layout.head}: {said}") from None
 
 
 def _check_paths(layout: Layout, head: Head) -> None:

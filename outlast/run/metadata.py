@@ -38,6 +38,8 @@ TRIES = 8
 TOKEN_SPARE_SEC = 60.0
 
 NO_DEADLINE = datetime(9999, 12, 31, tzinfo=UTC)
+NO_STACK = "folder/"
+"""What the owner of a run without a stack begins with."""
 """Of a run in a folder."""
 
 RUN_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -325,6 +327,7 @@ class Spec:
     def to_json(self) -> dict[str, object]:
         """For the attempt's start record."""
         return {
+            "owner": self.owner,
             "trainer": self.trainer,
             "args": self.args,
             "resume": self.resume,

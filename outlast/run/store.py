@@ -11,6 +11,7 @@ never: whoever wrote knows how to tell its own write after a lost answer.
     ├── Throttled             too many writes of one name; nothing was applied
     ├── Unavailable           no answer; a write's fate is unknown
     ├── Damaged               the bytes do not match their checksum or size
+    ├── Foreign               a folder has what is no run's under a name of the run's
     └── Unsupported           this file system cannot keep a run
 """
 
@@ -81,6 +82,10 @@ class Unavailable(StoreError):
 
 class Damaged(StoreError):
     """Bytes arrived that do not match their checksum or size."""
+
+
+class Foreign(StoreError):
+    """Under the name of an object lies what no run has put there."""
 
 
 class Unsupported(StoreError):
@@ -174,6 +179,11 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> Iterator[Object]:
         """All objects whose path starts with `prefix`, sorted by path."""
+        ...
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """The names of the folders right below `prefix`, which is empty or ends with a slash;
+        sorted. Costs nothing for what lies in them."""
         ...
 
     def now(self) -> datetime:
@@ -548,6 +558,10 @@ class MemoryStore(_Fetching):
 
         return iter(self._perform("list", prefix, apply))
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        rests = (found.path[len(prefix) :] for found in self.list(prefix))
+        return iter(sorted({rest.partition("/")[0] for rest in rests if "/" in rest}))
+
     def now(self) -> datetime:
         return self._clock()
 
@@ -738,6 +752,11 @@ class FolderStore(_Fetching):
                         found.append(entry[1])
         return iter(sorted(found, key=lambda entry: entry.path))
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        folder = self._folder / prefix
+        entries = folder.iterdir() if folder.is_dir() else ()
+        return iter(sorted(one.name for one in entries if one.is_dir() and one != self._blobs))
+
     def now(self) -> datetime:
         return datetime.now(UTC)
 
@@ -749,12 +768,10 @@ class FolderStore(_Fetching):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:
-            raise StoreError(
-                f"{link}: is no object of this run; move it out of the folder"
-            ) from None
+            raise Foreign(f"{link}: is no object of this run; move it out of the folder") from None
         match = self._BLOB.fullmatch(os.path.basename(target))
         if match is None:
-            raise StoreError(f"{link}: links to {target}, which is no object of this run")
+            raise Foreign(f"{link}: links to {target}, which is no object of this run")
         crc32c = base64.b64encode(bytes.fromhex(match[3])).decode()
         generation = int(match[1])
         known = Object(path, generation, int(match[2]), crc32c, _moment(generation))
@@ -1125,12 +1142,26 @@ class GcsStore(_Fetching):
             blob.delete(if_generation_match=generation, timeout=self._timeout, retry=self._NO_RETRY)
 
     def list(self, prefix: str) -> Iterator[Object]:
+        with self._listing(prefix) as blobs:
+            return iter(sorted((_object(blob) for blob in blobs), key=lambda found: found.path))
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        with self._listing(prefix, delimiter="/") as blobs:
+            for _ in blobs:  # the folders come with the pages
+                pass
+            return iter(sorted(path[len(prefix) : -1] for path in blobs.prefixes))
+
+    @contextlib.contextmanager
+    def _listing(self, prefix: str, **more: Any) -> Iterator[Any]:
         try:
             with self._mapped(prefix):
-                blobs = self._client.list_blobs(
-                    self._bucket, prefix=prefix, timeout=self._timeout, retry=self._read_retry
+                yield self._client.list_blobs(
+                    self._bucket,
+                    prefix=prefix,
+                    timeout=self._timeout,
+                    retry=self._read_retry,
+                    **more,
                 )
-                return iter(sorted((_object(blob) for blob in blobs), key=lambda found: found.path))
         except NotFound:  # a prefix without objects is an empty list
             raise NotFound(
                 f"{self.url}: there is no such bucket; make it, or name another"

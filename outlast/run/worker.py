@@ -71,9 +71,15 @@ class Worker:
         wait_sec = RETRY_SEC
         failing_since: float | None = None
         left_before: int | None = None
+        tries = 0
+        told: type[Exception] | None = None
         while True:
+            tries += 1
             try:
-                return job.run(), None
+                value = job.run()
+                if tries > 1:
+                    self._say(f"{job.name}: went through at try {tries}")
+                return value, None
             except Exception as error:
                 # The store's trouble, not the snapshot's: the trainer hears "busy" meanwhile.
                 now = time.monotonic()
@@ -84,7 +90,11 @@ class Worker:
                 failing_since = now if failing_since is None else failing_since
                 if now - failing_since >= self._retried_sec(error):
                     return None, error
-                self._say(f"{job.name}: {error}; trying again")
+                # Each trouble once, then the 4th, 8th, 16th try: who waits hears of it still.
+                if type(error) is not told or (tries >= 4 and tries.bit_count() == 1):
+                    before = "" if tries == 1 else f" (tried {tries} times)"
+                    self._say(f"{job.name}: {error}; trying again{before}")
+                    told = type(error)
                 if self._closed.wait(pause_after(error, wait_sec)):
                     return None, error
                 wait_sec = min(wait_sec * 2, RETRY_MAX_SEC)

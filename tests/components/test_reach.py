@@ -82,24 +82,6 @@ def test_a_vm_is_shown_before_its_supervisor_acts_and_replaced_only_after():
     assert reach.health_refusal("observe", 5, stall_sec) is None
 
 
-@pytest.mark.parametrize(
-    ("bucket", "region", "far"),
-    [
-        ("europe-west4", "europe-west4", "same"),
-        ("EUROPE-WEST4", "europe-west4", "same"),
-        ("europe-west1", "europe-west4", "continent"),
-        ("eu", "europe-west4", "continent"),
-        ("us", "northamerica-northeast1", "continent"),
-        ("northamerica-northeast1", "us-east1", "continent"),
-        ("us", "europe-west4", "world"),
-        ("asia-east1", "europe-west4", "world"),
-        ("", "europe-west4", ""),
-    ],
-)
-def test_how_far_a_bucket_is(bucket, region, far):
-    assert reach.distance(bucket, region) == far
-
-
 # -- Foundation
 
 OUTPUTS = {

@@ -8,16 +8,20 @@ from datetime import UTC, datetime, timedelta
 import dill
 import pytest
 from pulumi.dynamic.dynamic import serialize_provider
+from pulumi.output import Unknown
+from requests.adapters import HTTPAdapter
 
 from components import providers
 from components.providers import Pin, RunPinProvider, obstacle, pin
 from outlast.exits import Reason, State
 from outlast.layout import Layout
 from outlast.operate import images
-from outlast.operate.images import Gone, Image, Unknown
+from outlast.operate.images import Gone, Image
 from outlast.run.head import Checkpoint, End, Head
-from outlast.run.store import MemoryStore, Unavailable
+from outlast.run.store import GcsStore, MemoryStore, Unavailable
+from rehearsal.storage import objects
 from tests.operate.records import start_record
+from tests.run.conftest import storage_api as storage_api  # a fixture
 
 NOW = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
 FRESH = "2026-11-27T13:00:00Z"
@@ -69,7 +73,7 @@ FOUND = {
     "gone": Gone("gone", "projects/p/global/images/family/new", "2025"),
     "obsolete": Image("", "p", "old-1", "old", "OBSOLETE", "projects/p/global/images/new-1"),
 }
-NOBODY = Unknown("no network")
+NOBODY = images.Unknown("no network")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +293,31 @@ def test_a_run_that_a_destroyed_stack_left_open_is_guarded_too(store, monkeypatc
     assert reasons({}, OTHER) == []
 
 
+def test_an_experiment_of_many_objects_costs_few_requests(storage_api, store, monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_api)
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    monkeypatch.setattr(objects, "MAX_PAGE", 5)  # a run of 40 objects is as one of 8,000
+    bucket = GcsStore("runs")
+    layout = Layout("experiments/dev", "0123456789")
+    for number in range(40):
+        bucket.put(f"{layout.root}t000003/s{number:012d}-0123456789abcdef/model", b"x")
+    bucket.put(layout.head, dataclasses.replace(COMMITTED, deadline=bucket.now()).to_json())
+    bucket.put(f"experiments/dev/bundles/{'a' * 64}.zip", b"x")
+    monkeypatch.setattr(providers, "open_store", lambda url: bucket)
+    sent, send = [], HTTPAdapter.send
+
+    def counted(self, request, **more):
+        sent.append(request.url)
+        return send(self, request, **more)
+
+    monkeypatch.setattr(HTTPAdapter, "send", counted)
+    assert reasons({}, OTHER) == []  # it is past its limit
+    # The own HEAD; one page of folders; HEAD in each, of which the one that is there takes two;
+    # the run's start record and the clock.
+    assert len(sent) == 1 + 1 + (1 + 2) + 2, sent
+    bucket.close()
+
+
 def test_a_change_that_no_run_can_take_offers_no_resume(store):
     put(store, COMMITTED)
     (reason,) = reasons(PROPS, {**OTHER, "content": {**PROPS["content"], "trainer": "dummy"}})
@@ -372,6 +401,14 @@ def test_a_run_named_by_hand_takes_only_what_it_can(store, change, words):
 def test_an_image_that_is_gone_is_refused_at_preview(store, image, words):
     (failure,) = RunPinProvider().check({}, {**PROPS, "image": image}).failures
     assert failure.property == "image" and words in failure.reason
+
+
+def test_an_image_that_the_stack_is_yet_to_make_is_nothing_to_speak_of(store, capsys):
+    props = {**PROPS, "image": Unknown()}
+    assert RunPinProvider().check({}, dict(props)).failures == []
+    olds = RunPinProvider().create(PROPS).outs
+    assert not RunPinProvider().diff("id", olds, dict(props)).changes
+    assert capsys.readouterr().err == ""
 
 
 def test_an_image_that_nobody_can_tell_stops_create_but_no_preview(store):

@@ -1,10 +1,12 @@
-"""A local cloud, and the real engine set up for it."""
+"""A local cloud, the real engine set up for it, and a run watched from outside."""
 
 import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,26 @@ from typing import Any
 import pytest
 import yaml
 
+from outlast.exits import State
+from outlast.layout import Layout
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
+from outlast.run.commit import read_rows
+from outlast.run.head import Head, HeadLost, read_head
+from outlast.run.store import Store
 from tests.checkout import copy_checkout
 
-COMMAND_TIMEOUT_SEC = 300
+LIMIT_SEC = 300
+"""For whatever is waited for: a busy machine's, not a quiet one's."""
+
+
+def until(condition: Callable[[], Any], what: str, *, limit_sec: float = LIMIT_SEC) -> Any:
+    """What a condition gives, once that is true. `what`: said where it never is."""
+    deadline = time.monotonic() + limit_sec
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not in {limit_sec:.0f} s"
+        time.sleep(0.1)
+    return found
 
 
 @dataclass
@@ -29,21 +46,18 @@ class Project:
 
     def pulumi(self, *args: str, fails: bool = False) -> str:
         """What the command printed. `fails`: it must end with an error."""
-        done = subprocess.run(
-            ["pulumi", *args, "--non-interactive", "--color=never"],
-            cwd=self.folder,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=COMMAND_TIMEOUT_SEC,
-        )
-        assert bool(done.returncode) is fails, done.stdout
-        return done.stdout
+        return self._said(["pulumi", *args, "--non-interactive", "--color=never"], fails=fails)
+
+    def outlast(self, *words: str, fails: bool = False, **variables: str) -> str:
+        """What the command of the folder's checkout printed. `variables`: of its environment."""
+        argv = [sys.executable, "-m", "outlast.operate", *words]
+        return self._said(argv, fails=fails, variables=variables)
 
     def up(self, *args: str, fails: bool = False) -> str:
         return self.pulumi("up", "--yes", "--skip-preview", "-s", "dev", *args, fails=fails)
+
+    def destroy(self) -> str:
+        return self.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
 
     def steps(self) -> dict[str, tuple[str, list[str]]]:
         """What a preview would do, by logical name: (operation, properties that differ)."""
@@ -61,23 +75,107 @@ class Project:
     def set(self, path: str, value: str) -> None:
         self.pulumi("config", "set", "-s", "dev", "--path", path, value)
 
+    def configure(self, **values: Any) -> None:
+        """Sets Outlast's own keys, without a process for each."""
+        path = self.folder / "Pulumi.dev.yaml"
+        document = yaml.safe_load(path.read_text())
+        document["config"] |= {f"outlast:{key}": value for key, value in values.items()}
+        path.write_text(yaml.safe_dump(document))
+
+    def _said(
+        self, argv: list[str], *, fails: bool, variables: Mapping[str, str] | None = None
+    ) -> str:
+        done = subprocess.run(
+            argv,
+            cwd=self.folder,
+            env={**self.env, **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_SEC,
+        )
+        assert bool(done.returncode) is fails, done.stdout
+        return done.stdout
+
+
+class Watch:
+    """The run that a stack is up with, from outside."""
+
+    def __init__(self, stack: Project, store: Store) -> None:
+        self.stack, self.store = stack, store
+        self.outputs = stack.outputs()
+        self.layout = Layout(self.outputs["prefix"], self.outputs["run"])
+
+    @property
+    def head(self) -> Head | None:
+        """None where there is none yet."""
+        try:
+            return read_head(self.store, self.layout).head
+        except HeadLost:
+            return None
+
+    @property
+    def step(self) -> int:
+        """Of the newest checkpoint; 0 without one."""
+        return self.head.step if self.head else 0
+
+    def wait(
+        self, condition: Callable[[Head], object], what: str, *, limit_sec: float = LIMIT_SEC
+    ) -> Head:
+        """HEAD, once it meets a condition."""
+        return until(
+            lambda: (head := self.head) and condition(head) and head, what, limit_sec=limit_sec
+        )
+
+    def wait_until_gone(self, *, limit_sec: float = LIMIT_SEC) -> Head | None:
+        """HEAD, once the run's VM has left its group."""
+        group, zone = self.outputs["group"], self.outputs["groupZone"]
+        until(
+            lambda: self.stack.cloud.group_size(group, zone) == 0,
+            "the run's VM has left its group",
+            limit_sec=limit_sec,
+        )
+        return self.head
+
+    def done(self, *, limit_sec: float = LIMIT_SEC) -> Head:
+        """HEAD of the run that has ended as it should."""
+        head = self.wait(lambda head: head.state.ended, "the end", limit_sec=limit_sec)
+        assert head.state is State.DONE and head.end is not None
+        return head
+
+    def steps(self, head: Head) -> list[int]:
+        """The steps of the rows that count, in their order."""
+        return [row["step"] for row in read_rows(self.store, self.layout, head)]
+
 
 @contextlib.contextmanager
 def checkout_on_a_cloud_of_its_own(
-    parts: engines.Parts, folder: Path, *, guests: bool = True
+    parts: engines.Parts,
+    folder: Path,
+    *,
+    guests: bool = True,
+    guest_env: Mapping[str, str] | None = None,
 ) -> Iterator[Project]:
     """A copy of the checkout, whose stack has no settings yet, in a cloud that nobody shares."""
-    cloud = clouds.start(folder / "cloud", parts, guests=guests, dies_with_us=True)
+    cloud = clouds.start(
+        folder / "cloud", parts, guests=guests, guest_env=guest_env, dies_with_us=True
+    )
     try:
-        variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"])
-        checkout = folder / "checkout"
-        checkout.mkdir()
-        copy_checkout(checkout)
-        made = Project(checkout, {**engines.scrubbed(), **variables}, cloud)
-        made.pulumi("stack", "init", "dev", "--no-select")
-        yield made
+        yield checkout_on(cloud, parts, folder)
     finally:
         cloud.stop()
+
+
+def checkout_on(cloud: clouds.LocalCloud, parts: engines.Parts, folder: Path) -> Project:
+    """A copy of the checkout with its stack on a cloud that is there."""
+    variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"])
+    checkout = folder / "checkout"
+    checkout.mkdir()
+    copy_checkout(checkout)
+    made = Project(checkout, {**engines.scrubbed(), **variables}, cloud)
+    made.pulumi("stack", "init", "dev", "--no-select")
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,7 @@ from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
 from outlast.operate import mend
 from tests.baking import quick_python
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
@@ -132,13 +131,10 @@ class Up:
 def bakery(parts: engines.Parts, tmp_path: Path) -> Iterator[Bakery]:
     """With an image in its family, as an earlier bake has left it."""
     env = {**quick_python(tmp_path / "bin"), "PIP_NO_INDEX": "1"}
-    started = clouds.start(tmp_path / "cloud", parts, guest_env=env, dies_with_us=True)
-    try:
-        variables = started.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-        folder, scratch = tmp_path / "checkout", tmp_path / "scratch"
-        folder.mkdir()
-        scratch.mkdir()
-        copy_checkout(folder)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with checkout_on_a_cloud_of_its_own(parts, tmp_path, guest_env=env) as project:
+        folder = project.folder
         (folder / "requirements/vm.txt").write_text("# nothing\n")
         settings = yaml.safe_load((folder / "Pulumi.dev.yaml").read_text())
         settings["config"] |= {
@@ -147,14 +143,10 @@ def bakery(parts: engines.Parts, tmp_path: Path) -> Iterator[Bakery]:
             "outlast:imageRecipe": {"family": "own", "script": "install.sh"},
         }
         (folder / "Pulumi.dev.yaml").write_text(yaml.safe_dump(settings))
-        project = Project(folder, {**engines.scrubbed(), **variables}, started)
-        project.pulumi("stack", "init", "dev", "--no-select")
         labels = {"component": "image-family", "project": "outlast", "stack": "dev"}
         image = {"name": OLD, "family": "own", "sourceImage": BASE, "labels": labels}
-        started.call("POST", f"{API}/global/images", image)
+        project.cloud.call("POST", f"{API}/global/images", image)
         yield Bakery(project, scratch)
-    finally:
-        started.stop()
 
 
 @pytest.mark.parametrize("stage", ["inserted", "installing", "stopping", "imaging", "deleting"])
@@ -181,16 +173,43 @@ def test_a_bake_that_is_killed_at_any_stage_is_gone_on_with_by_the_next_up(
     bakery.next_up()
 
 
-def test_a_first_bake_that_is_killed_goes_with_its_stack(bakery: Bakery):
+@pytest.mark.parametrize("stage", ["installing", "off"])
+def test_a_first_bake_that_is_killed_goes_with_its_stack(bakery: Bakery, stage: str):
     with bakery.up() as up:
-        up.wait_until(bakery.installs, "the builder installs")
+        if stage == "off":  # only its disk bills, and no limit of the platform counts for that
+            bakery.let_on()
+            up.wait_until(lambda: ": off" in up.said, "the builder is off")
+        else:
+            up.wait_until(bakery.installs, "the builder installs")
         up.kill()
     (vm,) = bakery.builders()
     builder = bakery.cloud.call("GET", f"{API}/zones/{vm['zone']}/instances/{vm['name']}")
     assert builder["scheduling"]["instanceTerminationAction"] == "DELETE"
-    bakery.mend()
-    bakery.project.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    said = bakery.project.outlast("destroy", "dev")
+    assert "bake: was being made when pulumi was killed; taken up" in said
+    assert f"builder {vm['name']}: left by an earlier bake, deleted" in said
     assert bakery.family() == {}
+    bakery.check_that_nothing_bills()
+
+
+def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(bakery: Bakery):
+    """Nothing of the recipe has changed for the stack by then; the family has, in the cloud."""
+    bakery.next_up()
+    first = bakery.newest()
+    script = bakery.project.folder / "install.sh"
+    text = script.read_text()
+    script.write_text(f"{text}# another\n")
+    with bakery.up() as up:
+        up.wait_until(lambda: ": made, the newest" in up.said, "the image is made")
+        up.kill()
+    assert bakery.newest() != first
+    script.write_text(text)
+    said = bakery.project.outlast("mend", "dev")
+    assert "bake: was being made when pulumi was killed; taken up" in said
+    with bakery.up() as up:
+        assert up.wait() == 0, up.said
+    assert f"image {first}: is there already" in up.said
+    assert bakery.newest() == first
     bakery.check_that_nothing_bills()
 
 

@@ -1,25 +1,21 @@
 """Boots that are not the usual one: no baked interpreter, a bundle that lacks a module."""
 
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import AttemptStart, BootEnd, Layout
+from outlast.layout import AttemptStart, BootEnd
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
 from outlast.run.head import HeadLost, read_head
 from outlast.run.store import Store, open_store
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, Watch, checkout_on
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 STOCK_IMAGE = "projects/debian-cloud/global/images/family/debian-13"
-WAIT_SEC = 150
 
 
 @pytest.fixture
@@ -33,12 +29,7 @@ def offline(parts: engines.Parts, tmp_path: Path) -> Iterator[clouds.LocalCloud]
 
 @pytest.fixture
 def stack(offline: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Project:
-    variables = offline.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    copy_checkout(folder)
-    made = Project(folder, {**engines.scrubbed(), **variables}, offline)
-    made.pulumi("stack", "init", "dev", "--no-select")
+    made = checkout_on(offline, parts, tmp_path)
     made.set("outlast:args.epochs", "2")
     return made
 
@@ -49,25 +40,13 @@ def store(offline: clouds.LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Store:
     return open_store("gs://outlast-rehearsal-outlast")
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SEC
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not in {WAIT_SEC} s"
-        time.sleep(0.2)
-
-
 def test_a_stock_image_installs_the_bundles_requirements_and_trains(stack: Project, store: Store):
     stack.set("outlast:image", STOCK_IMAGE)
     stack.up()
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
-
-    def gone() -> bool:
-        return stack.cloud.group_size(outputs["group"], outputs["groupZone"]) == 0
-
-    wait_until(gone, "the finished run's VM leaves")
-    assert read_head(store, layout).head.state is State.DONE
-    (item,) = [i for i in store.list(layout.attempts) if i.path.endswith("/start.json")]
+    run = Watch(stack, store)
+    head = run.wait_until_gone()
+    assert head is not None and head.state is State.DONE
+    (item,) = [i for i in store.list(run.layout.attempts) if i.path.endswith("/start.json")]
     start = AttemptStart.from_json(store.get(item.path)[0])
     assert "debian-13" in start.image  # which has no /opt/outlast
     serial = "".join(file.read_text() for file in (stack.cloud.state / "serial").iterdir())
@@ -79,24 +58,19 @@ def test_a_bundle_that_lacks_a_module_fails_and_is_not_completed_from_elsewhere(
 ):
     (stack.folder / "outlast" / "run" / "notice.py").unlink()
     stack.up()
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
-
-    def gone() -> bool:
-        return stack.cloud.group_size(outputs["group"], outputs["groupZone"]) == 0
-
-    wait_until(gone, "ten boots without an attempt end it")
+    run = Watch(stack, store)
+    run.wait_until_gone()
     with pytest.raises(HeadLost):
-        read_head(store, layout)
+        read_head(store, run.layout)
     ends = [
         BootEnd.from_json(store.get(item.path)[0])
-        for item in store.list(layout.boots)
+        for item in store.list(run.layout.boots)
         if item.path.endswith(".end.json")
     ]
     assert len(ends) == 10
     assert {end.reason for end in ends} == {Reason.SETUP_FAILED}
     assert all("outlast.run.notice" in end.message for end in ends)
-    assert list(store.list(layout.attempts)) == []
+    assert list(store.list(run.layout.attempts)) == []
 
 
 def test_a_lasting_refusal_to_write_head_leaves_instead_of_booting_for_ever(
@@ -106,16 +80,11 @@ def test_a_lasting_refusal_to_write_head_leaves_instead_of_booting_for_ever(
     rule = {"match": {"object": "/HEAD$", "method": "POST", "count": 0}, "when": "before"}
     stack.cloud.call("POST", "/_local/faults", {**rule, "do": {"status": 403}})
     stack.up()
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
-
-    def gone() -> bool:
-        return stack.cloud.group_size(outputs["group"], outputs["groupZone"]) == 0
-
-    wait_until(gone, "the refused VM leaves")
+    run = Watch(stack, store)
+    run.wait_until_gone()
     ends = [
         BootEnd.from_json(store.get(item.path)[0])
-        for item in store.list(layout.boots)
+        for item in store.list(run.layout.boots)
         if item.path.endswith(".end.json")
     ]
     assert [end.reason for end in ends] == [Reason.FORBIDDEN]

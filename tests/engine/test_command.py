@@ -1,21 +1,17 @@
 """A command on VMs of the local cloud, from `pulumi up` to its result: its own files and its own
 requirements, preempted in the middle, resumed from what it had marked."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from outlast.exits import Reason, State
-from outlast.layout import AttemptEnd, AttemptStart, Layout
+from outlast.exits import Reason
+from outlast.layout import AttemptEnd, AttemptStart
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
-from outlast.run.head import HeadLost, read_head
 from outlast.run.store import Store, open_store
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
-from tests.engine.test_boot import wait_until
+from tests.engine.conftest import Watch, checkout_on, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -50,16 +46,12 @@ def test_a_command_with_its_own_requirements_survives_a_preemption(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    variables = offline.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    copy_checkout(folder)
+    stack = checkout_on(offline, parts, tmp_path)
+    folder = stack.folder
     (folder / "code").mkdir()
     (folder / "code" / "train.sh").write_text(SCRIPT)
     (folder / "code" / ".env").write_text("KEY=never delivered\n")
     (folder / "code" / "needs.txt").write_text("certifi\n")
-    stack = Project(folder, {**engines.scrubbed(), **variables}, offline)
-    stack.pulumi("stack", "init", "dev", "--no-select")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", offline.url)
     uniform = {"uniformBucketLevelAccess": {"enabled": True}}  # conditions need it
     body = {"name": "lent-rows", "iamConfiguration": uniform}
@@ -71,26 +63,15 @@ def test_a_command_with_its_own_requirements_survives_a_preemption(
     stack.set("outlast:source", "code")
     stack.set("outlast:requirements", "code/needs.txt")
     stack.up()
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
     store: Store = open_store("gs://outlast-rehearsal-outlast")
-
-    def committed() -> int:
-        try:
-            return read_head(store, layout).head.step
-        except HeadLost:
-            return 0
-
-    wait_until(lambda: committed() >= 2, "a commit")
+    run = Watch(stack, store)
+    layout = run.layout
+    until(lambda: run.step >= 2, "a commit")
     (vm,) = offline.vms()
     offline.act(vm["name"], "preempt")
-
-    def gone() -> bool:
-        return offline.group_size(outputs["group"], outputs["groupZone"]) == 0
-
-    wait_until(gone, "the finished run's VM leaves")
-    head = read_head(store, layout).head
-    assert head.state is State.DONE and head.end is not None and head.end.result is not None
+    run.wait_until_gone()
+    head = run.done()
+    assert head.end is not None and head.end.result is not None
     assert head.term == 2
     result = {
         name: store.get(head.end.result.path + name)[0].decode()

@@ -4,34 +4,24 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from outlast.exits import State
-from outlast.layout import AttemptStart, Layout, Pin
+from outlast.layout import AttemptStart, Pin
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
-from outlast.run.head import Head, read_head
 from outlast.run.store import Store, open_store
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, Watch, checkout_on
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 BUCKET = "outlast-rehearsal-outlast"
-WAIT_SEC = 120
 
 
 @pytest.fixture
 def stack(cloud: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Project:
-    variables = cloud.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    copy_checkout(folder)
-    made = Project(folder, {**engines.scrubbed(), **variables}, cloud)
-    made.pulumi("stack", "init", "dev", "--no-select")
+    made = checkout_on(cloud, parts, tmp_path)
     made.set("outlast:args.epochs", "2")
     return made
 
@@ -54,17 +44,6 @@ def lent(cloud: clouds.LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def trained(stack: Project, store: Store) -> tuple[Layout, Head]:
-    """The run that is up, once its VM has left."""
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
-    deadline = time.monotonic() + WAIT_SEC
-    while stack.cloud.group_size(outputs["group"], outputs["groupZone"]) != 0:
-        assert time.monotonic() < deadline, "the finished run's VM leaves"
-        time.sleep(0.2)
-    return layout, read_head(store, layout).head
-
-
 def test_lent_data_another_runs_checkpoint_and_a_copy_of_the_result(
     stack: Project, lent: Store
 ) -> None:
@@ -78,8 +57,10 @@ def test_lent_data_another_runs_checkpoint_and_a_copy_of_the_result(
     stack.set("outlast:args.model-output-path", f"gs://{BUCKET}/{out}")
     stack.up()
     store = open_store(f"gs://{BUCKET}")
-    layout, head = trained(stack, store)
-    assert head.state is State.DONE and head.end is not None and head.end.result is not None
+    first = Watch(stack, store)
+    first.wait_until_gone()
+    layout, head = first.layout, first.done()
+    assert head.end is not None and head.end.result is not None
     (found,) = list(head.data or ())
     there = lent.stat("digits/rows.csv")
     assert (found.size, found.crc32c) == (there.size, there.crc32c)
@@ -104,9 +85,12 @@ def test_lent_data_another_runs_checkpoint_and_a_copy_of_the_result(
     pin = Pin(f"gs://{BUCKET}/{layout.root}", last.path.removeprefix(layout.root), last.blake3)
     stack.set("outlast:init", str(pin))
     stack.up()
-    other, head = trained(stack, store)
-    assert other.run != layout.run and head.state is State.DONE
+    second = Watch(stack, store)
+    second.wait_until_gone()
+    second.done()
+    other = second.layout
+    assert other.run != layout.run
     start = AttemptStart.from_json(store.get(other.attempt_start(1))[0])
     assert start.restored is not None and start.restored.startswith(f"{other.root}t000001/s0000000")
     assert start.step == 0
-    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    stack.destroy()

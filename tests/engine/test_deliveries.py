@@ -5,8 +5,6 @@ import base64
 import dataclasses
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,15 +13,12 @@ from pathlib import Path
 import pytest
 
 from outlast.exits import Reason, State
-from outlast.layout import AttemptStart, Layout
+from outlast.layout import AttemptStart
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
-from outlast.run.head import HeadLost, read_head
 from outlast.run.store import Store, open_store
 from tests import git_host
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
-from tests.engine.test_boot import wait_until
+from tests.engine.conftest import Project, Watch, checkout_on, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -122,9 +117,8 @@ def local(
 
 @pytest.fixture
 def stack(local: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Project:
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    copy_checkout(folder)
+    made = checkout_on(local, parts, tmp_path)
+    folder = made.folder
     dummy = (folder / "trainers/dummy.py").read_text()
     (folder / "code").mkdir()
     mine = dummy.replace('NAME = "dummy"', 'NAME = "mine"').replace(
@@ -134,9 +128,6 @@ def stack(local: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Pro
     (folder / "code/helping.py").write_text("HELPS = True\n")
     (folder / "code/pyproject.toml").write_text(PROJECT)
     (folder / "code/backend.py").write_text(BACKEND)
-    variables = local.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-    made = Project(folder, {**engines.scrubbed(), **variables}, local)
-    made.pulumi("stack", "init", "dev", "--no-select")
     made.set("outlast:trainer", "mine")
     made.set("outlast:args.epochs", "2")
     made.set("outlast:source", "code")
@@ -150,7 +141,7 @@ class Runs:
         self.stack, self.store = stack, store
         self.count = 0
 
-    def up(self, **settings: str) -> Layout:
+    def up(self, **settings: str) -> Watch:
         """A run of its own with these settings; an empty one is taken back."""
         self.count += 1
         for key, value in {**settings, "rerun": str(self.count)}.items():
@@ -159,27 +150,12 @@ class Runs:
             else:
                 self.stack.pulumi("config", "rm", "-s", "dev", f"outlast:{key}")
         self.stack.up()
-        self.outputs = self.stack.outputs()
-        return Layout(self.outputs["prefix"], self.outputs["run"])
+        return Watch(self.stack, self.store)
 
-    def step(self, layout: Layout) -> int:
-        try:
-            return read_head(self.store, layout).head.step
-        except HeadLost:
-            return 0
-
-    def wait(self, layout: Layout) -> State:
-        def gone() -> bool:
-            group, zone = self.outputs["group"], self.outputs["groupZone"]
-            return self.stack.cloud.group_size(group, zone) == 0
-
-        wait_until(gone, "the ended run's VM leaves")
-        return read_head(self.store, layout).head.state
-
-    def result(self, layout: Layout) -> dict[str, bytes]:
+    def result(self, run: Watch) -> dict[str, bytes]:
         """The run's result, when it is there."""
-        assert self.wait(layout) is State.DONE
-        end = read_head(self.store, layout).head.end
+        run.wait_until_gone()
+        end = run.done().end
         assert end is not None and end.result is not None
         folder = end.result.path
         found = {
@@ -215,20 +191,6 @@ def environments(text: bytes) -> list[str]:
     return found
 
 
-def outlast(stack: Project, *words: str, **variables: str) -> str:
-    """What the command of the stack's own checkout printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "outlast.operate.cli", *words],
-        cwd=stack.folder,
-        env={**stack.env, "PYTHONPATH": str(stack.folder), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
     stack: Project,
     local: clouds.LocalCloud,
@@ -242,9 +204,10 @@ def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
     runs = Runs(stack, store)
 
     # From the bucket.
-    first = runs.result(runs.up())
+    run = runs.up()
+    first = runs.result(run)
     assert "model.npy" in first and "metrics.json" in first
-    bundle = runs.outputs["bundleSha256"]
+    bundle = run.outputs["bundleSha256"]
 
     # From the image: the same bundle, baked in; nothing is taken from the bucket.
     baked = image / "opt/outlast/bundles"
@@ -256,19 +219,19 @@ def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
     assert list(store.list("experiments/dev/bundles/")) == []
 
     # A project with packages of its own: made on the first VM, offline on the second.
-    layout = runs.up(delivery="bucket", requirements="code", **{"args.step-ms": "300"})
-    wait_until(lambda: runs.step(layout) > 0, "a commit")
+    run = runs.up(delivery="bucket", requirements="code", **{"args.step-ms": "300"})
+    until(lambda: run.step, "a commit")
     asked = len(index.asked)
     assert asked > 0
     (vm,) = local.vms()
     local.act(vm["name"], "preempt")
     # How long a step takes is the trainer's flag and part of its config, and of no model.
     without = {"config.json"}
-    packaged = runs.result(layout)
+    packaged = runs.result(run)
     assert {k: v for k, v in packaged.items() if k not in without} == {
         k: v for k, v in first.items() if k not in without
     }
-    assert read_head(store, layout).head.term == 2
+    assert run.done().term == 2
     assert len(index.asked) == asked
     kept = [item.path for item in store.list("experiments/dev/environments/")]
     assert len(kept) == 2  # the dependencies, and the project itself
@@ -283,7 +246,7 @@ def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
     payload = {"payload": {"data": base64.b64encode(TOKEN.encode()).decode()}}
     local.call("POST", f"{secrets}/deploy:addVersion", payload)
     with git_host.serving(tmp_path / "hosted", TOKEN) as host:
-        layout = runs.up(
+        run = runs.up(
             delivery="git",
             source="",
             requirements=".",
@@ -292,10 +255,10 @@ def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
             gitPath="train",
             gitSecret="deploy",
         )
-        wait_until(lambda: runs.step(layout) > 0, "a commit")
+        until(lambda: run.step, "a commit")
         assert environments(TOKEN.encode()) == []
-        assert runs.result(layout) == packaged
-        start = AttemptStart.from_json(store.get(layout.attempt_start(1))[0])
+        assert runs.result(run) == packaged
+        start = AttemptStart.from_json(store.get(run.layout.attempt_start(1))[0])
         assert start.trainer == "mine" and start.spec["git"]["commit"] == commit
         assert host.users
         # Nobody but Secret Manager has the token, in whatever form.
@@ -310,18 +273,17 @@ def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
         ask.write_text(f"#!/bin/sh\necho {TOKEN}\n")
         ask.chmod(0o700)
         stack.set("outlast:gitRef", "main")
-        said = outlast(stack, "up", "dev", "--latest", GIT_ASKPASS=str(ask))
+        said = stack.outlast("up", "dev", "--latest", GIT_ASKPASS=str(ask))
         assert f"main is at {newest}\n" in said
-        runs.outputs = stack.outputs()
-        moved = Layout(runs.outputs["prefix"], runs.outputs["run"])
-        assert moved.run != layout.run
+        moved = Watch(stack, store)
+        assert moved.layout.run != run.layout.run
         assert runs.result(moved) == packaged
 
         # A commit that is not there ends the run, at once, with the reason.
-        layout = runs.up(gitCommit="0123456789" * 4)
-        assert runs.wait(layout) is State.FAILED
-        head = read_head(store, layout).head
+        run = runs.up(gitCommit="0123456789" * 4)
+        head = run.wait_until_gone()
+        assert head is not None and head.state is State.FAILED
         assert head.end is not None and head.end.reason is Reason.USAGE and head.term == 1
-        (item,) = [i for i in store.list(layout.attempts) if i.path.endswith("/end.json")]
+        (item,) = [i for i in store.list(run.layout.attempts) if i.path.endswith("/end.json")]
         assert b"is not in http://127.0.0.1" in store.get(item.path)[0]
     assert len(index.asked) == asked

@@ -1,8 +1,6 @@
 """A foundation and an experiment that stands on it, on the real engine and the local cloud."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,10 @@ import yaml
 from outlast.operate import cloud as clouds
 from outlast.operate.engine import ROOT
 from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-WAIT_SEC = 90
 API = "/compute/v1/projects/outlast-rehearsal"
 BUCKET = "outlast-rehearsal-shared"
 BASE = {"part": "foundation", "network": "isolated", "nat": True, "bucket": BUCKET}
@@ -70,14 +67,6 @@ class Two:
         return {kind: found.count(kind) for kind in found}
 
 
-def wait(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_SEC
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-    return found
-
-
 def test_an_experiment_on_a_foundation(project: Project, parts):
     two = Two(project, parts)
     cloud = two.cloud
@@ -124,7 +113,7 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
         ]
         return states == ["HEALTHY"]
 
-    wait(healthy, "the VM says that it gets on")
+    until(healthy, "the VM says that it gets on")
     lifecycle = cloud.call("GET", group)["instanceLifecyclePolicy"]
     assert lifecycle["onFailedHealthCheck"] == "DO_NOTHING"
 

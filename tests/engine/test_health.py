@@ -4,23 +4,19 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outlast.layout import Layout
-from outlast.run.head import HeadLost, read_head
 from outlast.run.store import open_store
 from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
-from tests.engine.test_machines import LONG, configure
+from tests.engine.conftest import Project, Watch, until
+from tests.engine.test_machines import LONG
 from tests.engine.test_program import wait_for_vm
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-LIMIT_SEC = 180
 OBSERVED_SEC = 20
 """How old a sign of progress may be: longer than a busy machine lets a trainer wait its turn."""
 
@@ -32,14 +28,6 @@ def stack(project: Project) -> Project:
     copy_checkout(project.folder)
     project.pulumi("stack", "init", "dev", "--no-select")
     return project
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + LIMIT_SEC
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
 
 
 def stop(root: Path) -> list[int]:
@@ -61,22 +49,14 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)
     store = open_store("gs://outlast-rehearsal-outlast")
     hung = {"experiment": "hung", "trainer": "dummy", "args": LONG, "checkpointEvery": "1s"}
-    configure(stack, **hung, health="observe", healthLimitSec=OBSERVED_SEC)
+    stack.configure(**hung, health="observe", healthLimitSec=OBSERVED_SEC)
     stack.up()
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
+    run = Watch(stack, store)
+    outputs = run.outputs
     group = (
         f"/compute/v1/projects/outlast-rehearsal/zones/{outputs['groupZone']}"
         f"/instanceGroupManagers/{outputs['group']}"
     )
-
-    def committed() -> int:
-        """The step of the newest checkpoint; 0 for none."""
-        try:
-            chain = read_head(store, layout).head.chain
-        except HeadLost:
-            return 0
-        return chain[-1].step if chain else 0
 
     def member() -> dict[str, Any]:
         (found,) = stack.cloud.call("POST", f"{group}/listManagedInstances")["managedInstances"]
@@ -87,7 +67,7 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
         return found.get("detailedHealthState", "UNKNOWN")
 
     vm = wait_for_vm(stack)
-    until(committed, "no checkpoint")
+    until(lambda: run.step, "no checkpoint")
     stack.cloud.play(SWIFT, target="")
     until(lambda: health() == "HEALTHY", "a VM that trains is not HEALTHY")
 
@@ -98,10 +78,10 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
     later = time.monotonic() + 10
     until(lambda: time.monotonic() > later, "")
     assert (health(), member()["id"], member()["currentAction"]) == ("UNHEALTHY", vm["id"], "NONE")
-    before = committed()
+    before = run.step
 
     # The setting reaches the group at once, the VM that hangs as it is.
-    configure(stack, health="repair", healthLimitSec=0)
+    stack.configure(health="repair", healthLimitSec=0)
     assert stack.steps()["trainer-group"][0] == "update"
     stack.up()
     anew = until(
@@ -115,12 +95,12 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
         "the hung VM is not made anew",
     )
     assert len(anew) == 1
-    until(lambda: committed() > before, "the run does not go on")
+    until(lambda: run.step > before, "the run does not go on")
     assert health() == "HEALTHY"
     serial = "".join(log.read_text() for log in (stack.cloud.state / "serial").iterdir())
     assert f"term 2: resumes at step {before}" in serial
     assert not [pid for pid in stopped if Path(f"/proc/{pid}").exists()]
 
-    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    stack.destroy()
     left = stack.cloud.audit()
     assert not [one for one in left["groups"] if "hung-" in json.dumps(one)]

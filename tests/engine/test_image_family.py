@@ -1,25 +1,19 @@
 """A recipe under the real engine: baked once, booted from, baked anew when its content changes."""
 
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outlast.exits import State
-from outlast.layout import AttemptStart, Layout
+from outlast.layout import AttemptStart
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
-from outlast.run.head import read_head
 from outlast.run.store import open_store
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, Watch, checkout_on_a_cloud_of_its_own
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]
 
-WAIT_SEC = 150
 IMAGES = f"/compute/v1/projects/{clouds.PROJECT}/global/images"
 
 
@@ -27,29 +21,15 @@ IMAGES = f"/compute/v1/projects/{clouds.PROJECT}/global/images"
 def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
     """A checkout whose VMs install from the wheels of `make setup`, and from nowhere else."""
     env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": parts.wheels}
-    started = clouds.start(tmp_path / "cloud", parts, guest_env=env, dies_with_us=True)
-    variables = started.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    copy_checkout(folder)
-    made = Project(folder, {**engines.scrubbed(), **variables}, started)
-    made.pulumi("stack", "init", "dev", "--no-select")
-    made.set("outlast:args.epochs", "2")
-    made.set("outlast:image", "projects/debian-cloud/global/images/family/debian-13")
-    yield made
-    started.stop()
+    with checkout_on_a_cloud_of_its_own(parts, tmp_path, guest_env=env) as made:
+        made.set("outlast:args.epochs", "2")
+        made.set("outlast:image", "projects/debian-cloud/global/images/family/debian-13")
+        yield made
 
 
 def family(stack: Project) -> dict[str, dict[str, Any]]:
     listed = stack.cloud.call("GET", IMAGES)["items"]
     return {one["name"]: one for one in listed if one.get("family") == "own"}
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SEC
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not in {WAIT_SEC} s"
-        time.sleep(0.2)
 
 
 def test_a_recipe_is_baked_booted_from_and_baked_anew(
@@ -75,18 +55,13 @@ def test_a_recipe_is_baked_booted_from_and_baked_anew(
     stack.pulumi("config", "rm", "-s", "dev", "--path", "outlast:imageRecipe.packages")
 
     stack.up()
-    outputs = stack.outputs()
-    (first,) = family(stack)
-    assert outputs["image"].endswith(f"/{first}")
-    layout = Layout(outputs["prefix"], outputs["run"])
-
-    def gone() -> bool:
-        return stack.cloud.group_size(outputs["group"], outputs["groupZone"]) == 0
-
-    wait_until(gone, "the finished run's VM leaves")
     store = open_store("gs://outlast-rehearsal-outlast")
-    assert read_head(store, layout).head.state is State.DONE
-    (item,) = [i for i in store.list(layout.attempts) if i.path.endswith("/start.json")]
+    run = Watch(stack, store)
+    (first,) = family(stack)
+    assert run.outputs["image"].endswith(f"/{first}")
+    run.wait_until_gone()
+    run.done()
+    (item,) = [i for i in store.list(run.layout.attempts) if i.path.endswith("/start.json")]
     assert AttemptStart.from_json(store.get(item.path)[0]).image.endswith(f"/{first}")
     assert [vm for vm in stack.cloud.vms() if vm["name"].startswith("bake-")] == []
     assert stack.steps() == {}
@@ -100,17 +75,16 @@ def test_a_recipe_is_baked_booted_from_and_baked_anew(
     stack.set("outlast:imageRecipe.requirements", "requirements/vm.txt")
     stack.set("outlast:requirements", "requirements/vm.txt")
     stack.up()
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
-    wait_until(gone, "the second run's VM leaves")
-    assert read_head(store, layout).head.state is State.DONE
-    assert list(store.list(layout.environments)) == []
+    run = Watch(stack, store)
+    run.wait_until_gone()
+    run.done()
+    assert list(store.list(run.layout.environments)) == []
     images = family(stack)
     (second,) = images.keys() - {first}
     assert images[first]["deprecated"]["state"] == "DEPRECATED"
-    assert outputs["image"].endswith(f"/{second}")
+    assert run.outputs["image"].endswith(f"/{second}")
 
-    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    stack.destroy()
     assert family(stack) == {}
     left = stack.cloud.audit()
     assert (left["vms"], left["disks"]) == ([], [])

@@ -1,19 +1,15 @@
 """The supervisor's packages on a stock image: taken from the index once, from the bucket after."""
 
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from outlast.exits import State
-from outlast.layout import Layout
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
-from outlast.run.head import read_head
 from outlast.run.store import Store
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, Watch
 from tests.engine.test_boot import STOCK_IMAGE
 from tests.engine.test_boot import stack as stack  # fixtures
 from tests.engine.test_boot import store as store
@@ -38,15 +34,10 @@ def offline(parts: engines.Parts, tmp_path: Path) -> Iterator[clouds.LocalCloud]
 def boot(stack: Project, store: Store) -> tuple[str, float]:
     """What the VM of the stack's next run says, and how long its interpreter took, in seconds."""
     stack.up()
-    outputs = stack.outputs()
-    layout = Layout(outputs["prefix"], outputs["run"])
-
-    deadline = time.monotonic() + LIMIT_SEC
-    while stack.cloud.group_size(outputs["group"], outputs["groupZone"]) != 0:
-        assert time.monotonic() < deadline, "the finished run's VM does not leave"
-        time.sleep(0.2)
-    assert read_head(store, layout).head.state is State.DONE
-    (log,) = (stack.cloud.state / "serial").glob(f"{outputs['group']}-*.log")
+    run = Watch(stack, store)
+    run.wait_until_gone(limit_sec=LIMIT_SEC)
+    run.done()
+    (log,) = (stack.cloud.state / "serial").glob(f"{run.outputs['group']}-*.log")
     text = log.read_text()
     begin, end = (
         datetime.fromisoformat(line.split()[0])

@@ -21,14 +21,15 @@ from outlast.operate import engine as engines
 from outlast.operate import mend
 from outlast.run.head import Head, read_head
 from outlast.run.store import open_store
-from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
+from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own, until
 from tests.engine.test_preview import train_to
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
-
 CYCLES = int(os.environ.get("OUTLAST_KILL_CYCLES", "2"))
+"""28 play every moment."""
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800 * CYCLES)]
+
 SEED = int(os.environ.get("OUTLAST_KILL_SEED", "1"))
-LIMIT_SEC = 300
 STEP = 400
 
 UP = ("up", "--yes", "--skip-preview", "-s", "dev")
@@ -165,13 +166,6 @@ def killed(stack: Project, command: tuple[str, ...], moment: Moment) -> bool:
         stack.cloud.call("DELETE", "/_local/faults")
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_SEC
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def moments(phase: str, dice: random.Random) -> list[Moment]:
     """All of a phase, in some order."""
     found = [Moment(when, *write) for write in WRITES[phase] for when in ("before", "after")]
@@ -236,14 +230,17 @@ def test_a_command_killed_at_any_write_is_mended_by_the_next(
         settings: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
         for phase, (command, changes) in PHASES.items():
+            moment = drawn[phase].pop() if drawn[phase] else None
+            if moment is None and phase != "destroy":
+                continue  # each moment once
             before = outputs
             settings |= changes
             configure(settings)
-            moment = drawn[phase][cycle % len(drawn[phase])]
-            struck = killed(stack, command, moment)
-            done = mend.mend("dev", env=stack.env, cwd=stack.folder)
-            print(f"{cycle} {phase}: {moment}: {struck}, {done}", flush=True)
-            assert struck, f"{phase}: ended before {moment}"
+            if moment is not None:
+                struck = killed(stack, command, moment)
+                done = mend.mend("dev", env=stack.env, cwd=stack.folder)
+                print(f"{cycle} {phase}: {moment}: {struck}, {done}", flush=True)
+                assert struck, f"{phase}: ended before {moment}"
             stack.pulumi(*command)
             check_alike(stack)
             if phase == "destroy":

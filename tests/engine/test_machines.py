@@ -1,44 +1,23 @@
 """A stack over its machines under the real engine: a zone, a region, GPUs, and how they end."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, until
 from tests.engine.test_program import stack as stack  # its fixture
 from tests.engine.test_program import wait_for_vm
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
-LIMIT_SEC = 90
 FULL = {
     "name": "full",
     "about": "The first zone has no room any more.",
     "world": {"zones": {"europe-west4-a": {"capacity": [{"vms": 0}]}}},
 }
-
-
 LONG = {"epochs": 100000, "step-ms": 20}
-
-
-def configure(stack: Project, **values: Any) -> None:
-    path = stack.folder / "Pulumi.dev.yaml"
-    document = yaml.safe_load(path.read_text())
-    document["config"] |= {f"outlast:{key}": value for key, value in values.items()}
-    path.write_text(yaml.safe_dump(document))
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + LIMIT_SEC
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
 
 
 def said(stack: Project, vm: dict[str, Any], words: str) -> None:
@@ -62,21 +41,20 @@ def machine_type(stack: Project, vm: dict[str, Any]) -> str:
 
 
 def test_a_stack_over_its_machines(stack: Project):
-    configure(stack, experiment="machines", trainer="dummy", args=LONG)
+    stack.configure(experiment="machines", trainer="dummy", args=LONG)
 
     # What cannot be is refused at preview, in one sentence and without a traceback.
-    configure(stack, accelerator="nvidia-tesla-t4", acceleratorCount=1)
+    stack.configure(accelerator="nvidia-tesla-t4", acceleratorCount=1)
     refused = stack.pulumi("preview", "-s", "dev", fails=True)
     assert "n2-standard-2 takes no GPU, only N1 machines do; leave it out" in refused
     assert "Traceback" not in refused
-    configure(stack, accelerator="", acceleratorCount=0)
+    stack.configure(accelerator="", acceleratorCount=0)
     stack.up()
     zonal = stack.outputs()
     wait_for_vm(stack)
 
     # Zonal to regional is a new place of the same run: its checkpoints and its deadline stay.
-    configure(
-        stack,
+    stack.configure(
         zones=["europe-west4-a", "europe-west4-b"],
         machineTypes=["n2-standard-4"],
         localSsd=2,
@@ -106,8 +84,7 @@ def test_a_stack_over_its_machines(stack: Project):
     said(stack, moved, "term 3: resumes at step")
 
     # Another machine, with GPUs that answer; the run that is done leaves its regional group.
-    configure(
-        stack,
+    stack.configure(
         machineType="g2-standard-24",
         machineTypes=[],
         onEnd="keep",
@@ -123,6 +100,6 @@ def test_a_stack_over_its_machines(stack: Project):
     stack.cloud.act(vm["name"], "preempt")
     until(lambda: stack.cloud.group_size(second["group"], "europe-west4") == 0, "it did not leave")
     until(lambda: not running(stack, second["group"]), "it did not power off")
-    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    stack.destroy()
     left = stack.cloud.audit()
     assert not [group for group in left["groups"] if "machines-" in json.dumps(group)]

@@ -1,49 +1,36 @@
 """``outlast:processes`` on VMs of the local cloud: torch's launcher, gloo, a preemption, a cut."""
 
-import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from outlast.exits import State
-from outlast.layout import Layout
 from outlast.operate import cloud as clouds
 from outlast.operate import engine as engines
-from outlast.run.commit import read_rows
-from outlast.run.head import Head, HeadLost, read_head
 from outlast.run.store import Store, open_store
-from tests.checkout import copy_checkout
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, Watch, checkout_on
 
 pytestmark = [pytest.mark.engine, pytest.mark.frameworks, pytest.mark.timeout(400)]
 pytest.importorskip("torch", reason="torch is an extra")
 
 TRAINER = Path(__file__).with_name("parallel_trainer.py")
 TOTAL = 60
-WAIT_SEC = 150
 
 
 @pytest.fixture
 def stack(cloud: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
     """A checkout with a trainer of its own, which trains in two processes."""
-    variables = cloud.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    copy_checkout(folder)
-    shutil.copy(TRAINER, folder / "trainers" / "parallel.py")
-    made = Project(folder, {**engines.scrubbed(), **variables}, cloud)
-    made.pulumi("stack", "init", "dev", "--no-select")
+    made = checkout_on(cloud, parts, tmp_path)
+    shutil.copy(TRAINER, made.folder / "trainers" / "parallel.py")
     made.set("outlast:trainer", "parallel")
     made.set("outlast:args.total", str(TOTAL))
     made.set("outlast:processes", "2")
     made.set("outlast:trainerPython", sys.executable)
     made.set("outlast:checkpointEvery", "5")
     yield made
-    made.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    made.destroy()
 
 
 @pytest.fixture
@@ -52,30 +39,13 @@ def store(cloud: clouds.LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Store:
     return open_store(f"gs://{clouds.PROJECT}-outlast")
 
 
-class Training:
-    """One experiment's run, from outside."""
+class Training(Watch):
+    """One experiment's run."""
 
     def __init__(self, stack: Project, store: Store, experiment: str) -> None:
         stack.set("outlast:experiment", experiment)
         stack.up()
-        self.stack = stack
-        self.store = store
-        self.outputs = stack.outputs()
-        self.layout = Layout(self.outputs["prefix"], self.outputs["run"])
-
-    @property
-    def head(self) -> Head | None:
-        try:
-            return read_head(self.store, self.layout).head
-        except HeadLost:
-            return None
-
-    def wait(self, condition: Callable[[Head], object], what: str) -> Head:
-        deadline = time.monotonic() + WAIT_SEC
-        while (head := self.head) is None or not condition(head):
-            assert time.monotonic() < deadline, f"{what}: not in {WAIT_SEC} s"
-            time.sleep(0.2)
-        return head
+        super().__init__(stack, store)
 
     def wait_for_commit(self, term: int) -> str:
         """The VM of the attempt ``term``, once it has committed something."""
@@ -84,11 +54,9 @@ class Training:
         return vm["name"]
 
     def result(self) -> dict[str, bytes]:
-        head = self.wait(lambda head: head.state.ended, "the end")
-        assert head.state is State.DONE and head.end is not None and head.end.result is not None
-        assert [row["step"] for row in read_rows(self.store, self.layout, head)] == list(
-            range(1, TOTAL + 1)
-        )
+        head = self.done()
+        assert head.end is not None and head.end.result is not None
+        assert self.steps(head) == list(range(1, TOTAL + 1))
         names = ("weights", "metrics.json")
         return {name: self.store.get(head.end.result.path + name)[0] for name in names}
 

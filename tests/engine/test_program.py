@@ -1,6 +1,5 @@
 """The repository's own program under the real engine: what each change does, and what it leaves."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,9 @@ import yaml
 
 from outlast.operate import cloud as clouds
 from outlast.operate.engine import ROOT
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
-
-VM_TIMEOUT_SEC = 60
 
 
 @pytest.fixture
@@ -32,14 +29,10 @@ def stack(project: Project, parts) -> Project:
 
 
 def wait_for_vm(stack: Project) -> dict[str, Any]:
-    deadline = time.monotonic() + VM_TIMEOUT_SEC
-    while True:
-        running = [vm for vm in stack.cloud.vms() if vm["status"] == "RUNNING"]
-        if running:
-            assert len(running) == 1
-            return running[0]
-        assert time.monotonic() < deadline, "no VM came up"
-        time.sleep(0.1)
+    (found,) = until(
+        lambda: [vm for vm in stack.cloud.vms() if vm["status"] == "RUNNING"], "a VM is up"
+    )
+    return found
 
 
 def resize(stack: Project, group: str, zone: str, size: int) -> None:
@@ -79,10 +72,10 @@ def test_the_life_of_a_stack(stack: Project):
     stack.up()
     second = stack.outputs()
     assert second["run"] != first["run"] and second["group"] != first["group"]
-    deadline = time.monotonic() + VM_TIMEOUT_SEC
-    while [vm["group"] for vm in stack.cloud.vms()] != [second["group"]]:
-        assert time.monotonic() < deadline, stack.cloud.vms()
-        time.sleep(0.1)
+    until(
+        lambda: [vm["group"] for vm in stack.cloud.vms()] == [second["group"]],
+        "the old run's VM is gone",
+    )
 
     # A run that took itself out of its group stays out, whatever a refresh finds.
     wait_for_vm(stack)
@@ -93,7 +86,7 @@ def test_the_life_of_a_stack(stack: Project):
     assert stack.steps() == {}
 
     # The end: the bucket is kept, and adopted again.
-    stack.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
+    stack.destroy()
     left = stack.cloud.audit()
     kept = {bucket["name"] for bucket in left["buckets"]}
     assert first["bucket"] in kept and kept - others == {first["bucket"]}

@@ -14,7 +14,7 @@ from tests.engine.conftest import Project
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
-END_TIMEOUT_SEC = 20
+END_TIMEOUT_SEC = 60
 
 
 def descendants(pid: int) -> list[int]:

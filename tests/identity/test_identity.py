@@ -292,7 +292,7 @@ def find_python(version: str) -> str | None:
             [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
         )
         if probe.stdout.strip() == version:
             return candidate

@@ -82,7 +82,7 @@ class FakeSupervisor:
 
     def close(self) -> None:
         self._listener.close()
-        self._thread.join(5)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -154,7 +154,7 @@ def stopping_early(supervisor: FakeSupervisor) -> Iterator[None]:
     def hand_over_and_be_told(session: Session, offered: Snapshot) -> None:
         told.clear()
         hand_over(session, offered)
-        assert told.wait(20)
+        assert told.wait(60)
 
     supervisor.on_snapshot = commit_and_stop
     setattr(Session, "hand_over", hand_over_and_be_told)  # noqa: B010 - a type checker minds

@@ -20,7 +20,7 @@ from tests.loop.fake_supervisor import FakeSupervisor
 
 RUNNER = [sys.executable, "-m", "outlast.loop.command"]
 EXAMPLES = programs.ROOT / "examples" / "commands"
-WAIT_SEC = 30.0
+WAIT_SEC = 90.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -596,6 +596,22 @@ def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         (["--data", "a/x", "--data", "b/x", "--", "true"], "another one ends in x too"),
         (["--data", "pipe", "--", "true"], "data pipe: is neither a file nor a folder"),
         (["--data", "gs://", "--", "true"], "data gs://: must be a path of this machine"),
+        (
+            ["--data", ".", "--", "true"],
+            "data .: holds the run's own folder run, and would be othe",
+        ),
+        (["--data", "", "--", "true"], "--data: '': must be a path; leave it out for none"),
+        (["--run-dir", "", "--", "true"], "--run-dir: '': must be a path; leave it out for none"),
+        (["--quiet-sec", "0", "--", "true"], "--quiet-sec: '0': must be a number of seconds above"),
+        (["--data"], "--data: expected one argument"),
+        (
+            ["--rundir", "x", "--", "true"],
+            "--rundir x: is no option of outlast train; did you mean",
+        ),
+        (
+            ["python", "train.py"],
+            "python train.py: is no option of outlast train; write the comman",
+        ),
     ],
 )
 def test_what_is_mistyped_leaves_the_folder_to_the_right_command(
@@ -622,10 +638,10 @@ def test_what_is_mistyped_leaves_the_folder_to_the_right_command(
 def test_a_try_that_never_came_to_a_checkpoint_makes_way(tmp_path: Path) -> None:
     """Its arguments had a slip in them; one that has a checkpoint stays, whatever it is called."""
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--"]
-    failed = programs.run(tmp_path, [*argv, "echo {resutl} > first; exit 2"])
+    failed = programs.run(tmp_path, [*argv, "echo {resutl} > {resutl}; exit 2"])
     assert failed.returncode == 2
     said = failed.stderr.splitlines()
-    assert "outlast: command {resutl}: stays as it is; did you mean {result}?" in said
+    assert said.count("outlast: command {resutl}: stays as it is; did you mean {result}?") == 1
     line = "echo 1 > {checkpoint}/a; outlast mark; exit 3"
     mended = programs.run(tmp_path, [*argv, line])
     assert mended.returncode == 3

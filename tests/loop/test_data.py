@@ -94,7 +94,7 @@ def test_local_data_that_changed_ends_the_attempt_and_that_moved_does_not(folder
     (entry,) = programs.head(folder / "run")["data"]
     assert (entry["name"], entry["generation"], entry["size"]) == ("total", 0, 1)
     (folder / "total").write_text("7")
-    said, errors = train(folder, "total", code=1)
+    said, errors = train(folder, "total", code=64)
     assert "the run was begun on 1 bytes with CRC32C" in errors and "made" not in said
     end = json.loads((folder / "run/attempts/000002/end.json").read_bytes())
     assert (end["reason"], end["state"]) == ("data-changed", "open")
@@ -213,6 +213,18 @@ def test_the_same_command_with_another_init_is_another_run() -> None:
     assert len(names) == 3
 
 
+def test_data_that_holds_the_runs_folder_is_refused_at_once(folder: Path) -> None:
+    """And not at the second attempt, whose own checkpoints would be its other data."""
+    (folder / "all").mkdir()
+    (folder / "all/total").write_text("6")
+    run_dir = folder / "all/run"
+    program = f"import outlast; outlast.data('{folder}/all')\n" + (folder / "sums.py").read_text()
+    (folder / "sums.py").write_text(program)
+    said, errors = train(folder, "total", code=64, RUN_DIR=str(run_dir))
+    assert "made" not in said
+    assert f"data {folder}/all: holds the run's own folder {run_dir}, and would be" in errors
+
+
 # -- results ---------------------------------------------------------------------------------------
 
 
@@ -268,3 +280,17 @@ def test_a_result_in_a_bucket_is_fetched_and_verified(folder: Path, bucket: GcsS
         local.finished_result(url)
     with pytest.raises(DataError, match="holds no run"):
         local.finished_result(f"gs://{BUCKET}/experiments/none/0123456789")
+
+
+def test_a_copy_of_a_result_in_a_bucket_is_as_good_as_its_run(
+    folder: Path, bucket: GcsStore
+) -> None:
+    train(folder, "total", OUT=f"gs://{BUCKET}/models/sums")
+    result = local.finished_result(folder / "run")
+    found = local.finished_result(f"gs://{BUCKET}/models/sums")
+    assert found != result
+    assert (found / "sums.json").read_bytes() == (result / "sums.json").read_bytes()
+    generation = bucket.stat("models/sums/sums.json").generation
+    patiently(lambda: bucket.put("models/sums/sums.json", b"mine", if_generation_match=generation))
+    with pytest.raises(DataError, match="sums.json: has other bytes than the run gave it"):
+        local.finished_result(f"gs://{BUCKET}/models/sums")

@@ -77,7 +77,7 @@ def test_snapshots_go_where_two_of_them_fit(
     supervisor.places = [disk]
     monkeypatch.setattr(places, "room", lambda folder: 10 * MB if folder == disk else 30)
     walk()
-    assert supervisor.gone.wait(5)
+    assert supervisor.gone.wait(60)
     assert {Path(taken.path).parent for taken, _ in supervisor.committed} == {disk}
     assert len(supervisor.committed) == TOTAL and not list(disk.iterdir())
     said = capsys.readouterr().err
@@ -110,9 +110,10 @@ def test_a_full_disk_is_tried_again(
 ) -> None:
     full_for(monkeypatch, 3)
     walk()
-    assert supervisor.gone.wait(5)
+    assert supervisor.gone.wait(60)
     assert [taken.step for taken, _ in supervisor.committed] == list(range(1, TOTAL + 1))
-    assert capsys.readouterr().err.count("no room for a snapshot") == 3
+    said = capsys.readouterr().err
+    assert said.count("no room for a snapshot") == 1 and "room for the snapshot at try 4" in said
     assert not list(supervisor.work.iterdir())
 
 
@@ -123,7 +124,7 @@ def test_a_disk_that_stays_full_ends_with_the_reason(
     monkeypatch.setattr(training, "FULL_RETRY_SEC", 0.2)
     with pytest.raises(DoesNotFit, match="bytes free; choose a machine with more memory"):
         walk()
-    assert supervisor.gone.wait(5)
+    assert supervisor.gone.wait(60)
     (error,) = supervisor.of(Error)
     assert error.kind == "does-not-fit" and str(supervisor.work) in error.message
     assert len(tried) > 1 and supervisor.committed == []
@@ -140,7 +141,7 @@ def test_a_state_without_room_for_its_proof_does_not_fit(
     monkeypatch.setattr(snapshot, "write", full)
     with pytest.raises(DoesNotFit, match="bytes free; choose a machine with more memory"):
         walk()
-    assert supervisor.gone.wait(5)
+    assert supervisor.gone.wait(60)
     (error,) = supervisor.of(Error)
     assert error.kind == "does-not-fit" and supervisor.committed == []
     assert not list(supervisor.work.iterdir())
@@ -168,7 +169,7 @@ def test_stopped_without_a_snapshot_none_is_written(
             supervisor.push(Stop(20.0, snapshot=False))
 
     assert stopped(each) == 75
-    assert supervisor.gone.wait(5)
+    assert supervisor.gone.wait(60)
     assert [taken.step for taken, _ in supervisor.committed] == [4]  # the best of before
     assert not list(supervisor.work.iterdir())
     assert "goes on from the checkpoint before" in capsys.readouterr().err

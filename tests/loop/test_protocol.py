@@ -112,7 +112,7 @@ def test_closing_wakes_who_waits(tmp_path: Path) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     listener.close()
-    thread.join(5)
+    thread.join(60)
     assert woken == [True]
 
 

@@ -103,7 +103,7 @@ def test_a_full_queue_drops_and_counts(
         tracker.log(step, {"x": 1.0})
     tracker.close(interrupted=False)
     free.set()
-    tracker._thread.join(10)
+    tracker._thread.join(60)
     said = capsys.readouterr().err
     assert "too slow, rows are dropped there" in said and "10 rows are missing there" in said
 

@@ -36,6 +36,9 @@ class Platform:
             self._get(path.partition("/getGuest")[0])
             items = [{"key": key, "value": value} for key, value in self.told.items()]
             return {"queryValue": {"items": items}}
+        if path == "aggregated/instances":
+            vms = [one for name, one in self.there.items() if "/instances/" in name]
+            return {"items": {"zones/all": {"instances": vms}}}
         return {} if path.startswith("aggregated/") else self._get(path)
 
     def listed(self, path: str, **_: Any) -> list[dict[str, Any]]:
@@ -50,6 +53,8 @@ class Platform:
             del self.there[path]
         elif path.endswith("/stop"):
             self._get(path.removesuffix("/stop"))["status"] = "TERMINATED"
+        elif path.endswith("/deprecate"):
+            self._get(path.removesuffix("/deprecate"))["deprecated"] = body
         else:
             self.there[f"{path}/{body['name']}"] = {
                 **body,
@@ -167,4 +172,89 @@ def test_a_builder_that_failed_for_nobody_is_not_gone_on_with(platform: Platform
     assert str(caught.value) == (
         "builder bake-own-0123456789: step packages failed; its last lines:\nE: no package"
     )
+    assert platform.there == {}
+
+
+ZONE = "zones/europe-west4-a"
+LABELS = {"component": "image-family", "stack": "dev"}
+
+
+def leave(platform: Platform, name: str, status: str, image: str | None = None) -> str:
+    """A builder that a killed bake of the stack has left, and how far its image has come."""
+    path = f"{ZONE}/instances/{name}"
+    left = {"name": name, "zone": f"https://x/{ZONE}", "status": status, "labels": LABELS}
+    platform.there[path] = left
+    if image:
+        made = name.removeprefix(recipe.BUILDER)
+        labels = {**LABELS, "recipe": baked().hash[: bake.HASH_LABEL]}
+        platform.there[f"global/images/{made}"] = {
+            **{"name": made, "family": made.rpartition("-")[0], "labels": labels},
+            **{"status": image, "selfLink": f"https://x/{made}", "creationTimestamp": "2026"},
+        }
+    return path
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"state": "done"}, "has done its work already, and is off"),
+        ({}, "left by an earlier bake, deleted"),  # off, it tells nothing on some days
+    ],
+)
+def test_a_builder_that_was_left_off_is_gone_on_from_or_made_anew(platform: Platform, told, said):
+    leave(platform, "bake-own-0123456789", "TERMINATED")
+    words: list[str] = []
+    platform.told = told
+    ask = platform.order
+
+    def order(method: str, path: str, *rest: Any, **more: Any) -> None:
+        if path.endswith("/instances"):
+            platform.told = {"state": "done"}
+        ask(method, path, *rest, **more)
+
+    platform.order = order
+    assert made(platform, words) == "https://x/own-0123456789"
+    assert words[0] == f"builder bake-own-0123456789: {said}"
+    assert list(platform.there) == ["global/images/own-0123456789"]
+
+
+def test_a_builder_whose_image_is_there_is_deleted_and_that_is_said(platform: Platform):
+    leave(platform, "bake-own-0123456789", "TERMINATED", "READY")
+    words: list[str] = []
+    assert made(platform, words) == "https://x/own-0123456789"
+    assert words == [
+        "image own-0123456789: is there already",
+        "builder bake-own-0123456789: left by an earlier bake, deleted",
+    ]
+    assert list(platform.there) == ["global/images/own-0123456789"]
+
+
+@pytest.mark.parametrize("family", ["own", "before"])
+def test_another_recipes_builder_goes_once_its_image_is_whole(
+    platform: Platform, family: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its disk is in use until then; and whether the family had another name does not matter."""
+    name = f"bake-{family}-fedcba9876"
+    leave(platform, name, "TERMINATED", "PENDING")
+    looks = iter(["PENDING", "PENDING", "READY"])
+    ask = platform.call
+
+    def call(method: str, path: str, *rest: Any, **more: Any) -> dict[str, Any]:
+        if path == f"global/images/{family}-fedcba9876":
+            platform.there[path]["status"] = next(looks)
+        return ask(method, path, *rest, **more)
+
+    platform.call = call
+    words: list[str] = []
+    made(platform, words)
+    assert next(looks, None) is None
+    assert words[0] == f"builder {name}: left by an earlier bake, deleted"
+    assert not [path for path in platform.there if "/instances/" in path]
+
+
+def test_what_was_left_goes_with_the_stack_and_that_is_said(platform: Platform):
+    leave(platform, "bake-own-0123456789", "TERMINATED", "READY")
+    words: list[str] = []
+    bake.remove("own", "p", {"stack": "dev"}, words.append)
+    assert words == ["builder bake-own-0123456789: left by an earlier bake, deleted"]
     assert platform.there == {}

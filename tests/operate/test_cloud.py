@@ -21,6 +21,7 @@ from outlast.operate.errors import CloudError
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 
 LEFTOVERS = {"PULUMI_ACCESS_TOKEN": "pul-0000", "GOOGLE_PROJECT": "production"}
+GCLOUD = {"CLOUDSDK_CORE_PROJECT": "production", "CLOUDSDK_CONFIG": "/home/somebody/gcloud"}
 WAIT_SEC = 60
 
 
@@ -29,7 +30,7 @@ class Shell:
 
     def __init__(self, state: Path) -> None:
         self.state = state
-        self.env = {**os.environ, **LEFTOVERS}
+        self.env = {**os.environ, **LEFTOVERS, **GCLOUD}
 
     def outlast(self, *args: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "outlast.operate.cli", *args]
@@ -96,6 +97,7 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     printed = shell.cloud("start")
     shell.take_over(printed)
     assert not LEFTOVERS.keys() & shell.env.keys()
+    assert all(shell.env[name] != value for name, value in GCLOUD.items())
     exports = [line for line in printed.splitlines() if not line.startswith("unset")]
     assert shell.cloud("start").splitlines() == exports  # running already: the same once more
     shell.pulumi("up", "--yes", "--skip-preview")

@@ -64,15 +64,32 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_what_the_program_refuses_is_its_sentence_alone(tmp_path, as_json):
-    told = f"Previewing update (dev):\n{SAID}\n"
-    if as_json:
-        told = json.dumps({"diagnostics": [{"severity": "error", "message": f"{SAID}\n"}]})
-    (tmp_path / "said").write_text(told)
-    pulumi = tmp_path / "pulumi"
-    pulumi.write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/said\nexit 1\n")
+def failed(folder, told):
+    """What is said of a command that printed this and failed."""
+    (folder / "said").write_text(told)
+    pulumi = folder / "pulumi"
+    pulumi.write_text(f"#!/bin/sh\n/bin/cat {folder}/said\nexit 1\n")
     pulumi.chmod(0o755)
     with pytest.raises(EngineError) as caught:
-        engine.run_engine(["preview"], env={"PATH": str(tmp_path)})
-    assert str(caught.value) == "run 02ad602e43 is open at step 320; take the change back"
+        engine.run_engine(["preview"], env={"PATH": str(folder)})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (SAID, "run 02ad602e43 is open at step 320; take the change back"),
+        ("error: outlast:zone 'x': must be a zone", "outlast:zone 'x': must be a zone"),
+        ("error: no stack named 'x' found", "no stack named 'x' found"),
+    ],
+)
+def test_an_error_is_its_sentence_alone(tmp_path, said, told, as_json):
+    text = f"Previewing update (dev):\n{said}\n"
+    if as_json:
+        text = json.dumps({"diagnostics": [{"severity": "error", "message": f"{said}\n"}]})
+    assert failed(tmp_path, text) == told
+
+
+def test_a_failure_without_an_error_names_the_command(tmp_path):
+    assert failed(tmp_path, "something else\n") == "pulumi preview: something else"

@@ -85,12 +85,18 @@ def test_what_was_deleted_to_make_room_gives_its_place_to_what_was_being_made():
     assert state["resources"] == [{**new, "id": id, "outputs": new["inputs"]}, behind]
 
 
-def test_an_image_that_was_to_follow_another_is_left_to_the_next_bake():
+@pytest.mark.parametrize("operation", ["creating", "updating"])
+def test_an_image_that_was_to_follow_another_is_left_to_the_next_bake(operation):
+    """Which comes also where the recipe is the old one again."""
     bake = resource("pulumi-python:dynamic:ImageBake", "bake", project="p", family="new")
     old = {**resource("pulumi-python:dynamic:ImageBake", "bake"), "id": "p/old"}
-    state = {"pending_operations": [creating(bake)], "resources": [old]}
-    assert mend.take_up(state) == ()
-    assert state["resources"] == [old]
+    old["outputs"] = {"hash": "1", "family": "old", "image": "old-1"}
+    pending = [{"type": operation, "resource": bake}]
+    state = {"pending_operations": pending, "resources": [old]}
+    assert mend.take_up(state) == ("bake",)
+    (left,) = state["resources"]
+    assert left == {**old, "outputs": {"hash": "1", "family": "old"}}
+    assert ImageBakeProvider().diff("p/old", left["outputs"], left["outputs"]).changes
     state = {"pending_operations": [creating(bake)], "resources": []}
     assert mend.take_up(state) == ("bake",)
 
@@ -115,7 +121,7 @@ def test_an_empty_note_beside_the_state_is_removed_and_no_other(tmp_path, monkey
 
 def test_an_unreadable_state_names_the_mend():
     told = engine._reason("error: failed to load checkpoint: EOF")
-    assert told.startswith("error: failed to load checkpoint: EOF; ")
+    assert told.startswith("failed to load checkpoint: EOF; ")
     assert told.endswith("run outlast mend")
 
 

@@ -10,7 +10,7 @@ import pytest
 from outlast.exits import Reason, State
 from outlast.operate import draw, preview
 from outlast.operate.errors import EngineError, UsageError
-from outlast.operate.preview import GROUPS, PIN, TEMPLATES, NotRead, Step, Then
+from outlast.operate.preview import BAKE, GROUPS, PIN, TEMPLATES, NotRead, Step, Then
 from outlast.run.head import Checkpoint, End, Head
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
@@ -364,6 +364,59 @@ def test_the_markdown_is_a_table_and_folds_the_rest(capsys):
     shown = capsys.readouterr().out
     assert "run aaaaaaaaaa stays untouched: its VM lives on;" in shown
     assert "replaced: InstanceTemplate InstanceTemplate (machineType)" in shown
+
+
+RECIPE = {
+    "family": "outlast",
+    "zone": "us-central1-a",
+    "machine_type": "e2-standard-4",
+    "disk_gb": 50,
+    "limit_minutes": 120,
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "machine", "said"),
+    [
+        (
+            "create",
+            "e2-standard-4",
+            "image outlast-0123456789 is baked once: its builder (e2-standard-4 on demand, 50 GiB"
+            " pd-balanced, external address) costs at most $0.29, by its limit of 120 minutes",
+        ),
+        (
+            "update",
+            "z9-standard-4",
+            "image outlast-0123456789 is baked once: its builder (z9-standard-4 on demand, 50 GiB"
+            " pd-balanced, external address) costs at least $0.0237, by its limit of 120 minutes",
+        ),
+        ("same", "e2-standard-4", ""),
+    ],
+)
+def test_what_baking_an_image_costs(op, machine, said, capsys):
+    recipe = {**RECIPE, "machine_type": machine}
+    new = {"recipe": recipe, "hash": "0123456789abcdef", "external_ip": True}
+    found = reviewed(unchanged(bake=Step(op, BAKE, "image", new, new)), _aaaaaaaaaa=OPEN)
+    assert list(found.bakes) == ([said] if said else [])
+    assert found.as_json()["cost"]["bakes"] == list(found.bakes)
+    draw.show_review(found)
+    shown = capsys.readouterr().out
+    assert f"\n{said}\n" in shown if said else "baked" not in shown
+    assert (f"\n\nI{said[1:]}\n\n" if said else "|\n\nNo rule") in draw.as_markdown(found)
+
+
+def test_what_the_program_warns_of_is_told_once(capsys):
+    warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
+    info = {"severity": "info", "message": "info: hello\n"}
+    document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
+    told = preview.told(f"Previewing\n{document}", "warning")
+    assert told == ("bucket b: is far away",)
+    assert preview.told(document, "info") == ("hello",)
+    found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=told)
+    assert found.as_json()["warnings"] == list(told)
+    draw.show_review(found)
+    assert "\nwarning: bucket b: is far away\n" in capsys.readouterr().out
+    assert "\n- warning: bucket b: is far away\n" in draw.as_markdown(found)
 
 
 def test_what_is_no_plan_is_one_sentence():

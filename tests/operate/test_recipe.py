@@ -35,7 +35,8 @@ def root(tmp_path: Path) -> Path:
     ("given", "words"),
     [
         ({"base": BASE}, "installs nothing"),
-        ({"package": ["gcc"]}, "outlast:imageRecipe.package: is no part of a recipe"),
+        ({"package": ["gcc"]}, "Recipe.package: is no part of a recipe; did you mean packages?"),
+        ({"qqqq": 1}, "outlast:imageRecipe.qqqq: is no part of a recipe; its parts are base,"),
         (
             {"packages": ["git", "gcc; reboot"]},
             "outlast:imageRecipe.packages[1] 'gcc; reboot': must be a package's name",

@@ -135,7 +135,7 @@ def test_a_killed_rehearsal_takes_its_local_cloud_and_vms_with_it():
     assert any("attempt 1 on" in line for line in lines_of(process))
     (scratch,) = scratch_folders() - before
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     deadline = time.monotonic() + 30
     while (left := processes_of(str(scratch))) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,20 +1,27 @@
 """A lost HEAD is rebuilt as it was, from manifests and start records; nothing stale comes in."""
 
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from outlast.exits import Reason, State
 from outlast.layout import Layout
 from outlast.operate import repair as repairing
-from outlast.operate.errors import OperateError
+from outlast.operate import runs
+from outlast.operate.cli import cli
+from outlast.operate.errors import OperateError, UsageError
 from outlast.operate.repair import rebuild
+from outlast.operate.runs import Place
 from outlast.run.commit import Committer, Restored
 from outlast.run.head import Act, Claim, Fenced, Head, HeadFile, HeadLost, read_head
 from outlast.run.store import MemoryStore
+from tests.loop import programs
+from tests.loop.test_local import PROGRAM
 from tests.operate.records import beat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -238,3 +245,56 @@ def test_beside_an_attempt_that_may_live_nothing_is_mended(tmp_path, over):
     else:
         store.put(LAYOUT.attempt_end(term), b"{}")
     assert repairing.repair(store, LAYOUT, OWNER).head.step == 20
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "checkpoints"])
+def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "walk.py"
+    program.write_text(PROGRAM)
+    run_dir = tmp_path / "run"
+    argv = [sys.executable, str(program), str(run_dir), "1.0"]
+    calm = programs.run(tmp_path, [*argv[:2], str(tmp_path / "calm"), "1.0"])
+    assert calm.returncode == 0, calm.stderr
+    failed = programs.run(tmp_path, argv, FAIL_AT="40", PACE="0.05")
+    chain = programs.head(run_dir)["chain"]
+    assert failed.returncode == 1 and len(chain) > 1
+    if damage == "gone":
+        (run_dir / "HEAD").unlink()
+    elif damage == "garbage":
+        (run_dir / "HEAD").write_text("{bad")
+    else:
+        for file in (run_dir / chain[-1]["path"]).iterdir():
+            file.unlink()
+    monkeypatch.chdir(tmp_path)
+    if damage == "checkpoints":  # one of them is whole: the training itself goes back to it
+        refused = CliRunner().invoke(cli, ["repair", "run"])
+        assert "run: HEAD is whole (open" in str(refused.exception)
+    else:
+        refused = programs.run(tmp_path, argv)
+        assert refused.returncode == 64 and f"mend it: outlast repair {run_dir}" in refused.stderr
+        mended = CliRunner().invoke(cli, ["repair", "run"])
+        assert mended.exit_code == 0, mended.exception
+        step = chain[-1]["step"]
+        assert mended.output == (
+            f"run: HEAD is mended, at step {step}; its own command goes on from there\n"
+        )
+    again = programs.run(tmp_path, argv)
+    assert again.returncode == 0, again.stderr
+    assert "resumes at step" in again.stderr
+    assert programs.result_of(run_dir) == programs.result_of(tmp_path / "calm")
+
+
+def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):
+    train(store, tmp_path)
+    place = Place("gs://b/experiments/dev/0123456789", store, LAYOUT)
+    with pytest.raises(OperateError, match="is the run of stack s; outlast repair s"):
+        repairing.repair_alone(place)
+    with pytest.raises(OperateError, match="there is no run; look at its name again"):
+        repairing.repair_alone(Place("gs://b/x/y", store, Layout("x", "y")))
+    with pytest.raises(UsageError, match="the folder holds no run"):
+        runs.find_damaged(str(tmp_path))
+    for takes_a_stack in ("resume", "stop"):
+        said = CliRunner().invoke(cli, [takes_a_stack, str(tmp_path)]).exception
+        assert "its own command is given again" in str(said)

@@ -17,10 +17,10 @@ from outlast.operate import boots, draw, engine, resume, status
 from outlast.operate.compute import Group
 from outlast.operate.errors import EngineError, OperateError
 from outlast.operate.preview import PIN
-from outlast.operate.runs import Place
+from outlast.operate.runs import OpenedRun, Place
 from outlast.operate.stack import Deployed
 from outlast.run.head import Checkpoint, End, Head, Result, read_head
-from outlast.run.store import MemoryStore
+from outlast.run.store import MemoryStore, open_store
 from tests.operate.records import beat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -292,8 +292,24 @@ def test_a_stopped_local_cloud_is_said_at_once(monkeypatch):
         Deployed("dev", "b", LAYOUT, 0, "o/p/s").store()
 
 
-def test_a_garbled_head_is_one_sentence():
+def test_a_garbled_head_is_one_sentence_with_what_mends_it():
     garbled = stack(None)
     garbled.memory.put(LAYOUT.head, b"garbage")
-    with pytest.raises(OperateError, match="cannot be read: .*is not JSON"):
+    with pytest.raises(OperateError) as caught:
         status.read(place(garbled))
+    said = "dev: memory:/experiments/dev/0123456789/HEAD: is not JSON ("
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith("; outlast repair dev mends it")
+
+
+def test_damaged_bytes_of_head_are_told_once_and_with_what_mends_them(tmp_path):
+    store = open_store(str(tmp_path))
+    store.put("HEAD", b"whole")
+    (tmp_path / "HEAD").resolve().write_bytes(b"other")
+    damaged = Place("./run", store, Layout("", ""), tmp_path)
+    for read in (status.read, lambda place: OpenedRun(place).checkpoints()):
+        with pytest.raises(OperateError) as caught:
+            read(damaged)
+        told = str(caught.value)
+        assert told.startswith(f"./run: {store.url}/HEAD: has size and CRC32C")
+        assert told.endswith("; outlast repair ./run mends it")

@@ -185,7 +185,7 @@ def test_a_name_that_is_nothing_says_what_was_looked_for(
     assert str(caught.value) == f"first: no such folder, and {NO_PULUMI}; {meant}"
 
     def unknown(name: str) -> None:
-        raise EngineError(f"pulumi stack output: error: {engine.NO_STACK} 'first' found")
+        raise EngineError(f"{engine.NO_STACK} 'first' found")
 
     monkeypatch.setattr(stack, "find", unknown)
     with pytest.raises(UsageError) as caught:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from outlast.exits import Reason, State
+from outlast.layout import EXPERIMENT_PATTERN
 from outlast.operate import engine, rehearse, scenario
 from outlast.operate.engine import Parts, find_parts
 from outlast.operate.errors import RehearsalError, UsageError
@@ -75,6 +76,14 @@ def test_an_unknown_guarantee_is_named_with_its_place():
     )
 
 
+def test_an_unknown_reason_of_the_end_is_named():
+    with pytest.raises(UsageError) as raised:
+        scenario.of(document(expect={"end": {"state": "failed", "reason": "user-fail"}}))
+    assert str(raised.value) == (
+        "scenario mine: expect.end.reason 'user-fail': is no reason; did you mean user-failed?"
+    )
+
+
 def test_what_happens_to_the_examples_zone_happens_to_the_own_stacks():
     world = {"zones": {"europe-west4-a": {"capacity": [{"vms": 0}]}}}
     event = {"when": {"boot": 1}, "do": {"capacity": {"zone": "europe-west4-a"}}}
@@ -115,6 +124,13 @@ def test_a_stack_of_ones_own_keeps_its_trainer():
     assert found["outlast:trainer"] == "mine"
     assert found["outlast:args"] == {"depth": 5, "limit-rows": 64}
     assert found["outlast:provisioning"] == "standard"
+
+
+def test_the_undisturbed_twin_of_the_longest_name_has_a_name_that_may_be():
+    assert rehearse.calm_of("dev") == "dev-calm"
+    for name in ("x" * 40, "x" * 34 + "-y", "x" * 35 + "-calm"):
+        calm = rehearse.calm_of(name)
+        assert EXPERIMENT_PATTERN.fullmatch(calm) and calm != name
 
 
 def test_a_scenario_about_a_command_is_not_for_a_trainer_of_ones_own():

@@ -13,6 +13,8 @@ import yaml
 
 import settings
 from components import metadata
+from outlast.operate import sources
+from outlast.operate.sources import Answer
 from outlast.run.metadata import BadSpec, Spec, Waits, _parse_command
 from settings import FoundBucket, SettingsError
 from tests.program import stack
@@ -174,6 +176,22 @@ def test_a_regional_group_is_a_place_of_its_own():
     whole = check({"outlast:region": "us-central1"})
     assert (whole.zone, whole.zones, whole.location) == ("", (), "us-central1")
     assert check().location == "europe-west4-a"
+
+
+def test_the_engines_region_and_zone_must_agree():
+    assert check({"gcp:zone": "europe-west4-a", "gcp:region": "europe-west4"}).zone
+    elsewhere = {"gcp:region": "us-central1", "outlast:zone": "europe-west4-a"}
+    assert check({**elsewhere, "gcp:zone": ""}).region == "europe-west4"
+    assert refusal({**elsewhere, "gcp:zone": "europe-west4-a"}) == (
+        "gcp:region 'us-central1': gcp:zone europe-west4-a is in europe-west4; set gcp:region to"
+        " europe-west4 or leave it out, or set gcp:zone to a zone of us-central1"
+    )
+    assert refusal({"gcp:zone": "true", "gcp:region": "europe-west4"}).startswith(
+        "gcp:zone 'true': must be a zone such as europe-west4-a; set gcp:zone"
+    )
+    assert "Google has no region europe-wets4; did you mean europe-west4?; set gcp:region" in (
+        refusal({"gcp:region": "europe-wets4"})
+    )
 
 
 def test_a_zone_beside_zones_is_refused():
@@ -413,6 +431,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("args", '{"model-output-path":"out"}', "model-output-path 'out': the VM writes only"),
         ("dataPaths", '["x"]', "dataPaths 'x': must be gs://BUCKET/PATH, an object or a folder"),
         ("dataPaths", "x", "dataPaths 'x': must be a list"),
+        ("dataPaths", '["gs://b/x/*"]', "takes no wildcards, a folder means all that is below it"),
         ("onNewRun", "maybe", "onNewRun 'maybe': must be refuse or replace"),
         ("update", "later", "update 'later': must be opportunistic or now"),
         ("init", "gs://b/r/", "init 'gs://b/r/': must be a run's checkpoint in a bucket with its"),
@@ -465,6 +484,9 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("run", "0123", "must be a run's ten digits, 0-9 and a-f"),
         ("zone", "europe", "must be a zone such as europe-west4-a"),
         ("machineType", "zones/z/machineTypes/m", "bare name"),
+        ("machineType", "n2standard4", "must be a family and a size, such as e2-standard-2; did"),
+        ("externalIp", "none", "must be true or false; set outlast:externalIp or leave it empty"),
+        ("healthLimitSec", "60", "healthLimitSec 60 beside outlast:health off: nobody asks"),
         ("bootDiskType", "", "bare name"),
         ("image", "", "must name an image"),
         ("image", "../../x", "outlast:image '../../x': must name an image or an image family"),
@@ -473,7 +495,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("image", "global/images/family/Debian", "must name an image"),
         ("image", "p/global/images/i", "must name an image"),
         ("bucket", "Bucket", "must have 3 characters or more, lower-case letters"),
-        ("bucket", "gs://b", "must have 3 characters or more, lower-case letters"),
+        ("bucket", "gs://b", "must be a bucket's bare name, without gs:// and without a path"),
         ("bucket", "a..b", "no two dots in a row"),
         ("bucket", "a.-b", "no dash beside a dot"),
         ("bucket", "a-.b", "no dash beside a dot"),
@@ -504,7 +526,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("webhook", "https://me:pw@h:0/x", "outlast:webhook 'https://…@h:0/x': must be an https"),
         ("labels", '{"Team":"x"}', "a key has at most 63 lower-case"),
         ("labels", '{"team":"Vision"}', "labels.team 'Vision': a value is a text of at most 63"),
-        ("labels", '{"team":5}', "a value is a text"),
+        ("labels", '{"team":5}', "labels.team 5: must be a text, in quotes; set outlast:labels.te"),
         ("labels", '{"stack":"x"}', "labels stack: is set by Outlast itself"),
         ("labels", json.dumps({f"k{n}": "" for n in range(60)}), "at most 59 are allowed"),
     ],
@@ -532,6 +554,19 @@ def test_a_stack_name_that_is_no_experiment_is_named_as_such():
 
 def test_no_project_is_a_sentence():
     assert refusal({"gcp:project": ""}).startswith("gcp:project: is not set; run pulumi config")
+
+
+@pytest.mark.parametrize("project", ["Acme Research", "acme_research", "https://acme"])
+def test_a_project_is_named_by_its_id(project):
+    found = refusal({"gcp:project": project})
+    assert found.startswith(f"gcp:project {project!r}: must be a project's id such as")
+
+
+def test_a_mistyped_field_of_a_command_is_advice():
+    found = check(command(command="train {chekpoint} > {chekpoint}/log"))
+    said = "outlast:command {chekpoint}: stays as it is; did you mean {checkpoint}?"
+    assert found.advice == (said,)
+    assert check(command(command='["echo", "{result}", "{}"]')).advice == ()
 
 
 def test_no_zone_anywhere_is_a_sentence():
@@ -659,6 +694,48 @@ def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
     monkeypatch.setattr(pulumi.log, "info", told.append)
     assert settings.find_bucket(check(HERE)) == FoundBucket()
     assert len(told) == 1 and "\n" not in told[0]
+
+
+# -- The code's look-up
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(), []),
+        (Answer(warning="w"), ["w"]),
+        (Answer(refusal="outlast:gitSecret 's': is not there"), None),
+    ],
+)
+def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
+    git = {"delivery": "git", "gitUrl": "https://git.example/code", "gitCommit": "a" * 40}
+    config = check({**HERE, **command(**git, trainer="mine")})
+    order, told = [], []
+
+    def ask(git):
+        order.append(git.url)
+        return lambda: answer
+
+    def find_bucket(config):
+        order.append("bucket")
+        return FoundBucket("here")
+
+    monkeypatch.setattr(sources, "ask", ask)
+    monkeypatch.setattr(settings, "find_bucket", find_bucket)
+    monkeypatch.setattr(pulumi.log, "warn", told.append)
+    if said is None:
+        with pytest.raises(SettingsError, match=answer.refusal):
+            settings.look_up(config)
+    else:
+        assert settings.look_up(config) == FoundBucket("here")
+        assert told == said
+    assert order == ["https://git.example/code", "bucket"]
+
+
+def test_without_git_nobody_is_asked_for_the_code(monkeypatch):
+    monkeypatch.setattr(settings, "find_bucket", lambda config: FoundBucket("here"))
+    monkeypatch.setattr(sources, "ask", None)
+    assert settings.look_up(check(HERE)) == FoundBucket("here")
 
 
 # -- A command

@@ -163,6 +163,11 @@ def test_a_foundation_is_named_as_the_engine_names_stacks():
     assert "must be a stack's name" in refusal({"outlast:foundation": "a b"})
 
 
+def test_a_foundation_without_a_nat_is_named_where_it_is_one_short():
+    said = refusal({"outlast:foundation": "base"}, foundation={**OUTPUTS, "nat": False})
+    assert "set nat to true" in said and said.endswith("; the network is set in stack base")
+
+
 def test_what_an_experiment_cannot_say_beside_a_foundation():
     said = refusal({"outlast:foundation": "base", "outlast:nat": "true"}, foundation=OUTPUTS)
     assert said == (
@@ -209,6 +214,28 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
             "outlast:imageRecipe.base 'Debian!': must name an image or an image family",
         ),
         (
+            {"imageRecipe": '{"packages": ["gcc"], "zone": "europe-west4-z"}'},
+            "outlast:imageRecipe.zone 'europe-west4-z': europe-west4 has the zones",
+        ),
+        (
+            {"imageRecipe": '{"packages": ["gcc"], "machineType": "e2-standrad-4"}'},
+            "outlast:imageRecipe.machineType 'e2-standrad-4': there is no such machine type; the"
+            " nearest: e2-standard-4",
+        ),
+        (
+            {"imageRecipe": '{"packages": ["gcc"], "machineType": "c4-standard-4"}'},
+            "'c4-standard-4': the builder's disk is pd-balanced, and it takes hyperdisk",
+        ),
+        (
+            {"imageRecipe": '{"packages": ["gcc"], "machineType": "a3-highgpu-1g"}'},
+            "'a3-highgpu-1g': is there as a Spot VM only, and a builder is a standard one; set"
+            " outlast:imageRecipe.machineType to e2-standard-8 for example",
+        ),
+        (
+            {"imageRecipe": '{"packages": ["gcc"], "zone": "europe-west9-a"}', "subnetwork": "s"},
+            "outlast:imageRecipe.zone 'europe-west9-a': the builder's subnetwork is in",
+        ),
+        (
             {"imageRecipe": '{"packages": ["gcc"]}', "delivery": "image"},
             "the image that is baked would not hold the code; add trainers true",
         ),
@@ -234,7 +261,7 @@ def test_an_isolated_vm_of_a_baked_image_needs_no_internet():
 
 def test_a_missing_foundation_is_one_sentence(monkeypatch):
     def fail(*_args):
-        raise RuntimeError("unknown stack\nTraceback")
+        raise RuntimeError("invocation of x returned an error: unknown stack\nTraceback")
 
     monkeypatch.setattr(pulumi.runtime, "invoke", fail)
     with pytest.raises(SettingsError) as caught:

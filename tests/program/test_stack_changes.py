@@ -14,11 +14,14 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 
 from outlast.exits import Reason, State
 from outlast.layout import Layout
+from outlast.operate import preview
 from outlast.run.head import Checkpoint, End, Head
 from outlast.run.store import open_store
+from tests import git_host
 from tests.checkout import copy_checkout
 from tests.operate.records import start_record
 from tests.program import stack
@@ -377,18 +380,27 @@ def test_another_stack_is_destroyed_and_this_one_boots_on(deployed, cloud, bucke
     assert bucket.stat(metadata_of(started, again)["outlast-bundle"]).size > 0
 
 
-def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed, cloud):
-    """The group of a VM that was lost is in the middle of making it anew, for ever."""
+def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed, cloud, bucket):
+    """The group of a VM that was lost is in the middle of making it anew, for ever. The run's
+    checkpoints outlive that, and the next `up` goes on from them; another run waits as well."""
     started, _ = cloud
+    outputs = deployed.outputs()
+    wipe(bucket, outputs)
+    head = put_run(bucket, outputs, deployed.pinned())
     started.call("POST", "/_local/switches", {"no_capacity": True})
     try:
         (vm,) = started.vms()
         started.act(vm["name"], "kill")
-        group = deployed.outputs()["group"]
-        wait_until(lambda: started.group_errors(group, ZONE))
+        wait_until(lambda: started.group_errors(outputs["group"], ZONE))
         deployed("destroy", "--yes", "--skip-preview")
         left = started.audit()
         assert not any(left[kind] for kind in ("groups", "vms", "disks", "templates", "roles"))
+        deployed.up()
+        again = deployed.outputs()
+        assert (again["run"], again["place"]) == (outputs["run"], head.place + 1)
+        assert again["deadline"] == f"{head.deadline:%Y-%m-%dT%H:%M:%SZ}"
+        wait_until(lambda: started.group_errors(again["group"], ZONE))
+        wipe(bucket, outputs)
         deployed("config", "set", "--path", "outlast:args.epochs", "33")
         deployed.up()
         waiting = deployed.outputs()
@@ -436,6 +448,41 @@ def test_a_typo_is_refused_in_one_sentence(changed):
     said = changed("outlast:machinetype", "x")("preview", fails=True)
     assert "outlast:machinetype: is no setting of Outlast; did you mean machineType?" in said
     assert "Traceback" not in said
+
+
+def test_a_bake_is_priced_before_it_is_ordered_and_advice_shown(changed, bucket):
+    changed("outlast:imageRecipe.packages[0]", "gcc", "--path")
+    stack = changed("outlast:machineType", "c9-standard-4")
+    found = preview.review("dev", env=stack.env, cwd=stack.folder)
+    assert "ImageBake image-bake" in found.changes["created"]
+    assert found.advice[0].startswith("outlast:machineType c9-standard-4: family c9 is not in")
+    (said,) = found.bakes
+    assert re.fullmatch(
+        r"image outlast-[0-9a-f]{10} is baked once: its builder \(e2-standard-4 on demand, 50 GiB"
+        r" pd-balanced, external address\) costs at most \$0\.[0-9]+, by its limit of 120 minutes",
+        said,
+    )
+
+
+def test_code_that_cannot_be_had_is_refused_before_anything_is_made(changed, tmp_path):
+    git_host.commit(tmp_path / "hosted/code", {"mine.py": ""})
+    with git_host.serving(tmp_path / "hosted", "a-token") as host:
+        url = f"{host.url}/code"
+        stack = changed("outlast:delivery", "git")
+        file = stack.folder / "Pulumi.dev.yaml"
+        own = {"trainer": "mine", "args": {}, "gitUrl": url, "gitCommit": "a" * 40}
+        document = yaml.safe_load(file.read_text())
+        document["config"].update({f"outlast:{key}": value for key, value in own.items()})
+        file.write_text(yaml.safe_dump(document))
+        assert stack.outlast("preview", "dev", fails=True) == (
+            f"outlast: outlast:gitUrl {url}: may not be read without a secret; give"
+            " outlast:gitSecret a token or key that may read it\n"
+        )
+    secret = "projects/outlast-rehearsal/secrets/deploy"
+    assert (
+        f"error: outlast:gitSecret '{secret}': there is no such secret; create it: gcloud secrets"
+        " create deploy --project outlast-rehearsal --replication-policy automatic --data-file FILE"
+    ) in changed("outlast:gitSecret", "deploy")("preview", fails=True)
 
 
 def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, cloud, bucket):

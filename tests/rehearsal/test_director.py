@@ -409,6 +409,28 @@ def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
     )
 
 
+def test_what_has_missed_is_said_of_itself_whatever_happens_meanwhile() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.boot("vm")
+        await stage.until(lambda: len(stage.director.shown()["log"]) == 2)
+        await stage.until(lambda: stage.director.shown()["log"][0].get("missed"))
+        signal, stop = stage.director.shown()["log"]
+        assert (signal["do"], stop["do"], "missed" in stop) == ("signal", "stop", False)
+
+    nobody = {"signal": {"process": "nobody", "signal": "KILL"}}  # is looked for in a thread
+    play(scene, speed=1000, events=events(({"at_sec": 1}, nobody), ({"at_sec": 1}, {"stop": None})))
+
+
+def test_a_host_taken_for_dead_thaws_and_goes_when_its_time_is_up() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.boot("vm")
+        await stage.until(lambda: len(stage.did) == 4)
+        assert stage.did == [("freeze", "vm"), ("lose", "vm"), ("thaw", "vm"), ("kill", "vm")]
+
+    lost = {"lost": {"frozen_sec": 0.01, "lives_sec": 0.1}}
+    play(scene, events=events(({"boot": 1}, lost)))
+
+
 def test_a_fault_of_an_event_is_the_vms_own() -> None:
     async def scene(stage: Stage) -> None:
         await stage.boot("vm")

@@ -28,7 +28,7 @@ from rehearsal.metadata import vm_values
 
 pytestmark = pytest.mark.rehearsal
 
-LONGEST_WAIT_SEC = 15.0
+LONGEST_WAIT_SEC = 60.0
 LONGEST_INSTALL_SEC = 60.0
 ID = str(time.time_ns())
 OTHER_ID = str(int(ID) + 1)

@@ -208,7 +208,7 @@ def test_resumable_upload_is_the_openers(cloud: LocalCloud, bucket: str) -> None
     assert cloud.call("POST", path, params=params, vm=("vm-1", email)).status_code == 403
     grant(cloud, bucket, "roles/storage.objectUser", f"serviceAccount:{email}")
     opened = cloud.call("POST", path, params=params, vm=("vm-1", email))
-    sent = cloud.http.put(opened.headers["location"], data=b"bytes", timeout=10)
+    sent = cloud.http.put(opened.headers["location"], data=b"bytes", timeout=60)
     assert sent.status_code == 200
 
 

@@ -164,7 +164,17 @@ def test_a_group_takes_members_of_given_names(cloud: LocalCloud) -> None:
     for instances in ([], [{"name": "A"}], [{"name": "x"}, {"name": "x"}]):
         assert cloud.call("POST", path, json={"instances": instances}).status_code == 400
     stateful = [{"name": "x", "preservedState": {"metadata": {"a": "b"}}}]
-    assert cloud.call("POST", path, json={"instances": stateful}).status_code == 501
+    policy = {"statefulPolicy": {"preservedState": {"disks": {"data": {"autoDelete": "NEVER"}}}}}
+    for method, called, body, what in (
+        ("POST", path, {"instances": stateful}, "instances[0].preservedState"),
+        ("PATCH", f"{GROUPS}/g1", policy, "statefulPolicy.preservedState"),
+    ):
+        answer = cloud.call(method, called, json=body)
+        said = f"{what}: the local cloud has no stateful groups; leave it out."
+        assert (answer.status_code, error_of(answer)[2]) == (501, said)
+    answer = cloud.call("POST", f"{GROUPS}/g1/listPerInstanceConfigs")
+    assert answer.status_code == 501
+    assert "/listPerInstanceConfigs is not implemented by the local cloud" in error_of(answer)[2]
     assert ok(cloud, "GET", f"{GROUPS}/g1")["targetSize"] == 2
 
 
@@ -217,7 +227,16 @@ def test_what_cannot_be_attached_or_detached_is_said(cloud: LocalCloud) -> None:
         ({"source": "zones/europe-west1-b/disks/data"}, 400, "Must be the URL of a disk of zone"),
         ({"source": f"zones/{ZONE}/disks/no"}, 404, "disks/no' was not found"),
         ({"source": source, "initializeParams": {"diskSizeGb": "9"}}, 400, "create and attach"),
-        ({"source": source, "autoDelete": True}, 501, "autoDelete"),
+        (
+            {"source": source, "autoDelete": True},
+            501,
+            "autoDelete: the local cloud deletes no attached disk with its VM",
+        ),
+        (
+            {"source": source, "boot": True},
+            501,
+            "boot: the local cloud boots no VM from a disk that was attached to it",
+        ),
         ({"source": source, "deviceName": boot}, 400, "this device name"),
     ):
         answer = cloud.call("POST", f"{VMS}/vm1/attachDisk", json=body)

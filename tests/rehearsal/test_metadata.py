@@ -48,7 +48,7 @@ def get(server: Server, path: str, **params: str) -> requests.Response:
             f"http://{server.host}/computeMetadata/v1/{path}",
             params=params,
             headers=FLAVOR,
-            timeout=10,
+            timeout=60,
         )
 
 
@@ -111,7 +111,7 @@ def test_folder_without_its_slash_redirects(server: Server) -> None:
 )
 def test_refusals(server: Server, headers: dict[str, str], path: str, status: int) -> None:
     url = f"http://{server.host}/computeMetadata/v1/{path}"
-    assert requests.get(url, headers=headers, timeout=10).status_code == status
+    assert requests.get(url, headers=headers, timeout=60).status_code == status
 
 
 def test_waiting_reader_is_woken_by_the_change(server: Server) -> None:
@@ -176,12 +176,12 @@ def test_closing_sends_waiting_readers_home() -> None:
 
 def test_guest_attributes_are_written_where_enabled(server: Server) -> None:
     url = f"http://{server.host}/computeMetadata/v1/instance/guest-attributes/outlast/state"
-    assert requests.put(url, data="baked", headers=FLAVOR, timeout=10).status_code == 403
+    assert requests.put(url, data="baked", headers=FLAVOR, timeout=60).status_code == 403
     server.tree.set("instance/attributes/enable-guest-attributes", "TRUE")
-    assert requests.put(url, data="baked", headers=FLAVOR, timeout=10).status_code == 200
+    assert requests.put(url, data="baked", headers=FLAVOR, timeout=60).status_code == 200
     assert get(server, "instance/guest-attributes/outlast/state").text == "baked"
     assert server.tree.items("instance/guest-attributes/") == {"outlast/state": "baked"}
-    assert requests.delete(url, headers=FLAVOR, timeout=10).status_code == 200
+    assert requests.delete(url, headers=FLAVOR, timeout=60).status_code == 200
     assert get(server, "instance/guest-attributes/outlast/state").status_code == 404
 
 
@@ -225,7 +225,7 @@ def test_garbage_is_answered_and_the_server_lives_on(
 ) -> None:
     address, _, port = server.host.partition(":")
     answer = b""
-    with socket.create_connection((address, int(port)), timeout=10) as connection:
+    with socket.create_connection((address, int(port)), timeout=60) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(sent)
         with suppress(OSError):  # it has hung up already

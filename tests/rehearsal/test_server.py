@@ -18,7 +18,7 @@ from tests.rehearsal.local_cloud import PROJECT, FullCloud, LocalCloud, make_buc
 
 ROOT = Path(__file__).parents[2]
 MACHINES = Path(__file__).with_name("machines.py")
-WAIT_SEC = 20.0
+WAIT_SEC = 90.0
 
 
 def wait_until(condition: object, message: str) -> None:
@@ -30,7 +30,7 @@ def wait_until(condition: object, message: str) -> None:
 
 def rehearsal(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rehearsal", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
 # Start and stop
@@ -50,7 +50,7 @@ def test_signals_end_it_cleanly_with_clients_connected(own_cloud: LocalCloud, nu
     bucket = make_bucket(own_cloud)
     own_cloud.add_fault("before", {"stall": True}, object="^a$")
     address = ("127.0.0.1", int(own_cloud.url.rpartition(":")[2]))
-    with socket.create_connection(address, timeout=5) as waiting:
+    with socket.create_connection(address, timeout=60) as waiting:
         request = f"GET /storage/v1/b/{bucket}/o/a HTTP/1.1\r\nHost: x\r\n\r\n"
         waiting.sendall(request.encode())
         wait_until(lambda: own_cloud.events("fault"), "the request did not arrive")
@@ -59,7 +59,7 @@ def test_signals_end_it_cleanly_with_clients_connected(own_cloud: LocalCloud, nu
 
 def test_stop_by_the_control_api(own_cloud: LocalCloud) -> None:
     assert own_cloud.call("POST", "/_local/stop").status_code == 200
-    assert own_cloud.process.wait(10) == 0
+    assert own_cloud.process.wait(60) == 0
 
 
 def test_ends_with_its_parent(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_ends_with_its_parent(tmp_path: Path) -> None:
     try:
         wait_until((tmp_path / "state/endpoint.json").exists, "the cloud was not ready")
         parent.kill()  # left as a zombie: that counts as ended
-        assert cloud.wait(10) == 0
+        assert cloud.wait(60) == 0
     finally:
         cloud.kill()
         cloud.wait()
@@ -89,7 +89,7 @@ def crashed(own_cloud: LocalCloud) -> Iterator[LocalCloud]:
         own_cloud.put(bucket, f"object/{number}", str(number).encode())
     own_cloud.add_fault("mid-body", {"stall": True}, object="^half$")
     address = ("127.0.0.1", int(own_cloud.url.rpartition(":")[2]))
-    with socket.create_connection(address, timeout=5) as upload:
+    with socket.create_connection(address, timeout=60) as upload:
         path = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name=half"
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
         upload.sendall(head.encode() + b"z" * 900)
@@ -204,7 +204,7 @@ def exchange(cloud: LocalCloud, *parts: bytes, ends: bool = False) -> bytes:
     after the parts that no more will come."""
     address = ("127.0.0.1", int(cloud.url.rpartition(":")[2]))
     answer = b""
-    with socket.create_connection(address, timeout=20) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         with suppress(ConnectionError):  # refused before all was sent
             for part in parts:
                 connection.sendall(part)
@@ -633,7 +633,7 @@ def test_provider_lives_and_dies_with_the_cloud(tmp_path: Path, number: int) -> 
     cloud = LocalCloud(state, "-m", "rehearsal", "serve", "--state", str(state))
     try:
         port = json.loads((state / "endpoint.json").read_text())["provider_port"]
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
         pids = children(cloud.process.pid)
         assert pids
         cloud.stop(number)
@@ -650,7 +650,7 @@ def test_cloud_ends_when_the_provider_is_gone(tmp_path: Path) -> None:
     try:
         for pid in children(cloud.process.pid):
             os.kill(pid, signal.SIGKILL)
-        assert cloud.process.wait(10) == 1
+        assert cloud.process.wait(60) == 1
         assert not (state / "endpoint.json").exists()
     finally:
         cloud.stop()

@@ -77,7 +77,7 @@ def test_one_of_many_creators_wins(cloud: LocalCloud, bucket: str) -> None:
             f"{cloud.url}/upload/storage/v1/b/{bucket}/o",
             params={"uploadType": "media", "name": "HEAD", "ifGenerationMatch": "0"},
             data=str(number),
-            timeout=10,
+            timeout=60,
         ).status_code
 
     with ThreadPoolExecutor(8) as pool:
@@ -136,7 +136,7 @@ def test_multipart_keeps_every_byte(cloud: LocalCloud, bucket: str, data: bytes)
     assert kept["size"] == str(len(data))
     assert kept["contentType"] == "text/plain"
     assert kept["metadata"] == {"by": "test"}
-    answer = cloud.http.get(kept["mediaLink"], timeout=10)
+    answer = cloud.http.get(kept["mediaLink"], timeout=60)
     assert answer.content == data
     assert answer.headers["x-goog-generation"] == kept["generation"]
     assert answer.headers["x-goog-hash"] == f"crc32c={crc32c(data)},md5={md5(data)}"
@@ -178,7 +178,7 @@ def open_session(cloud: LocalCloud, bucket: str, name: str, **params: str) -> st
 
 
 def send(cloud: LocalCloud, url: str, content_range: str, data: bytes = b"") -> requests.Response:
-    return cloud.http.put(url, data=data, headers={"Content-Range": content_range}, timeout=10)
+    return cloud.http.put(url, data=data, headers={"Content-Range": content_range}, timeout=60)
 
 
 def test_resumable_upload_goes_on_where_it_stopped(cloud: LocalCloud, bucket: str) -> None:
@@ -455,7 +455,7 @@ def test_what_is_no_request_is_refused(cloud: LocalCloud, bucket: str, number: i
     raw, status = BAD_REQUESTS[number]
     raw = raw.replace(b"PATH", f"/upload/storage/v1/b/{bucket}/o".encode())
     address = ("127.0.0.1", int(cloud.url.rpartition(":")[2]))
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         with contextlib.suppress(ConnectionError):  # it may not want to read all of it
             connection.sendall(raw)
         answer = connection.recv(100)
@@ -557,7 +557,7 @@ def test_killed_in_mid_write_it_loses_nothing(own_cloud: LocalCloud) -> None:
                 sent[place] = data
                 query = {"uploadType": "media", "name": place[1]}
                 path = f"{own_cloud.url}/upload/storage/v1/b/{place[0]}/o"
-                assert http.post(path, params=query, data=data, timeout=10).status_code == 200
+                assert http.post(path, params=query, data=data, timeout=60).status_code == 200
                 answered.setdefault(place, []).append(data)
                 if number > 25:
                     enough.set()

@@ -69,14 +69,14 @@ def test_library_goes_on_with_an_upload_that_was_cut(
     cloud.add_fault("mid-body", {"reset": True}, method="PUT", object="^big$")
     with pytest.raises(requests.ConnectionError):
         headers = {"Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}"}
-        cloud.http.put(url, data=data, headers=headers, timeout=10)
-    status = cloud.http.put(url, headers={"Content-Range": f"bytes */{len(data)}"}, timeout=10)
+        cloud.http.put(url, data=data, headers=headers, timeout=60)
+    status = cloud.http.put(url, headers={"Content-Range": f"bytes */{len(data)}"}, timeout=60)
     received = int(status.headers.get("range", "bytes=0--1").rpartition("-")[2]) + 1
     assert status.status_code == 308
     assert received % (256 * KIB) == 0
     assert received < len(data)
     rest = {"Content-Range": f"bytes {received}-{len(data) - 1}/{len(data)}"}
-    done = cloud.http.put(url, data=data[received:], headers=rest, timeout=10)
+    done = cloud.http.put(url, data=data[received:], headers=rest, timeout=60)
     assert done.status_code == 200
     assert client.bucket(bucket).blob("big").download_as_bytes() == data
 

@@ -242,7 +242,7 @@ def play_retaken(at: int, thaw_at: int) -> Played:
 
     def thaw() -> None:
         thawed.set()
-        life.join(30)
+        life.join(60)
         assert not life.is_alive()
 
     def around(operation: Operation, apply: Callable[[], Any]) -> Any:
@@ -251,7 +251,7 @@ def play_retaken(at: int, thaw_at: int) -> Played:
             sent += 1
             if sent - 1 == at:
                 frozen.set()
-                assert thawed.wait(30)
+                assert thawed.wait(60)
             return observer.apply(operation, apply)
         answer = observer.apply(operation, apply)
         swaps = operation.verb == "put" and operation.path == LAYOUT.head
@@ -286,7 +286,7 @@ def play_retaken(at: int, thaw_at: int) -> Played:
 
         life = threading.Thread(target=live)
         life.start()
-        assert frozen.wait(30)
+        assert frozen.wait(60)
         with contextlib.suppress(Crash):
             Attempt(bucket.view(crashing), clock, folder / "other").live()
         try:
@@ -373,7 +373,7 @@ def _play(
             late.append(lambda: observer.apply(operation, apply))
             raise Crash
         frozen.set()
-        assert thawed.wait(30)
+        assert thawed.wait(60)
         return observer.apply(operation, apply)
 
     frozen, thawed = threading.Event(), threading.Event()
@@ -389,14 +389,14 @@ def _play(
 
     def thaw() -> None:
         thawed.set()
-        life.join(30)
+        life.join(60)
         assert not life.is_alive()
 
     life = threading.Thread(target=live)
     played.survivor = how not in DEADLY
     if how is How.FROZEN:
         life.start()
-        assert frozen.wait(30)
+        assert frozen.wait(60)
         succeed(during=thaw)
         thaw()
     else:

@@ -51,7 +51,7 @@ def finish(life: Life) -> int:
 
 def finish_when(go_on: threading.Event) -> Callable[[Life], int]:
     def script(life: Life) -> int:
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return finish(life)
 
     return script
@@ -130,7 +130,7 @@ def test_the_next_boot_of_a_finished_run_only_leaves(world: World) -> None:
 def test_a_notice_saves_the_last_step_and_the_next_machine_goes_on(world: World) -> None:
     first = world.boot(stopped_after(3)).start()
     wait_until(lambda: first.trainers)
-    assert first.trainers[0].running.wait(20)
+    assert first.trainers[0].running.wait(60)
     world.cloud.set("instance/preempted", "TRUE")
     assert first.ended() == 75
     end = world.end_of(1)
@@ -158,7 +158,7 @@ def test_what_changed_in_mid_run_is_recorded_with_both_contents_and_said(world: 
     new = {**old, "arguments": {"epochs": 7}, "source": "b" * 64}
     first = world.boot(stopped_after(3), spec=spec_with(content=old)).start()
     wait_until(lambda: first.trainers)
-    assert first.trainers[0].running.wait(20)
+    assert first.trainers[0].running.wait(60)
     world.cloud.set("instance/preempted", "TRUE")
     assert first.ended() == 75
     world.cloud.set("instance/preempted", "FALSE")
@@ -180,7 +180,7 @@ def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "delete":
-            assert heard.wait(20), "deleted before it was told"
+            assert heard.wait(60), "deleted before it was told"
         return perform()
 
     assert isinstance(world.store, MemoryStore)
@@ -206,7 +206,7 @@ def test_sigterm_during_an_upload_saves_both_snapshots(world: World) -> None:
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "put" and operation.path.endswith("state.json"):
-            go_on.wait(20)
+            go_on.wait(60)
         return perform()
 
     assert isinstance(world.store, MemoryStore)
@@ -223,7 +223,7 @@ def test_sigterm_during_an_upload_saves_both_snapshots(world: World) -> None:
         return 75
 
     vm = world.boot(script, store=world.store.view(around)).start()
-    refused.wait(20)
+    refused.wait(60)
     vm.terminate()
     wait_until(lambda: vm.trainers[0].ended.is_set())
     go_on.set()
@@ -502,7 +502,7 @@ def test_an_end_is_recorded_though_the_store_hiccups(world: World) -> None:
     store = disturbed(world, raising(Unavailable("503"), "end.json", times=2))
     vm = world.boot(stopped_after(1), store=store).start()
     wait_until(lambda: vm.trainers)
-    assert vm.trainers[0].running.wait(20)
+    assert vm.trainers[0].running.wait(60)
     world.cloud.set("instance/preempted", "TRUE")
     assert vm.ended() == 75
     assert world.end_of(1).reason is Reason.PREEMPTED
@@ -514,7 +514,7 @@ def test_an_end_is_not_recorded_for_longer_than_the_machine_lives(world: World) 
     vm.terminate()
     begun = time.monotonic()
     assert vm.ended() == 75
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 20.0
     assert any("was not recorded" in line for line in vm.said)
 
 
@@ -578,7 +578,7 @@ def test_retries_are_used_up_over_machines(world: World) -> None:
     spec = spec_with(retries_failures=1)
     first = world.boot(exits_with(3, steps=1), stopped_after(1), spec=spec).start()
     wait_until(lambda: len(first.trainers) == 2)
-    assert first.trainers[1].running.wait(20)
+    assert first.trainers[1].running.wait(60)
     first.notices.handle_signal(15, None)
     assert first.ended() == 75
     assert world.boot(exits_with(3), spec=spec).run() == 0
@@ -884,7 +884,7 @@ def test_a_fenced_attempt_deletes_and_commits_nothing(world: World) -> None:
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "put" and operation.path.endswith("MANIFEST.json"):
             frozen.set()
-            thaw.wait(20)
+            thaw.wait(60)
         return perform()
 
     assert isinstance(world.store, MemoryStore)
@@ -896,7 +896,7 @@ def test_a_fenced_attempt_deletes_and_commits_nothing(world: World) -> None:
         return life.hang()
 
     old = world.boot(script, store=old_store, spec=spec_with(beat=1000.0)).start()
-    frozen.wait(20)
+    frozen.wait(60)
     new = world.boot(finish_when(go_on := threading.Event())).start()
     wait_until(lambda: world.head.term == 2)
     head = world.head
@@ -919,19 +919,19 @@ def test_an_upload_of_an_earlier_term_is_not_committed_in_a_later_one(world: Wor
         if manifest and not uploading:
             uploading.append(threading.current_thread())
             frozen.set()
-            thaw.wait(20)
+            thaw.wait(60)
         return perform()
 
     store = disturbed(world, around)
     vm = world.boot(offers_one, finish_when(go_on), store=store).start()
-    assert frozen.wait(20)
+    assert frozen.wait(60)
     taken_over(world)
     wait_until(lambda: len(vm.trainers) == 2)
-    assert vm.trainers[1].running.wait(20)
+    assert vm.trainers[1].running.wait(60)
     head = world.head
     assert head.term == 3
     thaw.set()
-    uploading[0].join(20)
+    uploading[0].join(60)
     assert world.head == head
     go_on.set()
     assert vm.ended() == 0
@@ -947,18 +947,18 @@ def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: Worl
         result = perform()
         if operation.verb == "put" and operation.path == LAYOUT.attempt_end(1):
             frozen.set()
-            thaw.wait(20)
+            thaw.wait(60)
         return result
 
     assert isinstance(world.store, MemoryStore)
     old = world.boot(exits_with(3, steps=2), store=world.store.view(around)).start()
-    frozen.wait(20)
+    frozen.wait(60)
     assert world.head.state is State.FAILED
     del world.cloud.groups["group"]
     go_on = threading.Event()
     new = world.boot(finish_when(go_on), group="group-r1", spec=spec_with(resume=1)).start()
     wait_until(lambda: new.trainers)
-    assert new.trainers[0].running.wait(20)
+    assert new.trainers[0].running.wait(60)
     thaw.set()
     assert old.ended() == 0
     assert len(world.cloud.groups["group-r1"]) == 1

@@ -112,14 +112,14 @@ def test_cut_stopped_and_finished(machines: CommandMachines) -> None:
     second = machines.boot_command("6", "0", gate=4)
     wait_until(lambda: 4 in machines.committed(), "a commit")
     second.send_signal(signal.SIGTERM)
-    assert second.wait(30) == 75
+    assert second.wait(60) == 75
     assert machines.is_off(1) and not processes_of(machines.root(1))
     end = machines.end_of(2)
     assert (end.reason, end.exit, end.committed) == (Reason.INTERRUPTED, 75, 4)
     assert "begins at 2 in attempt 2 of 0123456789" in end.stderr
 
     third = machines.boot_command("6", "0")
-    assert third.wait(30) == 0
+    assert third.wait(60) == 0
     head = machines.head
     assert head.state is State.DONE and head.end is not None and head.end.step == 6
     assert machines.result() == {"count": b"6\n", "python": b"the user's own --version\n"}
@@ -133,7 +133,7 @@ def test_cut_stopped_and_finished(machines: CommandMachines) -> None:
 
 def test_a_commands_failure_ends_the_run_with_its_own_exit_code(machines: CommandMachines) -> None:
     machine = machines.boot_command("2", "41")
-    assert machine.wait(30) == 0
+    assert machine.wait(60) == 0
     head = machines.head
     assert (head.state, head.end and head.end.exit) == (State.FAILED, 41)
     end = machines.end_of(1)
@@ -147,7 +147,7 @@ def test_a_program_that_the_machine_lacks_is_bad_usage(machines: CommandMachines
         **{"outlast-trainer": "command", "outlast-command": '["trian.py"]'},
         **{"outlast-checkpoint-every": "auto"},
     )
-    assert machine.wait(30) == 0
+    assert machine.wait(60) == 0
     end = machines.end_of(1)
     assert (end.reason, end.exit) == (Reason.USAGE, 64)
     assert "command 'trian.py': no such program on the PATH or in " in end.message
@@ -160,7 +160,7 @@ def test_the_supervisors_interpreter_is_none_of_the_commands(machines: CommandMa
         **{"outlast-checkpoint-every": "auto"},
         PATH=os.environ["PATH"],
     )
-    assert machine.wait(30) == 0
+    assert machine.wait(60) == 0
     result = machines.result()
     assert str(machines.bundle) not in result["python"].decode()
     assert "OUTLAST_SOCKET" not in result["python"].decode()

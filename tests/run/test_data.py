@@ -118,14 +118,14 @@ def test_two_at_once_fetch_once(memory: MemoryStore, tmp_path: Path) -> None:
     both = threading.Barrier(2)
 
     def stage() -> None:
-        both.wait(10)
+        both.wait(60)
         cache_of(counting(memory, reads), tmp_path).stage("gs://b/d")
 
     threads = [threading.Thread(target=stage) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(reads) == 5
 
 
@@ -343,7 +343,7 @@ def test_a_killed_fetch_is_gone_on_with(bucket: GcsStore, tmp_path: Path) -> Non
 
     wait_until(marked, "a first range")
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     (marks,) = tmp_path.rglob("*.marks")
     kept = sum(marks.read_bytes())
     part = marks.with_suffix("")
@@ -359,7 +359,7 @@ def test_a_killed_fetch_is_gone_on_with(bucket: GcsStore, tmp_path: Path) -> Non
 def test_the_command_says_why_not(bucket: GcsStore, tmp_path: Path) -> None:
     for options, stream in (((), 1), (("--json",), 0)):
         process = fetching(f"gs://{BUCKET}/none", tmp_path, *options)
-        said = process.communicate(timeout=30)
+        said = process.communicate(timeout=120)
         assert process.returncode == 64
         assert "no such object" in said[stream] and "Traceback" not in said[1]
     assert json.loads(said[0])["usage"] is True

@@ -53,16 +53,16 @@ class Bucket:
 
     def fault(self, when: str, do: dict[str, Any], **match: Any) -> None:
         rule = {"match": match, "when": when, "do": do}
-        answer = requests.post(f"{self._address}/_local/faults", json=rule, timeout=10)
+        answer = requests.post(f"{self._address}/_local/faults", json=rule, timeout=60)
         assert answer.status_code == 200, answer.text
 
     def fired(self) -> int:
         """How often the faults have struck."""
-        rules = requests.get(f"{self._address}/_local/faults", timeout=10).json()
+        rules = requests.get(f"{self._address}/_local/faults", timeout=60).json()
         return sum(rule["fired"] for rule in rules)
 
     def mend(self) -> None:
-        requests.delete(f"{self._address}/_local/faults", timeout=10)
+        requests.delete(f"{self._address}/_local/faults", timeout=60)
 
     def attempt(self) -> Committer:
         head_file = HeadFile(self.store, self.layout, self.clock)

@@ -78,6 +78,31 @@ def test_a_commit_or_repository_that_is_not_there_is_named(repository: Path, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["hosted"]
 
 
+def test_it_is_asked_for_a_commit_without_fetching_it(repository: Path, tmp_path: Path):
+    ask = functools.partial(fetching.ask, answer_sec=30)
+    old = git(repository, "rev-parse", "HEAD")
+    head = commit(repository, {"train/main.py": "print(2)\n", "large": "x" * 2**20})
+    with serving(tmp_path / "hosted") as host:
+        for there in (old, head):
+            ask(Git(f"{host.url}/code", there))
+        with pytest.raises(GitRefused, match="gitCommit 0123.*is not in .*; push it, or set"):
+            ask(Git(f"{host.url}/code", "0123456789" * 4))
+        with pytest.raises(GitRefused, match="is no repository, or none that may be read without"):
+            ask(Git(f"{host.url}/nothing", head))
+    with (
+        serving(tmp_path / "hosted", TOKEN) as host,
+        pytest.raises(GitRefused, match="may not be read without a secret; give outlast:gitSecret"),
+    ):
+        ask(Git(f"{host.url}/code", head))
+    with pytest.raises(GitUnreachable, match=r"git host 127\.0\.0\.1: [^(]*Connection refused$"):
+        ask(Git(f"{host.url}/code", head))
+    # By the older protocol a host gives out tips alone, and of other commits it says nothing.
+    with serving(tmp_path / "hosted") as host:
+        host.speaks_newer = False
+        for maybe in (old, head, "0123456789" * 4):
+            ask(Git(f"{host.url}/code", maybe))
+
+
 def submodules(folder: Path, modules: dict[str, tuple[str, str]]) -> str:
     """The name of a commit that has these submodules: address and commit by path."""
     texts = [
@@ -124,7 +149,7 @@ def test_a_submodule_that_cannot_be_had_is_named(repository: Path, tmp_path: Pat
     with serving(tmp_path / "hosted", TOKEN) as host, serving(tmp_path / "others", TOKEN) as other:
         # Another host is given no secret that was meant for the first.
         said = refused(f"{other.url}/lib")
-        assert said.startswith("submodule libs/x: gitUrl") and "with no secret" in said
+        assert said.startswith("submodule libs/x: gitUrl") and "without a secret" in said
         assert other.users == []
         assert "submodule libs/x: gitUrl" in refused("../nothing")
         assert "its address must be one by https or ssh" in refused("file:///etc")

@@ -16,7 +16,7 @@ from outlast.run import health
 from outlast.run.health import Ages, Life
 
 ADDRESS = "127.0.0.1"
-WAIT_SEC = 30.0
+WAIT_SEC = 90.0
 
 
 class Clock:
@@ -94,7 +94,7 @@ def server(sign: Path) -> Iterator[ThreadingHTTPServer]:
 
 
 def ask(port: int) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=10)
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=60)
     try:
         connection.request("GET", "/")
         answer = connection.getresponse()

@@ -48,9 +48,9 @@ def test_only_what_changed_is_uploaded_again(
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
     own = Logs(tmp_path, kept.put, kept.said.append)
-    assert kept.again.acquire(timeout=10) and kept.again.acquire(timeout=10)
+    assert kept.again.acquire(timeout=60) and kept.again.acquire(timeout=60)
     (tmp_path / "b").write_bytes(b"23")
-    assert kept.again.acquire(timeout=10)
+    assert kept.again.acquire(timeout=60)
     own.close(last_words=True)
     assert kept.files == {"a": b"1", "b": b"23"} and kept.puts.count("a") == 1
 
@@ -62,7 +62,7 @@ def test_a_store_that_fails_is_said_once_and_tried_again(
     kept.trouble = Unavailable("no answer")
     (tmp_path / "a").write_bytes(b"1")
     own = Logs(tmp_path, kept.put, kept.said.append)
-    assert all(kept.again.acquire(timeout=10) for _ in range(3))
+    assert all(kept.again.acquire(timeout=60) for _ in range(3))
     kept.trouble = None
     own.close(last_words=True)
     assert kept.files == {"a": b"1"}

@@ -204,13 +204,13 @@ def test_cut_interrupted_and_finished(machines: Machines) -> None:
     second.send_signal(signal.SIGCONT)
     wait_until(lambda: "the trainer has" in machines.serial(1), "the trainer is told")
     machines.gate.touch()
-    assert second.wait(30) == 75
+    assert second.wait(60) == 75
     assert machines.is_off(1) and "deleteInstances" not in machines.cloud.calls
     end = machines.end_of(2)
     assert end.reason is Reason.INTERRUPTED and end.committed is not None
 
     third = machines.boot(**gate)
-    assert third.wait(30) == 0
+    assert third.wait(60) == 0
     assert machines.is_off(2) and machines.cloud.groups["group"] == []
     machines.check_finished()
     assert "resumes at step" in machines.serial(2)
@@ -236,12 +236,12 @@ def test_a_frozen_machine_wakes_up_fenced(machines: Machines, freeze: dict[str, 
     new = machines.boot(**gate)
     wait_until(lambda: machines.head.term == 2, "the take-over")
     os.kill(old.pid, signal.SIGCONT)
-    assert old.wait(30) == 76
+    assert old.wait(60) == 76
     assert machines.is_off(0) and new.poll() is None
     assert machines.end_of(1).reason is Reason.FENCED
     assert all(entry.term == 2 for entry in machines.head.chain)
     machines.gate.touch()
-    assert new.wait(30) == 0
+    assert new.wait(60) == 0
     machines.check_finished()
     assert all(entry.term == 2 for entry in machines.head.chain)
 
@@ -253,7 +253,7 @@ def test_a_killed_trainer_is_out_of_memory_and_a_retry_goes_on(machines: Machine
     wait_until(lambda: 5 in machines.committed(), "a commit")
     os.kill(trainer, signal.SIGKILL)
     machines.gate.touch()
-    assert vm.wait(30) == 0
+    assert vm.wait(60) == 0
     machines.check_finished()
     end = machines.end_of(1)
     assert (end.reason, end.exit) == (Reason.OUT_OF_MEMORY, 137)
@@ -262,7 +262,7 @@ def test_a_killed_trainer_is_out_of_memory_and_a_retry_goes_on(machines: Machine
 
 def test_what_a_failed_trainer_wrote_is_kept(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-arg-crash-at": "7"})
-    assert vm.wait(30) == 0
+    assert vm.wait(60) == 0
     head = machines.head
     assert head.state is State.FAILED and machines.is_off(0)
     end = machines.end_of(1)
@@ -274,7 +274,7 @@ def test_what_a_failed_trainer_wrote_is_kept(machines: Machines) -> None:
 
 def test_a_trainer_that_is_not_in_the_bundle(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-trainer": "absent"})
-    assert vm.wait(30) == 1
+    assert vm.wait(60) == 1
     end = read_record(machines.store, LAYOUT.boot_end("1", "boot-1"), BootEnd)
     assert end is not None and end.reason is Reason.SETUP_FAILED
     assert "trainers.absent" in end.message and "not in the bundle" in end.message
@@ -285,14 +285,14 @@ def test_code_from_anywhere_else_is_refused(machines: Machines, tmp_path: Path) 
     elsewhere = tmp_path / "other-bundle"
     elsewhere.mkdir()
     vm = machines.boot(OUTLAST_BUNDLE_DIR=str(elsewhere))
-    assert vm.wait(30) == 1
+    assert vm.wait(60) == 1
     end = read_record(machines.store, LAYOUT.boot_end("1", "boot-1"), BootEnd)
     assert end is not None and "must come from the bundle" in end.message
 
 
 def test_a_spec_with_a_hole_is_said(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-owner": ""})
-    assert vm.wait(30) == 64
+    assert vm.wait(60) == 64
     assert "outlast-owner: missing" in machines.serial(0)
 
 
@@ -391,10 +391,10 @@ def test_two_at_once_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         # Held still, it cannot end the run before the first has looked.
         os.kill(second.pid, signal.SIGSTOP)
         gate.touch()
-        _, said = first.communicate(timeout=40)
+        _, said = first.communicate(timeout=120)
         assert first.returncode != 0 and b"fenced" in said
         os.kill(second.pid, signal.SIGCONT)
-        second.communicate(timeout=40)
+        second.communicate(timeout=120)
         assert second.returncode == 0
     finally:
         for process in (first, second):

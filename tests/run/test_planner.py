@@ -113,7 +113,7 @@ def throttled(
         if operation.verb == "put" and operation.path.endswith("weight.bin"):
             begun.append(operation.path)
             if after is not None and len(begun) == 2:
-                assert after.wait(20)
+                assert after.wait(60)
             time.sleep(upload_sec)  # this is the throttle
         return perform()
 
@@ -144,7 +144,7 @@ def test_a_snapshot_is_asked_for_only_where_it_can_be_committed(
 
     measured = threading.Event()
     vm = world.boot(script, spec=spec_with(stop=stop_sec), store=store).start()
-    assert measured.wait(20)
+    assert measured.wait(60)
     vm.terminate()
     assert vm.ended() == 75
     assert heard == [wanted]
@@ -174,7 +174,7 @@ def test_the_commit_on_its_way_is_finished_and_no_other_begun(world: World) -> N
         return 75
 
     vm = world.boot(script, spec=spec_with(stop=1.6), store=store).start()
-    assert offered.wait(20)
+    assert offered.wait(60)
     wait_until(lambda: len(begun) == 2, "the second upload")
     vm.terminate()
     assert vm.ended() == 75
@@ -204,7 +204,7 @@ def test_what_became_too_late_is_not_begun(world: World) -> None:
         return 75
 
     vm = world.boot(script, spec=spec_with(stop=2.0), store=store).start()
-    assert offered.wait(20)
+    assert offered.wait(60)
     wait_until(lambda: len(begun) == 2, "the second upload")
     vm.terminate()
     assert vm.ended() == 75

@@ -58,7 +58,7 @@ def test_code_log_and_last_lines(tmp_path: Path) -> None:
         "sys.exit(3)\n"
     )
     with trainer(tmp_path, program) as (process, inbox):
-        assert inbox.get(timeout=20) == Exited(3)
+        assert inbox.get(timeout=60) == Exited(3)
     assert process.last_lines() == ("100%", "last words")
     log = (tmp_path / "trainer.log").read_text()
     assert "to stdout" in log and "last words" in log
@@ -67,7 +67,7 @@ def test_code_log_and_last_lines(tmp_path: Path) -> None:
 def test_the_last_hundred_lines_are_kept(tmp_path: Path) -> None:
     program = "import sys\nfor n in range(1000): print('line', n, file=sys.stderr)\n"
     with trainer(tmp_path, program) as (process, inbox):
-        assert inbox.get(timeout=20) == Exited(0)
+        assert inbox.get(timeout=60) == Exited(0)
     lines = process.last_lines()
     assert len(lines) == 100 and lines[-1] == "line 999"
 
@@ -75,7 +75,7 @@ def test_the_last_hundred_lines_are_kept(tmp_path: Path) -> None:
 def test_an_endless_line_is_cut(tmp_path: Path) -> None:
     program = "import sys\nfor n in range(20000): sys.stderr.write(f'\\rstep {n} of 20000')\n"
     with trainer(tmp_path, program) as (process, inbox):
-        assert inbox.get(timeout=20) == Exited(0)
+        assert inbox.get(timeout=60) == Exited(0)
     assert process.last_lines() == ("step 19999 of 20000",)
 
 
@@ -93,7 +93,7 @@ def test_killing_reaches_what_it_started(tmp_path: Path) -> None:
     with trainer(tmp_path, program) as (process, inbox):
         child = int(wait_for(pids))
         process.kill()
-        assert inbox.get(timeout=20) == Exited(-signal.SIGKILL)
+        assert inbox.get(timeout=60) == Exited(-signal.SIGKILL)
     mark = f"{tree.VARIABLE}={tmp_path / 'socket'}"
     end = time.monotonic() + 20
     while child in tree.marked(mark):
@@ -108,7 +108,7 @@ def test_an_orphan_does_not_outlive_its_trainer(tmp_path: Path) -> None:
         "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
     )
     with trainer(tmp_path, program) as (_, inbox):
-        assert inbox.get(timeout=20) == Exited(0)
+        assert inbox.get(timeout=60) == Exited(0)
     mark = f"{tree.VARIABLE}={tmp_path / 'socket'}"
     end = time.monotonic() + 20
     while tree.marked(mark):
@@ -128,7 +128,7 @@ def test_a_stuck_trainer_says_where(tmp_path: Path) -> None:
     with trainer(tmp_path, program) as (process, inbox):
         wait_for(ready)
         process.dump_stacks()
-        assert inbox.get(timeout=20) == Exited(-signal.SIGABRT)
+        assert inbox.get(timeout=60) == Exited(-signal.SIGABRT)
     assert any("somewhere" in line for line in process.last_lines())
 
 
@@ -182,4 +182,4 @@ def test_a_calling_trainer_is_never_killed() -> None:
     calling = CallingTrainer(os.getppid())
     calling.start(inbox.put)
     calling.kill()
-    assert inbox.get(timeout=10) == Exited(None)
+    assert inbox.get(timeout=60) == Exited(None)

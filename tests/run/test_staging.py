@@ -172,7 +172,7 @@ def test_a_long_download_is_staging_and_no_stall(
 
     def slow(operation: Operation, perform: Any) -> Any:
         if operation.verb == "read_range":
-            assert go_on.wait(20)
+            assert go_on.wait(60)
         return perform()
 
     assert isinstance(world.data, MemoryStore)
@@ -207,7 +207,7 @@ def test_all_ranks_at_once_are_one_fetch_and_one_path(world: World) -> None:
     answers: list[Message] = []
 
     def rank(vm: Vm) -> None:
-        together.wait(20)
+        together.wait(60)
         answers.append(ask(vm))
 
     def train(life: Life) -> int:
@@ -215,7 +215,7 @@ def test_all_ranks_at_once_are_one_fetch_and_one_path(world: World) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         return finish(life)
 
     vm = world.boot(train)

@@ -248,6 +248,14 @@ def test_list_is_sorted_and_cut_by_prefix(store: Store) -> None:
     assert next(store.list("u")) == store.stat("u")
 
 
+def test_folders_are_those_right_below(store: Store) -> None:
+    for path in ("a/run-2/t1/x", "a/run-1/HEAD", "a/run-1/t1/x", "a/file", "ab/run-3/HEAD", "top"):
+        store.put(path, b"x")
+    assert list(store.folders("a/")) == ["run-1", "run-2"]
+    assert list(store.folders("")) == ["a", "ab"]
+    assert list(store.folders("a/run-2/t1/")) == list(store.folders("v/")) == []
+
+
 def test_server_time_is_utc(store: Store) -> None:
     now = store.now()
     assert now.tzinfo is UTC
@@ -488,7 +496,7 @@ def test_folder_writers_at_the_same_time_share_the_syncs_of_folders(
     sync, all_wait = store_module._sync_folder, threading.Event()
 
     def slow(folder: Path) -> None:
-        assert all_wait.wait(10)
+        assert all_wait.wait(60)
         synced.append(folder)
         sync(folder)
 

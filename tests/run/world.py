@@ -47,7 +47,7 @@ from outlast.run.webhook import Webhook
 from tests.run.conftest import prove_stale_writes_are_refused
 from tests.run.fake_cloud import FakeCloud
 
-WAIT_SEC = 20.0
+WAIT_SEC = 90.0
 LAYOUT = Layout("experiments/first", "0123456789")
 WAITS = Waits(
     beat=0.1, verdict=0.2, backoff=0.02, iam=0.2, silent=0.5, notice=5.0, stop=5.0, stall=60.0

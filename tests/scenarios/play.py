@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from outlast.operate import scenario
 from tests.scenarios.twins import ROOT, TWINS, Twin, copy_of_checkout
@@ -68,6 +69,11 @@ def play_twin(name: str, twin: Twin) -> Played:
         return play(name, root)
 
 
+def print_row(cells: Sequence[str], notes: Sequence[str]) -> None:
+    """One line of the table, with what else is to say."""
+    print(ROW.format(*cells), *filter(None, notes), sep="  ", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scenarios.play", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all where none is named")
@@ -77,25 +83,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.names or scenario.names()
     for name in names:
         scenario.find(name)
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, Any]] = {}
     good = True
     print(ROW.format("scenario", "verdict", "seconds", "its twin breaks", "verdict", "seconds"))
     for name in names:
-        twin = TWINS[name]
         own = play(name)
         good = good and own.held
-        cells = [name, own.word, f"{own.seconds:.0f}", twin.breaks, "", ""]
-        found[name] = {"scenario": asdict(own)}
+        found[name] = {"scenario": asdict(own), "twins": []}
+        cells = [name, own.word, f"{own.seconds:.0f}"]
         notes = [own.error or ", ".join(own.broken)]
-        if not args.without_twins:
+        for twin in () if args.without_twins else TWINS[name]:
             planted = play_twin(name, twin)
             caught = twin.breaks in planted.broken
             good = good and caught
-            cells[4:] = [planted.word if caught or not planted.broken else "other"]
-            cells.append(f"{planted.seconds:.0f}")
-            found[name]["twin"] = asdict(planted)
+            word = planted.word if caught or not planted.broken else "other"
+            cells += [twin.breaks, word, f"{planted.seconds:.0f}"]
             notes.append(planted.error or ("" if caught else f"twin: {', '.join(planted.broken)}"))
-        print(ROW.format(*cells), *filter(None, notes), sep="  ", flush=True)
+            found[name]["twins"].append(asdict(planted))
+            print_row(cells, notes)
+            cells, notes = ["", "", ""], []
+        if args.without_twins:
+            print_row([*cells, "", "", ""], notes)
     if args.json:
         args.json.write_text(json.dumps(found, indent=2))
     return 0 if good else 1

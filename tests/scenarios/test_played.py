@@ -38,10 +38,12 @@ def rehearse(root: Path, *args: str) -> dict[str, Any]:
 
 def test_a_stack_of_ones_own_is_rehearsed_with_its_trainer_and_data(tmp_path: Path):
     root = copy_of_checkout(tmp_path / "checkout")
+    example = (root / "trainers/dummy.py").read_text()
+    (root / "trainers/mine.py").write_text(example.replace('NAME = "dummy"', 'NAME = "mine"'))
     settings = {
         "gcp:project": "my-project",
         "gcp:zone": "europe-west4-b",
-        "outlast:trainer": "dummy",
+        "outlast:trainer": "mine",
         "outlast:args": {"data": "gs://my-project-outlast/data/points.csv", "epochs": 3},
     }
     (root / "Pulumi.mine.yaml").write_text(yaml.safe_dump({"config": settings}))

@@ -11,13 +11,13 @@ import pytest
 from outlast.operate import scenario
 from outlast.operate.scenario import Scenario
 from rehearsal import scenario as cloud_side
-from tests.scenarios.twins import ROOT, TWINS
+from tests.scenarios.twins import ROOT, TWINS, Twin
 
 NEEDED = {
     *("calm", "storm", "no-notice", "daily-cut", "stockout", "quota", "zombie", "flaky-storage"),
     *("death-in-setup", "never-started", "hung-trainer", "out-of-memory", "user-error"),
     *("failed-self-removal", "maintenance", "burst-fails", "exit-0-on-sigterm"),
-    *("maintenance-moved", "zone-failover", "command-storm"),
+    *("maintenance-moved", "zone-failover", "command-storm", "death-in-boot", "gpu-lost"),
 }
 
 
@@ -32,6 +32,19 @@ def test_all_are_there():
 
 def test_each_has_a_twin():
     assert set(TWINS) == set(scenario.names())
+    assert all(TWINS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "guarantee"),
+    [
+        ("flaky-storage", "stalls-are-given-up"),
+        ("gpu-lost", "costs-the-user-nothing"),
+        ("death-in-boot", "always-resumed"),
+    ],
+)
+def test_what_a_scenario_is_about_is_what_its_twin_breaks(name: str, guarantee: str):
+    assert guarantee in {twin.breaks for twin in TWINS[name]}
 
 
 @pytest.mark.parametrize("name", scenario.names())
@@ -42,9 +55,17 @@ def test_the_local_cloud_takes_it_and_the_judge_knows_its_guarantees(name: str):
     assert {"nothing-runs", "bucket-alone-is-left", "no-process"} <= set(found.guarantees)
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_its_twin_fits_the_source_and_breaks_what_it_asks_for(name: str, tmp_path: Path):
-    twin = TWINS[name]
+@pytest.mark.parametrize(
+    ("name", "twin"),
+    [
+        pytest.param(name, twin, id=f"{name}-{number}")
+        for name, twins in TWINS.items()
+        for number, twin in enumerate(twins, 1)
+    ],
+)
+def test_its_twin_fits_the_source_and_breaks_what_it_asks_for(
+    name: str, twin: Twin, tmp_path: Path
+):
     for edit in twin.edits:
         copy = tmp_path / edit.file
         if not copy.exists():

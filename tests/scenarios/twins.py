@@ -2,6 +2,7 @@
 
 Each is a change of a few lines of the source. In a copy of the checkout that has it, the twin's
 scenario must find the guarantee broken; one that stays green under its twin tests nothing.
+A scenario of several misfortunes may have several twins.
 """
 
 import shutil
@@ -60,208 +61,300 @@ OLDEST = Edit(
     "        for checkpoint in chain:\n            try:\n"
     "                manifest, found = self._download_twice(checkpoint, into, place)\n",
 )
-TWINS: Mapping[str, Twin] = {
-    "calm": Twin(
-        "nothing-after-the-end",
-        "a finished run powers its VM off and leaves it in the group",
-        (
-            Edit(
-                "outlast/run/attempt.py",
-                "return Outcome(Next.LEAVE, Reason.DONE, ",
-                "return Outcome(Next.STOP, Reason.DONE, ",
+TWINS: Mapping[str, tuple[Twin, ...]] = {
+    "calm": (
+        Twin(
+            "nothing-after-the-end",
+            "a finished run powers its VM off and leaves it in the group",
+            (
+                Edit(
+                    "outlast/run/attempt.py",
+                    "return Outcome(Next.LEAVE, Reason.DONE, ",
+                    "return Outcome(Next.STOP, Reason.DONE, ",
+                ),
             ),
         ),
     ),
-    "storm": Twin(
-        "notice-loses-nothing",
-        "a notice stops the trainer without a last snapshot",
-        (Edit("outlast/run/attempt.py", "wanted = found.plan.new\n", "wanted = False\n"),),
+    "storm": (
+        Twin(
+            "notice-loses-nothing",
+            "a notice stops the trainer without a last snapshot",
+            (Edit("outlast/run/attempt.py", "wanted = found.plan.new\n", "wanted = False\n"),),
+        ),
     ),
-    "no-notice": Twin(
-        "always-resumed",
-        "a restore that finds no checkpoint begins anew in silence",
-        (
-            Edit(
-                "outlast/run/commit.py",
-                "        chain = self._head_file.held(self.term).chain\n        if not chain:\n",
-                "        chain = ()\n        if not chain:\n",
+    "no-notice": (
+        Twin(
+            "always-resumed",
+            "a restore that finds no checkpoint begins anew in silence",
+            (
+                Edit(
+                    "outlast/run/commit.py",
+                    "        chain = self._head_file.held(self.term).chain\n"
+                    "        if not chain:\n",
+                    "        chain = ()\n        if not chain:\n",
+                ),
             ),
         ),
     ),
-    "daily-cut": Twin(
-        "same-bytes",
-        "the trainer forgets its optimiser's memory in its state",
-        (Edit("trainers/dummy.py", '        "velocity": state.velocity,\n', ""),),
+    "daily-cut": (
+        Twin(
+            "same-bytes",
+            "the trainer forgets its optimiser's memory in its state",
+            (Edit("trainers/dummy.py", '        "velocity": state.velocity,\n', ""),),
+        ),
     ),
-    "stockout": Twin(
-        "costs-the-user-nothing",
-        "a term that ended without a word counts as the user's failure",
-        (
-            Edit(
-                "outlast/run/head.py",
-                "taken = replace(head, place=claim.place, term=head.term + 1, ",
-                "taken = replace(head, failures=head.failures + 1, place=claim.place, "
-                "term=head.term + 1, ",
+    "stockout": (
+        Twin(
+            "costs-the-user-nothing",
+            "a term that ended without a word counts as the user's failure",
+            (
+                Edit(
+                    "outlast/run/head.py",
+                    "taken = replace(head, place=claim.place, term=head.term + 1, ",
+                    "taken = replace(head, failures=head.failures + 1, place=claim.place, "
+                    "term=head.term + 1, ",
+                ),
             ),
         ),
     ),
-    "quota": Twin(
-        "committed-stays",
-        "a restore takes the oldest checkpoint that is kept",
-        (OLDEST,),
+    "quota": (
+        Twin(
+            "committed-stays",
+            "a restore takes the oldest checkpoint that is kept",
+            (OLDEST,),
+        ),
     ),
-    "command-storm": Twin(
-        "committed-stays", "a restore takes the oldest checkpoint that is kept", (OLDEST,)
+    "command-storm": (
+        Twin("committed-stays", "a restore takes the oldest checkpoint that is kept", (OLDEST,)),
     ),
-    "zombie": Twin(
-        "head-never-goes-back",
-        "a commit swaps whatever HEAD is there, and nobody looks at the term beside it",
-        (
-            Edit(
-                "outlast/run/head.py",
-                "written = self.store.put(self.layout.head, data, if_generation_match=generation)",
-                "written = self.store.put(self.layout.head, data)",
-            ),
-            Edit(
-                "outlast/run/pulse.py",
-                "                self._attempt.head_file.check(term=self._attempt.term)\n",
-                "",
+    "zombie": (
+        Twin(
+            "head-never-goes-back",
+            "a commit swaps whatever HEAD is there, and nobody looks at the term beside it",
+            (
+                Edit(
+                    "outlast/run/head.py",
+                    "written = self.store.put(self.layout.head, data, "
+                    "if_generation_match=generation)",
+                    "written = self.store.put(self.layout.head, data)",
+                ),
+                Edit(
+                    "outlast/run/pulse.py",
+                    "                self._attempt.head_file.check(term=self._attempt.term)\n",
+                    "",
+                ),
             ),
         ),
     ),
-    "flaky-storage": Twin(
-        "only-the-struck-end",
-        "a call that the store refuses for a moment is not repeated, nor is the commit",
-        (
-            Edit("outlast/run/worker.py", "RETRY_LIMIT_SEC = 900.0", "RETRY_LIMIT_SEC = 0.0"),
-            Edit(
-                "outlast/run/store.py",
-                "            if clock.monotonic() - start >= limit_seconds:\n"
-                "                raise\n"
-                "            clock.sleep(pause_after(error, min(1.0 * 2**attempt, 16.0)))\n",
-                "            raise\n",
+    "flaky-storage": (
+        Twin(
+            "only-the-struck-end",
+            "a call that the store refuses for a moment is not repeated, nor is the commit",
+            (
+                Edit("outlast/run/worker.py", "RETRY_LIMIT_SEC = 900.0", "RETRY_LIMIT_SEC = 0.0"),
+                Edit(
+                    "outlast/run/store.py",
+                    "            if clock.monotonic() - start >= limit_seconds:\n"
+                    "                raise\n"
+                    "            clock.sleep(pause_after(error, min(1.0 * 2**attempt, 16.0)))\n",
+                    "            raise\n",
+                ),
+            ),
+        ),
+        Twin(
+            "stalls-are-given-up",
+            "an answer that does not come is waited for without end",
+            (
+                Edit(
+                    "outlast/run/store.py",
+                    "self._timeout: Any = (stall_sec, 2 * stall_sec)",
+                    "self._timeout: Any = (None, None)",
+                ),
             ),
         ),
     ),
-    "death-in-setup": Twin(
-        "each-step-once",
-        "each boot counts those before it, also those that were cut off",
-        (
-            Edit(
-                "startup/boot.sh",
-                "  step::run record-boot boot::record\n",
-                "  step::run record-boot boot::record\n"
-                "  if boots::find_unattempted; then boot::leave_if_hopeless; fi\n",
-            ),
-            Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 2))"),
-        ),
-    ),
-    "never-started": Twin(
-        "gives-up",
-        "the third boot in a row gives up",
-        (Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 3))"),),
-    ),
-    "hung-trainer": Twin(
-        "retries-as-set",
-        "a hang does not count as the trainer's own failure",
-        (
-            Edit(
-                "outlast/exits.py",
-                "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY, Reason.STALLED})",
-                "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY})",
+    "death-in-boot": (
+        Twin(
+            "always-resumed",
+            "the group leaves a VM that has died as it is",
+            (
+                Edit(
+                    "components/healing_group.py",
+                    '"default_action_on_failure": "REPAIR"',
+                    '"default_action_on_failure": "DO_NOTHING"',
+                ),
             ),
         ),
     ),
-    "out-of-memory": Twin(
-        "failure-is-told",
-        "the record of an end does not say why",
-        (
-            Edit(
-                "outlast/run/attempt.py",
-                "            message=outcome.message,\n            stderr=",
-                '            message="",\n            stderr=',
+    "gpu-lost": (
+        Twin(
+            "costs-the-user-nothing",
+            "a trainer's death is judged at once, though the machine may be about to stop",
+            (
+                Edit(
+                    "outlast/run/attempt.py",
+                    "self._verdict_at = now + self.spec.waits.verdict\n",
+                    "self._verdict_at = now\n",
+                ),
+            ),
+        ),
+        Twin(
+            "told-truly",
+            "a trainer that was told to stop is judged by its exit code",
+            (
+                Edit(
+                    "outlast/run/attempt.py",
+                    "            reason = self._leaving.reason\n"
+                    "            if reason is Reason.LIMIT:\n"
+                    "                self._submit_failed(Reason.LIMIT, ",
+                    "            reason, _ = self._cause()\n"
+                    "            if reason is not Reason.INTERRUPTED:\n"
+                    "                self._submit_failed(reason, ",
+                ),
             ),
         ),
     ),
-    "user-error": Twin(
-        "retries-as-set",
-        "one retry more than was asked for",
-        (
-            Edit(
-                "outlast/run/head.py",
-                "return counted.failures <= retries\n",
-                "return counted.failures <= retries + 1\n",
+    "death-in-setup": (
+        Twin(
+            "each-step-once",
+            "each boot counts those before it, also those that were cut off",
+            (
+                Edit(
+                    "startup/boot.sh",
+                    "  step::run record-boot boot::record\n",
+                    "  step::run record-boot boot::record\n"
+                    "  if boots::find_unattempted; then boot::leave_if_hopeless; fi\n",
+                ),
+                Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 2))"),
             ),
         ),
     ),
-    "failed-self-removal": Twin(
-        "nothing-after-the-end",
-        "a VM that may not leave its group powers off all the same",
-        (
-            Edit(
-                "outlast/run/group.py",
-                "        if isinstance(answer, Gone):\n"
-                '            say(f"left the group: {answer.why}")\n'
-                "            return answer\n",
-                "        if isinstance(answer, Gone | Refused):\n"
-                '            say(f"left the group: {answer.why}")\n'
-                "            return Gone(answer.why)\n",
+    "never-started": (
+        Twin(
+            "gives-up",
+            "the third boot in a row gives up",
+            (Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 3))"),),
+        ),
+    ),
+    "hung-trainer": (
+        Twin(
+            "retries-as-set",
+            "a hang does not count as the trainer's own failure",
+            (
+                Edit(
+                    "outlast/exits.py",
+                    "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY, Reason.STALLED})",
+                    "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY})",
+                ),
             ),
         ),
     ),
-    "maintenance": Twin(
-        "warning-is-heeded",
-        "a warning of maintenance is only said",
-        (
-            Edit(
-                "outlast/run/attempt.py",
-                "                self._maintenance_at = time.monotonic()\n",
-                "",
+    "out-of-memory": (
+        Twin(
+            "failure-is-told",
+            "the record of an end does not say why",
+            (
+                Edit(
+                    "outlast/run/attempt.py",
+                    "            message=outcome.message,\n            stderr=",
+                    '            message="",\n            stderr=',
+                ),
             ),
         ),
     ),
-    "maintenance-moved": Twin(
-        "warning-is-heeded",
-        "a warning of maintenance is only said",
-        (
-            Edit(
-                "outlast/run/attempt.py",
-                "                self._maintenance_at = time.monotonic()\n",
-                "",
+    "user-error": (
+        Twin(
+            "retries-as-set",
+            "one retry more than was asked for",
+            (
+                Edit(
+                    "outlast/run/head.py",
+                    "return counted.failures <= retries\n",
+                    "return counted.failures <= retries + 1\n",
+                ),
             ),
         ),
     ),
-    "zone-failover": Twin(
-        "changes-zone",
-        "a regional group makes a lost VM anew in its own zone only",
-        (
-            Edit(
-                "components/healing_group.py",
-                '"on_repair": {"allow_changing_zone": "YES"}',
-                '"on_repair": {"allow_changing_zone": "NO"}',
+    "failed-self-removal": (
+        Twin(
+            "nothing-after-the-end",
+            "a VM that may not leave its group powers off all the same",
+            (
+                Edit(
+                    "outlast/run/group.py",
+                    "        if isinstance(answer, Gone):\n"
+                    '            say(f"left the group: {answer.why}")\n'
+                    "            return answer\n",
+                    "        if isinstance(answer, Gone | Refused):\n"
+                    '            say(f"left the group: {answer.why}")\n'
+                    "            return Gone(answer.why)\n",
+                ),
             ),
         ),
     ),
-    "burst-fails": Twin(
-        "nothing-after-the-end",
-        "a run that failed powers its VM off and leaves it in the group",
-        (
-            Edit(
-                "outlast/run/attempt.py",
-                "return Outcome(Next.LEAVE, reason, message)",
-                "return Outcome(Next.STOP, reason, message)",
+    "maintenance": (
+        Twin(
+            "warning-is-heeded",
+            "a warning of maintenance is only said",
+            (
+                Edit(
+                    "outlast/run/attempt.py",
+                    "                self._maintenance_at = time.monotonic()\n",
+                    "",
+                ),
             ),
         ),
     ),
-    "exit-0-on-sigterm": Twin(
-        "done-means-done",
-        "exit code 0 means done, also after a stop",
-        (
-            Edit(
-                "outlast/loop/command/runner.py",
-                "        if self._stop is not None:\n            return self._end_stopped",
-                "        if self._stop is not None and code != exits.DONE:\n"
-                "            return self._end_stopped",
+    "maintenance-moved": (
+        Twin(
+            "warning-is-heeded",
+            "a warning of maintenance is only said",
+            (
+                Edit(
+                    "outlast/run/attempt.py",
+                    "                self._maintenance_at = time.monotonic()\n",
+                    "",
+                ),
+            ),
+        ),
+    ),
+    "zone-failover": (
+        Twin(
+            "changes-zone",
+            "a regional group makes a lost VM anew in its own zone only",
+            (
+                Edit(
+                    "components/healing_group.py",
+                    '"on_repair": {"allow_changing_zone": "YES"}',
+                    '"on_repair": {"allow_changing_zone": "NO"}',
+                ),
+            ),
+        ),
+    ),
+    "burst-fails": (
+        Twin(
+            "nothing-after-the-end",
+            "a run that failed powers its VM off and leaves it in the group",
+            (
+                Edit(
+                    "outlast/run/attempt.py",
+                    "return Outcome(Next.LEAVE, reason, message)",
+                    "return Outcome(Next.STOP, reason, message)",
+                ),
+            ),
+        ),
+    ),
+    "exit-0-on-sigterm": (
+        Twin(
+            "done-means-done",
+            "exit code 0 means done, also after a stop",
+            (
+                Edit(
+                    "outlast/loop/command/runner.py",
+                    "        if self._stop is not None:\n            return self._end_stopped",
+                    "        if self._stop is not None and code != exits.DONE:\n"
+                    "            return self._end_stopped",
+                ),
             ),
         ),
     ),

@@ -23,10 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
         (["digits", "--epoch", "3"], "did you mean --epochs?"),
         (["digits", "--zzz=1"], "digits: flag --zzz: unknown; see --help"),
         (["digits", "seven"], "digits: 'seven': only flags are taken"),
-        (["digits", "--epochs", "-3"], "digits: --epochs: -3: must be 1 or more"),
-        (["digits", "--epochs=-3"], "digits: --epochs: -3: must be 1 or more"),
-        (["digits", "--epochs", "0"], "digits: --epochs: 0: must be 1 or more"),
+        (["digits", "--epochs", "-3"], "digits: --epochs: -3: must be 1 to 1000000000"),
+        (["digits", "--epochs=-3"], "digits: --epochs: -3: must be 1 to 1000000000"),
+        (["digits", "--epochs", "0"], "digits: --epochs: 0: must be 1 to 1000000000"),
         (["digits", "--epochs", "1.5"], "digits: --epochs: '1.5': must be a whole number"),
+        (["digits", "--epochs", "9" * 30], "must be 1 to 1000000000"),
+        (["digits", "--limit-rows", "9" * 5000], f"'{'9' * 60}…': must be a whole number, 0 or"),
+        (["digits", "--run-dir", ""], "digits: --run-dir: '': must be a folder; leave it out"),
         (["digits", "--epochs"], "digits: --epochs: expected one argument"),
         (["digits", "--batch-size", "500"], "digits: --batch-size: 500: must be 1 to 200"),
         (["digits", "--learning-rate", "nan"], "digits: --learning-rate: 'nan': must be a number"),
@@ -64,13 +67,53 @@ def test_bad_input_is_one_sentence(
     assert len(err.strip().splitlines()) == 1 and not out
 
 
+def digits_csv(*, pixel: str = "1", label: str = "") -> str:
+    """60 rows; one pixel of the second is another, or all labels are."""
+    rows = [["1"] * 64 + [label or str(number % 10)] for number in range(60)]
+    rows[1][3] = pixel
+    return "\n".join(",".join(row) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1,2,3\n4,5,6\n", "3 columns, must be 64 pixels and a digit"),
+        ("", "has no rows"),
+        ("\n\n", "has no rows"),
+        (digits_csv(pixel="nan"), "row 2: nan: must be a finite number from 0 to 16"),
+        (digits_csv(pixel="17"), "row 2: 17.0: must be a finite number from 0 to 16"),
+        (digits_csv(label="3.5"), "the last column must be a digit, 0 to 9"),
+        (digits_csv(label="3"), "48 rows to train on, all of class 3; rows of two classes or more"),
+        (digits_csv()[:-4], "is no CSV of numbers (the number of columns changed"),
+    ],
+)
 def test_a_csv_of_something_else_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
 ) -> None:
     path = tmp_path / "other.csv"
-    path.write_text("1,2,3\n4,5,6\n")
+    path.write_text(text)
     assert command.main(["digits", "--data", str(path)]) == 64
-    assert "3 columns, must be 64 pixels and a digit" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert says in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [("inf", "row 1: inf: must be a finite number"), ("one class", "32 rows to train on, all of")],
+)
+def test_points_that_teach_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, says: str
+) -> None:
+    rows = [["0.5"] * 8 + [str(number % 2)] for number in range(40)]
+    if change == "inf":
+        rows[0][2] = "inf"
+    else:
+        rows = [[*row[:-1], "1"] for row in rows]
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join(",".join(row) for row in rows))
+    assert command.main(["dummy", "--data", str(path)]) == 64
+    err = capsys.readouterr().err
+    assert says in err and len(err.splitlines()) == 1
 
 
 def test_nothing_asked_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

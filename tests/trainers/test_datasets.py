@@ -74,3 +74,25 @@ def test_what_is_no_mnist_is_refused(tmp_path: Path) -> None:
         images("--data", str(folder))
     with pytest.raises(UsageError, match="give --data too"):
         images("--eval-data", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("side", "test_side", "label", "says"),
+    [
+        (28, 14, None, "images of 28 by 28 pixels, to test on of 14 by 14; must be equal"),
+        (1, 1, None, "images of 1 by 1 pixels; must be squares of 4 by 4 or more"),
+        (28, 28, 3, "60 rows to train on, all of class 3"),
+    ],
+)
+def test_images_that_teach_nothing_are_refused(
+    tmp_path: Path, side: int, test_side: int, label: int | None, says: str
+) -> None:
+    write_idx(tmp_path)
+    for prefix, size in (("train", side), ("t10k", test_side)):
+        pixels = np.zeros((60, size, size), np.uint8)
+        write(tmp_path / f"{prefix}-images-idx3-ubyte", pixels, zipped=False)
+    if label is not None:
+        labels = np.full(60, label, np.uint8)
+        write(tmp_path / "train-labels-idx1-ubyte", labels, zipped=False)
+    with pytest.raises(UsageError, match=says):
+        images("--data", str(tmp_path))

@@ -130,7 +130,7 @@ def test_preempted_three_times_the_result_is_the_same_bytes(
         with stopping_early(supervisor), pytest.raises(SystemExit) as ended:
             command.main(["digits", *SMALL])
         assert ended.value.code == exits.INTERRUPTED
-        assert supervisor.gone.wait(5)
+        assert supervisor.gone.wait(60)
         supervisor.resume_from()
         stops.append(supervisor.step)
     assert command.main(["digits", *SMALL]) == exits.DONE

@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from outlast import layout
+from tests.loop import programs
 from tests.trainers import killed
 
 FRAMEWORKS = {"census": "xgboost", "torch_cnn": "torch", "keras_mlp": "keras"}
@@ -35,3 +38,18 @@ def test_killed_with_a_framework_it_ends_with_the_same_bytes(tmp_path: Path, nam
     if importlib.util.find_spec(FRAMEWORKS[name]) is None:  # importing Keras chooses its backend
         pytest.skip(f"{FRAMEWORKS[name]} is not installed")
     check(tmp_path, name, kills=2)
+
+
+@pytest.mark.frameworks
+@pytest.mark.timeout(600)
+def test_the_convolutional_network_reads_digits_well(tmp_path: Path) -> None:
+    """By its defaults, five epochs of scikit-learn's scans."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    argv = [sys.executable, "-m", "trainers", "torch_cnn", "--run-dir", "run"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=programs.environment(tmp_path), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    table = layout.check_metrics(programs.result_of(tmp_path / "run")["metrics.json"])
+    assert table["epoch"][-1] == 5 and table["test_accuracy"][-1] >= 0.96

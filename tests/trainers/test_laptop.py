@@ -57,3 +57,16 @@ def test_of_two_on_one_folder_the_fenced_one_says_so(tmp_path: Path) -> None:
             assert "start the same run again" not in err
             out, err = second.communicate(timeout=programs.WAIT_SEC)
             assert second.returncode == 0, err
+
+
+def test_a_training_whose_output_nobody_reads_comes_to_its_end(tmp_path: Path) -> None:
+    """As with ``| head -1``."""
+    argv = [sys.executable, "-m", "trainers", "dummy", "--run-dir", "run", "--eval-every", "1"]
+    with programs.started(tmp_path, [*argv, "--step-ms", "1"]) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert json.loads(process.stdout.readline())["epoch"] == 1
+        process.stdout.close()
+        process.stdout = None
+        assert process.wait(timeout=programs.WAIT_SEC) == 0
+        err = process.stderr.read()
+    assert "the run is done" in err and "Pipe" not in err

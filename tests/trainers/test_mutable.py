@@ -34,7 +34,7 @@ def change(supervisor: FakeSupervisor, before: list[str], now: list[str]) -> dic
     with stopping_early(supervisor), pytest.raises(SystemExit) as ended:
         command.main(before)
     assert ended.value.code == exits.INTERRUPTED
-    assert supervisor.gone.wait(5)
+    assert supervisor.gone.wait(60)
     supervisor.resume_from()
     assert supervisor.step == 2
     assert command.main(now) == exits.DONE

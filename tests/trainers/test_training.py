@@ -1,7 +1,9 @@
 """What trainers share: order, evaluation, environment; and the trainer to copy."""
 
+import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,32 @@ def evaluate(
     return command.main([trainer, "--mode", "eval", "--run-dir", "somewhere", *argv])
 
 
+def measured(path: Path) -> tuple[int, str]:
+    content = path.read_bytes()
+    return len(content), hashlib.sha256(content).hexdigest()
+
+
+def test_eval_takes_a_copy_of_the_result_and_the_model_in_it(
+    supervisor: FakeSupervisor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(train(supervisor), copy)
+    files = [layout.ResultFile(path.name, *measured(path)) for path in copy.iterdir()]
+    (copy / layout.RESULT_FILE).write_bytes(layout.ResultManifest.of(files).to_json())
+    table = layout.check_metrics((copy / "metrics.json").read_bytes())
+    capsys.readouterr()
+    for place in (copy, copy / "model.npy"):
+        assert command.main(["dummy", "--mode", "eval", "--run-dir", str(place)]) == exits.DONE
+        recorded = {name: column[-1] for name, column in table.items()}
+        assert json.loads(capsys.readouterr().out) == recorded
+    model = (copy / "model.npy").read_bytes()
+    (copy / "model.npy").write_bytes(model[:-1] + bytes([model[-1] ^ 1]))
+    assert command.main(["dummy", "--mode", "eval", "--run-dir", str(copy)]) == 1
+    said = capsys.readouterr().err
+    assert "its result is damaged: " in said and "model.npy: has other bytes than the run" in said
+    assert command.main(["dummy", "--mode", "eval", "--run-dir", str(tmp_path)]) == exits.USAGE
+
+
 def test_eval_needs_no_flags_and_gives_what_was_recorded(
     supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,3 +163,16 @@ def test_the_dummy_trains_on_one_file_and_evaluates_on_another(tmp_path: Path) -
 def test_a_path_that_is_not_there_is_bad_usage() -> None:
     with pytest.raises(flags.UsageError, match="no/such"):
         training.data("no/such")
+
+
+def test_ctrl_c_before_the_first_step_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While frameworks are imported and data is read, which takes a while."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dummy, "build", interrupted)
+    assert command.main(["dummy"]) == exits.INTERRUPTED
+    assert capsys.readouterr() == ("", "dummy: interrupted before the first step\n")

@@ -29,6 +29,7 @@ import torch
 from outlast.loop import state
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node, foreign, kind_of
+from outlast.loop.words import say
 
 _COMPILED = "_orig_mod."
 _SHARDED = "sharded over the ranks; rank 0 saves what is whole in every rank, use DDP"
@@ -437,10 +438,9 @@ def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     for device, item in enumerate(cuda[:here]):
         torch.cuda.set_rng_state(item, device)
     if len(cuda) > here:
-        print(
-            f"outlast: {path} holds the random numbers of {len(cuda)} GPUs, this machine has "
+        say(
+            f"{path} holds the random numbers of {len(cuda)} GPUs, this machine has "
             f"{here}; what the run draws on them will differ",
-            file=sys.stderr,
         )
     return target
 

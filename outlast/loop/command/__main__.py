@@ -6,12 +6,14 @@ command, 76 another process has taken the run's folder over, else the command's 
 
 import argparse
 import contextlib
+import difflib
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from outlast import exits
 from outlast.identity import COMMAND
@@ -25,24 +27,46 @@ from outlast.loop.command.runner import (
     Runner,
     remove_home,
 )
-from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost
+from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost, exit_code
 from outlast.loop.local import (
     Interrupts,
     LocalSupervisor,
+    check_apart,
     check_end,
     default_folder,
     run_name,
 )
 from outlast.loop.session import CONNECT_SEC, Session
+from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
 
 LAST_WORDS_SEC = 10.0
 """For a supervisor whose command has ended to end as well."""
 
 
-def parser() -> argparse.ArgumentParser:
+class Options(argparse.ArgumentParser):
+    """One sentence for a slip, with the nearest option."""
+
+    def parse_known(self, words: Sequence[str]) -> argparse.Namespace:
+        """CommandError for what is no option."""
+        options, rest = self.parse_known_args(words)
+        if not rest:
+            return options
+        known = [name for action in self._actions for name in action.option_strings]
+        near = difflib.get_close_matches(rest[0].partition("=")[0], known, n=1)
+        then = "write the command after --, as in outlast train -- python train.py"
+        raise CommandError(
+            f"{' '.join(rest)}: is no option of outlast train; "
+            + (f"did you mean {near[0]}?" if near else then)
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(message.removeprefix("argument "))
+
+
+def parser() -> Options:
     """The options before the command."""
-    top = argparse.ArgumentParser(
+    top = Options(
         prog="outlast train",
         usage="outlast train [options] -- COMMAND …",
         description="Run any training command so that it can be killed and goes on: CHECKPOINT_DIR "
@@ -50,12 +74,13 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument(
-        "--run-dir", help="folder or gs:// path of the run; default runs/command-<run>"
+        "--run-dir", type=_named, help="folder or gs:// path of the run; default runs/command-<run>"
     )
     top.add_argument(
         "--data",
         action="append",
         default=[],
+        type=_named,
         help="what {data} and DATA_DIR are: a file or a folder, local or gs://; may be repeated",
     )
     top.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
@@ -84,17 +109,12 @@ def main(argv: Sequence[str]) -> int:
     """Run one command; every error for a person is one sentence on stderr."""
     own, command = _split(argv)
     try:
-        options, rest = parser().parse_known_args(own)
-        if rest:
-            raise CommandError(
-                f"{' '.join(rest)}: is no option of outlast train; write the command after --, as "
-                "in outlast train -- python train.py"
-            )
+        options = parser().parse_known(own)
         command = _command(options, command)
     except SystemExit as error:
         return exits.USAGE if error.code else exits.DONE
     except CommandError as error:
-        print(f"outlast: {error}", file=sys.stderr)
+        say(str(error))
         return exits.USAGE
     try:
         if os.environ.get(SOCKET_VARIABLE):
@@ -103,14 +123,17 @@ def main(argv: Sequence[str]) -> int:
         return _run_in_folder(command, options)
     except CommandFailed as error:
         if not os.environ.get(SOCKET_VARIABLE):
-            print(f"outlast: {error.sentence}", file=sys.stderr)
+            say(error.sentence)
         return error.code
-    except SupervisorLost as error:
-        print(f"outlast: {error}", file=sys.stderr)
-        return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
-    except (LoopError, OSError) as error:
-        print(f"outlast: {error}", file=sys.stderr)
-        return exits.USAGE if isinstance(error, CommandError | DataError) else 1
+    except LoopError as error:
+        say(str(error))
+        return exits.USAGE if isinstance(error, CommandError) else exit_code(error)
+    except OSError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted before the command began")
+        return exits.INTERRUPTED
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -150,7 +173,7 @@ def _run(command: Command, socket_path: str, signals: Interrupts | Heard) -> int
         try:
             answer = session.welcome()
             if isinstance(answer, Ended):
-                print(f"outlast: {answer.message}", file=sys.stderr)
+                say(answer.message)
                 return answer.exit
             runner = Runner(command, session, answer, signals)
             signal.signal(signal.SIGABRT, runner.dump_stacks)
@@ -169,6 +192,8 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
     command.check_program()
     own = default_folder(COMMAND, command.identity, None)
     folder = options.run_dir or own
+    for path in command.data:
+        check_apart(path, folder)
     # The command's own folders are this machine's, wherever its checkpoints go.
     home = (own if "://" in str(folder) else Path(folder)).absolute() / "live"
     with contextlib.ExitStack() as cleanup:
@@ -228,6 +253,12 @@ def _kind_of(error: BaseException) -> str:
     if isinstance(error, DoesNotFit):
         return "does-not-fit"
     return "usage" if isinstance(error, CommandError | DataError) else "trainer"
+
+
+def _named(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a path; leave it out for none")
+    return text
 
 
 def _every(text: str) -> str:

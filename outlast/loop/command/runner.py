@@ -31,6 +31,7 @@ from outlast.loop.command.marks import Marks
 from outlast.loop.errors import CheckpointFailed, LoopError
 from outlast.loop.local import STOP_SEC, Interrupts
 from outlast.loop.session import Session
+from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Snapshot, Welcome, parse_every
 
 QUIET_SEC = 10.0
@@ -116,7 +117,8 @@ class Command:
 
     def near_misses(self) -> Iterator[str]:
         """Sentences about words in braces that look like a mistyped field."""
-        for word in re.findall(r"(?<!\$)\{([a-z_]+)\}", " ".join([self.line, *self.argv])):
+        words = re.findall(r"(?<!\$)\{([a-z_]+)\}", " ".join([self.line, *self.argv]))
+        for word in dict.fromkeys(words):
             near = difflib.get_close_matches(word, FIELDS, n=1, cutoff=0.8)
             if near and word not in FIELDS:
                 yield f"command {{{word}}}: stays as it is; did you mean {{{near[0]}}}?"
@@ -214,7 +216,7 @@ class Runner:
         with contextlib.ExitStack() as cleanup:
             self._command.check()
             for sentence in self._command.near_misses():
-                _say(sentence)
+                say(sentence)
             self._prepare(cleanup)
             self._find_data()
             marks = cleanup.enter_context(contextlib.closing(Marks()))
@@ -419,7 +421,7 @@ class Runner:
             hand_over = self._session.last_snapshot_wanted
             if left_sec is None and self._interrupted:
                 left_sec = STOP_SEC
-                _say("stopping the command; Ctrl-C again leaves at once")
+                say("stopping the command; Ctrl-C again leaves at once")
             if left_sec is None:
                 return
             if hand_over:
@@ -430,7 +432,7 @@ class Runner:
             self._stop = _Stop(deadline_sec - keep_sec, deadline_sec, hand_over)
             self._signal(signal.SIGTERM)
         elif now_sec >= self._stop.kill_at_sec and not self._killed:
-            _say("the command did not end in time after SIGTERM; it is killed")
+            say("the command did not end in time after SIGTERM; it is killed")
             self._kill()
 
     @property
@@ -519,7 +521,7 @@ class Runner:
     def _warn_unsaved(self, what: str) -> None:
         if not self._warned_unsaved:
             self._warned_unsaved = True
-            _say(
+            say(
                 f"CHECKPOINT_DIR {what}, and is only saved once it has held still for "
                 f"{self._command.quiet_sec:g} s: call outlast mark after each save, save less "
                 "often, or set a shorter time (--quiet-sec, outlast:quietSec)"
@@ -636,7 +638,7 @@ class Runner:
         if self._interrupted:
             left_sec = stop.deadline_sec - time.monotonic()
             late = "" if self._session.wait_committed(max(0.0, left_sec)) else TOO_LATE
-            _say(f"stopped{late}; {self._goes_on()}")
+            say(f"stopped{late}; {self._goes_on()}")
         return exits.INTERRUPTED
 
     def _goes_on(self) -> str:
@@ -675,7 +677,7 @@ class Runner:
             self._hand_over(time.monotonic() + HAND_OVER_SEC)
             self._drop_pending()
         for sentence in folders.tidy_result(self.result):
-            _say(sentence)
+            say(sentence)
         if not folders.look(self.result).files:
             self._make_result()
         self._session.complete(self._step, self.result, 0)
@@ -684,9 +686,9 @@ class Runner:
         """The command left nothing in RESULT_DIR: its last checkpoint is its result."""
         last = folders.look(self.checkpoint).chosen()
         if last.files:
-            _say("RESULT_DIR is empty: the files of CHECKPOINT_DIR become the result")
+            say("RESULT_DIR is empty: the files of CHECKPOINT_DIR become the result")
         else:
-            _say("RESULT_DIR and CHECKPOINT_DIR are empty: the result holds no file of the command")
+            say("RESULT_DIR and CHECKPOINT_DIR are empty: the result holds no file of the command")
             empty = {column: [] for column in layout.METRICS_COLUMNS}
             (self.result / layout.METRICS_FILE).write_bytes(layout.canonical_json(empty) + b"\n")
         for name in last.files:
@@ -706,7 +708,7 @@ class Runner:
         """Once each."""
         if sentence not in self._warned:
             self._warned.add(sentence)
-            _say(sentence)
+            say(sentence)
 
 
 class CommandFailed(LoopError):
@@ -805,7 +807,3 @@ def _not_started(program: str, error: OSError, cwd: Path) -> str:
             "and that the machine has it"
         )
     return f"command {program!r}: cannot be started ({error.strerror}); check the file"
-
-
-def _say(sentence: str) -> None:
-    print(f"outlast: {sentence}", file=sys.stderr, flush=True)

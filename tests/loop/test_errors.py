@@ -1,0 +1,67 @@
+"""What befell a run is one sentence to its user; a slip in the program keeps its line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.loop import programs
+
+PROGRAM = """
+import outlast
+from outlast.loop.errors import DataError, LoopError, SupervisorLost
+
+def lost(code):
+    error = SupervisorLost("the supervisor has gone")
+    error.exit = code
+    return error
+
+def while_handling():
+    try:
+        raise ZeroDivisionError("the user's own")
+    except ZeroDivisionError:
+        raise lost(None)
+
+try:
+    outlast.data("no/such")
+except DataError as error:
+    known = error
+"""
+
+
+def ends(tmp_path: Path, last_line: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "program.py").write_text(PROGRAM + last_line)
+    return programs.run(tmp_path, [sys.executable, "program.py"])
+
+
+@pytest.mark.parametrize(
+    ("last_line", "code", "sentence"),
+    [
+        ("raise lost(-9)", 75, "the supervisor has gone"),
+        ("raise lost(76)", 76, "another process works on this folder; end one of them"),
+        ("outlast.data('no/such')", 64, "data no/such: no such file or folder"),
+    ],
+)
+def test_what_befell_the_run_is_told_alone(
+    tmp_path: Path, last_line: str, code: int, sentence: str
+) -> None:
+    ended = ends(tmp_path, last_line)
+    assert (ended.returncode, ended.stderr) == (code, f"outlast: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("last_line", "says"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise LoopError('run.log outside a step')", "LoopError: run.log outside a step"),
+        ("while_handling()", "ZeroDivisionError: the user's own"),
+        ("raise KeyError('mine') from known", "DataError: data no/such"),
+    ],
+)
+def test_whatever_else_ends_a_program_keeps_its_lines(
+    tmp_path: Path, last_line: str, says: str
+) -> None:
+    ended = ends(tmp_path, last_line)
+    assert ended.returncode == 1 and says in ended.stderr
+    assert ended.stderr.startswith("Traceback") and 'program.py", line' in ended.stderr
