@@ -47,7 +47,7 @@ class Groups:
     def _routes_of(self, place: str) -> list[Row]:
         group = place + "/instanceGroupManagers"
         named = group + "/{name}"
-        unmanaged = place + "/instanceGroups/{name}"
+        unmanaged = place + "/instanceGroups"
         table: list[tuple[str, str, Handler, str]] = [
             ("POST", group, self._insert_group, "create"),
             ("GET", group, self._list_groups, "list"),
@@ -68,8 +68,14 @@ class Groups:
                 (method, path, handler, f"instanceGroupManagers.{permission}")
                 for method, path, handler, permission in table
             ),
-            ("GET", unmanaged, self._get_instance_group, "instanceGroups.get"),
-            ("POST", unmanaged + "/setNamedPorts", self._set_named_ports, "instanceGroups.update"),
+            ("GET", unmanaged, self._list_instance_groups, "instanceGroups.list"),
+            ("GET", unmanaged + "/{name}", self._get_instance_group, "instanceGroups.get"),
+            (
+                "POST",
+                unmanaged + "/{name}/setNamedPorts",
+                self._set_named_ports,
+                "instanceGroups.update",
+            ),
         ]
 
     def _group(self, call: Call) -> Group:
@@ -137,14 +143,17 @@ class Groups:
     async def _get_group(self, call: Call) -> Json:
         return self._answers.group(self._group(call))
 
+    def _groups_of(self, call: Call) -> list[Group]:
+        return [g for g in self._fleet.groups.values() if g.location == place_of(call)]
+
     async def _list_groups(self, call: Call) -> Json:
-        groups = [g for g in self._fleet.groups.values() if g.location == place_of(call)]
-        kind = (
-            "regionInstanceGroupManagerList"
-            if "region" in call.params
-            else ("instanceGroupManagerList")
-        )
-        return listed(kind, map(self._answers.group, groups))
+        regional = "region" in call.params
+        kind = "regionInstanceGroupManagerList" if regional else "instanceGroupManagerList"
+        return listed(kind, map(self._answers.group, self._groups_of(call)))
+
+    async def _list_instance_groups(self, call: Call) -> Json:
+        kind = "regionInstanceGroupList" if "region" in call.params else "instanceGroupList"
+        return listed(kind, map(self._answers.instance_group, self._groups_of(call)))
 
     async def _patch_group(self, call: Call) -> Json:
         group = self._group(call)

@@ -685,7 +685,8 @@ def _changes(steps: Sequence[Step]) -> dict[str, tuple[str, ...]]:
         kind = step.type.rpartition(":")[2]
         groups.setdefault(word, []).append(f"{kind} {step.name}{differs}")
     order = [word for word in _WORDS.values() if word in groups]
-    return {word: tuple(groups[word]) for word in order}
+    # The engine plans what does not hang together in any order; two previews should read alike.
+    return {word: tuple(sorted(groups[word])) for word in order}
 
 
 # ---------------------------------------------------------------------------------------------

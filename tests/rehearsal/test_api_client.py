@@ -197,6 +197,8 @@ def test_gcloud_compute(gcloud: Callable[..., Any]) -> None:
     gcloud("instance-groups", "managed", "create", "g1", "--template=t1", "--size=0", zone)
     group = gcloud("instance-groups", "managed", "describe", "g1", zone)
     assert group["targetSize"] == 0
+    (group,) = gcloud("instance-groups", "managed", "list", "--filter=name=g1")
+    assert (group["name"], group["size"]) == ("g1", "0")
     assert gcloud("instance-groups", "managed", "list-instances", "g1", zone) == []
     said = gcloud("instance-templates", "delete", "t1", fails=True)
     assert "is already being used by" in said

@@ -164,6 +164,7 @@ def call_templates_and_groups(client: Recorder, place: str, group: dict[str, Any
     operation = client.ok("POST", f"{one}/resize", size=0)
     client.ok("POST", f"{one}/listManagedInstances")
     client.ok("GET", f"{one}/listErrors")
+    client.ok("GET", f"{place}/instanceGroups")
     client.ok("GET", f"{place}/instanceGroups/g1")
     ports = {"namedPorts": [{"name": "http", "port": 80}]}
     client.ok("POST", f"{place}/instanceGroups/g1/setNamedPorts", ports)
