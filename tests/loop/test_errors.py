@@ -65,3 +65,16 @@ def test_whatever_else_ends_a_program_keeps_its_lines(
     ended = ends(tmp_path, last_line)
     assert ended.returncode == 1 and says in ended.stderr
     assert ended.stderr.startswith("Traceback") and 'program.py", line' in ended.stderr
+
+
+def test_words_that_nobody_reads_leave_the_exit_code_alone() -> None:
+    """120 is what Python makes of a stderr that it cannot flush at its end."""
+    code = "from outlast.loop.words import say; input(); say('one'); say('two')"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stderr.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(60) == 0

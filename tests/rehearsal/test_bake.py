@@ -375,7 +375,7 @@ def test_a_builder_that_nobody_waits_for_goes_at_its_limit(cloud: LocalCloud, ro
         ("bakes from", "at work already"),
         ("baking", "at work already"),
         ("done, stopping", "at work already"),
-        (": off", "at work already"),
+        (": off", "has done its work already"),
         (": made", "is there already"),
     ],
 )
