@@ -146,9 +146,11 @@ class _Link:
         text = b"" if body is None else json.dumps(body).encode()
         try:
             self.socket.sendall(_HEADER.pack(kind, len(text), step) + text)
+            return
         except OSError:
-            while True:  # what it said before it went; ends with RankLost
-                self.receive(END_SEC)
+            pass  # and of what comes now, this is not the cause
+        while True:  # what it said before it went; ends with RankLost
+            self.receive(END_SEC)
 
     def receive(self, timeout_sec: float | None = None) -> Said:
         """The next message; RankLost where the other side has failed, gone or says nothing."""
@@ -381,9 +383,11 @@ class Leader(_Party):
         for link in self._links:
             try:
                 link.socket.sendall(self._go)
+                continue
             except OSError:
-                with self._noticing():
-                    link.send(GO, step)  # fails again, and says why
+                pass
+            with self._noticing():
+                link.send(GO, step)  # fails again, and says why
 
     def ask_parts(self, step: int, folder: Path) -> None:
         """Have every member write its part of the snapshot of ``step`` into ``folder``."""

@@ -222,8 +222,9 @@ class Session:
     def _send(self, message: Message) -> None:
         try:
             self._channel.send(message)
+            return
         except Closed:
-            # It may have said why before it went.
-            while (last := self._receive(0)) is not None:
-                self._take(last)
-            raise SupervisorLost("the supervisor has gone") from None
+            pass  # it may have said why before it went
+        while (last := self._receive(0)) is not None:
+            self._take(last)
+        raise SupervisorLost("the supervisor has gone")

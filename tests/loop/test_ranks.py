@@ -195,7 +195,8 @@ def test_a_rank_that_fails_tells_the_others_why(tmp_path: Path) -> None:
     with launched(tmp_path, FAIL="1 5") as party:
         assert party.wait() == [1, 1]
     assert "ZeroDivisionError: on purpose" in party.err[1]
-    assert "RankLost: rank 1 has failed: on purpose" in party.err[0]
+    assert "outlast: rank 1 has failed: on purpose" in party.err[0]
+    assert "Traceback" not in party.err[0]
 
 
 def test_ranks_that_make_other_steps_are_refused(tmp_path: Path) -> None:
