@@ -43,6 +43,15 @@ class Bakery:
     def let_on(self) -> None:
         (self._scratch / "on").touch()
 
+    @contextlib.contextmanager
+    def stalls(self, method: str, path: str) -> Iterator[Callable[[], bool]]:
+        """Meanwhile the first such call has no effect and no answer; tells whether it has come."""
+        match = {"method": method, "path": path}
+        rule = {"match": match, "when": "before", "do": {"stall": True}}
+        self.cloud.call("POST", "/_local/faults", rule)
+        yield lambda: bool(self.cloud.faults()[0]["fired"])
+        self.cloud.call("DELETE", "/_local/faults")
+
     def installs(self) -> bool:
         return (self._scratch / "at").exists()
 
@@ -178,10 +187,12 @@ def test_a_first_bake_that_is_killed_goes_with_its_stack(bakery: Bakery, stage: 
     with bakery.up() as up:
         if stage == "off":  # only its disk bills, and no limit of the platform counts for that
             bakery.let_on()
-            up.wait_until(lambda: ": off" in up.said, "the builder is off")
+            with bakery.stalls("POST", r"/global/images(\?|$)") as stalled:
+                up.wait_until(stalled, "the builder is off")
+                up.kill()
         else:
             up.wait_until(bakery.installs, "the builder installs")
-        up.kill()
+            up.kill()
     (vm,) = bakery.builders()
     builder = bakery.cloud.call("GET", f"{API}/zones/{vm['zone']}/instances/{vm['name']}")
     assert builder["scheduling"]["instanceTerminationAction"] == "DELETE"
@@ -199,8 +210,8 @@ def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(bakery: Bake
     script = bakery.project.folder / "install.sh"
     text = script.read_text()
     script.write_text(f"{text}# another\n")
-    with bakery.up() as up:
-        up.wait_until(lambda: ": made, the newest" in up.said, "the image is made")
+    with bakery.up() as up, bakery.stalls("DELETE", "/instances/bake-") as stalled:
+        up.wait_until(stalled, "the image is made")
         up.kill()
     assert bakery.newest() != first
     script.write_text(text)
