@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import sys
 import warnings
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import outlast
 from outlast import exits, identity, layout
-from outlast.loop import DataError, LoopError, local
+from outlast.loop import DataError, LoopError, local, words
 from trainers import flags
 
 if TYPE_CHECKING:
@@ -98,9 +97,7 @@ def _show(values: Mapping[str, Any]) -> None:
     try:
         print(json.dumps(values), flush=True)
     except BrokenPipeError:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())  # for what is left to be written, too
-        os.close(nothing)
+        words.drop(sys.stdout)
 
 
 def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import TextIO
 
 
 def say(sentence: str) -> None:
@@ -10,17 +11,18 @@ def say(sentence: str) -> None:
     try:
         print(f"outlast: {sentence}", file=sys.stderr, flush=True)
     except BrokenPipeError:
-        _drop()
+        drop(sys.stderr)
     except (OSError, ValueError):
         pass
 
 
-def _drop() -> None:
-    """Sends stderr nowhere, as Python's documentation has it for SIGPIPE: what could not be written
-    stays in its buffer, and the interpreter would try again at its end, and exit with 120."""
+def drop(stream: TextIO) -> None:
+    """Sends a stream that nobody reads nowhere, as Python's documentation has it for SIGPIPE: what
+    could not be written stays in its buffer, and the interpreter would try again at its end, and
+    exit with 120."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stderr.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
     except (OSError, ValueError):
         pass

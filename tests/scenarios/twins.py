@@ -61,6 +61,17 @@ OLDEST = Edit(
     "        for checkpoint in chain:\n            try:\n"
     "                manifest, found = self._download_twice(checkpoint, into, place)\n",
 )
+_ONLY_SAID = Twin(
+    "warning-is-heeded",
+    "a warning of maintenance is only said",
+    (
+        Edit(
+            "outlast/run/attempt.py",
+            "                self._maintenance_at = time.monotonic()\n",
+            "",
+        ),
+    ),
+)
 TWINS: Mapping[str, tuple[Twin, ...]] = {
     "calm": (
         Twin(
@@ -292,32 +303,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             ),
         ),
     ),
-    "maintenance": (
-        Twin(
-            "warning-is-heeded",
-            "a warning of maintenance is only said",
-            (
-                Edit(
-                    "outlast/run/attempt.py",
-                    "                self._maintenance_at = time.monotonic()\n",
-                    "",
-                ),
-            ),
-        ),
-    ),
-    "maintenance-moved": (
-        Twin(
-            "warning-is-heeded",
-            "a warning of maintenance is only said",
-            (
-                Edit(
-                    "outlast/run/attempt.py",
-                    "                self._maintenance_at = time.monotonic()\n",
-                    "",
-                ),
-            ),
-        ),
-    ),
+    "maintenance": (_ONLY_SAID,),
+    "maintenance-moved": (_ONLY_SAID,),
     "zone-failover": (
         Twin(
             "changes-zone",
