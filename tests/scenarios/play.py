@@ -8,6 +8,7 @@ Exit code 0 only if every scenario held, and every twin was found out by its own
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,10 @@ from outlast.operate import scenario
 from tests.scenarios.twins import ROOT, TWINS, Twin, copy_of_checkout
 
 LIMIT_SEC = 900
+CLEAR_SEC = 60
+"""An interrupted rehearsal has so long to put everything away."""
+LAST_LINES = 8
+"""Of what a rehearsal said that did not end."""
 ROW = "{:20}  {:8}  {:>7}  {:22}  {:8}  {:>7}"
 
 
@@ -39,23 +44,34 @@ class Played:
         return "error" if self.error else "held" if self.held else "BROKEN"
 
 
-def play(name: str, root: Path = ROOT) -> Played:
-    """One scenario, with the code of `root`."""
+def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
+    """One scenario, with the code of `root`; interrupted where it does not end in `limit_sec`."""
     started = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "outlast.operate.cli", "rehearse", "--scenario", name, "--json"],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LIMIT_SEC,
     )
-    seconds = time.monotonic() - started
+    hung = False
     try:
-        report = json.loads(done.stdout)
+        stdout, stderr = process.communicate(timeout=limit_sec)
+    except subprocess.TimeoutExpired:
+        hung = True
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=CLEAR_SEC)
+    seconds = time.monotonic() - started
+    said = stderr.strip().splitlines()
+    if hung:
+        last = " | ".join(said[-LAST_LINES:])
+        return Played(False, (), seconds, f"no end in {limit_sec:.0f} s; it last said: {last}")
+    try:
+        report = json.loads(stdout)
     except ValueError:
-        lines = done.stderr.strip().splitlines()
-        return Played(False, (), seconds, lines[-1] if lines else f"exit code {done.returncode}")
+        error = said[-1] if said else f"exit code {process.returncode}"
+        return Played(False, (), seconds, error)
     broken = tuple(g["name"] for g in report["guarantees"] if not g["held"])
     return Played(report["held"], broken, seconds)
 
