@@ -61,9 +61,9 @@ class Answers:
         project: str,
         project_number: str,
         fleet: Fleet,
-        address_of: Callable[[str], str],
+        address_of: Callable[[Instance], str],
     ) -> None:
-        """`address_of` is the internal address of a VM by its id."""
+        """`address_of` gives the internal address of a VM."""
         self._project = project
         self._address_of = address_of
         self._number = project_number
@@ -377,7 +377,7 @@ class Answers:
                 for disk in properties.get("disks") or []
             ],
             "networkInterfaces": [
-                {"networkIP": self._address_of(instance.id), **interface}
+                {"networkIP": self._address_of(instance), **interface}
                 for interface in properties.get("networkInterfaces") or []
             ],
             "serviceAccounts": [

@@ -332,14 +332,14 @@ class Compute:
             self._declared.lets_in(
                 instance.properties, self.account_of(instance), SOURCES, port_of(check)
             )
-            and await probe(check, self._address_of(instance_id))
+            and await probe(check, self._address_of(instance))
         )
         if self._running:
             self.fleet.probed(instance_id, healthy)
             self.changed()
 
-    def _address_of(self, instance_id: str) -> str:
-        return vm_address(urlsplit(self._cloud.base_url).port or 0, instance_id)
+    def _address_of(self, instance: Instance) -> str:
+        return vm_address(urlsplit(self._cloud.base_url).port or 0, instance.address)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -378,7 +378,7 @@ class Compute:
             properties=properties,
             service_account=self.account_of(instance),
             image=image.path if image else "",
-            address=self._address_of(instance.id),
+            address=self._address_of(instance),
         )
         values |= {f"instance/attributes/{k}": v for k, v in _attributes(instance).items()}
         noticed = duration_sec(instance.scheduling.get("preemptionNoticeDuration")) > 0

@@ -553,6 +553,7 @@ class Director:
         hypervisor = self._compute.hypervisor
         if frozen or frozen_sec:
             await hypervisor.freeze(instance.id)
+        await hypervisor.withdraw_address(instance.id)
         if frozen_sec:
             self._in_background(_after(frozen_sec, hypervisor.thaw(instance.id)))
         if lives_sec is not None:

@@ -467,8 +467,9 @@ class Fleet:
 
     def lose(self, instance: Instance) -> None:
         """The platform takes the VM for dead, whatever its process does: its group creates it
-        anew at once, and what the old one still does is no news."""
+        anew at once, with its name and address, and what the old one still does is no news."""
         if instance.live:
+            self._inventory.lose(instance)
             self._end(instance, None, for_good=True)
 
     # Time

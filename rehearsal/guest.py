@@ -25,6 +25,7 @@ from typing import Any, Literal
 from rehearsal import images
 from rehearsal.guest_init import (
     KERNEL,
+    SIGNAL_ROUND_SEC,
     TEMPORARY_PREFIX,
     delete_disk,
     descendants,
@@ -35,7 +36,7 @@ from rehearsal.guest_init import (
     signal_all,
 )
 from rehearsal.metadata import Server, Tree, Trouble, Value
-from rehearsal.peers import Address, far_socket, has_open
+from rehearsal.peers import Address, far_socket, has_open, listening_sockets
 
 INIT = Path(__file__).with_name("guest_init.py")
 SHIMS = Path(__file__).with_name("shims")
@@ -245,6 +246,19 @@ class Hypervisor:
         guest = self._guests.get(instance_id)
         if guest and guest.process:
             signal_all(_below(guest.process.pid, guest.token), signal.SIGCONT)
+
+    async def withdraw_address(self, instance_id: str) -> None:
+        """Nobody reaches the VM at its address any more, which a successor is about to have. The
+        loopback has no routes to change: whoever of the VM listens there is ended."""
+        guest = self._guests.get(instance_id)
+        if guest is None or guest.process is None:
+            return
+        inodes = listening_sockets(str(guest.tree.value("instance/network-interfaces/0/ip")))
+        below = _below(guest.process.pid, guest.token)
+        listeners = [pid for pid in below if any(has_open([pid], inode) for inode in inodes)]
+        signal_all(listeners, signal.SIGKILL)
+        while set(listeners) & _below(guest.process.pid, guest.token):
+            await asyncio.sleep(SIGNAL_ROUND_SEC)
 
     def set_attributes(self, instance_id: str, attributes: Mapping[str, str]) -> None:
         """Gives the VM's metadata server exactly these attributes."""

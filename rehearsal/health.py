@@ -11,12 +11,13 @@ MATCHED_BYTES = 1024
 SOURCES = ("130.211.0.1", "35.191.0.1")
 """One address of each of the ranges that the platform asks from."""
 ADDRESSES = 254
+"""Of a cloud; only without processes are there more VMs, who then share them."""
 
 
-def vm_address(cloud_port: int, instance_id: str) -> str:
-    """A VM's internal address: one of its own on this machine's loopback, so that two VMs may
-    listen on one port, those of another local cloud too."""
-    return f"127.{cloud_port >> 8}.{cloud_port & 255}.{int(instance_id) % ADDRESSES + 1}"
+def vm_address(cloud_port: int, number: int) -> str:
+    """A VM's internal address by its number, from 1: one of its own on this machine's loopback, so
+    that two VMs may listen on one port, those of another local cloud too."""
+    return f"127.{cloud_port >> 8}.{cloud_port & 255}.{(number - 1) % ADDRESSES + 1}"
 
 
 def port_of(check: HealthCheck) -> int:

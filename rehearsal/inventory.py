@@ -7,6 +7,7 @@ the work of a call or an event does not grow with what exists besides.
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from rehearsal.capacity import Capacity
@@ -52,6 +53,8 @@ class Inventory:
         self.commands: list[Command] = []
         self._next_id = next_id
         self._names: dict[tuple[str, str], str] = {}
+        self._lost: dict[tuple[str, str], int] = {}
+        """By zone and name: the address that the next VM of that name gets."""
         self._timers: list[Timer] = []
         self._awake: dict[tuple[str, str], dict[str, None]] = {}
         self._changed: dict[str, dict[str, None]] = {table: {} for table in TABLES}
@@ -71,6 +74,7 @@ class Inventory:
     ) -> Instance:
         """A VM that is about to boot on a new disk."""
         instance = Instance(self.new_id(), name, zone, self.clock.now(), properties)
+        instance.address = self._new_address(zone, name)
         if group:
             instance.group, instance.location = group.name, group.location
         ends = instance.scheduling.get("terminationTime")
@@ -89,6 +93,18 @@ class Inventory:
         self.capacity.charge(instance)
         self.commands.append(Boot(instance.id, new_disk))
         self.keep("instances", instance.id)
+
+    def lose(self, instance: Instance) -> None:
+        """The next VM of its name gets its address, too."""
+        self._lost[instance.zone, instance.name] = instance.address
+
+    def _new_address(self, zone: str, name: str) -> int:
+        """That of the lost VM of this name, else the lowest that is free."""
+        if (zone, name) in self._lost:
+            return self._lost.pop((zone, name))
+        taken = {instance.address for instance in self.instances.values()}
+        taken.update(self._lost.values())
+        return next(number for number in count(1) if number not in taken)
 
     def stop(self, instance: Instance) -> None:
         """Asks a VM to stop, once."""
@@ -224,6 +240,7 @@ class Inventory:
             things.clear()
         self.commands.clear()
         self._names.clear()
+        self._lost.clear()
         self._timers.clear()
         self._awake.clear()
         self._changed = {table: {} for table in TABLES}

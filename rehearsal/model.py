@@ -245,6 +245,8 @@ class Instance:
     maintenance_at: float | None = None
     """When the announced maintenance of its host begins."""
     fingerprint: int = 1
+    address: int = 0
+    """Number of its internal address; no other VM has it at the same time."""
 
     @property
     def live(self) -> bool:

@@ -46,6 +46,9 @@ class NoGuests:
     async def freeze(self, instance_id: str) -> None:
         """Nothing runs."""
 
+    async def withdraw_address(self, instance_id: str) -> None:
+        """Nobody listens."""
+
     async def thaw(self, instance_id: str) -> None:
         """Nothing runs."""
 

@@ -13,6 +13,7 @@ from sys import byteorder
 Address = tuple[str, int]
 
 TABLE = "/proc/net/tcp"
+LISTENING = "0A"
 # The table is read in pieces while connections come and go: one look may miss a line.
 LOOKS = 3
 
@@ -27,6 +28,17 @@ def far_socket(far: Address, near: Address) -> int | None:
                 if f"{fields[1]} {fields[2]}" == wanted:
                     return int(fields[9]) or None
     return None
+
+
+def listening_sockets(host: str) -> set[int]:
+    """The inodes of the sockets that listen at an address, on any port."""
+    found = set()
+    with open(TABLE) as table:
+        for line in table:
+            fields = line.split(None, 10)
+            if fields[3] == LISTENING and fields[1].startswith(_text((host, 0))[:-4]):
+                found.add(int(fields[9]))
+    return found
 
 
 def has_open(pids: Iterable[int], inode: int) -> bool:

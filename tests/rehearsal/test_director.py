@@ -378,9 +378,10 @@ def test_after_sec_and_the_moments_of_the_world_go_by_the_clocks_speed() -> None
 def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
     async def scene(stage: Stage) -> None:
         await stage.boot("vm")
-        await stage.until(lambda: len(stage.did) == 8)
+        await stage.until(lambda: len(stage.did) == 9)
         assert stage.did == [
             ("freeze", "vm"),
+            ("withdraw_address", "vm"),
             ("lose", "vm"),
             ("hold_stopping", "vm", 3.0),
             ("stop_instance", "vm"),
@@ -424,8 +425,9 @@ def test_what_has_missed_is_said_of_itself_whatever_happens_meanwhile() -> None:
 def test_a_host_taken_for_dead_thaws_and_goes_when_its_time_is_up() -> None:
     async def scene(stage: Stage) -> None:
         await stage.boot("vm")
-        await stage.until(lambda: len(stage.did) == 4)
-        assert stage.did == [("freeze", "vm"), ("lose", "vm"), ("thaw", "vm"), ("kill", "vm")]
+        await stage.until(lambda: len(stage.did) == 5)
+        lost = ["freeze", "withdraw_address", "lose", "thaw", "kill"]
+        assert stage.did == [(verb, "vm") for verb in lost]
 
     lost = {"lost": {"frozen_sec": 0.01, "lives_sec": 0.1}}
     play(scene, events=events(({"boot": 1}, lost)))

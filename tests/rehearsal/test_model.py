@@ -82,6 +82,23 @@ def test_lost_vm_is_recreated_with_its_name_a_new_id_and_a_new_disk(world: World
     assert world.fleet.is_stable(group)
 
 
+def test_the_successor_of_a_vm_taken_for_dead_has_its_name_and_address(world: World) -> None:
+    group = world.group(2)
+    lost, other = world.fleet.instances.values()
+    assert lost.address != other.address
+    before = (lost.name, lost.address)
+    world.fleet.lose(lost)
+    del world.machines.live[lost.id]  # what it still does is nobody's business
+    stranger = world.fleet.add_instance(lost.zone, "stranger", lost.properties)
+    world.machines.settle()
+    world.pass_time()
+    new = next(i for i in world.fleet.instances.values() if i.name == lost.name)
+    assert new.id != lost.id
+    assert (new.name, new.address) == before
+    assert stranger.address not in (new.address, other.address)
+    assert world.fleet.is_stable(group)
+
+
 def test_recreation_waits_its_delay(world: World) -> None:
     world.fleet.switches.recreate_delay_sec = 5.0
     group = world.group()

@@ -300,11 +300,12 @@ class Anything(RuleBasedStateMachine):
                 assert self.homes.setdefault(member.name, member.zone) == member.zone
 
     @invariant()
-    def vms_have_names_of_their_own(self) -> None:
+    def vms_have_names_and_addresses_of_their_own(self) -> None:
         live = list(self.world.machines.live.values())
         assert len(live) == len(set(live))
-        names = [(i.zone, i.name) for i in self.world.fleet.instances.values()]
-        assert len(names) == len(set(names))
+        instances = self.world.fleet.instances.values()
+        assert len(instances) == len({(i.zone, i.name) for i in instances})
+        assert len(instances) == len({i.address for i in instances})
 
     @invariant()
     def model_and_machines_agree(self) -> None:

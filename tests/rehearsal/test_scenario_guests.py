@@ -130,10 +130,19 @@ def test_a_preemption_takes_the_time_that_the_scenario_gives(cloud: FullCloud) -
 
 
 def test_a_host_taken_for_dead_thaws_beside_its_successor(cloud: FullCloud) -> None:
-    text = "put boots/$ID-0.json; put late/$ID; sleep 600"
+    text = """
+      ip="$(metadata network-interfaces/0/ip)"
+      printf '%s\\n' "$ID" >id
+      python3 -m http.server --bind "$ip" 8099 &
+      answer="$(curl -s --retry 60 --retry-connrefused --retry-delay 1 "$ip:8099/id")"
+      echo "at $ip answers $answer"
+      put boots/$ID-0.json
+      put late/$ID
+      sleep 600
+    """
     lost = {"lost": {"frozen": True}}
     play = Play(cloud, text, events=[at_setup(lost), at_setup({"thaw": {"boot": 1}}, boot=2)])
-    play.said(2, "put late/")
+    second = play.said(2, "put late/")
     first = play.said(1, "put late/")
     lost_id, next_id = (entry["instance_id"] for entry in play.log())
     assert lost_id != next_id
@@ -141,6 +150,10 @@ def test_a_host_taken_for_dead_thaws_beside_its_successor(cloud: FullCloud) -> N
     assert play.has(f"late/{next_id}")
     assert [entry["vm"] for entry in play.log()] == [play.log()[0]["vm"]] * 2
     assert [vm["id"] for vm in cloud.ok("GET", "/_local/vms")] == [next_id]
+    # The successor has the address, too, and is the one who is reached there.
+    address = cloud.ok("GET", f"{BASE}/zones/{ZONE}/instances")["items"][0]["networkInterfaces"]
+    assert f"at {address[0]['networkIP']} answers {lost_id}\n" in first
+    assert f"at {address[0]['networkIP']} answers {next_id}\n" in second
     living = cloud.ok("GET", "/_local/audit")["pids"]
     assert set(living) > set(cloud.ok("GET", "/_local/vms")[0]["pids"])
 
