@@ -321,11 +321,12 @@ class ImageBakeProvider(ResourceProvider):
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         """Another content is another image, of another family another resource; how the builder
-        runs is no difference."""
+        runs is no difference. What a bake that was killed has left is one: the update clears it."""
         replaces = [key for key in ("family", "project") if olds.get(key) != news.get(key)]
         changed = olds.get("hash") != news.get("hash")
         # One without an image was taken up after a kill (outlast mend), and is made by its update.
-        return DiffResult(changes=changed or not olds.get("image"), replaces=replaces)
+        anew = changed or bool(replaces) or not olds.get("image")
+        return DiffResult(changes=anew or self._has_left(olds["image"], news), replaces=replaces)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(f"{props['project']}/{props['family']}", self._baked(props))
@@ -337,6 +338,16 @@ class ImageBakeProvider(ResourceProvider):
         from outlast.operate import bake
 
         bake.remove(props["family"], props["project"], props["labels"], _say)
+
+    def _has_left(self, image: str, props: dict[str, Any]) -> bool:
+        from outlast.operate import bake
+        from outlast.operate.compute import ComputeError
+
+        try:
+            return bake.has_left(image, props["family"], props["project"], props["labels"])
+        except ComputeError as error:
+            _say(f"image family {props['family']}: not looked up ({error})")
+            return False
 
     def _baked(self, props: dict[str, Any]) -> dict[str, Any]:
         from outlast.operate import bake, recipe

@@ -111,6 +111,20 @@ def remove(family: str, project: str, labels: Mapping[str, str], say: Say) -> No
         _delete(compute, f"global/images/{image['name']}", IMAGE_LIMIT_SEC)
 
 
+def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -> bool:
+    """Whether a bake of the stack that was killed has left something: a builder, or another image
+    of its own as the family's newest than `image`, a self link. Raises ComputeError."""
+    compute = Compute(project)
+    if _builders(compute, labels):
+        return True
+    try:
+        newest = compute.call("GET", f"global/images/family/{family}")
+    except Missing:
+        return False
+    ours = _of_stack(labels).items() <= (newest.get("labels") or {}).items()
+    return ours and newest["name"] != image.rpartition("/")[2]
+
+
 class _Bake:
     """One bake."""
 
@@ -477,16 +491,19 @@ def base_refusal(base: str, found: images.Image | images.Gone | images.Unknown) 
 
 def _builders(compute: Compute, labels: Mapping[str, str]) -> list[Json]:
     """The builders that this stack has made, wherever they are and for whatever family."""
-    wanted = {"component": COMPONENT} | {
-        key: labels[key] for key in ("project", "stack") if key in labels
-    }
     scopes = compute.call("GET", "aggregated/instances").get("items") or {}
     return [
         vm
         for scope in scopes.values()
         for vm in scope.get("instances") or []
-        if wanted.items() <= (vm.get("labels") or {}).items()
+        if _of_stack(labels).items() <= (vm.get("labels") or {}).items()
     ]
+
+
+def _of_stack(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """What everything bears that a stack's bakes make; `labels` are the stack's."""
+    stack = {key: labels[key] for key in ("project", "stack") if key in labels}
+    return {"component": COMPONENT, **stack}
 
 
 def _images(compute: Compute, family: str) -> list[Json]:

@@ -559,6 +559,12 @@ def _bakes(steps: Sequence[Step]) -> Iterator[str]:
     for step in steps:
         if step.type != BAKE or step.op not in ("create", "replace", "update"):
             continue
+        if step.old.get("image") and step.old.get("hash") == step.new["hash"]:
+            yield (
+                f"image {image_name(step.new['recipe']['family'], step.new['hash'])} is there, and"
+                " nothing is baked: what a bake that was killed has left is deleted"
+            )
+            continue
         recipe, minutes = step.new["recipe"], int(step.new["recipe"]["limit_minutes"])
         disk = {"diskType": DISK_TYPE, "diskSizeGb": int(recipe["disk_gb"])}
         interface = {"accessConfigs": [{}] if step.new.get("external_ip") else []}

@@ -99,6 +99,37 @@ def made(platform: Platform, said: list[str] | None = None, **order: Any) -> str
     return bake.bake(baked(), bake.Order(ROOT, **given), (said if said is not None else []).append)
 
 
+def family_image(name: str, stack: str) -> dict[str, dict[str, Any]]:
+    labels = {"component": "image-family", "project": "outlast", "stack": stack}
+    return {"global/images/family/own": {"name": name, "labels": labels}}
+
+
+def builder_of(stack: str) -> dict[str, dict[str, Any]]:
+    labels = {"component": "image-family", "project": "outlast", "stack": stack}
+    path = "zones/europe-west4-a/instances/bake-own-1"
+    return {path: {"name": "bake-own-1", "labels": labels}}
+
+
+@pytest.mark.parametrize(
+    ("there", "left"),
+    [
+        ({}, False),
+        (family_image("own-1", "dev"), False),
+        (family_image("own-2", "dev"), True),
+        (family_image("own-2", "other"), False),
+        ({**family_image("own-1", "dev"), **builder_of("dev")}, True),
+        ({**family_image("own-1", "dev"), **builder_of("other")}, False),
+    ],
+)
+def test_what_a_killed_bake_has_left_is_seen(
+    platform: Platform, there: dict[str, dict[str, Any]], left: bool
+):
+    platform.there = there
+    labels = {"project": "outlast", "stack": "dev", "owner": "me"}
+    assert bake.has_left("https://x/images/own-1", "own", "p", labels) is left
+    assert platform.orders == []
+
+
 @pytest.mark.parametrize(
     ("order", "expected"),
     [

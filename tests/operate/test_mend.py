@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from components.providers import ImageBakeProvider
-from outlast.operate import engine, mend
+from outlast.operate import bake, engine, mend
+from outlast.operate.compute import CannotAsk
 from outlast.operate.errors import EngineError, OperateError
 from rehearsal.provider.server import KINDS
 from tests.components import inventory
@@ -193,8 +194,24 @@ def test_another_error_is_the_engines(asked):
         mend.mend("dev")
 
 
-def test_a_bake_that_was_taken_up_is_made_by_the_next_up():
-    taken_up, made = {"hash": "h", "family": "f"}, {"hash": "h", "family": "f", "image": "i"}
+@pytest.mark.parametrize("left", [True, False])
+def test_a_bake_that_was_killed_is_a_difference_until_what_it_left_is_gone(left, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bake, "has_left", lambda *given: asked.append(given) or left)
+    recipe = {"hash": "h", "family": "f", "project": "p", "labels": {"stack": "dev"}}
     diff = ImageBakeProvider().diff
-    assert diff("id", taken_up, {"hash": "h", "family": "f"}).changes
-    assert not diff("id", made, {"hash": "h", "family": "f"}).changes
+    assert diff("id", recipe, recipe).changes  # taken up, and still to be made
+    assert asked == []
+    assert diff("id", {**recipe, "image": "x/i"}, recipe).changes is left
+    assert asked == [("x/i", "f", "p", {"stack": "dev"})]
+
+
+def test_where_nobody_can_be_asked_what_a_bake_has_left_nothing_is_assumed(monkeypatch, capfd):
+    def silent(*_):
+        raise CannotAsk(0, "aggregated/instances: no answer")
+
+    monkeypatch.setattr(bake, "has_left", silent)
+    recipe = {"hash": "h", "family": "f", "project": "p", "labels": {}}
+    assert not ImageBakeProvider().diff("id", {**recipe, "image": "x/i"}, recipe).changes
+    said = capfd.readouterr().err
+    assert said == "image family f: not looked up (aggregated/instances: no answer)\n"

@@ -391,12 +391,20 @@ RECIPE = {
             " pd-balanced, external address) costs at least $0.0237, by its limit of 120 minutes",
         ),
         ("same", "e2-standard-4", ""),
+        (
+            "clear",
+            "e2-standard-4",
+            "image outlast-0123456789 is there, and nothing is baked: what a bake that was killed"
+            " has left is deleted",
+        ),
     ],
 )
 def test_what_baking_an_image_costs(op, machine, said, capsys):
     recipe = {**RECIPE, "machine_type": machine}
-    new = {"recipe": recipe, "hash": "0123456789abcdef", "external_ip": True}
-    found = reviewed(unchanged(bake=Step(op, BAKE, "image", new, new)), _aaaaaaaaaa=OPEN)
+    old = new = {"recipe": recipe, "hash": "0123456789abcdef", "external_ip": True}
+    if op == "clear":
+        op, old = "update", {**new, "image": "x/outlast-0123456789"}
+    found = reviewed(unchanged(bake=Step(op, BAKE, "image", old, new)), _aaaaaaaaaa=OPEN)
     assert list(found.bakes) == ([said] if said else [])
     assert found.as_json()["cost"]["bakes"] == list(found.bakes)
     draw.show_review(found)
