@@ -5,7 +5,7 @@ Request bodies are held to Google's own discovery documents and to the rules tha
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from rehearsal import discovery, listing, rules
 from rehearsal.answers import HOST, Answers, Json, in_version
+from rehearsal.background import Background
 from rehearsal.calls import Call, Handler, Repeats, Row, listed, unknown
 from rehearsal.capacity import gpus_of
 from rehearsal.catalogue import ALL_ZONES, MACHINE_TYPES, ZONES, Catalogue, has_zone, machine_type
@@ -105,8 +106,7 @@ class Compute:
         self._executing = asyncio.Lock()
         self._change = asyncio.Event()
         self._repeats = Repeats()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._probes: set[asyncio.Task[None]] = set()
+        self._background = Background(cloud.fail)
         self._running = False
 
     def _hypervisor(self) -> Hypervisor | NoGuests:
@@ -116,6 +116,7 @@ class Compute:
         return Hypervisor(
             options.state,
             self._on_report,
+            self._cloud.fail,
             grace_sec=options.grace_sec,
             environment={
                 "STORAGE_EMULATOR_HOST": base_url,
@@ -133,20 +134,16 @@ class Compute:
         tables = {name: dict(self._table(name)) for name in TABLES}
         self.fleet.take_up(deepcopy(tables))
         self._running = True
-        self._tasks = [
-            asyncio.create_task(self._execute_commands()),
-            asyncio.create_task(self._tick()),
-        ]
+        self._background.begin(self._execute_commands())
+        self._background.begin(self._tick())
         self.changed()
 
     async def stop(self) -> None:
         """Kills every VM's tree and waits for it; the state stays."""
         self._running = False
         async with self._executing:  # what has begun to boot must be known before it is killed
-            for task in (*self._tasks, *self._probes):
-                task.cancel()
-        await asyncio.gather(*self._tasks, *self._probes, return_exceptions=True)
-        self._tasks = []
+            self._background.cancel()
+        await self._background.rest()
         await self.hypervisor.close()
 
     async def reset(self) -> None:
@@ -321,7 +318,7 @@ class Compute:
                     guest.tree.set("instance/maintenance-event", event)
             case Probe(instance_id, key):
                 if check := self.fleet.health_checks.get(key):
-                    self._in_background(self._probe(instance_id, check))
+                    self._background.begin(self._probe(instance_id, check))
 
     async def _probe(self, instance_id: str, check: HealthCheck) -> None:
         instance = self.fleet.instances.get(instance_id)
@@ -340,11 +337,6 @@ class Compute:
 
     def _address_of(self, instance: Instance) -> str:
         return vm_address(urlsplit(self._cloud.base_url).port or 0, instance.address)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._probes.add(task)
-        task.add_done_callback(self._probes.discard)
 
     def _on_report(self, instance_id: str, event: str, why: str) -> None:
         if not self._running:

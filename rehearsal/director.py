@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rehearsal.background import Background
 from rehearsal.faults import Actions, Call, FaultRule, Rule, Strike
 from rehearsal.iam import Caller
 from rehearsal.metadata import Trouble
@@ -132,7 +133,7 @@ class Director:
         self._own: re.Pattern[str] = re.compile("")
         """What of a request's target tells that it is the scenario's."""
         self._bound: dict[tuple[str, ...], float] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(cloud.fail)
 
     @property
     def playing(self) -> bool:
@@ -170,8 +171,7 @@ class Director:
 
     def remove(self) -> None:
         """Ends what is in force; what has happened stays."""
-        for task in self._tasks:
-            task.cancel()
+        self._background.cancel()
         for rule in self._rules:
             self._cloud.faults.remove(rule)
         if self._scenario and self._zero is not None:
@@ -279,10 +279,10 @@ class Director:
         world = self._scenario.world
         if event == "running":
             if world.network and _at_boot(world.network.boots, life):
-                self._in_background(self._cut_off(life, world.network.late_sec))
+                self._background.begin(self._cut_off(life, world.network.late_sec))
             if world.lifetimes:
                 self._draw_death(self._scenario, world.lifetimes, life)
-            self._in_background(self._reach(life, "boot"))
+            self._background.begin(self._reach(life, "boot"))
         elif event == "stopping" and world.shutdown:
             lost = world.shutdown
             if lost.network_lost_sec is not None:
@@ -392,7 +392,7 @@ class Director:
             work = self._play(pending, life)
             if pending.event.when.after_sec:
                 wait_sec = self._cloud.clock.wall_sec(pending.event.when.after_sec)
-                self._in_background(_after(wait_sec, work))
+                self._background.begin(_after(wait_sec, work))
             else:
                 await work
 
@@ -482,7 +482,7 @@ class Director:
                 await compute.hypervisor.freeze(life.id)
                 if options.for_sec is not None:
                     thaw = compute.hypervisor.thaw(life.id)
-                    self._in_background(_after(options.for_sec, thaw))
+                    self._background.begin(_after(options.for_sec, thaw))
             case "thaw":
                 await compute.hypervisor.thaw(life.id)
             case "stop":
@@ -507,7 +507,7 @@ class Director:
             case "network-down":
                 await self._cut_off(life, None)
                 if options.for_sec is not None:
-                    self._in_background(_after(options.for_sec, self._connect(life)))
+                    self._background.begin(_after(options.for_sec, self._connect(life)))
         compute.changed()
 
     def _add_rule(self, rule: FaultRule) -> None:
@@ -525,7 +525,7 @@ class Director:
                 else:
                     await self._cut_off(life, None)
 
-        self._in_background(_after(wait_sec, lose()))
+        self._background.begin(_after(wait_sec, lose()))
 
     def _offer_image(self, family: str) -> None:
         """A family of the project gets a newer image, of the same content."""
@@ -555,9 +555,9 @@ class Director:
             await hypervisor.freeze(instance.id)
         await hypervisor.withdraw_address(instance.id)
         if frozen_sec:
-            self._in_background(_after(frozen_sec, hypervisor.thaw(instance.id)))
+            self._background.begin(_after(frozen_sec, hypervisor.thaw(instance.id)))
         if lives_sec is not None:
-            self._in_background(_after(lives_sec, hypervisor.kill(instance.id)))
+            self._background.begin(_after(lives_sec, hypervisor.kill(instance.id)))
         self._compute.fleet.lose(instance)
 
     async def _signal(self, life: Life, process: str, number: int) -> None:
@@ -586,7 +586,11 @@ class Director:
         group = groups[-1]
 
         async def create() -> None:
-            instance = fleet.late_create(group)
+            try:
+                instance = fleet.late_create(group)
+            except ModelError as error:  # what it was to be made from has gone, or there is no room
+                self._note(None, "late-create", None, {"missed": str(error)})
+                return
             self._compute.changed()
             if lives_sec is not None:
                 await asyncio.sleep(self._cloud.clock.wall_sec(lives_sec))
@@ -594,7 +598,7 @@ class Director:
                     fleet.delete_instance(instance)
                     self._compute.changed()
 
-        self._in_background(_after(self._cloud.clock.wall_sec(after_sec), create()))
+        self._background.begin(_after(self._cloud.clock.wall_sec(after_sec), create()))
 
     def _owns(self, path: str) -> bool:
         """Whether a path of Compute is the target's."""
@@ -621,11 +625,11 @@ class Director:
                 applies=self._owns,
             )
         if world.daily_cut:
-            self._in_background(self._cut_daily(scenario))
+            self._background.begin(self._cut_daily(scenario))
         for pending in self._events:
             at_sec = pending.event.when.at_sec
             if at_sec is not None:
-                self._in_background(self._play_at(pending, at_sec))
+                self._background.begin(self._play_at(pending, at_sec))
 
     def _limit_zone(self, zone: str, window: Capacity, since: float) -> None:
         ends = math.inf if window.to_sec is None else since + window.to_sec
@@ -680,14 +684,7 @@ class Director:
                 life.ended = True
                 await self._compute.hypervisor.kill(life.id)
 
-        self._in_background(_after(self._cloud.clock.wall_sec(age_sec), die()))
-
-    # -- machinery -------------------------------------------------------------------------------
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.begin(_after(self._cloud.clock.wall_sec(age_sec), die()))
 
 
 VM_ACTIONS = frozenset(

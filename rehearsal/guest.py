@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Container, Coroutine, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rehearsal import images
+from rehearsal.background import Background
 from rehearsal.guest_init import (
     KERNEL,
     SIGNAL_ROUND_SEC,
@@ -117,12 +118,14 @@ class Hypervisor:
         self,
         folder: Path,
         report: Report,
+        failed: Callable[[BaseException], None],
         *,
         grace_sec: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Disks are under `folder`/vms, serial output is kept in `folder`/serial. `report` is told
-        (instance id, what happened, why it failed); `environment` is added to every guest's."""
+        (instance id, what happened, why it failed), `failed` what the hypervisor itself fails of;
+        `environment` is added to every guest's."""
         self._vms = folder / "vms"
         self._serials = folder / "serial"
         self._report = report
@@ -130,7 +133,7 @@ class Hypervisor:
         self._environment = dict(environment or {})
         self._guests: dict[str, Guest] = {}
         self._boots: dict[str, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(failed)
         self._holders: dict[str, Machine] = {}
         self._vms.mkdir(parents=True, exist_ok=True)
         self._serials.mkdir(parents=True, exist_ok=True)
@@ -169,7 +172,7 @@ class Hypervisor:
             return
         guest.tree.set("instance/preempted", "TRUE")
         wait_sec = guest.machine.notice_sec if notice_sec is None else notice_sec
-        guest.preemption = self._in_background(
+        guest.preemption = self._background.begin(
             self._stop_after_notice(instance_id, wait_sec, grace_sec)
         )
 
@@ -195,7 +198,7 @@ class Hypervisor:
         guest.discarded = True
         if guest.process is None:
             del self._guests[instance_id]
-            self._in_background(asyncio.to_thread(_delete_folder, self._vms / instance_id))
+            self._background.begin(asyncio.to_thread(_delete_folder, self._vms / instance_id))
 
     async def bake(self, instance_id: str, folder: Path) -> None:
         """Makes `folder` an image of a VM's disk; a VM that runs stands still meanwhile.
@@ -271,7 +274,7 @@ class Hypervisor:
         await asyncio.gather(*(self.kill(instance_id) for instance_id in list(self._guests)))
         for instance_id in list(self._guests):
             await self.discard(instance_id)
-        await asyncio.gather(*self._tasks)
+        await self._background.rest()
 
     # What is known
 
@@ -391,7 +394,7 @@ class Hypervisor:
                 env=self._guest_environment(guest),
                 start_new_session=True,
             )
-        self._in_background(self._watch(guest, guest.process))
+        self._background.begin(self._watch(guest, guest.process))
 
     def _guest_environment(self, guest: Guest) -> dict[str, str]:
         assert guest.server
@@ -456,13 +459,6 @@ class Hypervisor:
         if guest and guest.process and guest.process.stdin:
             with suppress(OSError, RuntimeError):  # it is ending by itself
                 guest.process.stdin.write(f"{word}\n".encode())
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs on its own; the loop itself would forget a task that nobody holds."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _sweep_disks(self) -> None:
         """Ends and deletes what a local cloud that was killed has left."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -177,6 +178,7 @@ class Cloud:
         self.control = Control(self)
         self.machines = machines(self)
         self.stopping = asyncio.Event()
+        self.failure: BaseException | None = None
 
     def app(self) -> ASGIApp:
         """Every service's routes below the fault layer; anything else is 501."""
@@ -227,6 +229,12 @@ class Cloud:
     def stop(self) -> None:
         """Makes `serve` end as a signal does."""
         self.stopping.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Makes `serve` end with what a part of the cloud has failed of, and its trace."""
+        traceback.print_exception(error)
+        self.failure = self.failure or error
+        self.stop()
 
     async def reset(self) -> None:
         """Kills every VM and forgets everything but the events."""
@@ -509,6 +517,9 @@ async def _wait_for_end(
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for task in waits - {serving}:
         task.cancel()
+    if cloud.failure:
+        kind = type(cloud.failure).__name__
+        raise RehearsalError(f"the local cloud has a defect and cannot go on ({kind})")
     if gone and gone.done() and not cloud.stopping.is_set():
         raise RehearsalError(f"the engine's provider adapter ended with exit code {gone.result()}")
 

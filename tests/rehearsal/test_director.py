@@ -62,6 +62,7 @@ class Stage:
     def __init__(self, document: dict[str, Any], target: str = "") -> None:
         self.did: list[tuple[Any, ...]] = []
         self.served: list[str] = []
+        self.failures: list[BaseException] = []
         self.objects: dict[str, bytes] = {}
         self.clock = Clock()
         self.limits: list[tuple[Any, ...]] = []
@@ -90,6 +91,7 @@ class Stage:
             machines=machines,
             events=SimpleNamespace(write=lambda *_, **__: None),
             storage=SimpleNamespace(content=lambda bucket, name: self.objects.get(name)),
+            fail=self.failures.append,
         )
         cloud.faults = self.faults = Faults(cloud)
         self.director = cloud.director = Director(cloud)
@@ -200,6 +202,7 @@ def play(scene: Callable[[Stage], Awaitable[None]], *, target: str = "", **docum
         stage.director.remove()
 
     asyncio.run(run())
+    assert stage.failures == []
     return stage
 
 

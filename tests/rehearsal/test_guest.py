@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -92,6 +93,7 @@ class Host:
         self.hypervisor = Hypervisor(
             folder,
             lambda instance_id, event, why: self.events.append((instance_id, event)),
+            traceback.print_exception,
             grace_sec=grace_sec,
             environment={"EXTRA": "from the cloud"},
         )
@@ -302,7 +304,7 @@ sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from rehearsal.guest import Hypervisor, Machine
 async def main():
-    hypervisor = Hypervisor(Path(sys.argv[1]), lambda *_: None, grace_sec=1)
+    hypervisor = Hypervisor(Path(sys.argv[1]), lambda *_: None, print, grace_sec=1)
     script = '''
       trap '' TERM INT HUP
       echo '{DAEMON}' >$TMPDIR/daemon.py; python3 $TMPDIR/daemon.py $TMPDIR/daemon
@@ -327,7 +329,7 @@ asyncio.run(main())
     asyncio.run(until(lambda: not (tmp_path / f"vms/{ID}/root").exists()))
     assert not [path for path in SHARED_MEMORY.iterdir() if ID in path.name]
     # The next cloud clears away what is left.
-    Hypervisor(tmp_path, lambda *_: None, grace_sec=1)
+    Hypervisor(tmp_path, lambda *_: None, print, grace_sec=1)
     assert not list((tmp_path / "vms").iterdir())
 
 
@@ -345,7 +347,7 @@ def test_the_next_cloud_ends_vms_that_did_not_end(tmp_path: Path) -> None:
 
     async def second(pids: list[int]) -> None:
         assert all(runs(pid) for pid in pids)
-        Hypervisor(tmp_path, lambda *_: None, grace_sec=1)
+        Hypervisor(tmp_path, lambda *_: None, print, grace_sec=1)
         await until(lambda: not [pid for pid in pids if runs(pid)])
         assert not list((tmp_path / "vms").iterdir())
 
