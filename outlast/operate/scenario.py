@@ -127,6 +127,8 @@ def of(document: Mapping[str, Any]) -> Scenario:
                 f"scenario {name}: expect.guarantees[{place}] {guarantee!r}: is no guarantee; "
                 + hint
             )
+    stack = document.get("stack") or {}
+    _check_settings(name, stack)
     end = expect.get("end") or {}
     reason = end.get("reason")
     if reason is not None and reason not in list(Reason):
@@ -136,9 +138,22 @@ def of(document: Mapping[str, Any]) -> Scenario:
     return Scenario(
         name=name,
         about=" ".join(str(document.get("about") or "").split()),
-        stack=document.get("stack") or {},
+        stack=stack,
         end=Ending(str(end.get("state", "done")), reason),
         within_sec=float(expect.get("within_sec") or WITHIN_SEC),
         guarantees=asked,
         document=document,
     )
+
+
+def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
+    """UsageError: the scenario sets what Pulumi.yaml does not declare."""
+    import yaml
+
+    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    known = [f"outlast:{key}" for key in declared]
+    for key in stack:
+        if key.startswith("outlast:") and key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/configuration.md has them all."
+            raise UsageError(f"scenario {name}: stack.{key}: is no setting of Outlast; {hint}")

@@ -84,6 +84,15 @@ def test_an_unknown_reason_of_the_end_is_named():
     )
 
 
+def test_a_setting_that_there_is_not_is_named_before_anything_starts():
+    with pytest.raises(UsageError) as raised:
+        scenario.of(document(stack={"outlast:trainer": "dummy", "outlast:checkpointEvry": "1s"}))
+    assert str(raised.value) == (
+        "scenario mine: stack.outlast:checkpointEvry: is no setting of Outlast; "
+        "did you mean outlast:checkpointEvery?"
+    )
+
+
 def test_what_happens_to_the_examples_zone_happens_to_the_own_stacks():
     world = {"zones": {"europe-west4-a": {"capacity": [{"vms": 0}]}}}
     event = {"when": {"boot": 1}, "do": {"capacity": {"zone": "europe-west4-a"}}}
