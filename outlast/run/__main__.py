@@ -68,6 +68,7 @@ from outlast.run.head import (
     HeadError,
     HeadFile,
     HeadForbidden,
+    Reading,
     read_head,
     silent_seconds,
 )
@@ -97,7 +98,7 @@ from outlast.run.process import (
     trainer_argv,
     trainer_environment,
 )
-from outlast.run.store import Foreign, StoreError, open_store, put_new
+from outlast.run.store import Foreign, Store, StoreError, open_store, put_new
 from outlast.run.webhook import Webhook
 
 FAILED = 1
@@ -352,7 +353,11 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
 
 
 def _watch_successor(boot: Boot) -> int | None:
-    """Fenced: None once the higher term went silent, so that the table is gone through again."""
+    """Fenced: None once nobody works at the higher term, so that the table is gone through again.
+
+    Its holder may be a VM that the group began to create and never counted: that one goes, and
+    this one is whom the group keeps.
+    """
     site, waits, head_file = boot.site, boot.spec.waits, boot.head_file
     if not boot.records:
         return exits.FENCED
@@ -368,18 +373,25 @@ def _watch_successor(boot: Boot) -> int | None:
             reading = head_file.read()
             if reading.head.state.ended:
                 return None  # the table at boot says what to do about it
-            silent_sec = silent_seconds(
-                head_file.store, head_file.layout, reading.head.term, reading.object.updated
-            )
+            over = _is_over(head_file.store, head_file.layout, reading, waits.silent)
         except HeadError:
             return None
         except StoreError as error:
             site.say(f"watching: {error}")
-            silent_sec = 0.0
-        if silent_sec >= waits.silent:
-            site.say(f"the higher term has given no sign for {silent_sec:.0f} s")
+            over = ""
+        if over:
+            site.say(f"the higher term {over}")
             return None
         site.clock.sleep(look_sec)
+
+
+def _is_over(store: Store, layout: Layout, reading: Reading, limit_sec: float) -> str:
+    """Why nobody works at HEAD's term any more; empty while somebody may. Raises StoreError."""
+    term = reading.head.term
+    if end := read_record(store, layout.attempt_end(term), AttemptEnd):
+        return f"has ended ({end.reason})"
+    silent_sec = silent_seconds(store, layout, term, reading.object.updated)
+    return f"has given no sign for {silent_sec:.0f} s" if silent_sec >= limit_sec else ""
 
 
 def _record_boot_end(boot: Boot, reason: Reason, code: int, message: str) -> None:
@@ -695,13 +707,11 @@ def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
         return
     store, layout = open_store(str(run_dir)), Layout("", "")
     try:
-        head, found = read_head(store, layout)
-        over = read_record(store, layout.attempt_end(head.term), AttemptEnd) is not None
-        if not over:  # it was killed, unless it gives signs of life
-            silent_sec = silent_seconds(store, layout, head.term, found.updated)
-            over = silent_sec >= Waits().silent
+        reading = read_head(store, layout)
+        over = _is_over(store, layout, reading, Waits().silent)
     except (HeadError, StoreError, ValueError):
         return  # the table at boot says what is wrong
+    head = reading.head
     if head.owner == owner or head.state.ended or head.chain or not over:
         return
     aside = run_dir.with_name(f"{run_dir.name}.{head.owner.rpartition('/')[2]}-{head.nonce[:6]}")

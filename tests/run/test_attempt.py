@@ -13,7 +13,7 @@ import pytest
 
 from outlast import exits, places
 from outlast.exits import BOOT_REASONS, MAX_BARREN, Reason, State
-from outlast.layout import AttemptStart, Beat
+from outlast.layout import AttemptEnd, AttemptStart, Beat
 from outlast.protocol import Accepted, Busy, Checkpoint, Error, Failed, Stop
 from outlast.run import commit as commit_module
 from outlast.run import worker as worker_module
@@ -859,6 +859,21 @@ def test_a_member_takes_over_from_a_silent_successor(world: World) -> None:
     vm = world.boot(fenced_script(world, members=None), finish)
     assert vm.run() == 0
     assert any("no sign" in line for line in vm.said)
+    assert (world.head.state, world.head.term) == (State.DONE, 3)
+    assert world.steps() == list(range(1, 11))
+
+
+def test_a_member_takes_over_from_a_successor_whose_attempt_has_ended(world: World) -> None:
+    """One that was no member, and was deleted: however long a silence it would have been."""
+    vm = world.boot(
+        fenced_script(world, members=None), finish, spec=spec_with(silent=1000.0)
+    ).start()
+    wait_until(lambda: any("watching the higher term" in line for line in vm.said))
+    assert not vm.code.done()
+    end = AttemptEnd(2, Reason.PREEMPTED, State.OPEN, 75, 1, None, "", (), 0.0, world.store.now())
+    write_record(world.store, LAYOUT.attempt_end(2), end)
+    assert vm.ended() == 0
+    assert "the higher term has ended (preempted)" in vm.said
     assert (world.head.state, world.head.term) == (State.DONE, 3)
     assert world.steps() == list(range(1, 11))
 
