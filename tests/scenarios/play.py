@@ -8,7 +8,6 @@ Exit code 0 only if every scenario held, and every twin was found out by its own
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +59,7 @@ def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
         stdout, stderr = process.communicate(timeout=limit_sec)
     except subprocess.TimeoutExpired:
         hung = True
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # not Ctrl-C, which whatever runs in the background ignores
         stdout, stderr = process.communicate(timeout=CLEAR_SEC)
     seconds = time.monotonic() - started
     said = stderr.strip().splitlines()
