@@ -850,7 +850,7 @@ class Attempt:
         if kind == "usage":
             return Reason.USAGE, said
         if code is None:
-            return (Reason.USER_FAILED, said) if said else (Reason.INTERRUPTED, "trainer has gone")
+            return (Reason.USER_FAILED, said) if said else (Reason.INTERRUPTED, self._goes_on())
         reason = exits.reason_of_exit(code)
         if code < 0:
             message = f"the trainer was killed by signal {-code}"
@@ -936,6 +936,15 @@ class Attempt:
     def _exit_code(self) -> int | None:
         code = self._exited.code if self._exited is not None else None
         return code if code is None or code >= 0 else 128 - code
+
+    def _goes_on(self) -> str:
+        """What whoever starts the command again begins with: the last line that they see."""
+        newest = self.committed
+        if newest is None and self._restored is not None:
+            newest = self._restored.step
+        if newest is None:
+            return "the same command begins anew"
+        return f"the same command goes on from step {newest}"
 
     def _send(self, message: Message) -> None:
         if self._channel is not None:
