@@ -257,10 +257,10 @@ class Hypervisor:
         if guest is None or guest.process is None:
             return
         inodes = listening_sockets(str(guest.tree.value("instance/network-interfaces/0/ip")))
-        below = _below(guest.process.pid, guest.token)
-        listeners = [pid for pid in below if any(has_open([pid], inode) for inode in inodes)]
+        find = partial(_below, guest.process.pid, guest.token)
+        listeners = {pid for pid in find() if any(has_open([pid], inode) for inode in inodes)}
         signal_all(listeners, signal.SIGKILL)
-        while set(listeners) & _below(guest.process.pid, guest.token):
+        while listeners & find():
             await asyncio.sleep(SIGNAL_ROUND_SEC)
 
     def set_attributes(self, instance_id: str, attributes: Mapping[str, str]) -> None:
