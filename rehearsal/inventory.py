@@ -7,7 +7,6 @@ the work of a call or an event does not grow with what exists besides.
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from rehearsal.capacity import Capacity
@@ -53,6 +52,9 @@ class Inventory:
         self.commands: list[Command] = []
         self._next_id = next_id
         self._names: dict[tuple[str, str], str] = {}
+        self._highest_address = 0
+        self._free_addresses: list[int] = []
+        """A heap of those below the highest."""
         self._lost: dict[tuple[str, str], int] = {}
         """By zone and name: the address that the next VM of that name gets."""
         self._timers: list[Timer] = []
@@ -102,9 +104,10 @@ class Inventory:
         """That of the lost VM of this name, else the lowest that is free."""
         if (zone, name) in self._lost:
             return self._lost.pop((zone, name))
-        taken = {instance.address for instance in self.instances.values()}
-        taken.update(self._lost.values())
-        return next(number for number in count(1) if number not in taken)
+        if self._free_addresses:
+            return heapq.heappop(self._free_addresses)
+        self._highest_address += 1
+        return self._highest_address
 
     def stop(self, instance: Instance) -> None:
         """Asks a VM to stop, once."""
@@ -117,6 +120,8 @@ class Inventory:
     def remove(self, instance: Instance) -> None:
         """Lets a VM that has no process go, with its disk."""
         del self.instances[instance.id]
+        if (instance.zone, instance.name) not in self._lost:
+            heapq.heappush(self._free_addresses, instance.address)
         if self._names.get((instance.zone, instance.name)) == instance.id:
             del self._names[instance.zone, instance.name]
         self.capacity.release(instance)
@@ -216,6 +221,7 @@ class Inventory:
         self.health_checks = {k: HealthCheck(**v) for k, v in kept["health_checks"].items()}
         self.instances = {k: Instance(**v) for k, v in kept["instances"].items()}
         self._names = {(i.zone, i.name): i.id for i in self.instances.values()}
+        self._highest_address = max((i.address for i in self.instances.values()), default=0)
         for value in kept["groups"].values():
             group = Group(**value)
             self.groups[group.key] = group
@@ -240,6 +246,8 @@ class Inventory:
             things.clear()
         self.commands.clear()
         self._names.clear()
+        self._highest_address = 0
+        self._free_addresses.clear()
         self._lost.clear()
         self._timers.clear()
         self._awake.clear()

@@ -33,10 +33,11 @@ def far_socket(far: Address, near: Address) -> int | None:
 def listening_sockets(host: str) -> set[int]:
     """The inodes of the sockets that listen at an address, on any port."""
     found = set()
+    wanted = _text((host, 0)).removesuffix("0000")
     with open(TABLE) as table:
         for line in table:
             fields = line.split(None, 10)
-            if fields[3] == LISTENING and fields[1].startswith(_text((host, 0))[:-4]):
+            if fields[3] == LISTENING and fields[1].startswith(wanted):
                 found.add(int(fields[9]))
     return found
 

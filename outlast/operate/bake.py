@@ -103,7 +103,7 @@ def remove(family: str, project: str, labels: Mapping[str, str], say: Say) -> No
         _clear_left(compute, vm, say)
     named = _named_images(compute)
     for image in _images(compute, family):
-        if any(image.get("labels", {}).get(key) != labels.get(key) for key in ("project", "stack")):
+        if not _is_of(labels, image):
             continue
         if named & {image["name"], f"family/{family}"}:
             say(f"image {image['name']}: stays, a template names it")
@@ -121,8 +121,7 @@ def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -
         newest = compute.call("GET", f"global/images/family/{family}")
     except Missing:
         return False
-    ours = _of_stack(labels).items() <= (newest.get("labels") or {}).items()
-    return ours and newest["name"] != image.rpartition("/")[2]
+    return _is_of(labels, newest) and newest["name"] != image.rpartition("/")[2]
 
 
 class _Bake:
@@ -493,17 +492,16 @@ def _builders(compute: Compute, labels: Mapping[str, str]) -> list[Json]:
     """The builders that this stack has made, wherever they are and for whatever family."""
     scopes = compute.call("GET", "aggregated/instances").get("items") or {}
     return [
-        vm
-        for scope in scopes.values()
-        for vm in scope.get("instances") or []
-        if _of_stack(labels).items() <= (vm.get("labels") or {}).items()
+        vm for scope in scopes.values() for vm in scope.get("instances") or [] if _is_of(labels, vm)
     ]
 
 
-def _of_stack(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """What everything bears that a stack's bakes make; `labels` are the stack's."""
-    stack = {key: labels[key] for key in ("project", "stack") if key in labels}
-    return {"component": COMPONENT, **stack}
+def _is_of(labels: Mapping[str, str], made: Json) -> bool:
+    """Whether a bake of the stack with these labels has made it."""
+    found = made.get("labels") or {}
+    return found.get("component") == COMPONENT and all(
+        found.get(key) == labels.get(key) for key in ("project", "stack")
+    )
 
 
 def _images(compute: Compute, family: str) -> list[Json]:

@@ -5,7 +5,7 @@ The local cloud reads and checks a file (`python -m rehearsal check`); here it i
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -76,8 +76,7 @@ def find(name: str) -> Path:
         return path.resolve()
     named = FOLDER / f"{name}.yaml"
     if not named.is_file():
-        near = get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else "outlast rehearse --list shows them all."
+        hint = _nearest(name, names(), "outlast rehearse --list shows them all.")
         raise UsageError(f"scenario {name!r}: there is none of this name; {hint}")
     return named
 
@@ -121,8 +120,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
     asked = tuple(expect.get("guarantees") or ())
     for place, guarantee in enumerate(asked):
         if guarantee not in GUARANTEES:
-            near = get_close_matches(str(guarantee), GUARANTEES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(GUARANTEES)}."
+            hint = _nearest(str(guarantee), GUARANTEES, f"known are {', '.join(GUARANTEES)}.")
             raise UsageError(
                 f"scenario {name}: expect.guarantees[{place}] {guarantee!r}: is no guarantee; "
                 + hint
@@ -132,8 +130,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
     end = expect.get("end") or {}
     reason = end.get("reason")
     if reason is not None and reason not in list(Reason):
-        near = get_close_matches(str(reason), list(Reason), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(Reason)}."
+        hint = _nearest(str(reason), Reason, f"known are {', '.join(Reason)}.")
         raise UsageError(f"scenario {name}: expect.end.reason {reason!r}: is no reason; {hint}")
     return Scenario(
         name=name,
@@ -154,6 +151,11 @@ def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
     known = [f"outlast:{key}" for key in declared]
     for key in stack:
         if key.startswith("outlast:") and key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "docs/configuration.md has them all."
+            hint = _nearest(key, known, "docs/configuration.md has them all.")
             raise UsageError(f"scenario {name}: stack.{key}: is no setting of Outlast; {hint}")
+
+
+def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The known word that was meant, as a question; `otherwise` where none is near."""
+    near = get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
