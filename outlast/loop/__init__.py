@@ -23,14 +23,14 @@ from outlast.loop.errors import (
     StateError,
     SupervisorLost,
 )
-from outlast.loop.training import Run, RunEnded, train
+from outlast.loop.training import RunEnded, Training, train
 
 __all__ = [
     "CheckpointFailed",
     "DataError",
     "DoesNotFit",
     "LoopError",
-    "Run",
+    "Training",
     "RunEnded",
     "StateError",
     "SupervisorLost",

@@ -9,10 +9,10 @@ from outlast import places
 from outlast.loop import ranks, snapshot, state
 from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction
-from outlast.loop.training import Run, RunEnded
+from outlast.loop.training import RunEnded, Training
 
 
-class Follower(Run):
+class Follower(Training):
     """One rank's part in a training that rank 0 leads. What rank 0 keeps is nothing here: ``log``,
     ``eval`` and ``tick`` do nothing, and what is written to ``result`` is thrown away."""
 

@@ -1,22 +1,19 @@
 """``outlast.train``: the steps of a training, resumed and stopped at their boundaries."""
 
 import contextlib
-import json
 import math
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from outlast import exits, layout, places
-from outlast.loop import data, ranks, schedule, snapshot, state, trackers
+from outlast.loop import data, ranks, rows, saving, schedule, snapshot, state, trackers
 from outlast.loop.errors import (
     DataError,
     DoesNotFit,
@@ -37,65 +34,11 @@ from outlast.loop.local import (
 )
 from outlast.loop.session import CONNECT_SEC, Session
 from outlast.loop.words import say
-from outlast.protocol import SOCKET_VARIABLE, Ended, Snapshot, Welcome, parse_every
-
-BUSY_RETRY_SEC = 1.0
-_ROW = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-FULL_RETRY_SEC = 60.0
-"""A snapshot that finds its disk full is tried for so long; the one before frees its room."""
-SPARE = "tmp-spare.bin"
+from outlast.protocol import SOCKET_VARIABLE, Ended, Welcome, parse_every
 
 
 class RunEnded(SystemExit):
     """The run has ended already; carries the exit code that belongs to its end."""
-
-
-class _Rows:
-    """The rows' file. Rows become text when it is flushed, once a second and before a snapshot:
-    many at once take far less time than one between two steps."""
-
-    _WAITING_MAX = 1000
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        self._waiting: list[dict[str, Any]] = []
-        self._left = b""
-        """Text that the system has not taken: its disk was full."""
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._waiting.append(row)
-        if len(self._waiting) >= self._WAITING_MAX:
-            self.flush()
-
-    def flush(self) -> int:
-        """Hand all rows to the system; gives the size of the file with them."""
-        if self._waiting:
-            lines = "".join([f"{_ROW.encode(row)}\n" for row in self._waiting])
-            self._waiting.clear()
-            self._left += lines.encode()
-        while self._left:
-            self._left = self._left[self._file.write(self._left) :]
-        return self._file.tell()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.flush()
-        finally:
-            self._file.close()
-
-
-@dataclass
-class _Offer:
-    """A written folder that the supervisor has not accepted yet."""
-
-    folder: Path
-    message: Snapshot
-    cost_sec: float
-    asked_at_sec: float | None = None
-    """When it was handed over, where the answer has not come yet."""
 
 
 def train(
@@ -112,7 +55,7 @@ def train(
     init: str | None = None,
     init_only: Collection[str] | None = None,
     model_output_path: str | None = None,
-) -> "Run":
+) -> "Training":
     """A training of ``total`` steps as a context manager.
 
     ``state`` names the objects that make up the training: numpy arrays and generators,
@@ -140,7 +83,7 @@ def train(
     """
     tell_alone()
     world = ranks.world()
-    kind = Run
+    kind = Training
     if world is not None and world.rank > 0:
         from outlast.loop.follower import Follower as kind
     return kind(
@@ -159,7 +102,7 @@ def train(
     )
 
 
-class Run:
+class Training:
     """One attempt at a training. Use it in ``with``; all methods belong to the thread of the loop.
 
     A body that raises ends the attempt as failed; one that returns has completed the training.
@@ -203,12 +146,6 @@ class Run:
         self._started = self._finished = False
         self._row: dict[str, Any] = {}
         self._history = History()
-        self._best_due = False
-        self._best_saved: dict[str, dict[str, Any]] | None = None
-        self._pending: _Offer | None = None
-        self._accepted_step = -1
-        self._retry_at_sec = 0.0
-        self._count = 0
         self._unproved = False
         self._supervisor: LocalSupervisor | None = None
         self._interrupts: Interrupts | None = None
@@ -266,7 +203,7 @@ class Run:
             raise LoopError("run.log step: every row has its step already; use another name")
         for name, value in values.items():
             plain = type(value) is float and math.isfinite(value)
-            self._row[name] = value if plain else _cell(name, value)
+            self._row[name] = value if plain else rows.cell(name, value)
 
     def eval(self, *, best: Direction | None = None, of: str | None = None, **values: Any) -> None:
         """An evaluation after this step's update; kept in the state and in metrics.json.
@@ -275,7 +212,7 @@ class Run:
         says which value is judged where there are several. After the loop there is no checkpoint
         to tag, and ``best`` does nothing.
         """
-        cells = {name: _scalar(name, value) for name, value in values.items()}
+        cells = {name: rows.scalar(name, value) for name, value in values.items()}
         judged = of if of is not None else next(iter(cells), None) if len(cells) == 1 else None
         if best is not None:
             if best not in ("max", "min"):
@@ -287,11 +224,7 @@ class Run:
         if self._making is not None:
             self._row.update(cells)
             if best is not None and judged is not None:
-                before = {name: dict(entry) for name, entry in self._history.best.items()}
-                if self._history.judge(judged, step, cells[judged], best):
-                    self._best_due = True
-                    if self._best_saved is None:
-                        self._best_saved = before
+                self._saver.judge_best(judged, step, cells[judged], best)
         self.tick("eval")
 
     def tick(self, phase: str = "train") -> None:
@@ -369,14 +302,18 @@ class Run:
         self._tell_data()
         os.environ.update(answer.environment())
         self._work = Path(answer.work)
-        self._result_folder = self._work / "tmp-result"
-        self._places = [self._work, *map(Path, answer.places)]
-        for place in self._places:
-            (place / SPARE).unlink(missing_ok=True)  # of a trainer before, and perhaps still read
-        self._place, self._place_size = self._work, -1
-        self._spare = snapshot.Spare(self._place / SPARE)
-        self._cleanup.callback(lambda: self._spare.drop())
-        self._rows = self._cleanup.enter_context(_Rows(Path(answer.rows)))
+        self._result_folder = self._work / saving.RESULT
+        self._rows = self._cleanup.enter_context(rows.Rows(Path(answer.rows)))
+        self._saver = saving.Saver(
+            self._session,
+            self._state,
+            self._history,
+            self._rows,
+            [self._work, *map(Path, answer.places)],
+            rank_state=self._rank_state,
+            leader=self._leader,
+        )
+        self._cleanup.callback(self._saver.close)
         if answer.restore is not None and not answer.init:
             here = self._rank_state is not None
             ranks.check_parts(Path(answer.restore), self.world_size, here)
@@ -386,7 +323,7 @@ class Run:
         if answer.restore is None or answer.init:
             if answer.restore is not None:
                 self._take_init(Path(answer.restore))
-            self._prove()
+            self._saver.prove(self._step)
             self._unproved = True  # optimisers make their state in the first step
         else:
             self._restore(answer)
@@ -394,13 +331,15 @@ class Run:
             self._leader.wait_ready(self._step)
         if self._tracker_name is not None:
             self._tracker = trackers.Tracker(self._tracker_name, answer, self._local[2] or {})
-        self._schedule = schedule.Schedule(
+        timing = schedule.Schedule(
             parse_every(answer.checkpoint_every),
             now_sec=time.monotonic(),
             step=self._step,
             age_sec=answer.machine_age_sec,
             commit_sec=answer.commit_sec,
         )
+        restored = answer.restore is not None and not answer.init
+        self._saver.begin(self._step, timing, restored=restored)
 
     def _tell_data(self) -> None:
         """On a laptop: what data is used, so that another attempt on other data is refused."""
@@ -483,7 +422,7 @@ class Run:
         if self._rank_state is not None:
             self._rank_state.restore(folder)
         self._history.load_node(saved.loop)
-        self._step = self._accepted_step = saved.step
+        self._step = saved.step
 
     def _complete(self) -> None:
         if not self._started:
@@ -494,12 +433,7 @@ class Run:
         self._result_folder.mkdir(parents=True, exist_ok=True)
         (self._result_folder / layout.METRICS_FILE).write_bytes(self._history.metrics_json())
         result = snapshot.publish(self._result_folder, self._work / "result")
-        self._hear_answer(wait=True)
-        if self._pending is not None and self._session.wait_committed(STOP_SEC):
-            self._retry_at_sec = 0.0
-            self._offer_pending()
-            self._hear_answer(wait=True)
-        self._drop_pending()
+        self._saver.finish(STOP_SEC)
         # The last snapshot may have been before the last rows.
         self._session.complete(self._step, result, self._rows.flush())
 
@@ -552,9 +486,9 @@ class Run:
     def _boundary(self) -> None:
         self._write_row()
         self._session.poll()
-        self._hear_answer()
+        self._saver.hear_answer()
         if self._unproved and self._step == 1:
-            self._prove()
+            self._saver.prove(self._step)
             self._unproved = False
         left_sec = self._session.stop_in_sec
         if left_sec is None and self._is_interrupted():
@@ -563,168 +497,14 @@ class Run:
         if left_sec is not None:
             self._leave(left_sec)
         self._say_alive("train")
-        if self._best_due:
-            self._hear_answer(wait=True)
-            self._drop_pending()  # an older best is none any more
-            self._pending = self._write(["best"])
-            self._best_due = False
-        elif self._pending is None and self._due() and not self._session.busy:
-            self._pending = self._write([])
-        self._offer_pending()
+        self._saver.save_due(self._step, self._total)
         if self._leader is not None:
             self._leader.go(self._step)
-
-    def _due(self) -> bool:
-        now_sec = time.monotonic()
-        if self._step == self._accepted_step or now_sec < self._retry_at_sec:
-            return False
-        # The last step always: evaluating it and writing the result may take long.
-        return (
-            self._session.checkpoint_wanted
-            or self._step == self._total
-            or self._schedule.due(now_sec=now_sec, step=self._step)
-        )
-
-    def _write(self, tags: list[str], *, limit_sec: float | None = None) -> _Offer:
-        """The state as a complete folder under its final name; DoesNotFit where there stays no
-        room for it."""
-        limit_sec = FULL_RETRY_SEC if limit_sec is None else min(limit_sec, FULL_RETRY_SEC)
-        deadline = time.monotonic() + limit_sec
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                offer = self._write_once(tags)
-                if tries > 1:
-                    say(f"room for the snapshot at try {tries}")
-                return offer
-            except OSError as error:
-                if error.errno not in places.FULL:
-                    raise
-                size = self._place_size
-                self._drop_unfinished()
-                if time.monotonic() >= deadline:
-                    raise self._no_room(size, f" for {limit_sec:.0f} s", error) from None
-                if tries == 1:  # the others of a minute would say the same
-                    told = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
-                    say(told)
-            # Room is made by the commit of the one before, or by whoever else filled the disk.
-            self._session.tick(self._step, "snapshot")
-            if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
-                time.sleep(BUSY_RETRY_SEC / 2)
-
-    def _no_room(self, size: int, how_long: str, error: OSError) -> DoesNotFit:
-        return DoesNotFit(
-            f"a snapshot of {size} bytes could not be written{how_long} ({error.strerror}); "
-            f"{places.told(self._places)}; choose a machine with more memory or a larger disk"
-        )
-
-    def _drop_unfinished(self) -> None:
-        """Give the room of what could not be written back, and look for a place anew."""
-        self._spare.drop()
-        for place in self._places:
-            for left in place.glob("tmp-*"):
-                # A rank's proof is its own, and it may be at it now.
-                if left != self._result_folder and not left.name.startswith("tmp-proof-"):
-                    shutil.rmtree(left, ignore_errors=True)
-        self._place_size = -1
-
-    def _choose_place(self, size: int) -> None:
-        """Where two snapshots of ``size`` bytes fit; looked at again where they have grown."""
-        if size <= self._place_size:
-            return
-        self._place_size = size
-        place = places.choose(self._places, size) if len(self._places) > 1 else self._work
-        if place != self._place:
-            say(
-                f"snapshots of {size} bytes go to {place}: {places.told([self._place])}",
-            )
-            self._spare.drop()
-            self._place, self._spare = place, snapshot.Spare(place / SPARE)
-
-    def _write_once(self, tags: list[str]) -> _Offer:
-        begun_sec = time.monotonic()
-        self._count += 1
-        identifier = f"{self._count:06d}"
-        nodes, blobs = state.capture_all(self._state)
-        self._choose_place(sum(blob.nbytes for blob in blobs.items))
-        temporary = self._place / f"tmp-{identifier}"
-        parts = self._place / f"tmp-{identifier}-ranks"
-        asked = False
-        try:
-            if self._rank_state is not None:
-                parts.mkdir()
-                if self._leader is not None:
-                    self._leader.ask_parts(self._step, parts)
-                    asked = True
-                self._rank_state.write(parts, self._step)
-            saved = snapshot.Saved(self._step, self._history.to_node(), nodes, blobs)
-            snapshot.write(temporary, saved, spare=self._spare_file())
-        finally:
-            if asked and self._leader is not None:
-                self._leader.wait_parts(self._step)  # each question has its one answer
-        if self._rank_state is not None:
-            for part in parts.iterdir():
-                part.rename(temporary / part.name)
-            parts.rmdir()
-        rows_offset = self._rows.flush()  # before it has its name: this disk, too, may be full
-        folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
-        message = Snapshot(identifier, str(folder), self._step, tags, rows_offset)
-        return _Offer(folder, message, time.monotonic() - begun_sec)
-
-    def _spare_file(self) -> snapshot.Spare:
-        """Where the next snapshot's arrays go: over those of the last one, if nobody reads it."""
-        if self._session.busy or self._spare.shared:
-            self._spare.drop()
-        return self._spare
-
-    def _offer_pending(self) -> None:
-        """Hand the pending folder over, unless the supervisor is known to be busy; training goes on
-        meanwhile, and hears the answer at a later boundary."""
-        offer, now_sec = self._pending, time.monotonic()
-        if offer is None or offer.asked_at_sec is not None:
-            return
-        if self._session.busy or now_sec < self._retry_at_sec:
-            return
-        self._session.hand_over(offer.message)
-        offer.asked_at_sec = now_sec
-
-    def _hear_answer(self, *, wait: bool = False) -> None:
-        """What became of the folder that was handed over, where that is known; or, to ``wait``."""
-        offer = self._pending
-        if offer is None or offer.asked_at_sec is None:
-            return
-        accepted = self._session.answer(wait=wait)
-        if accepted is None:
-            return
-        asked_at_sec, offer.asked_at_sec = offer.asked_at_sec, None
-        if not accepted:
-            self._retry_at_sec = time.monotonic() + max(
-                BUSY_RETRY_SEC, schedule.COST_FACTOR * offer.cost_sec
-            )
-            if not offer.message.tags:
-                self._drop_pending()
-            return
-        self._pending = None
-        self._accepted_step = offer.message.step
-        if "best" in offer.message.tags:
-            self._best_saved = None
-        self._schedule.taken(
-            now_sec=asked_at_sec,
-            step=offer.message.step,
-            cost_sec=offer.cost_sec,
-            commit_sec=self._session.commit_sec,
-        )
-
-    def _drop_pending(self) -> None:
-        if self._pending is not None:
-            shutil.rmtree(self._pending.folder, ignore_errors=True)
-            self._pending = None
 
     def _leave(self, budget_sec: float) -> None:
         """Hand over this step's state within ``budget_sec`` and exit 75."""
         deadline = time.monotonic() + budget_sec
-        handed_over = self._hand_over(deadline)
+        handed_over = self._saver.hand_over(self._step, deadline)
         if self._supervisor is not None:
             if handed_over and self._session.wait_committed(deadline - time.monotonic()):
                 say(
@@ -740,70 +520,6 @@ class Run:
             )
         raise SystemExit(exits.INTERRUPTED)
 
-    def _hand_over(self, deadline: float) -> bool:
-        """Whether this step's state is the supervisor's, at the latest by ``deadline``."""
-        self._hear_answer(wait=True)
-        if not self._session.last_snapshot_wanted:
-            self._drop_pending()
-            return self._step == self._accepted_step
-        self._save_pending(deadline)
-        tags = ["best"] if self._best_due else []
-        if self._best_saved is not None and not tags:
-            # That best was never saved: the next one that beats the last saved one shall be.
-            self._history.best, self._best_saved = self._best_saved, None
-        if self._step == self._accepted_step:
-            return True
-        offer = self._write(tags, limit_sec=deadline - time.monotonic())
-        while not self._session.offer(offer.message):
-            if time.monotonic() >= deadline or not self._session.last_snapshot_wanted:
-                shutil.rmtree(offer.folder, ignore_errors=True)
-                return False
-            self._session.tick(self._step, "stop")
-            time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
-        self._accepted_step = self._step
-        return True
-
-    def _save_pending(self, deadline: float) -> None:
-        """The best of an earlier step goes before this step, where there is time for both."""
-        if self._pending is None:
-            return
-        left_sec = deadline - time.monotonic()
-        if (
-            left_sec > 4 * (self._session.commit_sec or left_sec)
-            and self._session.wait_committed(left_sec / 2)
-            and self._session.offer(self._pending.message)
-        ):
-            self._accepted_step = self._pending.message.step
-            self._pending = self._best_saved = None
-        self._drop_pending()
-
-    def _prove(self) -> None:
-        """Save the state, restore it and compare: what does not survive fails now, by name."""
-        before = state.capture_all(self._state)
-        self._choose_place(sum(blob.nbytes for blob in before[1].items))
-        folder = self._place / "tmp-proof"
-        saved = snapshot.Saved(self._step, {}, *before)
-        try:
-            snapshot.write(folder, saved, spare=self._spare_file())
-        except OSError as error:
-            if error.errno not in places.FULL:
-                raise
-            self._drop_unfinished()
-            size = sum(blob.nbytes for blob in before[1].items)
-            raise self._no_room(size, "", error) from None
-        self._spare.unmap()  # else this process would have it twice
-        saved = snapshot.read(folder)
-        state.restore_all(self._state, saved.nodes, saved.blobs)
-        found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._state))
-        shutil.rmtree(folder)
-        if self._rank_state is not None:
-            self._rank_state.prove(self._work)
-        if found is not None:
-            raise StateError(
-                f"{found} is not the same after it was saved and restored; "
-                "make its load_state_dict put back all that its state_dict gives"
-            )
-
     def _say_alive(self, phase: str) -> None:
         if self._session.tick(self._step, phase):
             try:
@@ -818,24 +534,6 @@ class Run:
             if self._tracker is not None:
                 self._tracker.log(self._step, self._row)
             self._row = {}
-
-
-def _scalar(name: str, value: Any) -> Any:
-    """A plain number or string; numpy's and torch's scalars have ``item``."""
-    if type(value) in (bool, int, float, str):
-        return value
-    try:
-        return value.item()
-    except (AttributeError, ValueError, RuntimeError):
-        raise LoopError(
-            f"{name} {value!r}: must be a number or a string, not {type(value).__name__}"
-        ) from None
-
-
-def _cell(name: str, value: Any) -> Any:
-    """A value as a row has it; numbers that are not finite become null, as JSON has none."""
-    plain = _scalar(name, value)
-    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def _kind_of(error: BaseException) -> str:

@@ -55,8 +55,8 @@ with outlast.train({{"place": place}}, {TOTAL}, run_dir=run_dir, checkpoint_ever
 """
 
 BUDGETS = """
-import outlast.loop.training, outlast.run.worker
-outlast.loop.training.FULL_RETRY_SEC = outlast.run.worker.FULL_LIMIT_SEC = 0.5
+import outlast.loop.saving, outlast.run.worker
+outlast.loop.saving.FULL_RETRY_SEC = outlast.run.worker.FULL_LIMIT_SEC = 0.5
 outlast.run.worker.RETRY_SEC = 0.1
 """
 """What both processes begin with where no time shall be spent on a disk that stays full."""

@@ -1,0 +1,329 @@
+"""Snapshots of a training's state: when one is due, where there is room, and what became of it."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast import places
+from outlast.loop import ranks, schedule, snapshot, state
+from outlast.loop.errors import DoesNotFit, StateError
+from outlast.loop.history import Direction, History
+from outlast.loop.rows import Rows
+from outlast.loop.session import Session
+from outlast.loop.words import say
+from outlast.protocol import Snapshot
+
+BUSY_RETRY_SEC = 1.0
+FULL_RETRY_SEC = 60.0
+"""A snapshot that finds its disk full is tried for so long; the one before frees its room."""
+SPARE = "tmp-spare.bin"
+RESULT = "tmp-result"
+"""Where the files of the result are written until they are complete."""
+
+
+@dataclass
+class _Offer:
+    """A written folder that the supervisor has not accepted yet."""
+
+    folder: Path
+    message: Snapshot
+    cost_sec: float
+    asked_at_sec: float | None = None
+    """When it was handed over, where the answer has not come yet."""
+
+
+class Saver:
+    """Writes the state as snapshots and hands them to the supervisor, between two steps."""
+
+    def __init__(
+        self,
+        session: Session,
+        values: Mapping[str, object],
+        history: History,
+        rows: Rows,
+        folders: Sequence[Path],
+        *,
+        rank_state: ranks.RankState | None = None,
+        leader: ranks.Leader | None = None,
+    ) -> None:
+        """``values`` are the training's ``state``; ``folders`` those for snapshots, the first one
+        that of the supervisor's choice."""
+        self._session = session
+        self._state = values
+        self._history = history
+        self._rows = rows
+        self._rank_state = rank_state
+        self._leader = leader
+        self._work = folders[0]
+        self._places = folders
+        for place in folders:
+            (place / SPARE).unlink(missing_ok=True)  # of a trainer before, and perhaps still read
+        self._place, self._place_size = self._work, -1
+        self._spare = snapshot.Spare(self._place / SPARE)
+        self._pending: _Offer | None = None
+        self._accepted_step = -1
+        self._retry_at_sec = 0.0
+        self._count = 0
+        self._best_due = False
+        self._best_saved: dict[str, dict[str, Any]] | None = None
+        self._schedule: schedule.Schedule | None = None
+
+    def begin(self, step: int, timing: schedule.Schedule, *, restored: bool) -> None:
+        """The training begins after ``step``; where that was ``restored``, it is saved already."""
+        self._schedule = timing
+        if restored:
+            self._accepted_step = step
+
+    def close(self) -> None:
+        """Give the room of what is not handed over back."""
+        self._spare.drop()
+
+    # What is due.
+
+    def judge_best(self, name: str, step: int, value: float, direction: Direction) -> None:
+        """A value of an evaluation in the step being made: a new best is saved after the step."""
+        before = {name: dict(entry) for name, entry in self._history.best.items()}
+        if self._history.judge(name, step, value, direction):
+            self._best_due = True
+            if self._best_saved is None:
+                self._best_saved = before
+
+    def save_due(self, step: int, total: int) -> None:
+        """Between two steps: write and hand over what is due; training does not wait for it."""
+        if self._best_due:
+            self.hear_answer(wait=True)
+            self._drop_pending()  # an older best is none any more
+            self._pending = self._write(step, ["best"])
+            self._best_due = False
+        elif self._pending is None and self._due(step, total) and not self._session.busy:
+            self._pending = self._write(step, [])
+        self._offer_pending()
+
+    def _due(self, step: int, total: int) -> bool:
+        now_sec = time.monotonic()
+        if step == self._accepted_step or now_sec < self._retry_at_sec:
+            return False
+        assert self._schedule is not None
+        # The last step always: evaluating it and writing the result may take long.
+        return (
+            self._session.checkpoint_wanted
+            or step == total
+            or self._schedule.due(now_sec=now_sec, step=step)
+        )
+
+    # Writing.
+
+    def _write(self, step: int, tags: list[str], *, limit_sec: float | None = None) -> _Offer:
+        """The state as a complete folder under its final name; DoesNotFit where there stays no
+        room for it."""
+        limit_sec = FULL_RETRY_SEC if limit_sec is None else min(limit_sec, FULL_RETRY_SEC)
+        deadline = time.monotonic() + limit_sec
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                offer = self._write_once(step, tags)
+                if tries > 1:
+                    say(f"room for the snapshot at try {tries}")
+                return offer
+            except OSError as error:
+                if error.errno not in places.FULL:
+                    raise
+                size = self._place_size
+                self._drop_unfinished()
+                if time.monotonic() >= deadline:
+                    raise self._no_room(size, f" for {limit_sec:.0f} s", error) from None
+                if tries == 1:  # the others of a minute would say the same
+                    told = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
+                    say(told)
+            # Room is made by the commit of the one before, or by whoever else filled the disk.
+            self._session.tick(step, "snapshot")
+            if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
+                time.sleep(BUSY_RETRY_SEC / 2)
+
+    def _no_room(self, size: int, how_long: str, error: OSError) -> DoesNotFit:
+        return DoesNotFit(
+            f"a snapshot of {size} bytes could not be written{how_long} ({error.strerror}); "
+            f"{places.told(self._places)}; choose a machine with more memory or a larger disk"
+        )
+
+    def _drop_unfinished(self) -> None:
+        """Give the room of what could not be written back, and look for a place again."""
+        self._spare.drop()
+        for place in self._places:
+            for left in place.glob("tmp-*"):
+                # A rank's proof is its own, and it may be at it now.
+                if left.name != RESULT and not left.name.startswith("tmp-proof-"):
+                    shutil.rmtree(left, ignore_errors=True)
+        self._place_size = -1
+
+    def _choose_place(self, size: int) -> None:
+        """Where two snapshots of ``size`` bytes fit; looked at again where they have grown."""
+        if size <= self._place_size:
+            return
+        self._place_size = size
+        place = places.choose(self._places, size) if len(self._places) > 1 else self._work
+        if place != self._place:
+            say(
+                f"snapshots of {size} bytes go to {place}: {places.told([self._place])}",
+            )
+            self._spare.drop()
+            self._place, self._spare = place, snapshot.Spare(place / SPARE)
+
+    def _write_once(self, step: int, tags: list[str]) -> _Offer:
+        begun_sec = time.monotonic()
+        self._count += 1
+        identifier = f"{self._count:06d}"
+        nodes, blobs = state.capture_all(self._state)
+        self._choose_place(sum(blob.nbytes for blob in blobs.items))
+        temporary = self._place / f"tmp-{identifier}"
+        parts = self._place / f"tmp-{identifier}-ranks"
+        asked = False
+        try:
+            if self._rank_state is not None:
+                parts.mkdir()
+                if self._leader is not None:
+                    self._leader.ask_parts(step, parts)
+                    asked = True
+                self._rank_state.write(parts, step)
+            saved = snapshot.Saved(step, self._history.to_node(), nodes, blobs)
+            snapshot.write(temporary, saved, spare=self._spare_file())
+        finally:
+            if asked and self._leader is not None:
+                self._leader.wait_parts(step)  # each question has its one answer
+        if self._rank_state is not None:
+            for part in parts.iterdir():
+                part.rename(temporary / part.name)
+            parts.rmdir()
+        rows_offset = self._rows.flush()  # before it has its name: this disk, too, may be full
+        folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
+        message = Snapshot(identifier, str(folder), step, tags, rows_offset)
+        return _Offer(folder, message, time.monotonic() - begun_sec)
+
+    def _spare_file(self) -> snapshot.Spare:
+        """Where the next snapshot's arrays go: over those of the last one, if nobody reads it."""
+        if self._session.busy or self._spare.shared:
+            self._spare.drop()
+        return self._spare
+
+    def prove(self, step: int) -> None:
+        """Save the state, restore it and compare: what does not survive fails now, by name."""
+        before = state.capture_all(self._state)
+        self._choose_place(sum(blob.nbytes for blob in before[1].items))
+        folder = self._place / "tmp-proof"
+        saved = snapshot.Saved(step, {}, *before)
+        try:
+            snapshot.write(folder, saved, spare=self._spare_file())
+        except OSError as error:
+            if error.errno not in places.FULL:
+                raise
+            self._drop_unfinished()
+            size = sum(blob.nbytes for blob in before[1].items)
+            raise self._no_room(size, "", error) from None
+        self._spare.unmap()  # else this process would have it twice
+        saved = snapshot.read(folder)
+        state.restore_all(self._state, saved.nodes, saved.blobs)
+        found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._state))
+        shutil.rmtree(folder)
+        if self._rank_state is not None:
+            self._rank_state.prove(self._work)
+        if found is not None:
+            raise StateError(
+                f"{found} is not the same after it was saved and restored; "
+                "make its load_state_dict put back all that its state_dict gives"
+            )
+
+    # Handing over.
+
+    def _offer_pending(self) -> None:
+        """Hand the pending folder over, unless the supervisor is known to be busy; training goes on
+        meanwhile, and hears the answer at a later boundary."""
+        offer, now_sec = self._pending, time.monotonic()
+        if offer is None or offer.asked_at_sec is not None:
+            return
+        if self._session.busy or now_sec < self._retry_at_sec:
+            return
+        self._session.hand_over(offer.message)
+        offer.asked_at_sec = now_sec
+
+    def hear_answer(self, *, wait: bool = False) -> None:
+        """What became of the folder that was handed over, where that is known; or, to ``wait``."""
+        offer = self._pending
+        if offer is None or offer.asked_at_sec is None:
+            return
+        accepted = self._session.answer(wait=wait)
+        if accepted is None:
+            return
+        asked_at_sec, offer.asked_at_sec = offer.asked_at_sec, None
+        if not accepted:
+            self._retry_at_sec = time.monotonic() + max(
+                BUSY_RETRY_SEC, schedule.COST_FACTOR * offer.cost_sec
+            )
+            if not offer.message.tags:
+                self._drop_pending()
+            return
+        self._pending = None
+        self._accepted_step = offer.message.step
+        if "best" in offer.message.tags:
+            self._best_saved = None
+        assert self._schedule is not None
+        self._schedule.taken(
+            now_sec=asked_at_sec,
+            step=offer.message.step,
+            cost_sec=offer.cost_sec,
+            commit_sec=self._session.commit_sec,
+        )
+
+    def _drop_pending(self) -> None:
+        if self._pending is not None:
+            shutil.rmtree(self._pending.folder, ignore_errors=True)
+            self._pending = None
+
+    def finish(self, limit_sec: float) -> None:
+        """Training is over: a snapshot that waits is handed over, or given up after the limit."""
+        self.hear_answer(wait=True)
+        if self._pending is not None and self._session.wait_committed(limit_sec):
+            self._retry_at_sec = 0.0
+            self._offer_pending()
+            self.hear_answer(wait=True)
+        self._drop_pending()
+
+    def hand_over(self, step: int, deadline: float) -> bool:
+        """Whether this step's state is the supervisor's, at the latest by ``deadline``."""
+        self.hear_answer(wait=True)
+        if not self._session.last_snapshot_wanted:
+            self._drop_pending()
+            return step == self._accepted_step
+        self._save_pending(deadline)
+        tags = ["best"] if self._best_due else []
+        if self._best_saved is not None and not tags:
+            # That best was never saved: the next one that beats the last saved one shall be.
+            self._history.best, self._best_saved = self._best_saved, None
+        if step == self._accepted_step:
+            return True
+        offer = self._write(step, tags, limit_sec=deadline - time.monotonic())
+        while not self._session.offer(offer.message):
+            if time.monotonic() >= deadline or not self._session.last_snapshot_wanted:
+                shutil.rmtree(offer.folder, ignore_errors=True)
+                return False
+            self._session.tick(step, "stop")
+            time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
+        self._accepted_step = step
+        return True
+
+    def _save_pending(self, deadline: float) -> None:
+        """The best of an earlier step goes before this step, where there is time for both."""
+        if self._pending is None:
+            return
+        left_sec = deadline - time.monotonic()
+        if (
+            left_sec > 4 * (self._session.commit_sec or left_sec)
+            and self._session.wait_committed(left_sec / 2)
+            and self._session.offer(self._pending.message)
+        ):
+            self._accepted_step = self._pending.message.step
+            self._pending = self._best_saved = None
+        self._drop_pending()
