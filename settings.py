@@ -312,6 +312,7 @@ def scripts() -> dict[str, str]:
     files = {
         "startup-script": "boot.sh",
         "outlast-sh-lib": "lib.sh",
+        "outlast-sh-system": "system.sh",
         "outlast-sh-leave": "leave.sh",
         "outlast-sh-ssd": "ssd.sh",
     }

@@ -5,8 +5,8 @@
 # machine's alone, says how it went, and waits to be stopped. The disk then becomes the image. A VM
 # that is off keeps a disk which nobody may come for; one that runs goes at its limit, with it.
 #
-# Metadata (instance/attributes): outlast-sh-lib, outlast-sh-boot (the scripts whose functions this
-#   one shares), outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's requirements),
+# Metadata (instance/attributes): outlast-sh-lib, -system and -boot (the scripts whose functions
+#   this one shares), outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's requirements),
 #   and what the recipe has of: outlast-bake-packages (names, by spaces), outlast-bake-driver,
 #   outlast-bake-cuda (versions), outlast-bake-requirements, outlast-bake-script, outlast-bake-data
 #   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`).
@@ -20,7 +20,8 @@
 
 set -euo pipefail
 
-readonly BAKE_DIR="${OUTLAST_ROOT:-}/run/outlast-bake"
+# On the disk: /run is in memory, a tenth of it, and executes nothing. Gone before the disk is an image.
+readonly BAKE_DIR="${OUTLAST_ROOT:-}/var/lib/outlast-bake"
 readonly BAKE_TRIES="${OUTLAST_BOOTSTRAP_TRIES:-60}"
 readonly TARGET="${OUTLAST_ROOT:-}/opt/outlast"
 readonly LOG_BYTES=30000
@@ -41,9 +42,10 @@ bake::fetch_scripts() {
   until curl -q --silent --show-error --fail --fail-early --noproxy '*' \
     --connect-timeout 2 --max-time 10 --header 'Metadata-Flavor: Google' \
     --output "$BAKE_DIR/lib.sh" "$base/instance/attributes/outlast-sh-lib" \
+    --output "$BAKE_DIR/system.sh" "$base/instance/attributes/outlast-sh-system" \
     --output "$BAKE_DIR/boot.sh" "$base/instance/attributes/outlast-sh-boot"; do
     if ((n >= BAKE_TRIES)); then
-      printf 'metadata keys outlast-sh-lib and outlast-sh-boot: no answer in %d tries\n' "$n" >&2
+      printf 'metadata keys outlast-sh-lib, -system and -boot: no answer in %d tries\n' "$n" >&2
       poweroff || true
       exit 1
     fi
@@ -54,33 +56,33 @@ bake::fetch_scripts() {
 
 # ---- what the outside sees ----------------------------------------------------------------------
 
-# bake::tell KEY FILE: a guest attribute, outlast/KEY.
+# bake::tell KEY <TEXT: a guest attribute, outlast/KEY.
 bake::tell() {
   "${CURL[@]}" --noproxy '*' --max-time 10 --fail --output /dev/null \
-    --header 'Metadata-Flavor: Google' --request PUT --data-binary "@$2" \
+    --header 'Metadata-Flavor: Google' --request PUT --data-binary @- \
     "$METADATA_URL/instance/guest-attributes/outlast/$1"
 }
 
 # bake::tell_state TEXT...: nobody may be listening, which is no failure.
 bake::tell_state() {
-  printf '%s' "$*" >"$BAKE_DIR/state"
-  bake::tell state "$BAKE_DIR/state" || log::warn tell "state: not told"
+  printf '%s' "$*" | bake::tell state || log::warn tell "state: not told"
 }
 
-# bake::report: what the step at work has said last, for whom this VM ends before it does.
+# bake::report: what the step at work has said last, in case this VM ends before the step does.
+# A log may vanish at any moment, which ends no report.
 bake::report() {
   local file
+  set +e
   while sleep "$REPORT_SEC"; do
     : >"$BAKE_DIR/telling"
     file="$(find "$BAKE_DIR" "$LOG_DIR" -maxdepth 1 -name '*.log' ! -name boot.log \
-      -newer "$BAKE_DIR/told" -printf '%T@ %p\n' | LC_ALL=C sort -n | tail -n 1)"
+      -newer "$BAKE_DIR/told" -printf '%T@ %p\n' 2>/dev/null | LC_ALL=C sort -n | tail -n 1)"
     mv -f "$BAKE_DIR/telling" "$BAKE_DIR/told"
     if [[ -n $file ]]; then
       {
         tail -n "$LAST_LINES" "${file#* }" | tail -c "$LOG_BYTES"
         echo # of a step that has said nothing too
-      } >"$BAKE_DIR/saying"
-      bake::tell log "$BAKE_DIR/saying" || true
+      } | bake::tell log
     fi
   done
 }
@@ -149,41 +151,31 @@ bake::read() {
   fi
 }
 
-# bake::owns COMMAND: it is there and this VM's own. Under a root of its own the system around it
-# belongs to somebody else.
-bake::owns() {
-  [[ "$(command -v "$1")" == "$ROOT"/* ]]
-}
-
 # bake::keep_still: no upgrade by itself, now or in a VM of the image, and the kernel that is here.
 bake::keep_still() {
-  bake::owns apt-get || return 0
-  systemctl disable --now unattended-upgrades.service apt-daily.timer apt-daily-upgrade.timer \
+  local kernels
+  system::quiet
+  system::owns apt-get || return 0
+  systemctl disable unattended-upgrades.service apt-daily.timer apt-daily-upgrade.timer \
     >>"$STEP_LOG" 2>&1 || true
   printf 'APT::Periodic::Enable "0";\nAPT::Periodic::Unattended-Upgrade "0";\n' \
     >"$ROOT/etc/apt/apt.conf.d/99outlast"
-  dpkg-query -W -f '${Package}\n' 'linux-image-*' 'linux-headers-*' 'linux-gcp*' 2>/dev/null |
-    xargs --no-run-if-empty apt-mark hold >>"$STEP_LOG" 2>&1
+  kernels="$(apt::installed 'linux-image-*' 'linux-headers-*' 'linux-gcp*')" || return
+  xargs --no-run-if-empty apt-mark hold <<<"$kernels" >>"$STEP_LOG" 2>&1
 }
 
 bake::need_apt() {
-  if ! bake::owns apt-get; then
+  if ! system::owns apt-get; then
     log::error "$CURRENT_STEP" "apt-get: no system of this VM's own to install packages into;" \
       "choose a Debian or Ubuntu base"
     return 1
   fi
 }
 
-bake::apt() {
-  # Another apt may hold the lock in the first minutes of a boot.
-  DEBIAN_FRONTEND=noninteractive retry::run "$PIP_TRIES" \
-    apt-get -o DPkg::Lock::Timeout=300 "$@" >>"$STEP_LOG" 2>&1
-}
-
 # bake::install_packages NAME...
 bake::install_packages() {
   bake::need_apt || return
-  if ! { bake::apt update -q && bake::apt install -qy --no-install-recommends -- "$@"; }; then
+  if ! apt::install "$@"; then
     log::error "$CURRENT_STEP" "apt-get could not install $*; mend the recipe's packages"
     return 1
   fi
@@ -201,7 +193,7 @@ bake::install_driver() {
     log::error "$CURRENT_STEP" "NVIDIA has no packages for $distribution; choose another base"
     return 1
   }
-  dpkg -i "$key" >>"$STEP_LOG" 2>&1 || return
+  bake::install_packages "$key" || return
   if [[ -n $driver ]]; then
     names+=("linux-headers-$(uname -r)" "cuda-drivers-${driver%%.*}")
     held+=("cuda-drivers-${driver%%.*}")
@@ -283,17 +275,17 @@ bake::clean() {
     "$ROOT/var/lib/systemd/random-seed"
   mkdir -p "$ROOT/etc"
   : >"$ROOT/etc/machine-id"
-  if bake::owns userdel; then
+  if system::owns userdel; then
     while IFS=: read -r name _ uid _; do
       if ((uid >= 1000 && uid < 60000)); then
         userdel --force --remove "$name" >>"$STEP_LOG" 2>&1 || true
       fi
     done <"$ROOT/etc/passwd"
   fi
-  if bake::owns cloud-init; then
+  if system::owns cloud-init; then
     cloud-init clean --logs --seed >>"$STEP_LOG" 2>&1 || true
   fi
-  if bake::owns apt-get; then
+  if system::owns apt-get; then
     apt-get clean >>"$STEP_LOG" 2>&1
   fi
   rm -rf "$ROOT"/var/lib/{apt/lists,dhcp,google}/* "$ROOT"/var/log/journal/* "$ROOT"/var/tmp/*
@@ -348,8 +340,7 @@ bake::on_exit() {
         printf '%s\n' "$LAST_ERROR"
       fi
       tail -n "$LAST_LINES" "${STEP_LOG:-/dev/null}"
-    } | tail -c "$LOG_BYTES" >"$BAKE_DIR/last"
-    bake::tell log "$BAKE_DIR/last" || log::warn tell "log: not told"
+    } | tail -c "$LOG_BYTES" | bake::tell log || log::warn tell "log: not told"
     bake::tell_state "failed $CURRENT_STEP"
     log::error "$CURRENT_STEP" "the bake failed with status $rc"
   fi
@@ -367,6 +358,7 @@ bake::run() {
   fi
   trap bake::on_exit EXIT
   trap 'STOPPING=1; exit "$EXIT_INTERRUPTED"' TERM INT
+  system::use_scratch
   waits::read "$(bake::get waits)"
   bake::start_reporter
   bake::step read bake::read
@@ -404,6 +396,9 @@ bake::run() {
   fi
   bake::step clean bake::clean
   bake::step seal bake::seal "$recipe"
+  bake::stop_reporter
+  STEP_LOG=""
+  rm -rf "$BAKE_DIR"
   FINISHED=1
   bake::tell_state "done"
 }
@@ -412,6 +407,8 @@ main() {
   bake::fetch_scripts
   # shellcheck source=startup/lib.sh
   source "$BAKE_DIR/lib.sh"
+  # shellcheck source=startup/system.sh
+  source "$BAKE_DIR/system.sh"
   # shellcheck source=startup/boot.sh
   source "$BAKE_DIR/boot.sh"
   bake::run

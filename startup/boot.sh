@@ -7,7 +7,7 @@
 # Usage: boot.sh                           the boot
 #        boot.sh supervise PYTHON BUNDLE   run the supervisor to its end; the systemd unit's command
 #
-# Metadata (instance/attributes): outlast-sh-lib, outlast-sh-leave, outlast-sh-ssd (other scripts),
+# Metadata (instance/attributes): outlast-sh-lib, -system, -leave and -ssd (other scripts),
 #   outlast-bucket, outlast-prefix, outlast-run, outlast-resume, outlast-place, outlast-bundle,
 #   outlast-bundle-sha256, outlast-delivery (`image`), outlast-waits (`iam`, `backoff`), outlast-health (PORT and LIMIT_SEC).
 # Environment: lib.sh lists it; PIP_* reaches pip where the image has no interpreter baked in.
@@ -28,6 +28,8 @@ readonly BOOTSTRAP_TRIES="${OUTLAST_BOOTSTRAP_TRIES:-60}"
 readonly PYTHON_RULE='(3, 11) <= sys.version_info[:2] <= (3, 13)'
 readonly PIP_TRIES=3
 readonly METADATA_TRIES=8
+readonly NETWORK_UNITS="network.target network-online.target nss-lookup.target \
+systemd-networkd.service systemd-resolved.service networking.service NetworkManager.service"
 readonly LAST_LINES=20
 
 # At the end of a boot the calls that say so are given this long, or the `iam` wait where shorter.
@@ -77,10 +79,11 @@ bootstrap::fetch() {
   until curl -q --silent --show-error --fail --fail-early --noproxy '*' \
     --connect-timeout 2 --max-time 10 --header 'Metadata-Flavor: Google' \
     --output "$STARTUP_DIR/lib.sh.tmp" "$base/instance/attributes/outlast-sh-lib" \
+    --output "$STARTUP_DIR/system.sh.tmp" "$base/instance/attributes/outlast-sh-system" \
     --output "$STARTUP_DIR/leave.sh.tmp" "$base/instance/attributes/outlast-sh-leave" \
     --output "$STARTUP_DIR/ssd.sh.tmp" "$base/instance/attributes/outlast-sh-ssd"; do
     if ((n >= BOOTSTRAP_TRIES)); then
-      bootstrap::die "metadata keys outlast-sh-lib, -leave and -ssd: no answer in $n tries;" \
+      bootstrap::die "metadata keys outlast-sh-lib, -system, -leave and -ssd: no answer in $n tries;" \
         "the instance template must carry them"
     fi
     n=$((n + 1))
@@ -88,7 +91,7 @@ bootstrap::fetch() {
   done
   # The unit needs this file after the guest agent has removed its own copy.
   cp -- "${BASH_SOURCE[0]}" "$STARTUP_DIR/boot.sh.tmp"
-  for name in lib.sh leave.sh ssd.sh boot.sh; do
+  for name in lib.sh system.sh leave.sh ssd.sh boot.sh; do
     mv -f "$STARTUP_DIR/$name.tmp" "$STARTUP_DIR/$name"
   done
 }
@@ -221,7 +224,7 @@ boot::start_health() {
     "$SIGN_FILE")
   rm -f "$SIGN_FILE"
   : >"$SIGN_FILE" || return
-  if [[ ! -d $ROOT/run/systemd/system ]]; then
+  if ! system::has_systemd; then
     "${argv[@]}" >>"$LOG_DIR/health.log" 2>&1 9>&- &
     return 0
   fi
@@ -229,7 +232,8 @@ boot::start_health() {
   cat >"$unit.tmp" <<UNIT
 [Unit]
 Description=Outlast health
-After=network-online.target
+Wants=network-online.target
+After=$NETWORK_UNITS
 
 [Service]
 Type=exec
@@ -338,16 +342,16 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
   HTTP_STATUS=000
 }
 
-# boot::ensure_venv_module: Debian and Ubuntu leave it out of their images. Only on a real machine:
-# under a root of its own the system belongs to somebody else.
+# boot::ensure_venv_module: Debian and Ubuntu leave it out of their images.
 boot::ensure_venv_module() {
   if "$BASE_PYTHON" -I -c 'import ensurepip' 2>/dev/null; then
     return 0
   fi
-  if [[ -z $ROOT ]] && command -v apt-get >/dev/null; then
+  if system::owns apt-get; then
     log::info "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip: installing python3-venv"
     STEP_LOG="$LOG_DIR/apt.log"
-    if retry::run "$PIP_TRIES" boot::install_venv_module >"$STEP_LOG" 2>&1; then
+    : >"$STEP_LOG"
+    if apt::install python3-venv; then
       return 0
     fi
   fi
@@ -356,15 +360,12 @@ boot::ensure_venv_module() {
   return 1
 }
 
-boot::install_venv_module() {
-  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv
-}
-
 # ---- the supervisor -----------------------------------------------------------------------------
 
 # boot::start_unit: the supervisor as a unit of its own, because the guest agent's unit is killed
 # without its children at shutdown. KillMode=mixed: SIGTERM to this script alone, which passes it
-# on; SIGKILL to all at the end. It is ordered after the network, so it stops before it, and not
+# on; SIGKILL to all at the end. It is ordered after whatever may run the network, by name too, as a
+# target that is not active orders nothing: so it stops before the network. It is not ordered
 # against google-shutdown-scripts.service: either order would take seconds from the notice.
 # OOMPolicy: a trainer that the kernel kills is an attempt's end, not the unit's. ExecStopPost is
 # for the day this script itself is killed.
@@ -373,7 +374,8 @@ boot::start_unit() {
   cat >"$unit.tmp" <<UNIT
 [Unit]
 Description=Outlast supervisor
-After=network-online.target nss-lookup.target
+Wants=network-online.target
+After=$NETWORK_UNITS
 
 [Service]
 Type=exec
@@ -551,8 +553,12 @@ boot::fail() {
   boot::power_off
 }
 
-# boot::power_off: the machine may be going down already.
+# boot::power_off: without a word of failure where the machine is going down already.
 boot::power_off() {
+  if system::has_systemd && [[ "$(systemctl is-system-running 2>/dev/null)" == stopping ]]; then
+    log::info power-off "the machine is going down already"
+    return 0
+  fi
   log::info power-off "powering off"
   poweroff || log::warn power-off "poweroff returned $?"
 }
@@ -578,9 +584,15 @@ boot::run() {
     return 0
   fi
   trap boot::on_exit EXIT
+  if [[ ! -e $RUN_DIR/scratch ]]; then
+    rm -rf "$SCRATCH_DIR" # of an earlier boot
+    : >"$RUN_DIR/scratch"
+  fi
+  system::use_scratch
   # A machine that is going down has no failed boot.
   trap 'SETTLED=1; exit "$EXIT_INTERRUPTED"' TERM INT
   rm -f "$RUN_DIR/ready" "$RUN_DIR/authorization"
+  step::run quiet-system system::quiet
   step::run check-tools boot::check_tools
   step::run read-metadata boot::read_metadata
   step::run record-boot boot::record
@@ -591,7 +603,7 @@ boot::run() {
     step::run start-health boot::start_health
   fi
   step::run make-interpreter boot::make_interpreter
-  if [[ -d $ROOT/run/systemd/system ]]; then
+  if system::has_systemd; then
     step::run start-unit boot::start_unit
     SETTLED=1
   else
@@ -606,6 +618,8 @@ main() {
   fi
   # shellcheck source=startup/lib.sh
   source "$STARTUP_DIR/lib.sh"
+  # shellcheck source=startup/system.sh
+  source "$STARTUP_DIR/system.sh"
   # shellcheck source=startup/leave.sh
   source "$STARTUP_DIR/leave.sh"
   # shellcheck source=startup/ssd.sh
@@ -613,6 +627,7 @@ main() {
   if (($# == 0)); then
     boot::run
   elif (($# == 3)) && [[ $1 == supervise ]]; then
+    system::use_scratch
     boot::supervise "$2" "$3"
   else
     printf 'usage: boot.sh [supervise PYTHON BUNDLE]\n' >&2

@@ -1,7 +1,7 @@
 #!/bin/bash
 #
-# The VM's local SSDs as one mounted folder, for data and snapshots. Sourced by boot.sh after lib.sh;
-# sets no shell options and does nothing by itself.
+# The VM's local SSDs as one mounted folder, for data and snapshots. Sourced by boot.sh after lib.sh
+# and system.sh; sets no shell options and does nothing by itself.
 #
 # What is on them is gone with the machine, so each boot that finds them unmounted makes them new: a
 # RAID 0 of all, or the first of them where no array can be made. outlast/places.py finds them by
@@ -52,20 +52,15 @@ ssd::is_mounted() {
 # the system has put it together under.
 ssd::join() {
   if ! command -v mdadm; then
-    if [[ -n $ROOT ]] || ! command -v apt-get; then
+    if ! system::owns apt-get; then
       echo "mdadm is missing"
       return 1
     fi
-    retry::run 3 ssd::install_mdadm || return
+    apt::install mdadm || return
   fi
   mdadm --stop --scan || true
   mkdir -p "${SSD_ARRAY%/*}" &&
     mdadm --create "$SSD_ARRAY" --level=0 --raid-devices="$#" --force --run "$@"
-}
-
-ssd::install_mdadm() {
-  apt-get update -q &&
-    DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends mdadm
 }
 
 # ssd::make_folder DEVICE: without a reserve for root; discard, so that the disk stays fast.

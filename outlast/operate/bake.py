@@ -25,7 +25,12 @@ from outlast.operate.compute import (
 )
 
 COMPONENT = "image-family"
-SCRIPTS = {"startup-script": "bake.sh", "outlast-sh-lib": "lib.sh", "outlast-sh-boot": "boot.sh"}
+SCRIPTS = {
+    "startup-script": "bake.sh",
+    "outlast-sh-lib": "lib.sh",
+    "outlast-sh-system": "system.sh",
+    "outlast-sh-boot": "boot.sh",
+}
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 HASH_LABEL = 40
 """Digits of the recipe's hash in labels, which have at most 63."""

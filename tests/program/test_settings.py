@@ -601,7 +601,8 @@ def test_refusals_are_what_the_engine_prints_without_a_traceback():
 
 def test_scripts_are_byte_for_byte():
     found = settings.scripts()
-    assert set(found) == {"startup-script", "outlast-sh-lib", "outlast-sh-leave", "outlast-sh-ssd"}
+    others = {f"outlast-sh-{name}" for name in ("lib", "system", "leave", "ssd")}
+    assert set(found) == {"startup-script", *others}
     boot = (stack.ROOT / "startup" / "boot.sh").read_bytes()
     assert found["startup-script"].encode() == boot
 

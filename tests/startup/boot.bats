@@ -142,7 +142,7 @@ into_image() {
   rm "$CLOUD/metadata/instance/attributes/outlast-sh-leave"
   # Five and a half hours behind UTC.
   TZ=XXX05:30 run -1 vm::boot
-  said 'outlast-sh-lib, -leave and -ssd: no answer in 1 tries'
+  said 'outlast-sh-lib, -system, -leave and -ssd: no answer in 1 tries'
   said "^$(date -u +%Y-%m-%dT%H):..:..Z error bootstrap"
   [[ "$(tail -n 1 "$CLOUD/calls")" == poweroff ]]
 }

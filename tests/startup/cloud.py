@@ -4,6 +4,7 @@ Stateless: everything is read from and written to one folder, which a test prepa
 
     metadata/PATH     value of a metadata key below computeMetadata/v1/
     objects/NAME      an object, its name percent-encoded
+    guest/KEY         a guest attribute, outlast/KEY, as the VM has put it last
     members.json      managedInstances of the one group; without it the group does not exist
     faults            lines `METHOD PATTERN STATUS TIMES`: the answer instead, so many times
                       (-1: always); status 0 closes the connection without an answer
@@ -41,6 +42,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.answer()
 
+    def do_PUT(self) -> None:
+        self.answer()
+
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with self.lock:
@@ -70,7 +74,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         if url.path.startswith("/computeMetadata/v1/"):
-            return self.metadata(url.path.removeprefix("/computeMetadata/v1/"))
+            return self.metadata(url.path.removeprefix("/computeMetadata/v1/"), body)
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return 401, b"{}"
         if match := re.fullmatch(r"/upload/storage/v1/b/bucket/o", url.path):
@@ -85,10 +89,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.group(match[1], query, body)
         return 501, b"{}"
 
-    def metadata(self, path: str) -> tuple[int, bytes]:
+    def metadata(self, path: str, body: bytes) -> tuple[int, bytes]:
         file = self.folder / "metadata" / path
         if self.headers.get("Metadata-Flavor") != "Google":
             return 403, b""
+        if self.command == "PUT":
+            key = path.removeprefix("instance/guest-attributes/outlast/")
+            (self.folder / "guest").mkdir(exist_ok=True)
+            (self.folder / "guest" / key).write_bytes(body)
+            return 200, b""
         if path == "instance/service-accounts/default/token":
             return 200, json.dumps({"access_token": TOKEN, "expires_in": 3599}).encode()
         return (200, file.read_bytes()) if file.is_file() else (404, b"<html>not found</html>")

@@ -79,6 +79,7 @@ vm::make() {
   metadata attributes/outlast-bundle-sha256 "$(sha256sum <"$BATS_FILE_TMPDIR/bundle.zip" | head -c 64)"
   metadata attributes/created-by projects/12/zones/zone-a/instanceGroupManagers/group
   cp "$REPO/startup/lib.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-lib"
+  cp "$REPO/startup/system.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-system"
   cp "$REPO/startup/leave.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-leave"
   cp "$REPO/startup/ssd.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-ssd"
   cp "$BATS_FILE_TMPDIR/bundle.zip" "$CLOUD/objects/experiments%2Fdigits%2Fbundles%2Fbundle.zip"

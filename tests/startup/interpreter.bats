@@ -114,8 +114,10 @@ if [[ \$1 == --version ]]; then echo 'Python 3.9.2'; else exit 1; fi"
   [[ "$(json "$(object "$RECORD.end.json")" message)" == "python3: Python 3.9.2, "*"must be 3.11 to 3.13;"* ]]
 }
 
-@test "under a root of its own nothing is installed into the system" {
-  command_in "$OUTLAST_ROOT/bin/apt-get" "touch '$OUTLAST_ROOT/apt'"
+@test "a system outside of this VM gets no packages" {
+  mkdir "$BATS_TEST_TMPDIR/outside"
+  command_in "$BATS_TEST_TMPDIR/outside/apt-get" "touch '$OUTLAST_ROOT/apt'"
+  PATH="$PATH:$BATS_TEST_TMPDIR/outside"
   sed -i "2i [[ \"\$*\" == *ensurepip* ]] \&\& exit 1" "$OUTLAST_ROOT/bin/python3"
   run -1 vm::boot
   [[ ! -e "$OUTLAST_ROOT/apt" ]]

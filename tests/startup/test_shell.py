@@ -46,6 +46,7 @@ def test_there_are_scripts_and_tests() -> None:
         "leave.sh",
         "lib.sh",
         "ssd.sh",
+        "system.sh",
     ]
     assert BATS_FILES
 
