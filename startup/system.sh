@@ -50,11 +50,9 @@ system::quiet() {
     systemctl mask --runtime "${UPGRADE_UNITS[@]}" >/dev/null 2>&1 || true
     systemctl stop --no-block "${UPGRADE_UNITS[@]}" >/dev/null 2>&1 || true
     # Of all folders the last name counts, and unattended-upgrades has a file of its own.
-    if mkdir -p "$folder" && cat >"$folder/zz-outlast.conf" <<'CONF'; then
-[Login]
-InhibitDelayMaxSec=0
-PowerKeyIgnoreInhibited=yes
-CONF
+    if mkdir -p "$folder" &&
+      printf '%s\n' '[Login]' InhibitDelayMaxSec=0 PowerKeyIgnoreInhibited=yes \
+        >"$folder/zz-outlast.conf"; then
       systemctl kill --signal=HUP systemd-logind.service >/dev/null 2>&1 || true
     fi
   fi

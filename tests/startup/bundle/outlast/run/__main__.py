@@ -6,7 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-ROOT = Path(os.environ["OUTLAST_ROOT"])
+ROOT = Path(os.environ.get("OUTLAST_ROOT") or "/")
 seen = {
     "argv": sys.argv[1:],
     "cwd": os.getcwd(),

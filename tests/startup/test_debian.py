@@ -1,0 +1,198 @@
+"""Bakes and boots in a real Debian: its own apt, dpkg and Python, and no systemd at work.
+
+The metadata server and the bucket are those of the bats tests.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.startup import debian
+from tests.startup.debian import Machine
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(1500)]
+
+HERE = Path(__file__).parent
+STARTUP = HERE.parent.parent / "startup"
+SUITES = ("trixie", "bookworm")
+KERNELS = ("linux-image-", "linux-headers-")
+
+HELD = """
+import fcntl, subprocess, sys, time
+files = [open(name, "w") for name in sys.argv[2].split(",")]
+for file in files:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+"""Has locks as apt takes them, for so many seconds."""
+
+
+class Cloud:
+    """The metadata server, and what the VM's attributes are."""
+
+    def __init__(self, folder: Path, base: str) -> None:
+        self.base = base
+        self._folder = folder
+        for name in ("objects", "metadata/instance/attributes", "metadata/project"):
+            (folder / name).mkdir(parents=True)
+        for name in ("lib", "system", "boot", "leave", "ssd"):
+            self.attribute(f"outlast-sh-{name}", (STARTUP / f"{name}.sh").read_text())
+
+    def attribute(self, key: str, text: str) -> None:
+        (self._folder / "metadata/instance/attributes" / key).write_text(text)
+
+    def value(self, key: str, text: str) -> None:
+        (self._folder / "metadata/instance" / key).write_text(text)
+
+    def put(self, name: str, data: bytes) -> None:
+        (self._folder / "objects" / name.replace("/", "%2F")).write_bytes(data)
+
+    def told(self, key: str) -> str:
+        """A guest attribute; empty where none was put."""
+        file = self._folder / "guest" / key
+        return file.read_text() if file.exists() else ""
+
+
+@pytest.fixture(params=SUITES)
+def system(request: pytest.FixtureRequest) -> Path:
+    try:
+        return debian.root(request.param)
+    except debian.Unavailable as error:
+        pytest.skip(f"no {request.param} here: {error}")
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    port = tmp_path / "port"
+    (tmp_path / "cloud").mkdir()
+    server = subprocess.Popen([sys.executable, "-I", HERE / "cloud.py", tmp_path / "cloud", port])
+    try:
+        while not port.exists():
+            assert server.poll() is None
+        yield Cloud(tmp_path / "cloud", f"http://127.0.0.1:{port.read_text()}")
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def machine(system: Path, cloud: Cloud, tmp_path: Path) -> Iterator[Machine]:
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    environment = {
+        "METADATA_BASE": f"{cloud.base}/computeMetadata/v1",
+        "STORAGE_EMULATOR_HOST": cloud.base,
+        "OUTLAST_COMPUTE_ENDPOINT": f"{cloud.base}/compute/v1/",
+        **{name: text for name, text in os.environ.items() if name.startswith("PIP_")},
+    }
+    made = Machine(system, folder, environment)
+    yield made
+    shutil.rmtree(folder)
+
+
+def bake(machine: Machine, cloud: Cloud, script: str = "", **run: str) -> None:
+    """A bake of a recipe with that script, to its end."""
+    cloud.attribute("outlast-bake-recipe", "0123456789abcdef")
+    cloud.attribute("outlast-bake-vm", encoded("# nothing\n"))
+    if script:
+        cloud.attribute("outlast-bake-script", encoded(script))
+    # The VM waits to be stopped, which here is its end.
+    machine.write(
+        "/usr/local/bin/sleep", '#!/bin/sh\n[ "$1" = infinity ] || exec /bin/sleep "$@"\n'
+    )
+    (machine.disk / "usr/local/bin/sleep").chmod(0o755)
+    machine.write("/startup-script", (STARTUP / "bake.sh").read_text(), mode=0o755)
+    done = machine.run("/startup-script", **run)
+    assert cloud.told("state") == "done", (cloud.told("state"), cloud.told("log"), done.stderr)
+    assert done.returncode == 0
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode())).decode()
+
+
+def test_a_bake_holds_the_kernel_that_is_installed(machine: Machine, cloud: Cloud) -> None:
+    bake(machine, cloud)
+    listed = machine.run("dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n").stdout
+    rows = [line.split() for line in listed.splitlines()]
+    kernels = {name for status, name in rows if status == "installed" and name.startswith(KERNELS)}
+    assert set(machine.run("apt-mark", "showhold").stdout.split()) == kernels != set()
+    python = machine.disk / "opt/outlast/venv/bin/python"
+    assert python.is_symlink() and (machine.disk / "opt/outlast/recipe").exists()
+
+
+def test_a_recipes_script_runs_where_run_executes_nothing(machine: Machine, cloud: Cloud) -> None:
+    """Whatever it is written in, and with a lot to say."""
+    script = """#!/usr/bin/python3
+import os, pathlib, subprocess
+assert "noexec" in pathlib.Path("/proc/mounts").read_text()
+pathlib.Path("own").write_text("#!/bin/sh\\nexit 0\\n")
+os.chmod("own", 0o755)
+subprocess.run(["./own"], check=True)
+print("x" * 4_000_000)
+pathlib.Path(os.environ["OUTLAST_IMAGE"], "by-the-script").touch()
+"""
+    bake(machine, cloud, script, run_size="2m")
+    assert (machine.disk / "opt/outlast/by-the-script").exists()
+    left = [path.name for path in (machine.disk / "var/lib").glob("outlast*")]
+    assert not left, "of the bake itself nothing is in the image"
+
+
+def boot(machine: Machine, cloud: Cloud, before: str = "", **run: str) -> str:
+    """The first boot of a VM whose supervisor is a stand-in, after a command; what was said."""
+    bundle = machine.disk.parent / "bundle.zip"
+    with zipfile.ZipFile(bundle, "w") as archive:
+        for path in sorted((HERE / "bundle").rglob("*")):
+            archive.write(path, path.relative_to(HERE / "bundle"))
+    cloud.put("experiments/digits/bundles/bundle.zip", bundle.read_bytes())
+    for key, text in {
+        "bucket": "bucket",
+        "prefix": "experiments/digits",
+        "run": "run1",
+        "resume": "0",
+        "place": "0",
+        "waits": json.dumps({"backoff": 1, "iam": 5}),
+        "bundle": "experiments/digits/bundles/bundle.zip",
+        "bundle-sha256": hashlib.sha256(bundle.read_bytes()).hexdigest(),
+    }.items():
+        cloud.attribute(f"outlast-{key}", text)
+    for key, text in {"id": "4711", "name": "digits-1", "zone": "projects/1/zones/a"}.items():
+        cloud.value(key, text)
+    machine.write("/act.py", "")
+    machine.write("/startup-script", (STARTUP / "boot.sh").read_text(), mode=0o755)
+    machine.write("/held.py", HELD)
+    done = machine.run("bash", "-c", f"{before}\nexec /startup-script", **run)
+    assert done.returncode == 0, done.stderr
+    assert (machine.disk / "seen.json").exists()
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "files", ["/var/lib/apt/lists/lock", "/var/lib/dpkg/lock-frontend,/var/lib/dpkg/lock"]
+)
+def test_a_first_boot_waits_for_apt(machine: Machine, cloud: Cloud, files: str) -> None:
+    """Another apt has the lists, or dpkg, for longer than a few quick tries last."""
+    said = boot(machine, cloud, f"coproc H {{ python3 /held.py 8 {files}; }}; read -r <&${{H[0]}}")
+    assert "installing python3-venv" in said
+    assert ("another process has the lock" in said) == ("lists" in files)
+
+
+def test_a_first_boot_completes_what_an_installation_left(machine: Machine, cloud: Cloud) -> None:
+    said = boot(machine, cloud, "mkdir -p /var/lib/dpkg/updates; : >/var/lib/dpkg/updates/0001")
+    assert "an earlier installation was cut" in said
+
+
+def test_a_first_boot_needs_no_room_in_memory(machine: Machine, cloud: Cloud) -> None:
+    """/tmp is a few hundred kilobytes: less than pip itself is, unpacked."""
+    boot(machine, cloud, tmp_size="300k", run_size="2m")
