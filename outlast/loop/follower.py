@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast import places
-from outlast.loop import ranks, snapshot, state
+from outlast.loop import ranks, snapshot, state, verify
 from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction
 from outlast.loop.training import RunEnded, Training
@@ -44,6 +44,7 @@ class Follower(Training):
             folder = Path(where["restore"])
             saved = snapshot.read(folder)
             state.restore_all(self._state, saved.nodes, saved.blobs)
+            verify.check(self._state, saved)
             if self._rank_state is not None:
                 self._rank_state.restore(folder)
             self._step = saved.step

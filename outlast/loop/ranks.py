@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast import exits
-from outlast.loop import snapshot, state
+from outlast.loop import snapshot, state, verify
 from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
 from outlast.protocol import Channel, Closed, Listener, ProtocolError
 
@@ -516,22 +516,14 @@ class RankState:
         saved = snapshot.read(folder / part_name(self._rank))
         with _named():
             state.restore_all(self._values, saved.nodes, saved.blobs)
+            verify.check(self._values, saved)
 
     def prove(self, work: Path) -> None:
         """Save, restore and compare: what does not survive is a StateError that names it."""
         folder = work / f"tmp-proof-{part_name(self._rank)}"
         with _named():
-            before = state.capture_all(self._values)
-            snapshot.write(folder, snapshot.Saved(0, {}, *before))
-            saved = snapshot.read(folder)
-            state.restore_all(self._values, saved.nodes, saved.blobs)
-            found = state.difference((saved.nodes, saved.blobs), state.capture_all(self._values))
-            shutil.rmtree(folder)
-            if found is not None:
-                raise StateError(
-                    f"{found} is not the same after it was saved and restored; "
-                    "make its load_state_dict put back all that its state_dict gives"
-                )
+            verify.prove(self._values, state.capture_all(self._values), folder)
+        shutil.rmtree(folder)
 
 
 def check_parts(folder: Path, size: int, rank_state: bool) -> None:

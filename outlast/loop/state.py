@@ -32,8 +32,6 @@ Node = Any  # a JSON value; the type checker has no recursive alias worth its re
 INLINE_BYTES = 256
 """``bytes`` longer than this stand among the arrays and not in the JSON."""
 
-_COMPARE_BYTES = 1 << 20
-
 
 class _Missing:
     def __repr__(self) -> str:
@@ -295,48 +293,6 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         value = _restore_dict(blobs.take(target), node, path, blobs)
     blobs.places[path] = value
     return value
-
-
-def difference(
-    before: tuple[Mapping[str, Node], Blobs], after: tuple[Mapping[str, Node], Blobs]
-) -> str | None:
-    """Path of the first place where two captures differ, or None."""
-    for name, node in before[0].items():
-        found = _difference(node, after[0].get(name, MISSING), before[1], after[1], f"[{name!r}]")
-        if found:
-            return f"state{found}"
-    return None
-
-
-def _difference(one: Node, two: Node, ones: Blobs, twos: Blobs, path: str) -> str | None:
-    if isinstance(one, dict) and isinstance(two, dict) and list(one) == list(two):
-        for key in ("$array", "$tensor", "$blob"):
-            if key in one:
-                # The index too: what was one array in two places must be one again.
-                same = one == two and _equal(ones.items[one[key]], twos.items[two[key]])
-                return None if same else path
-        pairs = [(f"[{key!r}]", one[key], two[key]) for key in one]
-    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
-        pairs = [(f"[{i}]", a, b) for i, (a, b) in enumerate(zip(one, two, strict=True))]
-    else:
-        # repr, not ==: 1, 1.0 and True are equal, and 0.0 equals -0.0
-        return None if repr(one) == repr(two) else path
-    inside = isinstance(one, dict) and any(key.startswith("$") for key in one)
-    for suffix, a, b in pairs:
-        step = "" if inside else suffix  # people know the object, not the parts of its node
-        if found := _difference(a, b, ones, twos, path + step):
-            return found
-    return None
-
-
-def _equal(a: Blob, b: Blob) -> bool:
-    if (a.dtype, tuple(a.shape), a.order, a.nbytes) != (b.dtype, tuple(b.shape), b.order, b.nbytes):
-        return False
-    one, two = memoryview(a.data), memoryview(b.data)
-    return all(  # in pieces: memoryviews compare one element at a time, and bytes are a copy
-        bytes(one[at : at + _COMPARE_BYTES]) == bytes(two[at : at + _COMPARE_BYTES])
-        for at in range(0, a.nbytes, _COMPARE_BYTES)
-    )
 
 
 def _capture_bytes(value: bytes, path: str, blobs: Blobs) -> Node:

@@ -13,7 +13,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from outlast import exits, layout, places
-from outlast.loop import data, ranks, rows, saving, schedule, snapshot, state, trackers
+from outlast.loop import (
+    data,
+    ranks,
+    rows,
+    saving,
+    schedule,
+    snapshot,
+    state,
+    trackers,
+    verify,
+)
 from outlast.loop.errors import (
     DataError,
     DoesNotFit,
@@ -323,7 +333,7 @@ class Training:
         if answer.restore is None or answer.init:
             if answer.restore is not None:
                 self._take_init(Path(answer.restore))
-            self._saver.prove(self._step)
+            self._saver.prove()
             self._unproved = True  # optimisers make their state in the first step
         else:
             self._restore(answer)
@@ -409,6 +419,7 @@ class Training:
         saved = snapshot.read(folder)
         names = list(self._state) if self._init_only is None else self._init_only
         state.restore_named(self._state, saved.nodes, saved.blobs, names)
+        verify.check(self._state, saved, names=names)
 
     def _restore(self, welcome: Welcome) -> None:
         folder = Path(welcome.restore or "")
@@ -419,6 +430,7 @@ class Training:
                 f"of {self._total} in all"
             )
         state.restore_all(self._state, saved.nodes, saved.blobs)
+        verify.check(self._state, saved)
         if self._rank_state is not None:
             self._rank_state.restore(folder)
         self._history.load_node(saved.loop)
@@ -488,7 +500,7 @@ class Training:
         self._session.poll()
         self._saver.hear_answer()
         if self._unproved and self._step == 1:
-            self._saver.prove(self._step)
+            self._saver.prove()
             self._unproved = False
         left_sec = self._session.stop_in_sec
         if left_sec is None and self._is_interrupted():

@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from outlast import places
-from outlast.loop import snapshot, state
+from outlast.loop import snapshot, state, verify
 from outlast.loop.errors import DoesNotFit, StateError
 
 
@@ -33,7 +33,7 @@ def through_files(folder: Path, source: dict[str, Any], target: dict[str, Any]) 
     saved = snapshot.read(folder)
     assert saved.step == 3
     state.restore_all(target, saved.nodes, saved.blobs)
-    assert state.difference((nodes, blobs), state.capture_all(target)) is None
+    assert verify.difference((nodes, blobs), state.capture_all(target)) is None
 
 
 PLAIN = st.recursive(
@@ -356,7 +356,7 @@ def test_estimators_go_on_as_if_never_stopped(tmp_path: Path, make: Any, target_
     mine, theirs = go_on(make(), 3), go_on(make(), target_steps)
     through_files(tmp_path / "s", {"m": mine}, {"m": theirs})
     nodes = [state.capture_all({"m": go_on(model, 2)}) for model in (mine, theirs)]
-    assert state.difference(nodes[0], nodes[1]) is None
+    assert verify.difference(nodes[0], nodes[1]) is None
 
 
 def test_a_saved_estimator_is_read_without_its_program(tmp_path: Path) -> None:
@@ -486,6 +486,6 @@ def test_differences_are_found_by_path() -> None:
     def captured(value: Any) -> Any:
         return state.capture_all({"x": {"deep": [value]}})
 
-    assert state.difference(captured(1), captured(1)) is None
+    assert verify.difference(captured(1), captured(1)) is None
     for one, two in [(1, 1.0), (0.0, -0.0), (np.zeros(2), np.zeros(3)), ((1,), [1]), (True, 1)]:
-        assert state.difference(captured(one), captured(two)) == "state['x']['deep'][0]"
+        assert verify.difference(captured(one), captured(two)) == "state['x']['deep'][0]"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outlast import exits, layout
-from outlast.loop import snapshot, state
+from outlast.loop import snapshot, state, verify
 from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
 from trainers import __main__ as command
 from trainers import digits, flags
@@ -103,7 +103,7 @@ def test_a_snapshot_at_any_step_goes_on_to_the_same_parameters(tmp_path: Path, c
     after = small()
     state.restore_all(digits.state_dict(after), saved.nodes, saved.blobs)
     make(after, STEPS - cut)
-    assert state.difference(
+    assert verify.difference(
         state.capture_all(digits.state_dict(calm)), state.capture_all(digits.state_dict(after))
     ) is None  # fmt: skip
     one, two = digits.parameters(calm), digits.parameters(after)

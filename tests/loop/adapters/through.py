@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from outlast.loop import snapshot, state
+from outlast.loop import snapshot, state, verify
 
 
 def save(folder: Path, source: dict[str, Any]) -> Path:
@@ -15,9 +15,9 @@ def save(folder: Path, source: dict[str, Any]) -> Path:
 def load(folder: Path, target: dict[str, Any]) -> None:
     saved = snapshot.read(folder)
     state.restore_all(target, saved.nodes, saved.blobs)
-    assert state.difference((saved.nodes, saved.blobs), state.capture_all(target)) is None
+    assert verify.difference((saved.nodes, saved.blobs), state.capture_all(target)) is None
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> str | None:
     """Where two states differ; None if every bit is the same."""
-    return state.difference(state.capture_all(one), state.capture_all(two))
+    return verify.difference(state.capture_all(one), state.capture_all(two))

@@ -1,0 +1,262 @@
+"""Whether a state is what a snapshot of it holds, after it was restored.
+
+Both sides are captures: nodes, and the arrays where they lie. The snapshot's arrays are its mapped
+file, the program's are its own memory, so comparing them takes no second copy of either.
+
+A restored state may lie elsewhere than the saved one: on another device, in another order in
+memory, on a machine with fewer GPUs, in a process whose layers have other numbers. ``check`` knows
+what does not matter; ``prove``, which restores into the very objects that were saved, wants all
+to be equal.
+"""
+
+import ctypes
+import re
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from outlast.loop import snapshot, state
+from outlast.loop.errors import DoesNotFit, StateError
+from outlast.loop.snapshot import Saved
+from outlast.loop.state import MISSING, Blob, Blobs, Node
+
+_SMALL_BYTES = 1 << 12
+_PIECE_BYTES = 1 << 16
+"""Larger pieces leave the processor's cache, and each gets its memory from the system."""
+_ARRAYS = ("$array", "$tensor", "$blob")
+
+Capture = tuple[Mapping[str, Node], Blobs]
+
+
+def check(
+    values: Mapping[str, object],
+    saved: Saved,
+    *,
+    names: Collection[str] | None = None,
+) -> None:
+    """Compare ``values``, or of them only ``names``, with the snapshot that was restored into them.
+
+    DoesNotFit names the first place that differs: a run that resumes from there would end with
+    another result than one that was never interrupted.
+    """
+    wanted = {name: node for name, node in saved.nodes.items() if names is None or name in names}
+    # In the checkpoint's order: which of two names of one object comes first is part of a capture.
+    now = state.capture_all({name: values[name] for name in wanted})
+    found = difference((wanted, saved.blobs), now, moved=True)
+    if found is not None:
+        raise DoesNotFit(
+            f"{found} is not what the checkpoint of step {saved.step} holds, after it was "
+            "restored; make its load_state_dict put back all that its state_dict gives, or keep "
+            "what it consists of in the state; the checkpoint stays as it is"
+        )
+
+
+def prove(
+    values: Mapping[str, object],
+    before: Capture,
+    folder: Path,
+    *,
+    spare: snapshot.Spare | None = None,
+) -> None:
+    """Save ``before``, a capture of ``values``, into ``folder``, restore it and compare.
+
+    StateError names what does not survive. OSError: no room; the folder is left to the caller.
+    """
+    nodes, blobs = before
+    snapshot.write(folder, Saved(0, {}, dict(nodes), blobs), spare=spare)
+    if spare is not None:
+        spare.unmap()  # else this process would have it twice
+    saved = snapshot.read(folder)
+    state.restore_all(values, saved.nodes, saved.blobs)
+    found = difference((saved.nodes, saved.blobs), state.capture_all(values))
+    if found is not None:
+        raise StateError(
+            f"{found} is not the same after it was saved and restored; "
+            "make its load_state_dict put back all that its state_dict gives"
+        )
+
+
+def difference(before: Capture, after: Capture, *, moved: bool = False) -> str | None:
+    """Where two captures of one state differ first, such as ``state['box']['w']``, or None.
+
+    ``moved``: the second one may lie elsewhere (another process, device or memory order).
+    """
+    return _Comparison(before[1], after[1], moved=moved).run(before[0], after[0])
+
+
+class _Comparison:
+    """Two captures side by side: first what is plain, then the arrays in the order met."""
+
+    def __init__(self, ones: Blobs, twos: Blobs, *, moved: bool) -> None:
+        self._ones, self._twos, self._moved = ones.items, twos.items, moved
+        self._pairs: dict[int, tuple[int, str]] = {}
+        """The second one's array for each of the first one's, and where it was met."""
+        self._taken: set[int] = set()
+
+    def run(self, before: Mapping[str, Node], after: Mapping[str, Node]) -> str | None:
+        for name, node in before.items():
+            found = self._walk(node, after.get(name, MISSING), f"state[{name!r}]")
+            if found is not None:
+                return found
+        for one, (two, path) in self._pairs.items():
+            if not same(self._ones[one], self._twos[two], moved=self._moved):
+                return path
+        return None
+
+    def _walk(self, one: Node, two: Node, path: str) -> str | None:
+        if isinstance(one, dict) and isinstance(two, dict):
+            if self._moved:
+                one, two = _placeless(one, two)
+            if list(one) != list(two):
+                return path
+            if not one.keys().isdisjoint(_ARRAYS):
+                return self._array(one, two, path)
+            pairs = [(f"[{key!r}]", one[key], two[key]) for key in one]
+            # People know the object, not the parts of its node.
+            inside = any(key.startswith("$") for key in one)
+        elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+            pairs = [(f"[{i}]", a, b) for i, (a, b) in enumerate(zip(one, two, strict=True))]
+            inside = False
+        else:
+            # repr, not ==: 1, 1.0 and True are equal, and 0.0 equals -0.0
+            return None if repr(one) == repr(two) else path
+        for suffix, a, b in pairs:
+            if found := self._walk(a, b, path if inside else path + suffix):
+                return found
+        return None
+
+    def _array(self, one: Mapping[str, Any], two: Mapping[str, Any], path: str) -> str | None:
+        """What was one array in two places must be one again, and what was two must be two."""
+        key = next(key for key in _ARRAYS if key in one)
+        if {**one, key: 0} != {**two, key: 0}:
+            return path
+        ours, theirs = one[key], two[key]
+        if ours not in self._pairs and theirs not in self._taken:
+            self._pairs[ours] = theirs, path
+            self._taken.add(theirs)
+        return None if self._pairs.get(ours, (None, ""))[0] == theirs else path
+
+
+def _placeless(one: dict[str, Any], two: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both nodes without what another place changes."""
+    kind = one.get("$object")
+    if kind is not None and kind == two.get("$object"):
+        one, two = _KINDS.get(kind, lambda a, b: (a, b))(dict(one), dict(two))
+    if "$tensor" in one or kind is not None:
+        one = {key: item for key, item in one.items() if key != "device"}
+        two = {key: item for key, item in two.items() if key != "device"}
+    return one, two
+
+
+Nodes = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _module(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
+    """Versions are those of the classes that wrote a state; its names have no order."""
+    for node in (one, two):
+        node.pop("versions")
+        node["entries"] = dict(sorted(node["entries"].items()))
+    return one, two
+
+
+def _optimizer(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
+    """A later version of PyTorch gives the groups more settings."""
+    for node in (one, two):
+        node["params"] = [shape for shape, _ in node["params"]]
+    ours, theirs = one["state"].get("param_groups"), two["state"].get("param_groups")
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        groups = [
+            {key: group[key] for key in old if key in group}
+            for old, group in zip(ours, theirs, strict=True)
+        ]
+        two["state"] = {**two["state"], "param_groups": groups}
+    return one, two
+
+
+def _random(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
+    """Of GPUs that this machine does not have there are no random numbers."""
+    both = min(len(one["state"]), len(two["state"]))
+    return {**one, "state": one["state"][:both]}, {**two, "state": two["state"][:both]}
+
+
+def _keras(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
+    """Keras numbers a process's layers, and makes a model's metrics with its first batch."""
+    if len(one.get("metrics", ())) != len(two.get("metrics", ())):
+        for node in (one, two):
+            node.pop("metrics", None)
+    for node in (one, two):
+        for part in ("variables", "metrics"):
+            if part in node:
+                node[part] = [{**item, "path": _role(item["path"])} for item in node[part]]
+    return one, two
+
+
+def _role(path: str) -> str:
+    return re.sub(r"_\d+", "", path.rpartition("/")[2])
+
+
+_KINDS = {
+    "torch.Module": _module,
+    "torch.Optimizer": _optimizer,
+    "torch.random": _random,
+    **{
+        f"keras.{name}": _keras
+        for name in ("Layer", "Optimizer", "Metric", "SeedGenerator", "Variable")
+    },
+}
+
+
+# Bytes
+
+
+def same(a: Blob, b: Blob, *, moved: bool = False) -> bool:
+    """Whether two arrays are equal, bit by bit; ``moved``: in whatever order they lie in memory."""
+    if (a.dtype, tuple(a.shape), a.nbytes) != (b.dtype, tuple(b.shape), b.nbytes):
+        return False
+    if a.order == b.order:
+        return same_bytes(a.data, b.data)
+    return moved and same_bytes(_in_c_order(a), _in_c_order(b))
+
+
+def same_bytes(a: memoryview | bytes, b: memoryview | bytes) -> bool:
+    """Whether two buffers of one size are equal, without a copy of either."""
+    one, two = memoryview(a), memoryview(b)
+    size = len(one)
+    if size <= _SMALL_BYTES:
+        return bytes(one) == bytes(two)
+    if not (one.readonly or two.readonly):
+        kind = ctypes.c_char * size
+        return not _memcmp(kind.from_buffer(one), kind.from_buffer(two), size)
+    return all(  # bytes, as memoryviews compare one element at a time
+        bytes(one[at : at + _PIECE_BYTES]) == bytes(two[at : at + _PIECE_BYTES])
+        for at in range(0, size, _PIECE_BYTES)
+    )
+
+
+def _memcmp_of_libc() -> Any:
+    found = ctypes.CDLL(None).memcmp
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    return found
+
+
+_memcmp = _memcmp_of_libc()
+
+
+def _in_c_order(blob: Blob) -> memoryview:
+    """A copy of one array's bytes, as if it lay in C order."""
+    order = range(len(blob.shape)) if blob.order is None else blob.order
+    count = 1
+    for size in blob.shape:
+        count *= size
+    inner = [*(blob.shape[i] for i in order), blob.nbytes // max(count, 1)]
+    back = [*(list(order).index(i) for i in range(len(inner) - 1)), len(inner) - 1]
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        flat = np.frombuffer(blob.data, np.uint8).reshape(inner).transpose(back)
+        return np.ascontiguousarray(flat).reshape(-1).data
+    import torch  # type: ignore[import-not-found]  # else the array is a tensor
+
+    flat = torch.frombuffer(blob.data, dtype=torch.uint8).reshape(inner).permute(back).contiguous()
+    return memoryview(bytes(flat.flatten().tolist()))
