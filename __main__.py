@@ -1,11 +1,10 @@
 """The program: one stack is one experiment, or the foundation of several. Wiring only;
-`settings.py` reads and checks."""
+`outlast/settings` reads and checks."""
 
 from typing import Any
 
 import pulumi
 
-import settings
 from components import haste  # noqa: F401 - first: the imports below are quick with it
 from components import metadata as instance_metadata
 from components.bundle_object import BundleObject
@@ -16,10 +15,12 @@ from components.health import HealthCheck
 from components.image_family import ImageFamily
 from components.leave_role import LeaveRole
 from components.network import Network
-from components.providers import FoundationGuard, RunPin
 from components.vm_access import VmAccess
 from components.vm_identity import VmIdentity
 from components.vm_template import VmTemplate
+from outlast.dynamic.foundation_guard import FoundationGuard
+from outlast.dynamic.run_pin import RunPin
+from outlast.settings import schema as settings
 
 config = settings.load()
 found = settings.look_up(config)

@@ -18,9 +18,9 @@ from typing import Any
 
 from bench import table
 from bench.sites import BUCKET, local_cloud, scratch
-from outlast.exits import DONE
-from outlast.operate.cloud import IMAGE_FAMILY, PROJECT, LocalCloud
-from outlast.operate.errors import OperateError
+from outlast.base.exits import DONE
+from outlast.cli.cloud import IMAGE_FAMILY, PROJECT, LocalCloud
+from outlast.cli.errors import OperateError
 
 FAILED, CANNOT = 1, 69
 MOST_PERCENT, MOST_MB = 2.0, 150.0

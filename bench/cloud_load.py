@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import table
-from outlast.exits import DONE
-from rehearsal.fleet import Fleet
-from rehearsal.model import Boot, Stop
+from outlast.base.exits import DONE
+from outlast.localcloud.fleet import Fleet
+from outlast.localcloud.model import Boot, Stop
 
 FAILED, CANNOT = 1, 69
 ROOT = Path(__file__).parent.parent
@@ -137,7 +137,7 @@ class Client:
 @contextlib.contextmanager
 def local_cloud(work: Path) -> Iterator[Client]:
     """A local cloud whose VMs have no processes."""
-    command = [sys.executable, "-m", "rehearsal", "serve", "--no-provider", "--no-guests"]
+    command = [sys.executable, "-m", "outlast.localcloud", "serve", "--no-provider", "--no-guests"]
     process = subprocess.Popen(
         [*command, "--state", str(work / "cloud")], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )

@@ -31,7 +31,7 @@ from typing import Any
 import google_crc32c
 
 from bench import table
-from outlast.exits import DONE
+from outlast.base.exits import DONE
 
 FAILED, CANNOT = 1, 69
 ROOT = Path(__file__).parent.parent
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
 @contextlib.contextmanager
 def local_cloud(work: Path) -> Iterator[int]:
     """A local cloud with one bucket, without the engine's provider; gives the port."""
-    command = [sys.executable, "-m", "rehearsal", "serve", "--no-provider"]
+    command = [sys.executable, "-m", "outlast.localcloud", "serve", "--no-provider"]
     process = subprocess.Popen(
         [*command, "--state", str(work / "cloud")], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )

@@ -34,12 +34,19 @@ from typing import Any
 from bench import table
 from bench.points import Point
 from bench.sites import ROOT, BenchError, FolderSite, Job, make_plan, run_to_end, scratch
-from outlast.exits import DONE
-from outlast.layout import Layout
-from outlast.operate import judge
-from outlast.run.commit import Committer, Restored, RestoreError
-from outlast.run.head import Act, Claim, Head, HeadError, HeadFile, read_head
-from outlast.run.store import FolderStore, NotFound, StoreError
+from outlast.base.exits import DONE
+from outlast.bucket.commit import Committer, Restored, RestoreError
+from outlast.bucket.head import (
+    Act,
+    Claim,
+    Head,
+    HeadError,
+    HeadFile,
+    read_head,
+)
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import FolderStore, NotFound, StoreError
+from outlast.cli.rehearsal import judge
 
 FAILED = 1
 LAYOUT = Layout("", "")

@@ -35,12 +35,12 @@ from bench.sites import (
     make_plan,
     scratch,
 )
-from outlast.exits import DONE, USAGE
-from outlast.layout import Layout
-from outlast.operate import bake, recipe
-from outlast.operate.cloud import PROJECT, LocalCloud
-from outlast.operate.compute import TOKEN_VARIABLE, ComputeError
-from outlast.operate.errors import OperateError
+from outlast.base.exits import DONE, USAGE
+from outlast.bucket.layout import Layout
+from outlast.cli.cloud import PROJECT, LocalCloud
+from outlast.cli.errors import OperateError
+from outlast.cloud import bake, recipe
+from outlast.cloud.compute import TOKEN_VARIABLE, ComputeError
 
 FAILED, CANNOT = 1, 69
 LEAST = 5.0

@@ -26,8 +26,8 @@ import trainers
 from bench import census_rows, peers, table
 from bench.points import Verdict, as_json, draw, kinds, summary
 from bench.sites import BenchError, Calm, CloudSite, FolderSite, Job, Site, local_cloud, scratch
-from outlast.exits import DONE, USAGE
-from outlast.operate.errors import OperateError
+from outlast.base.exits import DONE, USAGE
+from outlast.cli.errors import OperateError
 
 PARALLEL = 2
 FAILED = 1

@@ -27,10 +27,10 @@ from typing import Any
 
 from bench import table
 from bench.sites import scratch
-from outlast.exits import DONE
-from outlast.operate import cloud as clouds
-from outlast.operate import engine
-from outlast.operate.errors import EngineError, OperateError
+from outlast.base.exits import DONE
+from outlast.cli import cloud as clouds
+from outlast.cli import engine
+from outlast.cli.errors import EngineError, OperateError
 
 FAILED, CANNOT = 1, 69
 MOST_PREVIEW, MOST_UP = 1.4, 2.0

@@ -24,9 +24,9 @@ from urllib.parse import quote
 
 from bench import table
 from bench.sites import BUCKET, ROOT, BenchError, local_cloud, scratch
-from outlast.exits import DONE
-from outlast.operate import engine
-from outlast.operate.errors import OperateError
+from outlast.base.exits import DONE
+from outlast.cli import engine
+from outlast.cli.errors import OperateError
 
 FAILED, CANNOT = 1, 69
 HERE = Path(__file__).with_name("cost")

@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.points import Phases, Point, Verdict, row_faults
-from outlast import bundle as bundles
-from outlast.exits import DONE, INTERRUPTED
-from outlast.layout import AttemptStart, Layout, format_time
-from outlast.operate import cloud as clouds
-from outlast.operate import engine, judge
-from outlast.operate.errors import OperateError
-from outlast.run.commit import read_record, read_rows
-from outlast.run.head import Head, HeadError, read_head
-from outlast.run.store import Store, StoreError, open_store
-from settings import scripts
+from outlast.base.exits import DONE, INTERRUPTED
+from outlast.bucket.commit import read_record, read_rows
+from outlast.bucket.head import Head, HeadError, read_head
+from outlast.bucket.layout import AttemptStart, Layout, format_time
+from outlast.bucket.store import Store, StoreError, open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine
+from outlast.cli.errors import OperateError
+from outlast.cli.rehearsal import judge
+from outlast.settings.schema import scripts
+from outlast.spec import bundle as bundles
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBE = Path(__file__).with_name("probe")

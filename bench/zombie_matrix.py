@@ -37,17 +37,17 @@ from bench.sites import (
     read_run,
     scratch,
 )
-from outlast.exits import DONE, State
-from outlast.layout import Layout
-from outlast.operate import cloud as clouds
-from outlast.operate.errors import OperateError
-from outlast.run.head import HeadError, read_head
-from outlast.run.store import (
+from outlast.base.exits import DONE, State
+from outlast.bucket.head import HeadError, read_head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import (
     FolderStore,
     PreconditionFailed,
     Store,
     StoreError,
 )
+from outlast.cli import cloud as clouds
+from outlast.cli.errors import OperateError
 
 FAILED, CANNOT = 1, 69
 JOB = Job("dummy", ("--epochs=40", "--eval-every=5"), "100")

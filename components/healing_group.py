@@ -6,7 +6,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from outlast.exits import BOOT_SEC
+from outlast.base.exits import BOOT_SEC
 
 VERSION = "trainer"
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 import pulumi
 from pulumi_gcp import projects
 
-from components.providers import ImageBake
+from outlast.dynamic.image_bake import ImageBake
 
 USER_ROLE = "roles/compute.imageUser"
 

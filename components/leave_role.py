@@ -5,7 +5,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import projects
 
-from outlast.run.group import LEAVE_PERMISSIONS
+from outlast.supervisor.group import LEAVE_PERMISSIONS
 
 
 class LeaveRoleArgs(TypedDict):

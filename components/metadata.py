@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 
 import pulumi
 
-from outlast import identity
-from outlast.delivery import BUCKET, VALUE_LIMIT
+from outlast.spec import identity
+from outlast.spec.delivery import BUCKET, VALUE_LIMIT
 
 TOTAL_LIMIT = 512 * 1024
 """Bytes that the platform allows all keys and values together."""

@@ -1,6 +1,6 @@
 """How VMs are reached and what they reach, their bucket among it: the rules, as pure functions.
 
-A refusal is a sentence without the name of the setting's namespace; `settings.py` raises it.
+A refusal is a sentence without the name of the setting's namespace; `outlast/settings` raises it.
 """
 
 import re

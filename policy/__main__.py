@@ -23,7 +23,7 @@ from pulumi_policy import (
 from pulumi_policy.proxy import UnknownValueError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from outlast.operate import pricing  # noqa: E402
+from outlast.costs import pricing  # noqa: E402
 
 UNKNOWN = "unknown before up"
 """Stands for what the engine does not know yet: a value like any other to the rules."""

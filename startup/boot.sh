@@ -17,7 +17,7 @@
 # the machine to end, or by its own crash, so whatever its exit code is, a power-off follows.
 #
 # Exit codes: 0 the supervisor runs (systemd) or is done; 75 stopped by a signal before it ran; 1 or
-# 22 a step failed; else the supervisor's own (outlast/exits.py has the list).
+# 22 a step failed; else the supervisor's own (outlast/base/exits.py has the list).
 
 set -euo pipefail
 
@@ -141,7 +141,7 @@ boot::check_count() {
   fi
 }
 
-# boot::record: the record that this boot began. outlast/layout.py has its schema.
+# boot::record: the record that this boot began. outlast/bucket/layout.py has its schema.
 boot::record() {
   json::object format:=1 boot_id="$BOOT_ID" instance="$INSTANCE" instance_id="$INSTANCE_ID" \
     place:="$PLACE" resume:="$RESUME" time="$(time::now)" zone="$ZONE" >"$RUN_DIR/record" || return
@@ -220,7 +220,7 @@ boot::start_health() {
   local address="${METADATA["network-interfaces/0/ip"]:-0.0.0.0}" port limit python
   read -r port limit <<<"${METADATA["attributes/outlast-health"]}"
   python="$(command -v "$BASE_PYTHON")" || return
-  local argv=("$python" -I "$BUNDLE_DIR/outlast/run/health.py" "$address" "$port" "$limit"
+  local argv=("$python" -I "$BUNDLE_DIR/outlast/supervisor/health.py" "$address" "$port" "$limit"
     "$SIGN_FILE")
   rm -f "$SIGN_FILE"
   : >"$SIGN_FILE" || return
@@ -407,7 +407,7 @@ boot::supervise() {
     cd "$bundle"
     unset PYTHONDONTWRITEBYTECODE PYTHONHOME
     export PYTHONPATH="$bundle" OUTLAST_BUNDLE_DIR="$bundle"
-    exec "$python" -P -m outlast.run vm
+    exec "$python" -P -m outlast.supervisor vm
   ) >>"$STEP_LOG" 2>&1 9>&- &
   child=$!
   if ((signals > 0)); then
@@ -516,7 +516,7 @@ boot::leave_if_hopeless() {
 }
 
 # boot::record_end REASON EXIT MESSAGE: how this boot ended, with the last lines of the step's own
-# log; outlast/layout.py has the schema.
+# log; outlast/bucket/layout.py has the schema.
 boot::record_end() {
   local message="$3"
   if [[ -n $STEP_LOG && -s $STEP_LOG ]]; then

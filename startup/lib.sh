@@ -13,7 +13,7 @@
 # This file is read by its neighbours:
 # shellcheck disable=SC2034
 
-# outlast/exits.py is the list; tests/startup holds the two together.
+# outlast/base/exits.py is the list; tests/startup holds the two together.
 readonly EXIT_DONE=0
 readonly EXIT_USAGE=64
 readonly EXIT_INTERRUPTED=75

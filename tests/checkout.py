@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from outlast.operate.engine import ROOT
+from outlast.cli.engine import ROOT
 
-PARTS = ("outlast", "trainers", "components", "requirements", "startup", "settings.py",
+PARTS = ("outlast", "trainers", "components", "requirements", "startup",
          "__main__.py", "Pulumi.dev.yaml")  # fmt: skip
 
 

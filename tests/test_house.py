@@ -11,22 +11,31 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FORBIDDEN = {
-    "trainers": {"outlast.run", "outlast.operate", "components", "rehearsal"},
-    "outlast/loop": {"outlast.run", "outlast.operate", "components", "rehearsal", "trainers"},
-    "outlast/run": {"outlast.operate", "components", "rehearsal"},
-    "outlast/operate": {"components", "rehearsal", "settings"},
-    "components": {"outlast.operate", "outlast.loop", "rehearsal", "settings"},
-    "rehearsal": {"outlast", "components", "trainers", "settings"},
+_OPERATOR = {
+    f"outlast.{part}"
+    for part in ("cli", "cloud", "costs", "dynamic", "localcloud", "machines", "settings")
 }
-PROVIDERS_MAY = ("outlast.operate",)
-"""What the dynamic providers may know besides: they run beside the engine, as the commands do."""
+FORBIDDEN = {
+    "trainers": {"outlast.supervisor", "components", *_OPERATOR},
+    "outlast/base": {"outlast.bucket", "outlast.loop", "outlast.protocol", "outlast.spec"}
+    | {"outlast.supervisor", "components", "trainers", *_OPERATOR},
+    "outlast/spec": {"outlast.loop", "outlast.supervisor", "components", "trainers", *_OPERATOR},
+    "outlast/loop": {"outlast.supervisor", "components", "trainers", *_OPERATOR},
+    "outlast/bucket": {"outlast.loop", "outlast.supervisor", "components", "trainers", *_OPERATOR},
+    "outlast/supervisor": {"outlast.loop", "components", *_OPERATOR},
+    "outlast/cloud": {"outlast.cli", "outlast.settings", "outlast.supervisor", "components"},
+    "outlast/cli": {"components", "outlast.dynamic", "outlast.localcloud", "outlast.settings"},
+    "outlast/dynamic": {"outlast.cli", "outlast.settings", "outlast.supervisor"},
+    "outlast/settings": {"outlast.cli", "outlast.dynamic", "outlast.localcloud"},
+    "outlast/machines": {"outlast.cli", "outlast.settings", "components"},
+    "components": {"outlast.cli", "outlast.loop", "outlast.localcloud", "outlast.settings"},
+}
 ENVIRONMENT_FREE = "components"
 STANDARD_LIBRARY_ONLY = (
-    "outlast/layout.py",
-    "outlast/exits.py",
+    "outlast/bucket/layout.py",
+    "outlast/base/exits.py",
     "outlast/protocol.py",
-    "outlast/places.py",
+    "outlast/base/places.py",
 )
 
 
@@ -46,21 +55,26 @@ def imported(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def test_the_local_cloud_imports_no_production_code():
+    for file in files_of("outlast/localcloud"):
+        for name in imported(file):
+            top = name.split(".")[0]
+            assert top not in ("components", "trainers", "policy"), f"{file} imports {name}"
+            assert top != "outlast" or name.startswith("outlast.localcloud"), f"{file}: {name}"
+
+
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_arrows_point_one_way(folder):
     for file in files_of(folder):
         for name in imported(file):
-            walls = FORBIDDEN[folder]
-            if file == ROOT / "components" / "providers.py":
-                walls = walls - set(PROVIDERS_MAY)
-            bad = [wall for wall in walls if name == wall or name.startswith(wall + ".")]
+            bad = [
+                wall for wall in FORBIDDEN[folder] if name == wall or name.startswith(wall + ".")
+            ]
             assert not bad, f"{file.relative_to(ROOT)} imports {name}"
 
 
 def test_components_read_no_environment_clock_or_configuration():
     for file in files_of(ENVIRONMENT_FREE):
-        if file.name == "providers.py":  # dynamic providers may
-            continue
         text = file.read_text()
         assert not re.search(r"os\.environ|getenv|datetime\.now|time\.time|pulumi\.Config", text), (
             file.name
@@ -75,9 +89,10 @@ def test_what_both_sides_share_needs_the_standard_library_only(file):
 
 
 def test_no_production_file_knows_where_the_local_cloud_is():
-    """It is told by the environment alone; `operate`, which starts it, knows loopback."""
-    production = [*files_of("outlast/run"), *files_of("outlast/loop"), *files_of("trainers")]
-    production += [*files_of("components"), ROOT / "__main__.py"]
+    """The environment alone says it; `outlast.cli`, which starts it, knows loopback."""
+    parts = ("base", "bucket", "loop", "supervisor")
+    production = [file for part in parts for file in files_of(f"outlast/{part}")]
+    production += [*files_of("trainers"), *files_of("components"), ROOT / "__main__.py"]
     production += sorted((ROOT / "startup").glob("*.sh"))
     for file in production:
         assert not re.search(r"127\.0\.0\.1|localhost|_local/|\brehearsal\b/", file.read_text()), (
@@ -86,7 +101,7 @@ def test_no_production_file_knows_where_the_local_cloud_is():
 
 
 def test_the_engines_plugin_loads_the_run_pin_without_the_gcp_package():
-    code = "import sys, components.providers; print('pulumi_gcp' in sys.modules)"
+    code = "import sys, outlast.dynamic.run_pin; print('pulumi_gcp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 
@@ -94,7 +109,7 @@ def test_the_engines_plugin_loads_the_run_pin_without_the_gcp_package():
 def test_importing_outlast_costs_nothing():
     code = (
         "import sys, outlast; outlast.train; "
-        "print([name for name in ('google', 'numpy', 'click', 'outlast.operate', 'outlast.run') "
+        "print([name for name in ('google', 'numpy', 'click', 'outlast.cli', 'outlast.supervisor') "
         "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from components.families import FAMILIES, N1_GPUS, Family  # noqa: E402
+from outlast.machines.families import FAMILIES, N1_GPUS, Family  # noqa: E402
 
 PAGE = ROOT / "docs" / "machines.md"
 _SIZE = re.compile(r"-(\d+)(?=g?(?:-|$))")

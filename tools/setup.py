@@ -501,7 +501,7 @@ def finished() -> dict[str, Any] | None:
 
 
 def parts() -> dict[str, Any]:
-    """Where the parts are, by the names of `outlast.operate.engine.Parts`. Raises SetupError where
+    """Where the parts are, by the names of `outlast.cli.engine.Parts`. Raises SetupError where
     `make setup` has something to do."""
     found = finished()
     if not found:

@@ -27,7 +27,7 @@ CONFIGURATION = """# Every setting
 
 A stack's settings are in `Pulumi.<stack>.yaml`, below `config:`, each as `outlast:KEY`;
 `pulumi config set outlast:KEY VALUE` writes one, with `--path outlast:args.epochs` a part of one.
-`settings.py` checks them all before anything is asked of the cloud.
+`outlast/settings` checks them all before anything is asked of the cloud.
 Beside them the provider's own: `gcp:project` (needed), `gcp:zone` and `gcp:region`.
 """
 KINDS = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
@@ -37,7 +37,8 @@ COMPONENTS = """# Every component
 
 {made}
 
-One a file in `components/`, wired in `__main__.py`. Inputs are a dictionary; those in *italics* may
+One a file in `components/`, and the dynamic resources in `outlast/dynamic/`, wired in
+`__main__.py`. Inputs are a dictionary; those in *italics* may
 be left out.
 """
 
@@ -67,7 +68,10 @@ def pages() -> dict[Path, str]:
     """The pages by their paths."""
     return {
         ROOT / "docs" / "configuration.md": configuration((ROOT / "Pulumi.yaml").read_text()),
-        ROOT / "docs" / "components.md": components(sorted((ROOT / "components").glob("*.py"))),
+        ROOT / "docs" / "components.md": components(
+            sorted((ROOT / "components").glob("*.py"))
+            + sorted((ROOT / "outlast" / "dynamic").glob("*.py"))
+        ),
     }
 
 
@@ -106,7 +110,7 @@ def components(files: list[Path]) -> str:
     """The page of every component's inputs and outputs."""
     lines = [COMPONENTS.format(made=MADE)]
     for component in (one for file in files for one in _components(file)):
-        lines += [f"## {component.name}", "", f"`components/{component.file}`. {component.about}"]
+        lines += [f"## {component.name}", "", f"`{component.file}`. {component.about}"]
         for title, fields in (("input", component.inputs), ("output", component.outputs)):
             if not fields:
                 continue
@@ -128,7 +132,7 @@ def _components(file: Path) -> Iterator[Component]:
         args = classes.get(f"{name}Args")
         yield Component(
             name,
-            file.name,
+            file.relative_to(ROOT).as_posix(),
             _joined(ast.get_docstring(node)),
             tuple(_fields(args)) if args else (),
             tuple(_fields(node)),

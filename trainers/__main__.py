@@ -2,8 +2,8 @@
 
 A name with a slash is the path of a trainer that lies elsewhere, without its ``.py``.
 
-Exit codes are those of outlast/exits.py: 0 done, 64 bad usage, 75 interrupted and to be resumed by
-the same command, 76 another process has taken the run's folder over, 1 anything else.
+Exit codes are those of outlast/base/exits.py: 0 done, 64 bad usage, 75 interrupted and to be
+resumed by the same command, 76 another process has taken the run's folder over, 1 anything else.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import trainers
-from outlast import exits
+from outlast.base import exits
 from outlast.loop import LoopError
 from outlast.loop.errors import exit_code
 from trainers.flags import UsageError

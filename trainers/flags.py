@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Self
 
-from outlast import exits
+from outlast.base import exits
 from outlast.protocol import parse_every
 
 MUTABLE = {"epochs": "raised", "eval-every": "any", "threads": "any"}
-"""What most trainers can take in the middle of a run, as ``outlast/changes.py`` reads it: the steps
-so far are those of a run that had the new values from its start, but for the evaluations made and
-for the last digits that threads decide."""
+"""What most trainers can take in the middle of a run, as ``outlast/spec/changes.py`` reads it: the
+steps so far are those of a run that had the new values from its start, but for the evaluations made
+and for the last digits that threads decide."""
 
 EPOCHS_MOST = 10**9
 SHOWN_CHARACTERS = 60

@@ -19,8 +19,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import outlast
-from outlast import exits, identity, layout
+from outlast.base import exits
+from outlast.bucket import layout
 from outlast.loop import DataError, LoopError, local, words
+from outlast.spec import identity
 from trainers import flags
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ CONFIG_FILE = "config.json"
 
 
 def main(trainer: ModuleType, argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say; an exit code of outlast/exits.py.
+    """Train or evaluate as the flags say; an exit code of outlast/base/exits.py.
 
     ``trainer`` is a module of the shape that ``trainers/dummy.py`` explains. What its ``build``
     makes has ``total``, the steps of the whole training, and ``epoch``, the whole epochs that are

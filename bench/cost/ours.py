@@ -25,12 +25,12 @@ from bench.cost.measures import (
     resident_mb,
     state,
 )
-from outlast.layout import Layout
+from outlast.bucket.commit import Committer
+from outlast.bucket.head import Claim, HeadFile, read_head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import open_store
 from outlast.loop import snapshot
 from outlast.protocol import SOCKET_VARIABLE
-from outlast.run.commit import Committer
-from outlast.run.head import Claim, HeadFile, read_head
-from outlast.run.store import open_store
 
 REST_SEC = 1.1
 STEP_SEC = 0.001

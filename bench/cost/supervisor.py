@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import outlast.run.__main__ as entry
-from outlast.run.store import open_store
+import outlast.supervisor.__main__ as entry
+from outlast.bucket.store import open_store
 
 
 def count_requests(path: Path) -> None:

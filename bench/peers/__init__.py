@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.points import Phases, Point, Verdict
 from bench.sites import BenchError, Calm, make_plan, run_to_end
-from outlast.exits import DONE
+from outlast.base.exits import DONE
 
 JOBS = {
     "lightning": ("lightning_job.py", "step"),

@@ -217,13 +217,13 @@ def _wrap(module):
     name = module.__name__
     if name == "outlast.loop.snapshot":
         _replace(module, "write", "snapshot")
-    elif name == "outlast.run.commit":
+    elif name == "outlast.bucket.commit":
         _replace(module.Committer, "commit", "upload")
         _replace(module.Committer, "finish", "final upload")
-    elif name == "outlast.run.store" and _is_watched():
+    elif name == "outlast.bucket.store" and _is_watched():
         for verb in ("put", "copy", "delete"):
             _watch(module.GcsStore, verb)
-    elif name == "outlast.run.group" and _is_watched():
+    elif name == "outlast.supervisor.group" and _is_watched():
         call = module.Group._call
         module.Group._call = lambda group, url, body: probe.operate(
             "call", url.rpartition("/")[2], call, (group, url, body), {}
@@ -275,7 +275,7 @@ def _role():
     words = sys.orig_argv
     if "trainers" in words or any("peers" in word and word.endswith(".py") for word in words):
         return "trainer"
-    return "supervisor" if "outlast.run" in words else None
+    return "supervisor" if "outlast.supervisor" in words else None
 
 
 def _plan_folder():

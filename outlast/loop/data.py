@@ -1,8 +1,8 @@
 """``outlast.data``: a local path for a local or gs:// path, before a training is set up.
 
 Under a supervisor it is asked for the data, on a connection of its own. On a laptop a process of
-``python -m outlast.run fetch`` gets it into the user's cache folder (``OUTLAST_CACHE``, by default
-``~/.cache/outlast``); ``outlast.train`` then tells its supervisor what was used.
+``python -m outlast.supervisor fetch`` gets it into the user's cache folder (``OUTLAST_CACHE``, by
+default ``~/.cache/outlast``); ``outlast.train`` then tells its supervisor what was used.
 """
 
 import json
@@ -108,7 +108,7 @@ def cache_folder() -> Path:
 
 def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
     """Data or a run's result (``kind``) in the cache folder, fetched by a process of its own."""
-    command = [sys.executable, "-m", "outlast.run", "fetch", url, "--kind", kind]
+    command = [sys.executable, "-m", "outlast.supervisor", "fetch", url, "--kind", kind]
     command += ["--into", str(cache_folder()), "--json"]
     try:
         process = subprocess.Popen(
@@ -143,7 +143,7 @@ def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """For a process of ``outlast.run``: the same outlast, and no supervisor of its own."""
+    """For a process of ``outlast.supervisor``: the same outlast, and no supervisor of its own."""
     home = str(Path(outlast.__file__).resolve().parents[1])
     path = os.environ.get("PYTHONPATH")
     found = {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}

@@ -13,7 +13,7 @@ LoopError
 import sys
 from types import TracebackType
 
-from outlast import exits
+from outlast.base import exits
 from outlast.loop.words import say
 
 

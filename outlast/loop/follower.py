@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from outlast import places
+from outlast.base import places
 from outlast.loop import ranks, snapshot, state, verify
 from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from outlast import exits
+from outlast.base import exits
 from outlast.loop.ranks import FAILED_EXIT
 
 TORCHRUN_KILL_SEC = 25.0

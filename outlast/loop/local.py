@@ -16,9 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from outlast import exits, identity, layout
+from outlast.base import exits
+from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
+from outlast.spec import identity
 
 STOP_SEC = 120.0
 """How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
@@ -124,7 +126,7 @@ class LocalSupervisor:
         # Not in run_dir: a socket's path has little room, and some file systems have no sockets.
         self._folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.socket_path = self._folder / "supervisor.sock"
-        command = [sys.executable, "-m", "outlast.run", "folder"]
+        command = [sys.executable, "-m", "outlast.supervisor", "folder"]
         command += ["--socket", str(self.socket_path), f"--run-dir={run_dir}"]
         command += [
             f"--trainer={trainer}",

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast import exits
+from outlast.base import exits
 from outlast.loop import snapshot, state, verify
 from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
 from outlast.protocol import Channel, Closed, Listener, ProtocolError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast import places
+from outlast.base import places
 from outlast.loop import ranks, schedule, snapshot, state, verify
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import Direction, History

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from outlast import exits
+from outlast.base import exits
 from outlast.loop.data import answer_path
 from outlast.loop.errors import CheckpointFailed, LoopError, Refused, SupervisorLost
 from outlast.loop.words import say

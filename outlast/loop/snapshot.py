@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast import places
+from outlast.base import places
 from outlast.loop import state
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob, Blobs, Node

@@ -28,7 +28,7 @@ BATCH_ROWS = 100
 CLOSE_SEC = 10.0
 """How long the end of a training waits for what is still queued."""
 RETRY_SEC = 5.0
-KEY_TAG = "outlast.run"
+KEY_TAG = "outlast.supervisor"
 PARAM_CHARACTERS_MAX = 500
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from outlast import exits, layout, places
+from outlast.base import exits, places
+from outlast.bucket import layout
 from outlast.loop import (
     data,
     ranks,

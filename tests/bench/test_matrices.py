@@ -10,8 +10,8 @@ from bench import corruption_matrix, kill_matrix, zombie_matrix
 from bench.peers import PeerSite
 from bench.points import Point
 from bench.sites import BenchError, Job
-from outlast.exits import DONE, USAGE
-from outlast.run.store import FolderStore, MemoryStore, Object
+from outlast.base.exits import DONE, USAGE
+from outlast.bucket.store import FolderStore, MemoryStore, Object
 
 SMALL = ("--flags", "--epochs=2 --step-ms=1 --limit-rows=200", "--checkpoint-every", "4")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import kill_matrix, zombie_matrix
-from outlast.exits import DONE
+from outlast.base.exits import DONE
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 

@@ -12,10 +12,11 @@ from components.health import HealthCheck
 from components.image_family import ImageFamily
 from components.leave_role import LeaveRole, role_id
 from components.network import Network
-from components.providers import FoundationGuard, RunPin
 from components.vm_access import VmAccess
 from components.vm_identity import VmIdentity
 from components.vm_template import VmTemplate
+from outlast.dynamic.foundation_guard import FoundationGuard
+from outlast.dynamic.run_pin import RunPin
 from tests.components import inventory
 
 COMPONENTS = (

@@ -4,7 +4,7 @@ import pulumi
 import pytest
 
 from components import metadata
-from outlast.run.metadata import parse_spec
+from outlast.supervisor.metadata import parse_spec
 from tests.components import inventory
 
 ARGS = {

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast.exits import State
-from outlast.layout import Layout
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.commit import read_rows
-from outlast.run.head import Head, HeadLost, read_head
-from outlast.run.store import Store
+from outlast.base.exits import State
+from outlast.bucket.commit import read_rows
+from outlast.bucket.head import Head, HeadLost, read_head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import Store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests.checkout import copy_checkout
 
 LIMIT_SEC = 300
@@ -50,7 +50,7 @@ class Project:
 
     def outlast(self, *words: str, fails: bool = False, **variables: str) -> str:
         """What the command of the folder's checkout printed. `variables`: of its environment."""
-        argv = [sys.executable, "-m", "outlast.operate", *words]
+        argv = [sys.executable, "-m", "outlast.cli", *words]
         return self._said(argv, fails=fails, variables=variables)
 
     def up(self, *args: str, fails: bool = False) -> str:

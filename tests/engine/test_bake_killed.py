@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast import tree
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.operate import mend
+from outlast.base import tree
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
+from outlast.cli import mend
 from tests.baking import quick_python
 from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from outlast.exits import Reason, State
-from outlast.layout import AttemptStart, BootEnd
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.head import HeadLost, read_head
-from outlast.run.store import Store, open_store
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import HeadLost, read_head
+from outlast.bucket.layout import AttemptStart, BootEnd
+from outlast.bucket.store import Store, open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests.engine.conftest import Project, Watch, checkout_on
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -56,7 +56,7 @@ def test_a_stock_image_installs_the_bundles_requirements_and_trains(stack: Proje
 def test_a_bundle_that_lacks_a_module_fails_and_is_not_completed_from_elsewhere(
     stack: Project, store: Store
 ):
-    (stack.folder / "outlast" / "run" / "notice.py").unlink()
+    (stack.folder / "outlast" / "supervisor" / "notice.py").unlink()
     stack.up()
     run = Watch(stack, store)
     run.wait_until_gone()
@@ -69,7 +69,7 @@ def test_a_bundle_that_lacks_a_module_fails_and_is_not_completed_from_elsewhere(
     ]
     assert len(ends) == 10
     assert {end.reason for end in ends} == {Reason.SETUP_FAILED}
-    assert all("outlast.run.notice" in end.message for end in ends)
+    assert all("outlast.supervisor.notice" in end.message for end in ends)
     assert list(store.list(run.layout.attempts)) == []
 
 

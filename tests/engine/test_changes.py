@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from outlast.exits import State
-from outlast.layout import AttemptStart
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.head import Head
-from outlast.run.store import Store, open_store
+from outlast.base.exits import State
+from outlast.bucket.head import Head
+from outlast.bucket.layout import AttemptStart
+from outlast.bucket.store import Store, open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests.engine.conftest import (
     LIMIT_SEC,
     Project,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from outlast.exits import Reason
-from outlast.layout import AttemptEnd, AttemptStart
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.store import Store, open_store
+from outlast.base.exits import Reason
+from outlast.bucket.layout import AttemptEnd, AttemptStart
+from outlast.bucket.store import Store, open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests.engine.conftest import Watch, checkout_on, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from outlast.layout import AttemptStart, Pin
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.store import Store, open_store
+from outlast.bucket.layout import AttemptStart, Pin
+from outlast.bucket.store import Store, open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests.engine.conftest import Project, Watch, checkout_on
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

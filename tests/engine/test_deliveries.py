@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from outlast.exits import Reason, State
-from outlast.layout import AttemptStart
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.store import Store, open_store
+from outlast.base.exits import Reason, State
+from outlast.bucket.layout import AttemptStart
+from outlast.bucket.store import Store, open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests import git_host
 from tests.engine.conftest import Project, Watch, checkout_on, until
 

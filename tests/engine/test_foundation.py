@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast.operate import cloud as clouds
-from outlast.operate.engine import ROOT
+from outlast.cli import cloud as clouds
+from outlast.cli.engine import ROOT
 from tests.checkout import copy_checkout
 from tests.engine.conftest import Project, until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outlast.run.store import open_store
+from outlast.bucket.store import open_store
 from tests.checkout import copy_checkout
 from tests.engine.conftest import Project, Watch, until
 from tests.engine.test_machines import LONG

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from outlast.layout import AttemptStart
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.store import open_store
+from outlast.bucket.layout import AttemptStart
+from outlast.bucket.store import open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests.engine.conftest import Project, Watch, checkout_on_a_cloud_of_its_own
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]

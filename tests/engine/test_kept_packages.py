@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.run.store import Store
+from outlast.bucket.store import Store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
 from tests.engine.conftest import Project, Watch
 from tests.engine.test_boot import STOCK_IMAGE
 from tests.engine.test_boot import stack as stack  # fixtures

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast import tree
-from outlast.layout import Layout
-from outlast.operate import engine as engines
-from outlast.operate import mend
-from outlast.run.head import Head, read_head
-from outlast.run.store import open_store
+from outlast.base import tree
+from outlast.bucket.head import Head, read_head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import open_store
+from outlast.cli import engine as engines
+from outlast.cli import mend
 from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own, until
 from tests.engine.test_preview import train_to
 
@@ -126,7 +126,7 @@ def killed(stack: Project, command: tuple[str, ...], moment: Moment) -> bool:
     ready = stack.folder / "provider.json"
     ready.unlink(missing_ok=True)
     provider = subprocess.Popen(
-        [sys.executable, "-m", "rehearsal.provider", "--endpoint", stack.cloud.url]
+        [sys.executable, "-m", "outlast.localcloud.provider", "--endpoint", stack.cloud.url]
         + ["--ready-file", str(ready)],
         cwd=engines.ROOT,
         env=env,

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from outlast.exits import State
-from outlast.layout import Layout
-from outlast.operate import cloud as clouds
-from outlast.operate import engine as engines
-from outlast.operate import preview
-from outlast.operate.errors import EngineError
-from outlast.run.head import Checkpoint, Head
-from outlast.run.store import open_store
+from outlast.base.exits import State
+from outlast.bucket.head import Checkpoint, Head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
+from outlast.cli.errors import EngineError
+from outlast.cli.review import preview
+from tests.cli.test_review_page import commands
 from tests.engine.conftest import Project
-from tests.operate.test_review_page import commands
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast.operate import cloud as clouds
-from outlast.operate.engine import ROOT
+from outlast.cli import cloud as clouds
+from outlast.cli.engine import ROOT
 from tests.engine.conftest import Project, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]

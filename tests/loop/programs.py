@@ -84,7 +84,7 @@ def supervisors(tmp_path: Path) -> list[int]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"outlast.run" in words and any(
+                if b"outlast.supervisor" in words and any(
                     bytes(tmp_path / "tmp") in word for word in words
                 ):
                     found.append(int(entry.name))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from outlast import protocol, tree
+from outlast import protocol
+from outlast.base import tree
 from outlast.protocol import Accepted, Committed, Complete, Error, Snapshot, Stop, Tick
 from tests.loop import programs
 from tests.loop.fake_supervisor import FakeSupervisor

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 import outlast
-from outlast.exits import Reason, State
-from outlast.layout import Layout
+from outlast.base.exits import Reason, State
+from outlast.bucket.commit import Committer
+from outlast.bucket.head import Claim, HeadFile
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import GcsStore, patiently
 from outlast.loop import DataError, LoopError, data, local
 from outlast.protocol import SOCKET_VARIABLE, Error, Fetched
-from outlast.run.commit import Committer
-from outlast.run.head import Claim, HeadFile
-from outlast.run.store import GcsStore, patiently
 from tests.loop import programs
 from tests.loop.fake_supervisor import FakeSupervisor
-from tests.run.conftest import BUCKET, storage_api  # noqa: F401  a fixture
+from tests.stores import BUCKET, storage_api  # noqa: F401  a fixture
 
 PROGRAM = """
 import os, sys
@@ -83,7 +83,7 @@ def pins(run_dir: Path) -> dict[int, str]:
     """What ``outlast checkpoints`` prints of a run's folder: name by step."""
     done = programs.run(
         run_dir.parent,
-        [sys.executable, "-m", "outlast.operate.cli", "checkpoints", str(run_dir), "--json"],
+        [sys.executable, "-m", "outlast.cli.app", "checkpoints", str(run_dir), "--json"],
     )
     assert done.returncode == 0, done.stderr
     return {row["step"]: row["init"] for row in json.loads(done.stdout)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlast import places
+from outlast.base import places
 from outlast.loop import DoesNotFit, saving, snapshot
 from outlast.protocol import Error, Stop
 from tests.loop.fake_supervisor import FakeSupervisor

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from outlast.bucket.fetch import place_of
+from outlast.bucket.head import HeadLost, read_head
+from outlast.bucket.store import GcsStore
 from outlast.loop import local
-from outlast.run.fetch import place_of
-from outlast.run.head import HeadLost, read_head
-from outlast.run.store import GcsStore
 from tests.loop import programs
 from tests.loop.test_local import PROGRAM
-from tests.run.conftest import BUCKET, storage_api  # noqa: F401  a fixture
+from tests.stores import BUCKET, storage_api  # noqa: F401  a fixture
 
 
 class Walk:

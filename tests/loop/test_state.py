@@ -21,7 +21,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from outlast import places
+from outlast.base import places
 from outlast.loop import snapshot, state, verify
 from outlast.loop.errors import DoesNotFit, StateError
 

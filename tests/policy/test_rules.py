@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outlast.operate.preview import _rules
+from outlast.cli.review.preview import _rules
 
 rules = _rules()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-import settings
+from outlast.settings import schema as settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-import settings
-from outlast.delivery import Git, Remote
-from settings import SettingsError
+from outlast.settings import schema as settings
+from outlast.settings.schema import SettingsError
+from outlast.spec.delivery import Git, Remote
 from tests.program import stack
 
 COMMIT = "0123456789" * 4

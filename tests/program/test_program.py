@@ -8,7 +8,7 @@ import sys
 import pulumi
 import pytest
 
-import settings
+from outlast.settings import schema as settings
 from tests.components import inventory
 from tests.program import stack
 
@@ -120,7 +120,8 @@ def test_the_program_only_wires():
 
 
 def test_the_program_loads_no_framework():
-    code = "import sys, settings; print(sorted(set(sys.modules) & {'numpy','sklearn','torch'}))"
+    heavy = "{'numpy', 'sklearn', 'torch'}"
+    code = f"import sys, outlast.settings.schema; print(sorted(set(sys.modules) & {heavy}))"
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         cwd=stack.ROOT,

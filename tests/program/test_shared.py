@@ -5,11 +5,11 @@ import json
 import pulumi
 import pytest
 
-import settings
-from settings import SettingsError
+from outlast.settings import schema as settings
+from outlast.settings.schema import SettingsError
 from tests.program import stack
 from tests.program.test_program import only, program
-from tests.program.test_settings import check, refusal
+from tests.settings.test_settings import check, refusal
 
 __all__ = ["program"]
 

@@ -16,14 +16,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 
-from outlast.exits import Reason, State
-from outlast.layout import Layout
-from outlast.operate import preview
-from outlast.run.head import Checkpoint, End, Head
-from outlast.run.store import open_store
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import Checkpoint, End, Head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import open_store
+from outlast.cli.review import preview
 from tests import git_host
 from tests.checkout import copy_checkout
-from tests.operate.records import start_record
+from tests.cli.records import start_record
 from tests.program import stack
 
 ZONE = "europe-west4-a"
@@ -57,7 +57,7 @@ class Pulumi:
     def outlast(self, *args, fails=False):
         """The command of the checkout's copy."""
         done = subprocess.run(
-            [sys.executable, "-m", "outlast.operate.cli", *args],
+            [sys.executable, "-m", "outlast.cli.app", *args],
             cwd=self.folder,
             env=self.env,
             capture_output=True,
@@ -88,8 +88,8 @@ class Pulumi:
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory):
-    from outlast.operate import cloud as local_cloud
-    from outlast.operate import engine
+    from outlast.cli import cloud as local_cloud
+    from outlast.cli import engine
 
     parts = engine.find_parts()
     folder = tmp_path_factory.mktemp("cloud")

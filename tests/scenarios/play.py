@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast.operate import scenario
+from outlast.cli.rehearsal import scenario
 from tests.scenarios.twins import ROOT, TWINS, Twin, copy_of_checkout
 
 LIMIT_SEC = 900
@@ -47,7 +47,7 @@ def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
     """One scenario, with the code of `root`; interrupted where it does not end in `limit_sec`."""
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "outlast.operate.cli", "rehearse", "--scenario", name, "--json"],
+        [sys.executable, "-m", "outlast.cli.app", "rehearse", "--scenario", name, "--json"],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,

@@ -27,7 +27,7 @@ def test_a_zombie_changes_nothing():
 
 def rehearse(root: Path, *args: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "outlast.operate.cli", "rehearse", *args, "--json"],
+        [sys.executable, "-m", "outlast.cli.app", "rehearse", *args, "--json"],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from outlast.operate import scenario
-from outlast.operate.scenario import Scenario
-from rehearsal import scenario as cloud_side
+from outlast.cli.rehearsal import scenario
+from outlast.cli.rehearsal.scenario import Scenario
+from outlast.localcloud import scenario as cloud_side
 from tests.scenarios.twins import ROOT, TWINS, Twin
 
 NEEDED = {
@@ -22,7 +22,7 @@ NEEDED = {
 
 
 def read(name: str) -> Scenario:
-    """As `python -m rehearsal check` gives it to the operator's side."""
+    """As `python -m outlast.localcloud check` gives it to the operator's side."""
     return scenario.of(cloud_side.read(scenario.find(name)).document())
 
 

@@ -55,7 +55,7 @@ def copy_of_checkout(to: Path) -> Path:
 
 
 OLDEST = Edit(
-    "outlast/run/commit.py",
+    "outlast/bucket/commit.py",
     "        for checkpoint in reversed(chain):\n            try:\n"
     "                manifest, found = self._download_twice(checkpoint, into, place)\n",
     "        for checkpoint in chain:\n            try:\n"
@@ -66,7 +66,7 @@ _ONLY_SAID = Twin(
     "a warning of maintenance is only said",
     (
         Edit(
-            "outlast/run/attempt.py",
+            "outlast/supervisor/attempt.py",
             "                self._maintenance_at = time.monotonic()\n",
             "",
         ),
@@ -79,7 +79,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a finished run powers its VM off and leaves it in the group",
             (
                 Edit(
-                    "outlast/run/attempt.py",
+                    "outlast/supervisor/attempt.py",
                     "return Outcome(Next.LEAVE, Reason.DONE, ",
                     "return Outcome(Next.STOP, Reason.DONE, ",
                 ),
@@ -90,7 +90,11 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         Twin(
             "notice-loses-nothing",
             "a notice stops the trainer without a last snapshot",
-            (Edit("outlast/run/attempt.py", "wanted = found.plan.new\n", "wanted = False\n"),),
+            (
+                Edit(
+                    "outlast/supervisor/attempt.py", "wanted = found.plan.new\n", "wanted = False\n"
+                ),
+            ),
         ),
     ),
     "no-notice": (
@@ -99,7 +103,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a restore that finds no checkpoint begins anew in silence",
             (
                 Edit(
-                    "outlast/run/commit.py",
+                    "outlast/bucket/commit.py",
                     "        chain = self._head_file.held(self.term).chain\n"
                     "        if not chain:\n",
                     "        chain = ()\n        if not chain:\n",
@@ -120,7 +124,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a term that ended without a word counts as the user's failure",
             (
                 Edit(
-                    "outlast/run/head.py",
+                    "outlast/bucket/head.py",
                     "taken = replace(head, place=claim.place, term=head.term + 1, ",
                     "taken = replace(head, failures=head.failures + 1, place=claim.place, "
                     "term=head.term + 1, ",
@@ -144,13 +148,13 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a commit swaps whatever HEAD is there, and nobody looks at the term beside it",
             (
                 Edit(
-                    "outlast/run/head.py",
+                    "outlast/bucket/head.py",
                     "written = self.store.put(self.layout.head, data, "
                     "if_generation_match=generation)",
                     "written = self.store.put(self.layout.head, data)",
                 ),
                 Edit(
-                    "outlast/run/pulse.py",
+                    "outlast/supervisor/pulse.py",
                     "                self._attempt.head_file.check(term=self._attempt.term)\n",
                     "",
                 ),
@@ -162,9 +166,13 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "only-the-struck-end",
             "a call that the store refuses for a moment is not repeated, nor is the commit",
             (
-                Edit("outlast/run/worker.py", "RETRY_LIMIT_SEC = 900.0", "RETRY_LIMIT_SEC = 0.0"),
                 Edit(
-                    "outlast/run/store.py",
+                    "outlast/supervisor/worker.py",
+                    "RETRY_LIMIT_SEC = 900.0",
+                    "RETRY_LIMIT_SEC = 0.0",
+                ),
+                Edit(
+                    "outlast/bucket/store.py",
                     "            if clock.monotonic() - start >= limit_seconds:\n"
                     "                raise\n"
                     "            clock.sleep(pause_after(error, min(1.0 * 2**attempt, 16.0)))\n",
@@ -177,7 +185,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "an answer that does not come is waited for without end",
             (
                 Edit(
-                    "outlast/run/store.py",
+                    "outlast/bucket/store.py",
                     "self._timeout: Any = (stall_sec, 2 * stall_sec)",
                     "self._timeout: Any = (None, None)",
                 ),
@@ -203,7 +211,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a trainer's death is judged at once, though the machine may be about to stop",
             (
                 Edit(
-                    "outlast/run/attempt.py",
+                    "outlast/supervisor/attempt.py",
                     "self._verdict_at = now + self.spec.waits.verdict\n",
                     "self._verdict_at = now\n",
                 ),
@@ -214,7 +222,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a trainer that was told to stop is judged by its exit code",
             (
                 Edit(
-                    "outlast/run/attempt.py",
+                    "outlast/supervisor/attempt.py",
                     "            reason = self._leaving.reason\n"
                     "            if reason is Reason.LIMIT:\n"
                     "                self._submit_failed(Reason.LIMIT, ",
@@ -253,7 +261,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a hang does not count as the trainer's own failure",
             (
                 Edit(
-                    "outlast/exits.py",
+                    "outlast/base/exits.py",
                     "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY, Reason.STALLED})",
                     "frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY})",
                 ),
@@ -266,7 +274,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "the record of an end does not say why",
             (
                 Edit(
-                    "outlast/run/attempt.py",
+                    "outlast/supervisor/attempt.py",
                     "            message=outcome.message,\n            stderr=",
                     '            message="",\n            stderr=',
                 ),
@@ -279,7 +287,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "one retry more than was asked for",
             (
                 Edit(
-                    "outlast/run/head.py",
+                    "outlast/bucket/head.py",
                     "return counted.failures <= retries\n",
                     "return counted.failures <= retries + 1\n",
                 ),
@@ -292,7 +300,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a VM that may not leave its group powers off all the same",
             (
                 Edit(
-                    "outlast/run/group.py",
+                    "outlast/supervisor/group.py",
                     "        if isinstance(answer, Gone):\n"
                     '            say(f"left the group: {answer.why}")\n'
                     "            return answer\n",
@@ -324,7 +332,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a run that failed powers its VM off and leaves it in the group",
             (
                 Edit(
-                    "outlast/run/attempt.py",
+                    "outlast/supervisor/attempt.py",
                     "return Outcome(Next.LEAVE, reason, message)",
                     "return Outcome(Next.STOP, reason, message)",
                 ),

@@ -17,7 +17,7 @@ setup() {
   [[ ${bundle##*/} =~ ^[0-9a-f]{64}$ ]]
   [[ "$(json "$OUTLAST_ROOT/seen.json" cwd)" == "$bundle" ]]
   [[ "$(json "$OUTLAST_ROOT/seen.json" bundle)" == "$bundle" ]]
-  [[ "$(json "$OUTLAST_ROOT/seen.json" file)" == "$bundle/outlast/run/__main__.py" ]]
+  [[ "$(json "$OUTLAST_ROOT/seen.json" file)" == "$bundle/outlast/supervisor/__main__.py" ]]
   [[ "$(json "$OUTLAST_ROOT/seen.json" argv)" == "['vm']" ]]
   [[ "$(json "$OUTLAST_ROOT/seen.json" safe_path)" == True ]]
   [[ "$(json "$OUTLAST_ROOT/seen.json" bytecode)" == True ]]

@@ -46,6 +46,6 @@ PYTHON
   run -0 vm::boot
   local unit="$OUTLAST_ROOT/run/systemd/system/outlast-health.service"
   run -0 grep -E '^(Restart=always|OOMScoreAdjust=-500)$' "$unit"
-  run -0 grep -E "^ExecStart=/.* -I .*/outlast/run/health.py 127.0.0.9 8099 900 $SIGN$" "$unit"
+  run -0 grep -E "^ExecStart=/.* -I .*/outlast/supervisor/health.py 127.0.0.9 8099 900 $SIGN$" "$unit"
   [[ "$(grep '^systemctl.*start' "$CLOUD/calls" | head -n 1)" == *outlast-health.service ]]
 }

@@ -83,14 +83,14 @@ os.kill(os.getpid(), signal.SIGKILL)"
 }
 
 @test "a supervisor that dies without an attempt is a boot that failed, with its last lines" {
-  act 'raise ModuleNotFoundError("No module named outlast.run.head")'
+  act 'raise ModuleNotFoundError("No module named outlast.bucket.head")'
   run -1 vm::boot
   local end
   end="$(object "$RECORD.end.json")"
   is_record BootEnd "$end"
   [[ "$(json "$end" step)" == supervisor ]]
   [[ "$(json "$end" reason)" == setup-failed ]]
-  [[ "$(json "$end" message)" == *"No module named outlast.run.head" ]]
+  [[ "$(json "$end" message)" == *"No module named outlast.bucket.head" ]]
   [[ "$(tail -n 1 "$CLOUD/calls")" == poweroff ]]
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast import exits
+from outlast.base import exits
 
 HERE = Path(__file__).parent
 REPO = HERE.parent.parent

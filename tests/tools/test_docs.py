@@ -8,8 +8,8 @@ import click
 import pytest
 import yaml
 
-from outlast.operate.cli import cli
-from outlast.operate.engine import ROOT
+from outlast.cli.app import cli
+from outlast.cli.engine import ROOT
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)

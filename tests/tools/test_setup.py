@@ -323,7 +323,7 @@ def test_the_image_works_from_another_root_and_holds_no_project(tmp_path):
 
 def test_the_editable_install_has_two_packages_only(tmp_path):
     program = (
-        "import importlib.util as u; print([n for n in ('outlast', 'trainers', 'rehearsal', "
+        "import importlib.util as u; print([n for n in ('outlast', 'trainers', "
         "'components', 'settings', 'tools') if u.find_spec(n)])"
     )
     done = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from outlast.operate.engine import ROOT
+from outlast.cli.engine import ROOT
 
 TABLES = [sys.executable, str(ROOT / "tools" / "tables.py")]
 

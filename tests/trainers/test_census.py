@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outlast import exits
+from outlast.base import exits
 from tests.loop.fake_supervisor import FakeSupervisor
 from tests.trainers.killed import CENSUS
 from trainers import __main__ as command

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outlast import exits, layout
+from outlast.base import exits
+from outlast.bucket import layout
 from outlast.loop import snapshot, state, verify
 from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
 from trainers import __main__ as command

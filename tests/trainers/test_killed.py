@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast import layout
+from outlast.bucket import layout
 from tests.loop import programs
 from tests.trainers import killed
 

@@ -3,8 +3,8 @@
 import pytest
 
 import trainers
-from outlast import exits
-from outlast.changes import How
+from outlast.base import exits
+from outlast.spec.changes import How
 from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
 from trainers import __main__ as command
 

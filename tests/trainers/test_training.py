@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outlast import exits, layout
+from outlast.base import exits
+from outlast.bucket import layout
 from tests.loop.fake_supervisor import FakeSupervisor
 from trainers import __main__ as command
 from trainers import dummy, flags, training

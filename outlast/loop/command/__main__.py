@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from outlast import exits
-from outlast.identity import COMMAND
+from outlast.base import exits
 from outlast.loop import data
 from outlast.loop.command.runner import (
     QUIET_SEC,
@@ -39,6 +38,7 @@ from outlast.loop.local import (
 from outlast.loop.session import CONNECT_SEC, Session
 from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
+from outlast.spec.identity import COMMAND
 
 LAST_WORDS_SEC = 10.0
 """For a supervisor whose command has ended to end as well."""

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from outlast import exits, layout, tree
+from outlast.base import exits, tree
+from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.command import folder as folders
 from outlast.loop.command.mark import SOCKET_VARIABLE as MARK_VARIABLE

@@ -1,0 +1,1 @@
+"""What every part may use: exit codes, process trees, room on disks. Standard library only."""

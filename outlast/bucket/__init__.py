@@ -1,0 +1,1 @@
+"""What is in the bucket: layout, records, store, HEAD, checkpoints, data, history."""

@@ -1,0 +1,559 @@
+"""A run's data: fetched once, in parallel, checked, resumed after a cut; and its fingerprint.
+
+What is asked for is a local path, which is used where it lies, or ``gs://BUCKET/PATH``: an object,
+or all objects below ``PATH/``. Objects of a bucket are read by generation into a cache folder:
+
+    data/<bucket>/<path, quoted>/<generation>-<crc32c>/data/<base name>[/<names below PATH/>]
+                                                       complete.json   once every byte was checked
+                                                       parts/          while it is being fetched
+
+Ranges of a large object are fetched side by side into one file; a mark beside it says which ones
+are there, so that whoever comes after a cut fetches only the rest. Of data that was rewritten in
+between, nothing is mixed: it has another generation and another folder.
+
+**The fingerprint** of an object or file is its size and CRC32C, of a folder the sum of the sizes
+and the CRC32C of the lines ``<crc32c> <size> <name>`` of its files in the order of their names.
+Equal sizes and checksums are equal data, wherever they lie and whenever they were uploaded: the
+generation (of a folder, the highest) is recorded and not compared.
+
+    DataError         the data cannot be used; the message is one sentence for people
+    └── DataChanged   a run that was begun on other data asks for it
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+from outlast.bucket.head import DataFingerprint
+from outlast.bucket.layout import check_object_name
+from outlast.bucket.store import (
+    CHUNK_BYTES,
+    SYSTEM_CLOCK,
+    Checksum,
+    Clock,
+    Damaged,
+    Forbidden,
+    NotFound,
+    Object,
+    Store,
+    checksum_of,
+    open_store,
+    patiently,
+)
+
+WORKERS = 8
+RANGE_BYTES = CHUNK_BYTES
+"""What one request reads; so many times ``WORKERS`` are in memory at once."""
+SIGN_SEC = 1.0
+"""Between two signs of life of a download."""
+PATIENCE_SEC = 900.0
+"""How long a store that does not answer is asked again."""
+LOOKS = 3
+"""Data that is rewritten while it is fetched is begun anew so often."""
+ROOM_SPARE_BYTES = 16 << 20
+NAME_BYTES_MAX = 200
+COMPLETE_FILE = "complete.json"
+PARTS_FOLDER = "parts"
+DATA_FOLDER = "data"
+CACHE_VARIABLE = "OUTLAST_CACHE"
+NAMES_MAX = 100
+"""Paths that one run may ask for; HEAD keeps a fingerprint of each."""
+
+T = TypeVar("T")
+
+Progress = Callable[[int, int], None]
+"""Called at least once a second while data is fetched: bytes there, bytes in all."""
+
+
+def same_data(one: DataFingerprint, other: DataFingerprint) -> bool:
+    """Whether they are of the same bytes; where those lie and since when does not matter."""
+    return (one.size, one.crc32c) == (other.size, other.crc32c)
+
+
+class DataError(Exception):
+    """The data cannot be used; the message is one sentence for people."""
+
+
+class DataChanged(DataError):
+    """The run was begun on other data."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Data that lies on this machine."""
+
+    path: Path
+    fingerprint: DataFingerprint
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a ``gs://`` path names now."""
+
+    url: str
+    """As it was asked for, without a slash at its end."""
+    objects: tuple[tuple[str, Object], ...]
+    """Name below the path, and the object; for a single object its base name."""
+    is_folder: bool
+
+    @property
+    def name(self) -> str:
+        """Base name of the path."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def fingerprint(self) -> DataFingerprint:
+        if not self.is_folder:
+            (_, only) = self.objects[0]
+            return DataFingerprint(self.url, only.generation, only.size, only.crc32c)
+        size, crc32c = _listed((name, found.size, found.crc32c) for name, found in self.objects)
+        newest = max(found.generation for _, found in self.objects)
+        return DataFingerprint(self.url, newest, size, crc32c)
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """(bucket, path without a slash at its end) of a ``gs://`` path; DataError for another."""
+    scheme, found, rest = url.partition("://")
+    bucket, _, path = rest.partition("/")
+    path = path.rstrip("/")
+    if scheme != "gs" or not found or not bucket or not path:
+        raise DataError(f"data {url}: must be a path of this machine or gs://BUCKET/PATH")
+    try:
+        check_object_name(path)
+    except ValueError:
+        raise DataError(f"data {url}: must have no empty parts, '.' or '..'") from None
+    return bucket, path
+
+
+def find(
+    store: Store, url: str, *, clock: Clock = SYSTEM_CLOCK, patience_sec: float = PATIENCE_SEC
+) -> Source:
+    """What the path names now. Raises DataError where nothing is there or a name cannot be a
+    file's, and the store's errors."""
+    _, path = parse_url(url)
+    clean = url.rstrip("/")
+    if not url.endswith("/"):
+        # Forbidden: who may read what is below a path need not be allowed to read the path.
+        with contextlib.suppress(NotFound, Forbidden):
+            only = patiently(lambda: store.stat(path), clock=clock, limit_seconds=patience_sec)
+            return Source(clean, ((path.rpartition("/")[2], only),), is_folder=False)
+    listed = patiently(
+        lambda: list(store.list(f"{path}/")), clock=clock, limit_seconds=patience_sec
+    )
+    objects = []
+    for found in listed:
+        name = found.path.removeprefix(f"{path}/")
+        if not name or name.endswith("/"):
+            continue  # a console's marker of an empty folder
+        try:
+            objects.append((check_object_name(name), found))
+        except ValueError as error:
+            raise DataError(f"data {url}: {error}") from None
+    if not objects:
+        raise DataError(
+            f"data {url}: no such object, and none below {clean}/; look at its name again"
+        )
+    return Source(clean, tuple(objects), is_folder=True)
+
+
+def local_fingerprint(path: Path, progress: Progress = lambda done, of: None) -> DataFingerprint:
+    """Of a file or folder of this machine, by its base name: where it lies does not matter."""
+    name = Path(os.path.abspath(path)).name
+    try:
+        if not path.is_dir():
+            size, crc32c = _read_through(path, progress)
+            return DataFingerprint(name, 0, size, crc32c)
+        files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*"))
+        entries = []
+        for file in files:
+            if (path / file).is_file():
+                entries.append((file, *_read_through(path / file, progress)))
+        size, crc32c = _listed(entries)
+        return DataFingerprint(name, 0, size, crc32c)
+    except OSError as error:
+        raise DataError(f"data {path}: cannot be read ({error.strerror or error})") from None
+
+
+def _read_through(file: Path, progress: Progress) -> tuple[int, str]:
+    """Size and CRC32C; one large file takes as long as many small ones."""
+    checksum = Checksum()
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK_BYTES):
+            checksum.update(chunk)
+            progress(0, 0)
+    return checksum.size, checksum.crc32c
+
+
+def _listed(entries: Iterable[tuple[str, int, str]]) -> tuple[int, str]:
+    ordered = sorted(entries)
+    text = "".join(f"{crc32c} {size} {name}\n" for name, size, crc32c in ordered)
+    return sum(size for _, size, _ in ordered), checksum_of(text.encode())[1]
+
+
+# ---------------------------------------------------------------------------------------------
+# What a trainer asks for
+
+
+class Desk:
+    """Answers one attempt's trainer, and keeps to the data that the run was begun on.
+
+    Safe to use from several threads: each rank of a trainer asks for itself.
+    """
+
+    def __init__(self, cache: "Cache", known: Callable[[], Iterable[DataFingerprint]]) -> None:
+        """``known`` gives the fingerprints in HEAD."""
+        self._cache = cache
+        self._known = known
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._asked: set[str] = set()
+
+    def answer(self, url: str, path: str, progress: Progress) -> Staged:
+        """The data of ``url``, a ``gs://`` path or a local one. With ``path`` it is there already,
+        and only looked at. Raises DataError and StoreError as ``Cache.stage`` does, DataChanged
+        where HEAD knows another fingerprint of it."""
+        there = Path(path or url)
+        if "://" in url and not path:
+            staged = self._cache.stage(url, progress)
+        elif not there.exists():
+            raise DataError(f"data {there}: no such file or folder")
+        else:
+            found = self._cache.known(there) or local_fingerprint(there, progress)
+            staged = Staged(there, self._named(found, there) if "://" not in url else found)
+        found = staged.fingerprint
+        before = {entry.name: entry for entry in self._known()}
+        if found.name in before and not same_data(before[found.name], found):
+            raise DataChanged(
+                f"data {url}: is {_told(found)}, the run was begun on {_told(before[found.name])}; "
+                "put that data back, or make it a new run (a path of another name, or "
+                "outlast:rerun)"
+            )
+        with self._lock:
+            self._asked.add(found.name)
+            if len(self._asked | before.keys()) > NAMES_MAX:
+                raise DataError(
+                    f"data {url}: is the path number {NAMES_MAX + 1} of this run, at most "
+                    f"{NAMES_MAX} are allowed; ask for the folder that holds them all"
+                )
+        return staged
+
+    def _named(self, found: DataFingerprint, path: Path) -> DataFingerprint:
+        """With a name of its own where another local path of the same base name came before."""
+        key = os.path.abspath(path)
+        with self._lock:
+            if key not in self._names:
+                same = sum(Path(other).name == found.name for other in self._names)
+                self._names[key] = f"{found.name} ({same + 1})" if same else found.name
+            return replace(found, name=self._names[key])
+
+
+def _told(found: DataFingerprint) -> str:
+    generation = f", generation {found.generation}" if found.generation else ""
+    return f"{found.size} bytes with CRC32C {found.crc32c}{generation}"
+
+
+# ---------------------------------------------------------------------------------------------
+# The cache
+
+
+def user_cache() -> Path:
+    """Where things that can be fetched again are kept on a laptop."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(CACHE_VARIABLE) or Path(home) / "outlast")
+
+
+class Cache:
+    """A folder of fetched data. Safe to use from several threads and processes at once."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        opener: Callable[[str], Store] = open_store,
+        clock: Clock = SYSTEM_CLOCK,
+        forbidden_sec: float = 0.0,
+        patience_sec: float = PATIENCE_SEC,
+    ) -> None:
+        """A 401 or 403 is asked again for ``forbidden_sec``: permissions may be spreading."""
+        self.folder = home / "data"
+        self._opener = opener
+        self._clock = clock
+        self._forbidden_sec = forbidden_sec
+        self._patience_sec = patience_sec
+
+    def stage(self, url: str, progress: Progress = lambda done, of: None) -> Staged:
+        """The data of a ``gs://`` path, fetched unless it is here already, every byte checked.
+
+        Raises DataError (absent, forbidden, no room), StoreError where the store gives no usable
+        answer for long, and OSError where this machine's disk does not work.
+        """
+        bucket, _ = parse_url(url)
+        store = self._opener(f"gs://{bucket}")
+        for _ in range(LOOKS):
+            source = self._permitted(url, lambda: self._find(store, url), progress)
+            try:
+                return self._permitted(
+                    url, lambda s=source: self._staged(store, s, progress), progress
+                )
+            except NotFound:
+                continue  # rewritten since it was looked at
+        raise DataError(f"data {url}: was rewritten {LOOKS} times while it was fetched")
+
+    def _find(self, store: Store, url: str) -> Source:
+        return find(store, url, clock=self._clock, patience_sec=self._patience_sec)
+
+    def _permitted(self, url: str, action: Callable[[], T], progress: Progress) -> T:
+        began = self._clock.monotonic()
+        while True:
+            try:
+                return action()
+            except Forbidden as error:
+                if self._clock.monotonic() - began >= self._forbidden_sec:
+                    raise DataError(
+                        f"data {url}: may not be read ({error}); for a VM, add it to "
+                        "outlast:dataPaths or put it below data/ in the run's own bucket"
+                    ) from None
+                progress(0, 0)
+                self._clock.sleep(min(5.0, self._forbidden_sec))
+
+    def known(self, path: Path) -> DataFingerprint | None:
+        """The fingerprint of what ``stage`` gave; None for a path that it did not give."""
+        if not path.is_relative_to(self.folder):
+            return None
+        return _read_complete(path.parent.parent)
+
+    def _staged(self, store: Store, source: Source, progress: Progress) -> Staged:
+        fingerprint = source.fingerprint
+        entry = self._entry(source)
+        path = entry / DATA_FOLDER / source.name
+        try:
+            entry.mkdir(parents=True, exist_ok=True)
+            with _locked(entry.with_name(f"{entry.name}.lock"), progress):
+                if _read_complete(entry) != fingerprint or not _same_sizes(source, path):
+                    self._drop_unfinished(entry)
+                    fetch = _Download(store, source, entry, self._clock, self._patience_sec)
+                    fetch.run(progress)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DataError(
+                f"data {source.url}: has no room in {self.folder} ({error.strerror}); make room, "
+                "or choose a larger disk (outlast:bootDiskGb on a VM)"
+            ) from None
+        return Staged(path, fingerprint)
+
+    def _entry(self, source: Source) -> Path:
+        bucket, path = parse_url(source.url)
+        quoted = quote(path, safe="")
+        if len(quoted) > NAME_BYTES_MAX:
+            quoted = f"{quoted[:100]}-{hashlib.sha256(path.encode()).hexdigest()[:32]}"
+        found = source.fingerprint
+        crc32c = found.crc32c.translate(str.maketrans("+/", "-_", "="))
+        return self.folder / bucket / quoted / f"{found.generation}-{crc32c}"
+
+    def _drop_unfinished(self, entry: Path) -> None:
+        """Clears away what is left of downloads of other generations."""
+        for other in entry.parent.iterdir():
+            if other == entry or not other.is_dir() or (other / COMPLETE_FILE).exists():
+                continue
+            lock = other.with_name(f"{other.name}.lock")
+            with contextlib.suppress(OSError), lock.open("ab") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _read_complete(entry: Path) -> DataFingerprint | None:
+    try:
+        return DataFingerprint(**json.loads((entry / COMPLETE_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _same_sizes(source: Source, path: Path) -> bool:
+    """Whether all files are there still: a cache folder is the user's, who may clear it."""
+    files = ((path / name if source.is_folder else path, found) for name, found in source.objects)
+    try:
+        return all(file.stat().st_size == found.size for file, found in files)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Only one fetches; the others wait for it, and find it done."""
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                progress(0, 0)
+                time.sleep(0.1)
+        yield
+
+
+class _Part:
+    """One object on its way: a file of its whole size, and a byte for each range that is there."""
+
+    def __init__(self, found: Object, final: Path, parts: Path, index: int) -> None:
+        self.found = found
+        self.final = final
+        self._file = parts / f"{index:06d}"
+        self._marks = parts / f"{index:06d}.marks"
+        self.ranges = -(-found.size // RANGE_BYTES)
+
+    @property
+    def there(self) -> bool:
+        return self.final.is_file() and self.final.stat().st_size == self.found.size
+
+    def missing(self) -> list[int]:
+        """Numbers of the ranges still to fetch; makes the files where they are not whole."""
+        try:
+            marks = self._marks.read_bytes()
+            whole = len(marks) == self.ranges and self._file.stat().st_size == self.found.size
+        except OSError:
+            marks, whole = b"", False
+        if not whole:
+            self.begin()
+            marks = bytes(self.ranges)
+        return [number for number, mark in enumerate(marks) if not mark]
+
+    def begin(self) -> None:
+        """Forget all that is there."""
+        self._marks.unlink(missing_ok=True)
+        with self._file.open("wb") as file:
+            file.truncate(self.found.size)
+        self._marks.write_bytes(bytes(self.ranges))
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """First byte and size of a range."""
+        start = number * RANGE_BYTES
+        return start, min(RANGE_BYTES, self.found.size - start)
+
+    def take(self, number: int, data: bytes) -> None:
+        _write_at(self._file, data, number * RANGE_BYTES)
+        _write_at(self._marks, b"\1", number)
+
+    def finish(self) -> bool:
+        """Put it into its place if its bytes are right; False where they are not."""
+        if checksum_of(self._file) != (self.found.size, self.found.crc32c):
+            return False
+        self.final.parent.mkdir(parents=True, exist_ok=True)
+        self._file.chmod(0o444)
+        os.replace(self._file, self.final)
+        self._marks.unlink(missing_ok=True)
+        return True
+
+
+def _write_at(path: Path, data: bytes, offset: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(file, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(file)
+
+
+class _Download:
+    """All objects of a source, into its entry of the cache; its lock is held."""
+
+    def __init__(
+        self, store: Store, source: Source, entry: Path, clock: Clock, patience_sec: float
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._entry = entry
+        self._clock = clock
+        self._patience_sec = patience_sec
+        self._counting = threading.Lock()
+        self._stopped = threading.Event()
+        self._bytes = 0
+
+    def run(self, progress: Progress) -> None:
+        entry, source = self._entry, self._source
+        (entry / COMPLETE_FILE).unlink(missing_ok=True)
+        folder = entry / PARTS_FOLDER
+        folder.mkdir(exist_ok=True)
+        path = entry / DATA_FOLDER / source.name
+        parts = [
+            _Part(found, path / name if source.is_folder else path, folder, index)
+            for index, (name, found) in enumerate(source.objects)
+        ]
+        parts = [part for part in parts if not part.there]
+        pieces = [(part, number) for part in parts for number in part.missing()]
+        needed = sum(part.bounds(number)[1] for part, number in pieces)
+        self._check_room(needed)
+        self._bytes = source.fingerprint.size - needed
+        with ThreadPoolExecutor(WORKERS, thread_name_prefix="data") as pool:
+            try:
+                self._wait([pool.submit(self._fetch, *piece) for piece in pieces], progress)
+                self._wait([pool.submit(self._finish, part) for part in parts], progress)
+            except BaseException:
+                self._stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        _write_complete(entry, source.fingerprint)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _check_room(self, needed: int) -> None:
+        free = shutil.disk_usage(self._entry).free
+        if needed + ROOM_SPARE_BYTES > free:
+            raise DataError(
+                f"data {self._source.url}: needs {needed} bytes, {self._entry.parents[2]} has "
+                f"{free} free; make room, or choose a larger disk (outlast:bootDiskGb on a VM)"
+            )
+
+    def _wait(self, jobs: list[Future[None]], progress: Progress) -> None:
+        waiting = set(jobs)
+        while waiting:
+            done, waiting = wait(waiting, timeout=SIGN_SEC, return_when=FIRST_EXCEPTION)
+            progress(self._bytes, self._source.fingerprint.size)
+            for job in done:
+                job.result()
+
+    def _fetch(self, part: _Part, number: int) -> None:
+        if self._stopped.is_set():
+            return
+        found, (start, size) = part.found, part.bounds(number)
+        data = patiently(
+            lambda: self._store.read_range(found.path, start, size, generation=found.generation),
+            clock=self._clock,
+            limit_seconds=self._patience_sec,
+        )
+        part.take(number, data)
+        with self._counting:
+            self._bytes += size
+
+    def _finish(self, part: _Part) -> None:
+        """Checked, and where it is not right, fetched once more: what lies here may be bad."""
+        if part.finish():
+            return
+        part.begin()
+        with self._counting:
+            self._bytes -= part.found.size
+        for number in range(part.ranges):
+            self._fetch(part, number)
+        if not self._stopped.is_set() and not part.finish():
+            raise Damaged(
+                f"{part.found.path}: the bytes that arrived twice do not match its CRC32C or size"
+            )
+
+
+def _write_complete(entry: Path, fingerprint: DataFingerprint) -> None:
+    fresh = entry / f"{COMPLETE_FILE}.new"
+    fresh.write_text(json.dumps(asdict(fingerprint)))
+    os.replace(fresh, entry / COMPLETE_FILE)

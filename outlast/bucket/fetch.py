@@ -1,0 +1,269 @@
+"""A finished run's result, and data, for those who are not under a supervisor; and where a result
+goes besides.
+
+Results are kept like data: once, under their content, ``results/<digest>`` in the cache folder.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from outlast.base import exits
+from outlast.base.console import Say
+from outlast.base.exits import State
+from outlast.bucket.commit import fetch_result
+from outlast.bucket.data import Cache, DataError
+from outlast.bucket.head import (
+    Head,
+    HeadError,
+    HeadLost,
+    Result,
+    read_head,
+)
+from outlast.bucket.layout import (
+    RESULT_FILE,
+    Layout,
+    check_object_name,
+    check_result,
+)
+from outlast.bucket.store import (
+    SYSTEM_CLOCK,
+    Clock,
+    Forbidden,
+    NotFound,
+    PreconditionFailed,
+    Store,
+    StoreError,
+    checksum_of,
+    open_store,
+    patiently,
+)
+
+LAPTOP_PATIENCE_SEC = 60.0
+SAY_SEC = 5.0
+
+
+def fetch(url: str, kind: str, home: Path, say: Say) -> Path:
+    """What is at ``url``, in the cache folder ``home``.
+
+    ``kind``: ``data``, ``result`` (of a run's folder or ``gs://…/<run>``, or the copy of one in a
+    bucket), or ``auto``: a result where a run is there. Raises DataError with a sentence, and
+    StoreError.
+    """
+    if kind == "auto":
+        kind = "result" if _is_run(url) else "data"
+    if kind == "result":
+        store, layout = _run_at(url)
+        try:
+            head = read_head(store, layout).head
+        except HeadLost:
+            return _copied_result(url, store, layout, home)
+        except HeadError as error:
+            raise DataError(f"run {url}: {error}") from None
+        if head.state is not State.DONE or head.end is None or head.end.result is None:
+            raise DataError(f"run {url}: is {head.state} and has no result; let it finish first")
+        return cached_result(store, head.end.result, home)
+    said_at = time.monotonic()
+
+    def progress(done: int, of: int) -> None:
+        nonlocal said_at
+        if of and time.monotonic() - said_at >= SAY_SEC:
+            said_at = time.monotonic()
+            say(f"data {url}: {done} of {of} bytes")
+
+    return Cache(home, patience_sec=LAPTOP_PATIENCE_SEC).stage(url, progress).path
+
+
+def _run_at(url: str) -> tuple[Store, Layout]:
+    """The store and layout of a run's folder or ``gs://`` path."""
+    if not url.startswith("gs://") and not (Path(url) / "HEAD").exists():
+        raise DataError(f"run {url}: holds no run; train there first")
+    where, layout = place_of(url)
+    return open_store(where), layout
+
+
+def place_of(url: str) -> tuple[str, Layout]:
+    """The store's URL, and the layout in it, of a run's folder or ``gs://`` path.
+
+    DataError: a path in a bucket that can be no run's.
+    """
+    if not url.startswith("gs://"):
+        return url, Layout("", "")
+    bucket, _, path = url.removeprefix("gs://").strip("/").partition("/")
+    try:
+        prefix, _, run = check_object_name(path).rpartition("/")
+    except ValueError:
+        raise DataError(
+            f"run {url}: must be a run's folder or gs://BUCKET/experiments/NAME/RUN"
+        ) from None
+    return f"gs://{bucket}", Layout(prefix, run)
+
+
+def _is_run(url: str) -> bool:
+    try:
+        store, layout = _run_at(url)
+        store.stat(layout.head)
+    except (DataError, NotFound):
+        return False
+    return True
+
+
+def _copied_result(url: str, store: Store, layout: Layout, home: Path) -> Path:
+    """Of a place that ``deliver`` has copied a result to; DataError where that is none either."""
+    try:
+        store.stat(layout.root + RESULT_FILE)
+    except NotFound:
+        raise DataError(f"run {url}: holds no run; train there first") from None
+    cache = Cache(home, patience_sec=LAPTOP_PATIENCE_SEC)
+    folder = cache.stage(f"{store.url}/{layout.root}").path
+    try:
+        check_result(folder)
+    except ValueError as error:
+        raise DataError(f"result {url}: {error}; take it from another copy") from None
+    return folder
+
+
+def cached_result(store: Store, result: Result, home: Path) -> Path:
+    """The verified files of a result in ``home``; what lies there is verified anew each time."""
+    folder = home / "results" / result.digest
+    if _intact(folder, result.digest):
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix="part-", dir=folder.parent))
+    try:
+        manifest = fetch_result(store, result, part)
+        (part / RESULT_FILE).write_bytes(manifest.to_json())
+        with contextlib.suppress(OSError):  # another process was quicker
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _intact(folder: Path, digest: str) -> bool:
+    """Whether the folder holds every file of the result with this digest, byte for byte."""
+    try:
+        return check_result(folder).digest == digest
+    except ValueError:
+        return False
+
+
+# ---------------------------------------------------------------------------------------------
+# --model-output-path
+
+
+def deliver(
+    store: Store, head: Head, output: str, work: Path, say: Say, clock: Clock = SYSTEM_CLOCK
+) -> bool:
+    """Copies the verified result of a finished run to ``output``, a ``gs://`` path or a folder;
+    whether it is there now.
+
+    Only what is absent there is written, the manifest last, so that it may be repeated at every
+    boot that finds the run done. What is there with other bytes is said and left alone, all of it.
+    A failure is said, too: it takes nothing from the run, which is done.
+    """
+    result = head.end.result if head.end is not None else None
+    if result is None:
+        return False
+    folder = work / "delivery"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True)
+        manifest = fetch_result(store, result, folder, clock=clock)
+        (folder / RESULT_FILE).write_bytes(manifest.to_json())
+        names = [*(file.name for file in manifest.files), RESULT_FILE]
+        target = _Bucket(output, clock) if output.startswith("gs://") else _Folder(Path(output))
+        other = [name for name in names if target.has_other(name, folder / name)]
+        if other:
+            say(
+                f"model-output-path {output}: holds other bytes in {', '.join(other)}; nothing was "
+                "copied there, the result stays where it is; name another place, or clear that one"
+            )
+            return False
+        for name in names:
+            target.put(name, folder / name)
+        say(f"model-output-path {output}: has the result, {len(names) - 1} files")
+        return True
+    except (StoreError, OSError) as error:
+        why = "may not be written" if isinstance(error, Forbidden) else "could not be written"
+        say(f"model-output-path {output}: {why} ({error}); the result stays where it is")
+        return False
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Bucket:
+    """Files below a ``gs://`` path."""
+
+    def __init__(self, output: str, clock: Clock) -> None:
+        bucket, _, path = output.removeprefix("gs://").strip("/").partition("/")
+        self._store = open_store(f"gs://{bucket}")
+        self._prefix = f"{path}/" if path else ""
+        self._clock = clock
+
+    def has_other(self, name: str, file: Path) -> bool:
+        try:
+            found = patiently(lambda: self._store.stat(self._prefix + name), clock=self._clock)
+        except NotFound:
+            return False
+        return (found.size, found.crc32c) != checksum_of(file)
+
+    def put(self, name: str, file: Path) -> None:
+        path = self._prefix + name
+
+        def once() -> None:
+            with contextlib.suppress(PreconditionFailed):  # ours of an earlier try
+                self._store.put(path, file, if_generation_match=0)
+
+        patiently(once, clock=self._clock)
+
+
+class _Folder:
+    """Files in a local folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def has_other(self, name: str, file: Path) -> bool:
+        there = self._folder / name
+        return there.exists() and (there.is_dir() or checksum_of(there) != checksum_of(file))
+
+    def put(self, name: str, file: Path) -> None:
+        there = self._folder / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        fresh = there.with_name(f".{there.name}.{os.getpid()}")
+        try:
+            shutil.copyfile(file, fresh)
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, there)  # never over what somebody else put there
+        finally:
+            fresh.unlink(missing_ok=True)
+
+
+def main(url: str, kind: str, into: Path, *, as_json: bool) -> int:
+    """``python -m outlast.supervisor fetch``: print the path, or say why there is none."""
+
+    def say(message: str) -> None:
+        print(f"outlast: {message}", file=sys.stderr, flush=True)
+
+    try:
+        path = fetch(url, kind, into.absolute(), say)
+    except KeyboardInterrupt:
+        say(f"{url}: interrupted; the same command goes on where this one stopped")
+        return exits.INTERRUPTED
+    except (DataError, StoreError, OSError) as error:
+        usage = isinstance(error, DataError)
+        sentence = str(error) if usage else f"{url}: {error}"
+        if as_json:
+            print(json.dumps({"error": sentence, "usage": usage}))
+        else:
+            say(sentence)
+        return exits.USAGE if usage else 1
+    print(json.dumps({"path": str(path)}) if as_json else path)
+    return exits.DONE

@@ -1,0 +1,618 @@
+"""Where everything of a run lives in the bucket, and what the records there contain.
+
+Paths are object names relative to the store's root, without a slash at the start. Records are
+strict: an unknown field, a missing one or a value of another type is a `ValueError` that names the
+record, the field and the value found. All times are server times, RFC 3339 in UTC.
+Standard library only; the trainer's side and the operator's side import it alike.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from outlast.base.exits import Reason, State
+
+FORMAT = 1
+"""Format of the records that this version reads and writes."""
+
+EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+METRICS_FILE = "metrics.json"
+RESULT_FILE = "RESULT.json"
+METRICS_COLUMNS = ("epoch", "step", "train_loss", "test_loss", "test_accuracy")
+
+_TERM_DIGITS = 6
+_STEP_DIGITS = 12
+_PIECE_DIGITS = 6
+_TERM_FOLDER = re.compile(r"(?P<folder>t(?P<term>\d{6,})/(?:s\d{12,}-[0-9a-z]+|result)/)")
+
+
+# ---------------------------------------------------------------------------------------------
+# Times
+
+
+def format_time(moment: datetime) -> str:
+    """RFC 3339 in UTC, `2026-11-27T23:59:59Z`, with milliseconds where there are any."""
+    if moment.tzinfo is None:
+        raise ValueError(f"time {moment.isoformat()}: has no time zone; give it UTC")
+    utc = moment.astimezone(UTC)
+    spec = "milliseconds" if utc.microsecond // 1000 else "seconds"
+    return utc.replace(tzinfo=None).isoformat(timespec=spec) + "Z"
+
+
+def parse_time(text: str) -> datetime:
+    """The time that `format_time` wrote; any RFC 3339 time with a zone is read."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"time {text!r}: must be RFC 3339, such as 2026-11-27T23:59:59Z") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"time {text!r}: must end in Z or an offset")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"time {text!r}: is outside the years 1 to 9999") from None
+
+
+# ---------------------------------------------------------------------------------------------
+# Paths
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Object names of one run: `<prefix>/<run>/…`; both are empty for a run in a folder."""
+
+    prefix: str
+    run: str
+
+    def __post_init__(self) -> None:
+        for field in ("prefix", "run"):
+            value = getattr(self, field)
+            if value != value.strip("/"):
+                raise ValueError(f"{field} {value!r}: must not start or end with a slash")
+
+    def _path(self, *parts: str) -> str:
+        return "/".join(part for part in (self.prefix, self.run, *parts) if part)
+
+    @property
+    def root(self) -> str:
+        """The run's own prefix, ending in a slash; empty for a run in a folder."""
+        path = self._path()
+        return f"{path}/" if path else ""
+
+    @property
+    def head(self) -> str:
+        return self._path("HEAD")
+
+    @property
+    def boots(self) -> str:
+        """Prefix of all boot records and their ends."""
+        return self._path("boots/")
+
+    def boot(self, instance_id: str, boot_id: str) -> str:
+        return self._path("boots", f"{instance_id}-{boot_id}.json")
+
+    def boot_end(self, instance_id: str, boot_id: str) -> str:
+        return self._path("boots", f"{instance_id}-{boot_id}.end.json")
+
+    @property
+    def attempts(self) -> str:
+        """Prefix of all attempts: anything below it means that the run once had a HEAD."""
+        return self._path("attempts/")
+
+    def attempt(self, term: int) -> str:
+        """Prefix of one attempt's records."""
+        return self._path("attempts", f"{_padded(term, _TERM_DIGITS)}/")
+
+    def attempt_start(self, term: int) -> str:
+        return self.attempt(term) + "start.json"
+
+    def attempt_end(self, term: int) -> str:
+        return self.attempt(term) + "end.json"
+
+    def beat(self, term: int) -> str:
+        return self.attempt(term) + "beat.json"
+
+    def log_piece(self, term: int, index: int) -> str:
+        return self.attempt(term) + f"log/{_padded(index, _PIECE_DIGITS)}.log"
+
+    def log_file(self, term: int, name: str) -> str:
+        """A file that the term's trainer left in LOG_DIR."""
+        return self.attempt(term) + f"logs/{check_object_name(name)}"
+
+    def metrics(self, term: int) -> str:
+        """Prefix of one term's pieces of rows."""
+        return self._path("metrics", f"t{_padded(term, _TERM_DIGITS)}/")
+
+    def metrics_piece(self, term: int, index: int) -> str:
+        return self.metrics(term) + f"{_padded(index, _PIECE_DIGITS)}.jsonl"
+
+    @property
+    def terms(self) -> str:
+        """Prefix of all terms' snapshots and results; `folder_of` tells which is whose."""
+        return self._path("t")
+
+    def term(self, term: int) -> str:
+        """Prefix of one term's snapshots and result."""
+        return self._path(f"t{_padded(term, _TERM_DIGITS)}/")
+
+    def snapshot(self, term: int, step: int, nonce: str) -> str:
+        """Prefix of one checkpoint's objects, ending in a slash."""
+        return self.term(term) + f"s{_padded(step, _STEP_DIGITS)}-{nonce}/"
+
+    def manifest(self, term: int, step: int, nonce: str) -> str:
+        return self.snapshot(term, step, nonce) + "MANIFEST.json"
+
+    def result(self, term: int) -> str:
+        """Prefix of one term's result files, ending in a slash."""
+        return self.term(term) + "result/"
+
+    def result_manifest(self, term: int) -> str:
+        return self.result(term) + "RESULT.json"
+
+    def end(self, resume: int) -> str:
+        return self._path(f"END-r{resume}.json")
+
+    def bundle(self, sha256: str) -> str:
+        """Object name of an experiment's bundle; bundles are shared by the experiment's runs."""
+        return "/".join(part for part in (self.prefix, "bundles", f"{sha256}.zip") if part)
+
+    @property
+    def environments(self) -> str:
+        """Prefix of an experiment's kept packages, which its runs share."""
+        return "/".join(part for part in (self.prefix, "environments/") if part)
+
+    def folder_of(self, path: str) -> tuple[int, str] | None:
+        """The (term, folder) of a snapshot's or result's object; None for any other object.
+
+        The folder ends in a slash, as `snapshot` and `result` give it.
+        """
+        match = _TERM_FOLDER.match(path.removeprefix(self.root))
+        if match is None or not path.startswith(self.root):
+            return None
+        return int(match["term"]), self.root + match["folder"]
+
+
+_PIN = re.compile(
+    r"(?P<root>(?:[^#]*/)?)(?P<folder>t\d{6,}/s\d{12,}-[0-9a-z]+/)#(?P<digest>[0-9a-f]{64})"
+)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A checkpoint of any run, named by where it is and what it is:
+    `gs://BUCKET/experiments/NAME/RUN/t000001/s000000000010-0a1b/#<digest>`, or in a run's folder.
+    """
+
+    root: str
+    """`gs://…/` or the run's folder, ending in a slash."""
+    folder: str
+    """Prefix of its objects below the root, ending in a slash."""
+    digest: str
+    """BLAKE3 of its manifest, 64 hexadecimal digits."""
+
+    def __str__(self) -> str:
+        return f"{self.path}#{self.digest}"
+
+    @property
+    def path(self) -> str:
+        return self.root + self.folder
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """ValueError with a sentence for anything else."""
+        match = _PIN.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"init {text!r}: must name a checkpoint with its digest, as `outlast checkpoints`"
+                " prints it"
+            )
+        return cls(match["root"], match["folder"], match["digest"])
+
+
+def _padded(number: int, digits: int) -> str:
+    if number < 0:
+        raise ValueError(f"number {number}: must not be negative in an object name")
+    return f"{number:0{digits}d}"
+
+
+def check_object_name(name: str) -> str:
+    """`name` itself, where it is a plain relative path; it becomes a file on restore."""
+    path = PurePosixPath(name)
+    plain = name == path.as_posix() and not path.is_absolute()
+    if not plain or name in ("", ".") or ".." in path.parts or "\\" in name or "\0" in name:
+        raise ValueError(f"object name {name!r}: must be a relative path without '..'")
+    return name
+
+
+# ---------------------------------------------------------------------------------------------
+# Records
+
+
+def canonical_json(value: Any, *, ascii_only: bool = False) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces, UTF-8, no NaN."""
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only, allow_nan=False
+    )
+    return text.encode()
+
+
+class Record:
+    """Base of the frozen dataclasses that are kept as one JSON object each."""
+
+    def to_json(self) -> bytes:
+        """Canonical JSON with the format's number, a line break at the end."""
+        return canonical_json({"format": FORMAT, **_plain(self)}) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Reads what `to_json` wrote; anything else is a ValueError that says what is wrong."""
+        name = cls.__name__
+        try:
+            value = json.loads(data)
+        except (ValueError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"{name}: is not JSON ({error})") from None
+        if not isinstance(value, dict):
+            raise ValueError(f"{name}: must be a JSON object, found {type(value).__name__}")
+        form = value.pop("format", None)
+        if type(form) is not int or form != FORMAT:
+            raise ValueError(f"{name}.format {form!r}: must be {FORMAT}; upgrade outlast to read")
+        return typing.cast(Self, _decoded(cls, value, name))
+
+
+@dataclass(frozen=True)
+class BootRecord(Record):
+    """`boots/<instance-id>-<boot-id>.json`: the first act of every boot; the shell writes it."""
+
+    instance_id: str
+    boot_id: str
+    instance: str
+    zone: str
+    resume: int
+    place: int
+    time: datetime
+
+
+@dataclass(frozen=True)
+class BootEnd(Record):
+    """`boots/….end.json`: the end of a boot that never held the term."""
+
+    instance_id: str
+    boot_id: str
+    reason: Reason
+    step: str
+    """Step of the startup that was reached, such as `fetch-bundle`."""
+    exit: int
+    message: str
+    time: datetime
+
+
+@dataclass(frozen=True)
+class AttemptStart(Record):
+    """`attempts/000003/start.json`, written once the term is taken and the state restored."""
+
+    term: int
+    resume: int
+    place: int
+    instance: str
+    instance_id: str
+    boot_id: str
+    zone: str
+    machine_type: str
+    image: str
+    trainer: str
+    spec: dict[str, Any]
+    """What was asked for: arguments, bundle, checkpoint interval, limits."""
+    versions: dict[str, str]
+    step: int
+    """Step of the restored checkpoint; 0 for a fresh start."""
+    restored: str | None
+    """Path of the restored checkpoint; None for a fresh start."""
+    time: datetime
+
+
+@dataclass(frozen=True)
+class AttemptEnd(Record):
+    """`attempts/000003/end.json`; an attempt without one reads as cut at its last beat."""
+
+    term: int
+    reason: Reason
+    state: State
+    """State in which the attempt left the run."""
+    exit: int | None
+    """The trainer's exit code; None where no trainer ended."""
+    step: int
+    """Last step that the trainer did."""
+    committed: int | None
+    """Step of this attempt's last checkpoint; None where it committed nothing."""
+    message: str
+    stderr: tuple[str, ...]
+    """Last lines of the trainer's stderr."""
+    staged_sec: float
+    """Time that went by while the trainer waited for data to be fetched."""
+    time: datetime
+
+
+@dataclass(frozen=True)
+class Beat(Record):
+    """`attempts/000003/beat.json`, rewritten at most every `beat` seconds."""
+
+    term: int
+    step: int
+    total: int | None
+    """All steps of the run, as its trainer said; None until it did."""
+    phase: str
+    rate: float | None
+    """Steps a second since the beat before; None where not measured."""
+    committed: int | None
+    """Step of this attempt's last checkpoint; None where it committed nothing so far."""
+    seconds_to_commit: float | None
+    """From the start record to this attempt's first commit; measures barren terms later."""
+    rows: tuple[dict[str, Any], ...]
+    """The last rows, newest last."""
+    time: datetime
+    commit_sec: float | None = None
+    """What this attempt's last commit took; None where it committed nothing so far."""
+
+
+@dataclass(frozen=True)
+class ManifestObject:
+    """One object of a checkpoint: a file, or a part of a large one."""
+
+    name: str
+    size: int
+    crc32c: str
+    blake3: str
+    generation: int
+    file: str | None = None
+    """The file that it is a part of; None where it is all of the file `name`."""
+    offset: int = 0
+    """Where in the file its bytes begin."""
+
+
+@dataclass(frozen=True)
+class Manifest(Record):
+    """`MANIFEST.json` of one checkpoint; HEAD's chain names its BLAKE3."""
+
+    run: str
+    term: int
+    step: int
+    tags: tuple[str, ...]
+    rows: int
+    """Rows of this term up to the step, all of them flushed before."""
+    objects: tuple[ManifestObject, ...]
+
+    def __post_init__(self) -> None:
+        for entry in self.objects:
+            check_object_name(entry.name)
+            check_object_name(entry.file or entry.name)
+        for file, parts in self.files().items():
+            at = 0
+            for part in parts:
+                if part.offset != at:
+                    raise ValueError(
+                        f"Manifest.objects {part.name!r}: begins at byte {part.offset} of {file}, "
+                        f"the parts before it end at {at}"
+                    )
+                at += part.size
+
+    def files(self) -> dict[str, tuple[ManifestObject, ...]]:
+        """The objects of each file, in the order of their places in it."""
+        found: dict[str, list[ManifestObject]] = {}
+        for entry in self.objects:
+            found.setdefault(entry.file or entry.name, []).append(entry)
+        return {
+            file: tuple(sorted(parts, key=lambda part: part.offset))
+            for file, parts in found.items()
+        }
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """One file of a result."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ResultManifest(Record):
+    """`RESULT.json`: no clock, host, experiment or attempt inside, so that runs compare."""
+
+    files: tuple[ResultFile, ...]
+    digest: str
+
+    def __post_init__(self) -> None:
+        for file in self.files:
+            check_object_name(file.name)
+        found = result_digest(self.files)
+        if self.digest != found:
+            raise ValueError(
+                f"ResultManifest.digest {self.digest!r}: the files listed give {found}"
+            )
+
+    @classmethod
+    def of(cls, files: typing.Iterable[ResultFile]) -> Self:
+        """The manifest of these files, sorted by name."""
+        ordered = tuple(sorted(files, key=lambda file: file.name))
+        return cls(files=ordered, digest=result_digest(ordered))
+
+
+@dataclass(frozen=True)
+class EndCopy(Record):
+    """`END-r<resume>.json`: a copy of HEAD's end for people; no reader needs it."""
+
+    run: str
+    resume: int
+    term: int
+    state: State
+    reason: Reason
+    exit: int | None
+    step: int
+    result: str | None
+    digest: str | None
+    started: datetime
+
+
+def result_digest(files: typing.Iterable[ResultFile]) -> str:
+    """The sha256 of what `sha256sum` prints for the files in the order of their names."""
+    lines = sorted((file.name, f"{file.sha256}  {file.name}\n") for file in files)
+    return hashlib.sha256("".join(line for _, line in lines).encode()).hexdigest()
+
+
+def check_result(folder: Path) -> ResultManifest:
+    """The manifest of the result in a folder; ValueError that names what of it is gone, or is not
+    what the manifest says."""
+    try:
+        manifest = ResultManifest.from_json((folder / RESULT_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{RESULT_FILE}: cannot be read ({error})") from None
+    for file in manifest.files:
+        try:
+            found = hashlib.sha256((folder / file.name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise ValueError(f"{file.name}: cannot be read ({error.strerror})") from None
+        if found != file.sha256:
+            raise ValueError(f"{file.name}: has other bytes than the run gave it")
+    return manifest
+
+
+def check_metrics(data: bytes | str) -> dict[str, list[float]]:
+    """The columns of a result's `metrics.json`: lists of finite numbers, all equally long."""
+    try:
+        table = json.loads(data)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{METRICS_FILE}: is not JSON ({error})") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{METRICS_FILE}: must be an object, found {type(table).__name__}")
+    missing = [column for column in METRICS_COLUMNS if column not in table]
+    if missing:
+        raise ValueError(
+            f"{METRICS_FILE}: lacks {', '.join(missing)}; it needs all of "
+            f"{', '.join(METRICS_COLUMNS)}"
+        )
+    length = len(table["step"]) if isinstance(table["step"], list) else -1
+    for column, values in table.items():
+        if not isinstance(values, list):
+            raise ValueError(f"{METRICS_FILE}.{column}: must be a list, found {values!r}")
+        if len(values) != length:
+            raise ValueError(
+                f"{METRICS_FILE}.{column}: has {len(values)} values, "
+                f"step has {length}; all columns must be equally long"
+            )
+        for value in values:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value):
+                raise ValueError(f"{METRICS_FILE}.{column} {value!r}: must be a finite number")
+    steps = table["step"]
+    if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+        raise ValueError(f"{METRICS_FILE}.step: must rise from row to row, found {steps}")
+    return table
+
+
+# ---------------------------------------------------------------------------------------------
+# The strict codec behind Record
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types for a record's value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            _json_name(field): _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, datetime):
+        return format_time(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def _json_name(field: dataclasses.Field[Any]) -> str:
+    """The field's name in JSON: `from_step` is kept as `from`, which Python reserves."""
+    return field.metadata.get("json", field.name)
+
+
+def _decoded(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind`, or a ValueError that names the place and the value."""
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        if value is None:
+            if len(options) == len(typing.get_args(kind)):
+                raise ValueError(f"{where}: must not be null")
+            return None
+        return _decoded(options[0], value, where)
+    if dataclasses.is_dataclass(kind):
+        return _decoded_record(typing.cast(type, kind), value, where)
+    if origin is tuple:
+        _expect(value, list, where)
+        item = typing.get_args(kind)[0]
+        return tuple(_decoded(item, entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    if origin is dict:
+        _expect(value, dict, where)
+        item = typing.get_args(kind)[1]
+        return {key: _decoded(item, entry, f"{where}.{key}") for key, entry in value.items()}
+    if kind is datetime:
+        _expect(value, str, where)
+        try:
+            return parse_time(value)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            known = ", ".join(str(entry.value) for entry in kind)
+            raise ValueError(f"{where} {value!r}: must be one of {known}") from None
+    if kind is float and type(value) is int:
+        return float(value)
+    _expect(value, kind, where)
+    return value
+
+
+def _decoded_record(kind: type, value: Any, where: str) -> Any:
+    _expect(value, dict, where)
+    hints = _hints(kind)
+    fields = {_json_name(field): field for field in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - set(fields))
+    if unknown:
+        raise ValueError(f"{where}.{unknown[0]}: unknown field; upgrade outlast to read it")
+    missing = sorted(set(fields) - set(value))
+    if missing:
+        raise ValueError(f"{where}.{missing[0]}: is missing")
+    return kind(
+        **{
+            field.name: _decoded(hints[field.name], value[name], f"{where}.{name}")
+            for name, field in fields.items()
+        }
+    )
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _expect(value: Any, kind: type, where: str) -> None:
+    # type() and not isinstance(): True is no number here.
+    if type(value) is not kind:
+        raise ValueError(
+            f"{where} {value!r}: must be {kind.__name__}, found {type(value).__name__}"
+        )

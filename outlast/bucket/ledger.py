@@ -1,0 +1,255 @@
+"""What a run's records in the bucket say: its state, its attempts, its goodput."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import zip_longest
+from typing import Any
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import Head, HeadLost, read_head
+from outlast.bucket.layout import (
+    AttemptEnd,
+    AttemptStart,
+    Beat,
+    BootEnd,
+    Layout,
+    format_time,
+)
+from outlast.bucket.store import NotFound, Store
+from outlast.spec import changes
+
+_NO_FAILURES = frozenset(
+    {Reason.DONE, Reason.PREEMPTED, Reason.INTERRUPTED, Reason.MAINTENANCE, Reason.STOPPED}
+)
+"""Ends whose reason alone says all."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of one VM working on the run; times are server times."""
+
+    term: int
+    start: datetime
+    end: datetime | None
+    """End of an attempt that ended; the last beat of one that was cut; None while it lives."""
+    reason: Reason | None
+    """None while it lives."""
+    instance: str
+    zone: str
+    from_step: int
+    """Step of the checkpoint that it went on from; 0 for a fresh start."""
+    step: int
+    """Last step that its records tell of."""
+    committed: int | None
+    """Step of the last checkpoint that its records tell of; None where it committed nothing."""
+    lost: int
+    """Steps it did that the final lineage does not own: the next attempt does them again."""
+    changed: tuple[str, ...] = ()
+    """What is otherwise than in the attempt before, in words."""
+    why: str = ""
+    """What its end record says of a failure."""
+
+    @property
+    def steps(self) -> int:
+        """Steps it did, lost ones included."""
+        return self.step - self.from_step
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "attempt": self.term,
+            "start": format_time(self.start),
+            "end": format_time(self.end) if self.end else None,
+            "reason": self.reason,
+            "instance": self.instance,
+            "zone": self.zone,
+            "from_step": self.from_step,
+            "step": self.step,
+            "steps": self.steps,
+            "steps_lost": self.lost,
+            "changed": list(self.changed),
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All that is recorded of one run."""
+
+    head: Head
+    attempts: tuple[Attempt, ...]
+    boots: int
+    """VM boots, those that never held a term included."""
+    first_boot: datetime | None
+    total: int | None
+    """All steps of the run, as its trainer said; None until it did."""
+    rows: tuple[dict[str, Any], ...]
+    """The last rows that the newest attempt's beat tells of, newest last."""
+    phase: str = ""
+    """What the newest attempt's beat says that it does; empty before its first."""
+
+    @property
+    def step(self) -> int:
+        """Last step that the records tell of."""
+        return self.attempts[-1].step if self.attempts else 0
+
+    @property
+    def steps_lost(self) -> int:
+        return sum(attempt.lost for attempt in self.attempts)
+
+    def goodput(self) -> float | None:
+        """Kept step-seconds over wall seconds, from the first boot to the end; None while open.
+
+        An attempt's step-seconds are its seconds from start record to end (or last beat), kept in
+        the share of its steps that the final lineage owns (facts: ml-goodput's words).
+        """
+        ends = [attempt.end for attempt in self.attempts if attempt.end]
+        if self.head.state is State.OPEN or not ends or self.first_boot is None:
+            return None
+        kept = 0.0
+        for attempt in self.attempts:
+            if attempt.end and attempt.steps:
+                share = (attempt.steps - attempt.lost) / attempt.steps
+                kept += (attempt.end - attempt.start).total_seconds() * share
+        wall = (max(ends) - self.first_boot).total_seconds()
+        return kept / wall if wall > 0 else None
+
+
+def read(store: Store, layout: Layout) -> Ledger | None:
+    """The ledger of a run; None where the run has no HEAD yet.
+
+    Raises HeadError and StoreError as `read_head` does, ValueError where a record is damaged.
+    """
+    try:
+        head = read_head(store, layout).head
+    except HeadLost:
+        return None
+    kinds: dict[str, type[AttemptStart] | type[AttemptEnd] | type[Beat]]
+    kinds = {"start.json": AttemptStart, "end.json": AttemptEnd, "beat.json": Beat}
+    records: dict[int, dict[type, Any]] = {}
+    times: dict[tuple[int, type], datetime] = {}
+    for item in store.list(layout.attempts):
+        kind = kinds.get(item.path.rpartition("/")[2])
+        if kind is None:
+            continue
+        try:
+            data, found = store.get(item.path)
+        except NotFound:  # rewritten between list and get
+            continue
+        record = kind.from_json(data)
+        records.setdefault(record.term, {})[kind] = record
+        times[record.term, kind] = found.updated
+    attempts = tuple(_attempts(head, records, times))
+    boots: set[str] = set()
+    first: datetime | None = None
+    for item in store.list(layout.boots):
+        if item.path.endswith(".end.json"):
+            continue
+        boots.add(item.path)
+        first = item.updated if first is None else min(first, item.updated)
+    beats = [records[term][Beat] for term in sorted(records) if Beat in records[term]]
+    totals = [beat.total for beat in beats if beat.total]
+    live = beats and attempts and beats[-1].term == attempts[-1].term
+    return Ledger(
+        head,
+        attempts,
+        len(boots),
+        first,
+        totals[-1] if totals else None,
+        beats[-1].rows if live else (),
+        beats[-1].phase if live else "",
+    )
+
+
+@dataclass(frozen=True)
+class Boot:
+    """One boot of a VM of the run, whether it came to an attempt or not."""
+
+    instance_id: str
+    start: datetime
+    """When its record was written; server time."""
+    reason: Reason | None
+    """How it ended where it never held the term; None elsewhere."""
+
+
+def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
+    """All boots on record, in order of time. Raises as `read` does."""
+    starts: dict[str, datetime] = {}
+    reasons: dict[str, Reason] = {}
+    for item in store.list(layout.boots):
+        name = item.path.removeprefix(layout.boots)
+        if name.endswith(_BOOT_END):
+            with contextlib.suppress(NotFound):
+                end = BootEnd.from_json(store.get(item.path)[0])
+                reasons[name.removesuffix(_BOOT_END)] = end.reason
+        else:
+            starts[name.removesuffix(".json")] = item.updated
+    boots = (
+        Boot(name.partition("-")[0], start, reasons.get(name)) for name, start in starts.items()
+    )
+    return tuple(sorted(boots, key=lambda boot: boot.start))
+
+
+def read_end(store: Store, layout: Layout, term: int) -> AttemptEnd | None:
+    """The record of an attempt's end; None where it left none. Raises as `read` does."""
+    try:
+        return AttemptEnd.from_json(store.get(layout.attempt_end(term))[0])
+    except NotFound:
+        return None
+
+
+_BOOT_END = ".end.json"
+
+
+def _attempts(
+    head: Head,
+    records: Mapping[int, Mapping[type, Any]],
+    times: Mapping[tuple[int, type], datetime],
+) -> Iterator[Attempt]:
+    """One for each start record; times are those at which the store wrote the records."""
+    terms = [term for term in sorted(records) if AttemptStart in records[term]]
+    previous: AttemptStart | None = None
+    for term, later in zip_longest(terms, terms[1:]):
+        start: AttemptStart = records[term][AttemptStart]
+        changed = _changed(previous, start) if previous else ()
+        previous = start
+        beat: Beat | None = records[term].get(Beat)
+        end: AttemptEnd | None = records[term].get(AttemptEnd)
+        step = max(start.step, beat.step if beat else 0, end.step if end else 0)
+        if later:
+            kept = records[later][AttemptStart].step
+        elif head.state in (State.FAILED, State.STOPPED):  # what a resume would go on from
+            kept = min(step, head.step)
+        else:
+            kept = step
+        over = end is not None or later is not None or head.state is not State.OPEN
+        last = AttemptEnd if end else Beat if beat else AttemptStart
+        yield Attempt(
+            term=term,
+            start=times[term, AttemptStart],
+            end=times[term, last] if over else None,
+            # Nobody writes another attempt's end.
+            reason=end.reason if end else Reason.CUT if over else None,
+            instance=start.instance,
+            zone=start.zone,
+            from_step=start.step,
+            step=max(step, kept),
+            committed=end.committed if end else beat.committed if beat else None,
+            lost=max(0, step - kept),
+            changed=changed,
+            why=end.message if end and end.reason not in _NO_FAILURES else "",
+        )
+
+
+def _changed(before: AttemptStart, now: AttemptStart) -> tuple[str, ...]:
+    """What an attempt has otherwise than the one before it."""
+    pairs = {
+        "machine": (before.machine_type, now.machine_type),
+        "image": (before.image.rpartition("/")[2], now.image.rpartition("/")[2]),
+        "zone": (before.zone, now.zone),
+        "outlast": (before.versions.get("outlast"), now.versions.get("outlast")),
+    }
+    places = [changes.Change(what, *pair) for what, pair in pairs.items() if pair[0] != pair[1]]
+    contents = (before.spec.get("content") or {}, now.spec.get("content") or {})
+    return tuple(str(change) for change in (*places, *changes.between(*contents)))

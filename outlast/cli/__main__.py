@@ -1,0 +1,21 @@
+"""The command's first lines: from here on Ctrl-C is one line, however much is still to be
+imported."""
+
+import sys
+
+from outlast.base import exits
+
+
+def main() -> None:
+    """Entry point of `outlast` and of `python -m outlast.cli`."""
+    try:
+        from outlast.cli.app import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("outlast: interrupted", file=sys.stderr)
+        sys.exit(exits.CTRL_C)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,496 @@
+"""The command `outlast`: parses, calls, draws. What it does lives in the modules beside it."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outlast.base import exits
+
+if TYPE_CHECKING:
+    from outlast.cli.cloud import LocalCloud
+    from outlast.cli.rehearsal.rehearse import Report
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="outlast")
+def cli() -> None:
+    """Training on preemptible Compute Engine VMs, so that preemption does not matter."""
+
+
+@cli.command()
+@click.option("--scenario", metavar="NAME|FILE", help="What happens to it; default storm.")
+@click.option("--list", "lists", is_flag=True, help="List the named scenarios.")
+@click.option("--stack", metavar="NAME", help="Rehearse your own stack, Pulumi.NAME.yaml.")
+@click.option(
+    "--data",
+    metavar="gs://BUCKET/PATH=FOLDER",
+    multiple=True,
+    help="Files that the local bucket has before; repeatable.",
+)
+@click.option("--limit-rows", type=click.IntRange(min=64), help="Train on the first rows only.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def rehearse(
+    scenario: str | None,
+    lists: bool,
+    stack: str | None,
+    data: tuple[str, ...],
+    limit_rows: int | None,
+    epochs: int | None,
+    as_json: bool,
+) -> None:
+    """Run the stack on this machine, in a scenario's world, and judge the result.
+
+    Without a scenario it is struck three times. Exit code 0 only if every guarantee was seen
+    held. docs/scenarios.md has the scenarios, and how to write one.
+    """
+    from outlast.cli.draw import Screen, show_report, show_scenarios
+    from outlast.cli.rehearsal import rehearse as rehearsal
+    from outlast.cli.rehearsal import scenario as scenarios
+
+    if lists or scenario == "list":
+        listed = scenarios.listed()
+        if as_json:
+            click.echo(json.dumps(dict(listed), indent=2))
+        else:
+            show_scenarios(listed)
+        return
+    with Screen(quiet=as_json) as screen:
+        report: Report = rehearsal.rehearse(
+            watcher=screen,
+            name=scenario,
+            stack=stack,
+            data=data,
+            limit_rows=limit_rows,
+            args={} if epochs is None else {"epochs": epochs},
+        )
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        show_report(report)
+    sys.exit(exits.DONE if report.held else 1)
+
+
+class _Verbatim(click.Command):
+    """A command that parses its own words, ``--`` among them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.params["words"] = list(args)
+        return []
+
+
+@cli.command(cls=_Verbatim)
+def train(words: list[str]) -> None:
+    """Run any training command so that it can be killed: outlast train -- python train.py"""
+    from outlast.loop.command.__main__ import main as run_command
+
+    sys.exit(run_command(words))
+
+
+@cli.command(cls=_Verbatim)
+def mark(words: list[str]) -> None:
+    """Inside of outlast train: say that the checkpoint is complete."""
+    from outlast.loop.command.mark import main as say_complete
+
+    sys.exit(say_complete(["mark", *words]))
+
+
+@cli.command()
+@click.argument("experiment")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(experiment: str, as_json: bool) -> None:
+    """Show a run's state, attempts and reasons, as the bucket has them.
+
+    EXPERIMENT may also be a run's folder or gs:// path.
+    """
+    from outlast.cli import runs
+    from outlast.cli import status as states
+    from outlast.cli.draw import show_status
+
+    found = states.read(runs.find(experiment))
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        show_status(found)
+
+
+@cli.command()
+@click.argument("experiment")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def costs(experiment: str, as_json: bool) -> None:
+    """Count what a run has cost so far: every VM's hours, at list prices.
+
+    EXPERIMENT may also be a run's gs:// path, of a stack that is long gone.
+    """
+    from outlast.cli import costs as counting
+    from outlast.cli import runs
+    from outlast.cli.draw import show_costs
+
+    found = counting.count(runs.find(experiment))
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        show_costs(found)
+
+
+@cli.command()
+@click.argument("experiment")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def checkpoints(experiment: str, as_json: bool) -> None:
+    """List a run's checkpoints, and how another run begins with one.
+
+    EXPERIMENT may also be a run's folder or gs:// path. The name under a checkpoint is what
+    outlast:init takes, and init of outlast.train.
+    """
+    from outlast.cli.runs import open_run
+
+    found = [dict(row) for row in open_run(experiment).checkpoints()]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for row in found:
+        tags = f"  {row['tags']}" if row["tags"] else ""
+        click.echo(f"step {row['step']}  term {row['term']}{tags}\n  {row['init']}")
+    if not found:
+        click.echo(f"{experiment}: no checkpoint is committed yet")
+
+
+@cli.command()
+@click.argument("experiment", required=False)
+@click.option("--latest", is_flag=True, help="First take the newest commit of outlast:gitRef.")
+@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # pulumi's own habit
+def up(experiment: str | None, latest: bool) -> None:
+    """Bring a stack up: pulumi up, without its questions; one that was killed is mended first.
+
+    EXPERIMENT is a stack; default the selected one. With --latest the commit that the branch is at
+    is written into the stack's configuration, outlast:gitCommit, before.
+    """
+    from outlast.cli import up as upping
+
+    _mended(experiment)
+    if latest:
+        found = upping.latest(experiment)
+        same = " as before" if found.commit == found.before else ""
+        click.echo(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
+    upping.up(experiment)
+
+
+@cli.command()
+@click.argument("experiment")
+@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)
+def destroy(experiment: str) -> None:
+    """Take a stack down: pulumi destroy, without its questions; one that was killed is mended
+    first.
+
+    The bucket stays, and in it all that the run has committed: the next up goes on with it.
+    """
+    from outlast.cli import up as upping
+
+    _mended(experiment)
+    left = upping.destroy(experiment)
+    if left:
+        click.echo(f"{experiment}: {left}")
+
+
+@cli.command()
+@click.argument("experiment")
+def resume(experiment: str) -> None:
+    """Reopen a run that failed or was stopped, or go on with changes; `pulumi up` then does it.
+
+    Before, the machine may be changed, the code corrected, and arguments that the trainer lists as
+    mutable: the run keeps its name (outlast:run) and goes on from its last checkpoint.
+    """
+    from outlast.cli import resume as resuming
+    from outlast.cli import stack
+    from outlast.cli.errors import reading
+
+    with reading(experiment):
+        done = resuming.resume(stack.find(experiment))
+    if done.renamed:
+        from outlast.spec import changes
+
+        what = changes.said(done.changed) or "code or args"
+        click.echo(f"{experiment}: outlast:run keeps the run's name; changed: {what}")
+    click.echo(
+        f"{experiment}: outlast:resume is now {done.resume}; pulumi up goes on from step "
+        f"{done.head.step}"
+    )
+
+
+@cli.command(name="stop")
+@click.argument("experiment")
+def stop_run(experiment: str) -> None:
+    """End a run as stopped. What it committed is kept; outlast resume goes on with it."""
+    from outlast.cli import resume as resuming
+    from outlast.cli import stack
+    from outlast.cli.errors import reading
+
+    with reading(experiment):
+        head = resuming.stop(stack.find(experiment))
+    click.echo(
+        f"{experiment}: stopped at step {head.step}; its VM leaves with its next beat, go on with: "
+        f"outlast resume {experiment}"
+    )
+
+
+@cli.command()
+@click.argument("experiment")
+def mend(experiment: str) -> None:
+    """Mend a stack whose pulumi up was killed: its lock, and what was being made."""
+    if _mended(experiment):
+        click.echo(f"{experiment}: mended; go on with pulumi up")
+    else:
+        click.echo(f"{experiment}: nothing to mend")
+
+
+def _mended(experiment: str | None) -> bool:
+    """Whether there was something to mend; says what."""
+    from outlast.cli import mend as mending
+
+    done = mending.mend(experiment)
+    for name in done.taken_up if done else ():
+        click.echo(f"{name}: was being made when pulumi was killed; taken up, if it exists")
+    return done is not None
+
+
+@cli.command()
+@click.argument("experiment")
+def repair(experiment: str) -> None:
+    """Mend a HEAD that is gone, unreadable, or names no checkpoint that can be read.
+
+    EXPERIMENT may also be the folder or gs:// path of a run without a stack.
+    """
+    from outlast.cli import repair as repairing
+    from outlast.cli import runs, stack
+    from outlast.cli.errors import reading
+
+    alone = runs.is_path(experiment)
+    with reading(experiment):
+        if alone:
+            done = repairing.repair_alone(runs.find_damaged(experiment))
+        else:
+            deployed = stack.find(experiment)
+            done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
+    if done.set_aside:
+        click.echo(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
+    if alone:
+        then = f"at step {done.head.step}; its own command goes on from there"
+    else:
+        then = f"stopped at step {done.head.step}; go on with: outlast resume {experiment}"
+    click.echo(f"{experiment}: HEAD is mended, {then}")
+
+
+@cli.command()
+@click.argument("experiment", required=False)
+@click.option("--markdown", is_flag=True, help="Print it as a pull request's comment.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option(
+    "--policy-pack-config",
+    "config",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Limits of the rules, as the engine takes them with --policy-pack.",
+)
+def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path | None) -> None:
+    """Say what pulumi up would do: to each run, to the bill, and against which rule.
+
+    EXPERIMENT is a stack; default the selected one. Nothing is changed.
+
+    \b
+    Exit codes
+      0   no rule is broken
+      3   a rule is broken
+      1   there is no preview: the program refuses the settings, or the engine failed
+      64  bad usage
+    """
+    from outlast.cli.draw import as_markdown, show_review
+    from outlast.cli.review import preview as previews
+
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json: print one of them.")
+    found = previews.review(experiment, config=config)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    elif markdown:
+        click.echo(as_markdown(found))
+    else:
+        show_review(found)
+    sys.exit(found.exit_code)
+
+
+@cli.group()
+def cloud() -> None:
+    """A small Compute Engine on this machine, for `pulumi up` without an account."""
+
+
+def _state_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder of the local cloud; default .outlast/cloud in the checkout.",
+    )(function)
+
+
+def _state_folder(state: Path | None) -> Path:
+    from outlast.cli.engine import ROOT
+
+    return (state or ROOT / ".outlast" / "cloud").absolute()
+
+
+def _stack_ready(found: "LocalCloud") -> dict[str, str]:
+    """Makes the checkout's stack known to the cloud's backend; the variables that lead there."""
+    from outlast.cli import engine
+    from outlast.cli.rehearsal import rehearse
+
+    path = os.environ.get("PATH", os.defpath)
+    variables = found.variables(engine.find_parts(), found.state / "pulumi", path)
+    engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
+    return variables
+
+
+def _running(state: Path | None) -> "LocalCloud":
+    from outlast.cli.cloud import find
+    from outlast.cli.errors import CloudError
+
+    found = find(_state_folder(state))
+    if found is None:
+        raise CloudError(
+            f"local cloud: none runs on {_state_folder(state)}; start one: outlast cloud start."
+        )
+    return found
+
+
+@cloud.command()
+@_state_option
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free one.")
+def start(state: Path | None, port: int) -> None:
+    """Serve the local cloud in the background and print what to export.
+
+    Where it runs already, only print it.
+
+    \b
+    eval "$(outlast cloud start)"
+    pulumi up
+    """
+    import shlex
+
+    from outlast.cli import cloud as clouds
+    from outlast.cli import engine
+    from outlast.cli.errors import CloudError
+    from outlast.cli.rehearsal import rehearse
+
+    parts = engine.find_parts()
+    folder = _state_folder(state)
+    found = clouds.find(folder)
+    if found is not None and port not in (0, found.port):
+        raise CloudError(
+            f"--port {port}: the local cloud {found.pid} runs already at {found.url}; "
+            "stop it first (outlast cloud stop)."
+        )
+    started = found is None
+    if found is None:
+        pace = rehearse.pace_of(rehearse.read_config(rehearse.STACK))
+        found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
+    try:
+        variables = _stack_ready(found)
+    except BaseException:
+        if started:
+            found.stop()
+        raise
+    for name in sorted(engine.foreign(os.environ, variables)):
+        click.echo(f"unset {name}")
+    for name, value in variables.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+    click.echo(
+        f"# local cloud {found.pid} at {found.url}, state in {folder}\n"
+        '# to use it in this shell: eval "$(outlast cloud start)"; to end it: outlast cloud stop',
+    )
+
+
+@cloud.command()
+@_state_option
+def stop(state: Path | None) -> None:
+    """End the local cloud and every VM of it; its state stays."""
+    found = _running(state)
+    found.stop()
+    click.echo(f"local cloud {found.pid}: ended; its state stays in {found.state}")
+
+
+@cloud.command()
+@_state_option
+def reset(state: Path | None) -> None:
+    """End every VM and forget all that exists in the local cloud, buckets and stacks too.
+
+    It goes on where it listens; the next `pulumi up` finds nothing.
+    """
+    import shutil
+
+    found = _running(state)
+    found.reset()
+    # The engine's own record of what it has made there; nothing of that is left.
+    shutil.rmtree(found.state / "pulumi" / "backend", ignore_errors=True)
+    _stack_ready(found)
+    click.echo(f"local cloud {found.pid}: empty, at {found.url} as before")
+
+
+@cloud.command(name="status")
+@_state_option
+def cloud_status(state: Path | None) -> None:
+    """List the local cloud's VMs, groups and buckets."""
+    found = _running(state)
+    click.echo(f"local cloud {found.pid} at {found.url}, state in {found.state}")
+    vms = found.vms()
+    for vm in vms:
+        group = f"group {vm['group']}" if vm["group"] else "of no group"
+        click.echo(f"{vm['name']}  {vm['status']}  {vm['zone']}  {group}")
+    if not vms:
+        click.echo("no VM")
+    exists = found.audit()
+    for group in exists["groups"]:
+        click.echo(f"group {group}")
+    for bucket in exists["buckets"]:
+        click.echo(f"bucket {bucket['name']}: {bucket['objects']} objects")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def kill(vm: str, state: Path | None) -> None:
+    """Cut a VM without a notice, as a host error does."""
+    _running(state).act(vm, "kill")
+    click.echo(f"{vm}: killed")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def preempt(vm: str, state: Path | None) -> None:
+    """Preempt a VM: the notice, then SIGTERM, then SIGKILL."""
+    _running(state).act(vm, "preempt")
+    click.echo(f"{vm}: preempted")
+
+
+def main() -> None:
+    """Errors for a person are one sentence on stderr."""
+    from outlast.cli.errors import OperateError
+
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        click.echo(f"outlast: {error.format_message()}", err=True)
+        sys.exit(exits.USAGE if isinstance(error, click.UsageError) else error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("outlast: interrupted; everything it started has ended", err=True)
+        sys.exit(exits.CTRL_C)
+    except OperateError as error:
+        click.echo(f"outlast: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

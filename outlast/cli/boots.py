@@ -1,0 +1,144 @@
+"""What goes on while a run has no attempt at work: is there a VM, does it boot, does none come?
+
+The boot records tell what got as far as the startup script; the group, where it can be asked, of
+VMs that did not. `wait_of` is the rule, `look` asks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from outlast.base.exits import BOOT_SEC
+from outlast.bucket.layout import format_time, parse_time
+from outlast.bucket.ledger import Boot
+from outlast.cloud.compute import Compute, ComputeError, Group
+
+_BOOT = timedelta(seconds=BOOT_SEC)
+_FIRST_VM = timedelta(seconds=300)
+"""A group makes its first VM sooner, unless it is told why not."""
+
+
+@dataclass(frozen=True)
+class Vm:
+    """A VM of the group."""
+
+    name: str
+    id: str
+    created: datetime
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a group says."""
+
+    made: datetime
+    """When the group was."""
+    size: int
+    """VMs that it is to have."""
+    vm: Vm | None
+    """The newest."""
+    errors: tuple[tuple[datetime, str], ...] = ()
+    """What kept it from creating VMs, by code; oldest first."""
+
+
+class Waits(StrEnum):
+    """What a run without an attempt waits for."""
+
+    WAITING = "waiting"
+    """For a VM."""
+    BOOTING = "booting"
+    """For a VM that has come to start its attempt."""
+    NEVER_STARTED = "never-started"
+    """VMs came to nothing, or one boots for too long."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What is waited for, since when, and what is known of it."""
+
+    what: Waits
+    since: datetime | None
+    why: str
+
+    def as_json(self) -> dict[str, Any]:
+        since = format_time(self.since) if self.since else None
+        return {"what": self.what, "since": since, "why": self.why}
+
+
+def wait_of(
+    boots: Sequence[Boot], seen: Seen | None, *, now: datetime, attempt: datetime | None = None
+) -> Wait:
+    """What a run waits for.
+
+    `attempt`: the start of its newest attempt, None for none; `boots`: those since, oldest first;
+    `seen`: None where the group could not be asked.
+    """
+    failed = [boot for boot in boots if boot.reason]
+    said = ""
+    if failed:
+        count = f"{len(failed)} boots have" if len(failed) > 1 else "1 boot has"
+        said = f"{count} come to nothing, the last as {failed[-1].reason}"
+    if seen and seen.size == 0:
+        what = Waits.NEVER_STARTED if boots else Waits.WAITING
+        return Wait(what, None, _joined(said, "its group is to have no VM"))
+    if seen and seen.vm is None:
+        last = boots[-1].start if boots else attempt or seen.made
+        errors = [error for error in seen.errors if error[0] >= last]
+        why = ""
+        if errors:
+            codes = ", ".join(dict.fromkeys(code for _, code in errors))
+            why = f"its group cannot create a VM: {codes} (tries: {len(errors)})"
+        return Wait(Waits.WAITING, errors[0][0] if errors else None, _joined(said, why))
+    if seen and seen.vm:
+        again = bool(boots) and boots[-1].instance_id == seen.vm.id
+        since = boots[-1].start if again else seen.vm.created
+        name = f"VM {seen.vm.name}"
+        unseen = not boots and not attempt and not seen.errors
+        if unseen and since - seen.made > _FIRST_VM:
+            gone = f"VMs before {seen.vm.name} have gone without a boot record"
+            late = now - seen.made >= _BOOT
+            return Wait(
+                Waits.NEVER_STARTED if late else Waits.BOOTING, seen.made if late else since, gone
+            )
+    elif boots and not boots[-1].reason:
+        since, name = boots[-1].start, f"VM {boots[-1].instance_id}"
+    else:
+        return Wait(Waits.NEVER_STARTED if boots else Waits.WAITING, None, said)
+    if now - since >= _BOOT:
+        why = f"{name} has come to no attempt in {BOOT_SEC // 60} minutes"
+        return Wait(Waits.NEVER_STARTED, since, _joined(said, why))
+    return Wait(Waits.BOOTING, since, _joined(said, f"{name} boots"))
+
+
+def look(group: Group) -> Seen | None:
+    """What the group says now; None where nobody can be asked, or there is no such group."""
+    compute = Compute(group.project)
+    path = f"{group.place}/instanceGroupManagers/{group.name}"
+    try:
+        found = compute.call("GET", path)
+        members = compute.call("POST", f"{path}/listManagedInstances").get("managedInstances") or []
+        addresses = [member["instance"] for member in members if member.get("instanceStatus")]
+        vms = [_vm(compute, address) for address in addresses]
+        errors = [
+            (parse_time(error["timestamp"]), str(error["error"]["code"]))
+            for error in compute.listed(f"{path}/listErrors")
+        ]
+        return Seen(
+            parse_time(found["creationTimestamp"]),
+            int(found["targetSize"]),
+            max(vms, key=lambda vm: vm.created, default=None),
+            tuple(sorted(errors)),
+        )
+    except (ComputeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _vm(compute: Compute, address: str) -> Vm:
+    found = compute.call("GET", address[address.index("zones/") :])
+    return Vm(found["name"], str(found["id"]), parse_time(found["creationTimestamp"]))
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))

@@ -1,0 +1,304 @@
+"""The local cloud as this machine's commands see it: start, stop, and its control calls.
+
+The local cloud is a program of its own (`python -m outlast.localcloud`); nothing of it is imported
+here. Where it listens stands in `endpoint.json` of its state folder.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from outlast.cli.engine import (
+    ROOT,
+    Parts,
+    backend_variables,
+    path_variable,
+    scrubbed,
+)
+from outlast.cli.errors import CloudError
+
+PROJECT = "outlast-rehearsal"
+"""The project of Pulumi.dev.yaml; it exists in local clouds only."""
+IMAGE_FAMILY = f"{PROJECT}/outlast"
+"""The family that Pulumi.dev.yaml names; its image is the folder that `make setup` made."""
+START_TIMEOUT_SEC = 60
+STOP_TIMEOUT_SEC = 20
+CALL_TIMEOUT_SEC = 30
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much time a preempted VM of a local cloud is given."""
+
+    notice_sec: float = 3
+    """From the notice to SIGTERM."""
+    grace_sec: float = 2
+    """From SIGTERM to SIGKILL."""
+
+
+@dataclass(frozen=True)
+class LocalCloud:
+    """A running local cloud."""
+
+    state: Path
+    pid: int
+    port: int
+    provider_port: int
+    process: subprocess.Popen[bytes] | None = field(default=None, compare=False, repr=False)
+    """Where this process started it."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """One call of its API; the answer's JSON, None for an empty answer.
+
+        CloudError: it refused, with its own words, or does not answer.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=CALL_TIMEOUT_SEC) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise CloudError(_message(error.read()) or f"{method} {path}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise CloudError(
+                f"local cloud at {self.url}: does not answer ({error}); see `outlast cloud start`."
+            ) from None
+        return json.loads(text) if text else None
+
+    def vms(self) -> list[dict[str, Any]]:
+        """The VMs that exist: name, id, group, zone, status, pid, boots, started."""
+        return self.call("GET", "/_local/vms")
+
+    def act(self, vm: str, action: str) -> None:
+        """`kill`, `preempt`, `freeze` or `thaw` of one VM. CloudError: no such VM."""
+        self.call("POST", f"/_local/vms/{quote(vm, safe='')}/{action}")
+
+    def group_size(self, group: str, place: str) -> int | None:
+        """The target size of a group in a zone or region; None where there is no such group."""
+        listed = self.call("GET", _groups(place))
+        sizes = {item["name"]: item["targetSize"] for item in listed.get("items", [])}
+        return sizes.get(group)
+
+    def group_errors(self, group: str, place: str) -> list[str]:
+        """Codes of what kept the group from creating VMs, oldest first."""
+        listed = self.call("GET", f"{_groups(place)}/{group}/listErrors")
+        return [item["error"]["code"] for item in listed.get("items", [])]
+
+    def make_bucket(self, name: str, region: str) -> None:
+        """A bucket as the program makes it, so that a stack whose bucket it is adopts it."""
+        bucket = {
+            "name": name,
+            "location": region,
+            "labels": {"managed-by": "outlast"},
+            "iamConfiguration": {
+                "uniformBucketLevelAccess": {"enabled": True},
+                "publicAccessPrevention": "enforced",
+            },
+            "softDeletePolicy": {"retentionDurationSeconds": "0"},
+        }
+        self.call("POST", f"/storage/v1/b?project={PROJECT}", bucket)
+
+    def play(self, scenario: Mapping[str, Any], *, target: str) -> None:
+        """Lets a scenario happen to the experiment `target` and to nobody else."""
+        self.call("PUT", "/_local/scenario", {"document": scenario, "target": target})
+
+    def played(self) -> dict[str, Any]:
+        """The scenario: `log`, what happened so far, and `pending`, how much is to come."""
+        return self.call("GET", "/_local/scenario")
+
+    def faults(self) -> list[dict[str, Any]]:
+        """The rules of faults that stand, with `seen` and `fired`."""
+        return self.call("GET", "/_local/faults")
+
+    def audit(self) -> dict[str, Any]:
+        """All that exists in it, by kind, and the live processes of its VMs."""
+        return self.call("GET", "/_local/audit")
+
+    def reset(self) -> None:
+        """Ends every VM and forgets all that exists in it; it goes on."""
+        self.call("POST", "/_local/reset")
+
+    def variables(self, parts: Parts, home: Path, path: str) -> dict[str, str]:
+        """The environment that makes `pulumi`, the program and client libraries use this cloud."""
+        return {
+            **backend_variables(home),
+            "PATH": path_variable(parts, path),
+            "PULUMI_DEBUG_PROVIDERS": f"gcp:{self.provider_port}",
+            "GOOGLE_OAUTH_ACCESS_TOKEN": "local",
+            "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": f"{self.url}/compute/beta/",
+            "GOOGLE_STORAGE_CUSTOM_ENDPOINT": f"{self.url}/storage/v1/",
+            "GOOGLE_IAM_BETA_CUSTOM_ENDPOINT": f"{self.url}/iam/v1/",
+            "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/cloudresourcemanager/v1/",
+            "GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/secretmanager/v1/",
+            "STORAGE_EMULATOR_HOST": self.url,
+            # So that a guide's gcloud does not reach anybody's project from this shell either.
+            "CLOUDSDK_CONFIG": str(home / "gcloud"),
+            "CLOUDSDK_CORE_PROJECT": PROJECT,
+            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER": f"{self.url}/secretmanager/",
+        }
+
+    def stop(self) -> None:
+        """Ends it and every VM of it; returns when its process is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_SEC
+        while self.process.poll() is None if self.process else _alive(self.pid):
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                raise CloudError(f"local cloud {self.pid}: did not end in time and was killed.")
+            time.sleep(0.05)
+
+
+def _groups(place: str) -> str:
+    """Where the groups of a zone or region are."""
+    scope = "zones" if re.search("-[a-z]$", place) else "regions"
+    return f"/compute/v1/projects/{PROJECT}/{scope}/{place}/instanceGroupManagers"
+
+
+def find(state: Path) -> LocalCloud | None:
+    """The local cloud that runs on this state folder; None where none does."""
+    try:
+        kept = json.loads((state / "endpoint.json").read_bytes())
+        found = LocalCloud(state, int(kept["pid"]), int(kept["port"]), int(kept["provider_port"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if _is_cloud(found.pid, state) else None
+
+
+def start(
+    state: Path,
+    parts: Parts,
+    *,
+    port: int = 0,
+    pace: Pace = Pace(),  # noqa: B008 - frozen
+    guest_env: Mapping[str, str] | None = None,
+    guests: bool = True,
+    dies_with_us: bool,
+) -> LocalCloud:
+    """Starts a local cloud and returns when it serves.
+
+    `dies_with_us`: it ends when this process does, however that ends; otherwise it is in a session
+    of its own and stays until it is stopped. Without `guests` VMs come and go, but nothing runs on
+    them. CloudError: one runs there already, or it did not
+    start; says why.
+    """
+    if (running := find(state)) is not None:
+        raise CloudError(
+            f"local cloud {running.pid}: runs already at {running.url} on {state}; "
+            "stop it first (outlast cloud stop)."
+        )
+    try:
+        fresh = not state.exists()
+        state.mkdir(parents=True, exist_ok=True)
+        log = state / "cloud.log"
+        new_log = not log.exists()
+        sink = log.open("ab")
+        said_before = sink.tell()
+    except OSError as error:
+        raise CloudError(f"state {state}: {error.strerror}; name another folder.") from None
+    command = [parts.python, "-m", "outlast.localcloud", "serve", "--state", str(state)]
+    command += ["--port", str(port), "--project", PROJECT]
+    command += ["--image", f"{IMAGE_FAMILY}={parts.image}"]
+    command += ["--notice-sec", str(pace.notice_sec), "--grace-sec", str(pace.grace_sec)]
+    for name, value in (guest_env or {}).items():
+        command += ["--guest-env", f"{name}={value}"]
+    if not guests:
+        command.append("--no-guests")
+    if dies_with_us:
+        command += ["--parent-pid", str(os.getpid())]
+    with sink:
+        # A session of its own in both cases: Ctrl-C is ours to handle, then we stop it in order.
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**scrubbed(), **_token()},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_SEC
+    try:
+        # What another cloud has left there is of another process, and so is what one that was
+        # started at the same moment writes: nothing of either is touched.
+        while (found := find(state)) is None or found.pid != process.pid:
+            if process.poll() is not None:
+                why = _last_line(log, said_before)
+                if new_log and not (state / "lock").exists():  # refused: left as it was
+                    log.unlink(missing_ok=True)
+                if fresh and not any(state.iterdir()):
+                    state.rmdir()
+                raise CloudError(f"local cloud: did not start: {why}")
+            if time.monotonic() > deadline:
+                raise CloudError(f"local cloud: not ready in {START_TIMEOUT_SEC} s; see {log}.")
+            time.sleep(0.02)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    return replace(found, process=process)
+
+
+TOKEN_VARIABLE = "OUTLAST_REHEARSAL"
+"""Set in every process that a rehearsal starts, so that none is overlooked at its end."""
+
+
+def _token() -> dict[str, str]:
+    value = os.environ.get(TOKEN_VARIABLE)
+    return {TOKEN_VARIABLE: value} if value else {}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_cloud(pid: int, state: Path) -> bool:
+    """Whether this pid is the cloud's on this folder and no later process's that got the number."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        served = command[command.index(b"--state") + 1]
+        folder = Path(os.readlink(f"/proc/{pid}/cwd"), os.fsdecode(served))
+        return b"outlast.localcloud" in command and b"serve" in command and folder.samefile(state)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _message(body: bytes) -> str:
+    try:
+        return json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _last_line(log: Path, start: int) -> str:
+    """The last line of a log from a byte on."""
+    lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it said nothing; {sys.executable} -m outlast.localcloud serve"

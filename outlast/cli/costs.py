@@ -1,0 +1,237 @@
+"""What a run has cost so far, counted from its records: every VM's hours at the list's price.
+
+A VM is counted from its first record to its last, so that the bill has some seconds more at both
+ends: from its start to its boot script, and from its last record to its end. A VM that is still at
+work is counted up to now, and one that is kept after the run's end for as long as it stays. What
+passes through the network is not in the records and not counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from outlast.bucket import ledger
+from outlast.bucket.head import HeadError
+from outlast.bucket.layout import (
+    AttemptStart,
+    BootRecord,
+    Layout,
+    format_time,
+)
+from outlast.bucket.ledger import Attempt, Ledger
+from outlast.bucket.store import NotFound, Store, StoreError
+from outlast.cli.errors import OperateError, about
+from outlast.cli.runs import Place
+from outlast.costs import pricing
+
+LEAST = timedelta(minutes=1)
+"""What the platform bills of a VM at least."""
+SILENT = timedelta(minutes=5)
+"""A VM without a beat for so long is counted to its last one: it may be gone."""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Life:
+    """One VM's life, as far as the bucket has records of it."""
+
+    instance: str
+    zone: str
+    start: datetime
+    end: datetime
+    alive: bool
+    """Whether it still works on the run."""
+    rate: pricing.Sum
+    """What it costs an hour."""
+
+    @property
+    def hours(self) -> float:
+        """That are billed."""
+        return max(self.end - self.start, LEAST).total_seconds() / 3600
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "instance": self.instance,
+            "zone": self.zone,
+            "start": format_time(self.start),
+            "end": None if self.alive else format_time(self.end),
+            "hours": round(self.hours, 3),
+            "items": [{"what": item.what, "hour": item.hour} for item in self.rate.items],
+            "dollars": round(self.rate.hour * self.hours, 4),
+            "unknown": list(self.rate.unknown),
+        }
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What `outlast costs` shows."""
+
+    experiment: str
+    run: str
+    state: str
+    lives: tuple[Life, ...]
+    gib: float
+    """What the run keeps in the bucket now."""
+    gib_month: float | None
+    """Of that bucket, if it is where the VMs are; None: unknown."""
+
+    @property
+    def dollars(self) -> float:
+        """Of all VMs, as far as their prices are known."""
+        return sum(life.rate.hour * life.hours for life in self.lives)
+
+    @property
+    def hours(self) -> float:
+        return sum(life.hours for life in self.lives)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What has no known price."""
+        return tuple(dict.fromkeys(what for life in self.lives for what in life.rate.unknown))
+
+    @property
+    def said(self) -> str:
+        """`$1.23`, `at least $1.23` or `unknown`."""
+        items = [item for life in self.lives for item in life.rate.items]
+        if items and len(items) == sum(len(life.rate.unknown) for life in self.lives):
+            return "unknown"
+        return ("at least " if self.unknown else "") + pricing.dollars(self.dollars)
+
+    @property
+    def storage(self) -> str:
+        """What the run's objects cost to keep."""
+        amount = f"{self.gib:,.2f} GiB" if self.gib >= 0.01 else f"{self.gib * 1024:,.2f} MiB"
+        if self.gib_month is None:
+            return f"{amount} in the bucket, at a price that the list does not have"
+        month = pricing.dollars(self.gib * self.gib_month)
+        return f"{amount} in the bucket, {month} a month if it is where the VMs are"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment,
+            "run": self.run,
+            "state": self.state,
+            "pricesOf": pricing.date(),
+            "dollars": round(self.dollars, 4),
+            "hours": round(self.hours, 3),
+            "unknown": list(self.unknown),
+            "vms": [life.as_json() for life in self.lives],
+            "storage": {"gib": round(self.gib, 4), "gibMonth": self.gib_month},
+        }
+
+
+def count(place: Place) -> Costs:
+    """The costs of a run in a bucket. OperateError: it cannot be read, or has no VMs."""
+    if place.folder is not None:
+        raise OperateError(f"{place.name}: a run in a folder has no VMs, and nothing is counted")
+    try:
+        book = ledger.read(place.store, place.layout)
+        lives = _lives(place.store, place.layout, book)
+        size = sum(item.size for item in place.store.list(place.layout.root))
+    except (HeadError, StoreError) as error:
+        raise OperateError(about(place.name, error)) from None
+    except ValueError as error:
+        raise OperateError(f"{place.name}: a record of its run cannot be read: {error}") from None
+    region = pricing.region_of(lives[-1].zone) if lives else ""
+    return Costs(
+        place.name,
+        place.layout.run,
+        str(book.head.state) if book else "waiting",
+        lives,
+        size / GIB,
+        pricing.storage_gib_month(region),
+    )
+
+
+def _lives(store: Store, layout: Layout, book: Ledger | None) -> tuple[Life, ...]:
+    """Every VM that booted for the run, oldest first."""
+    seen: dict[str, list[datetime]] = {}
+    """By instance id: the times of its records."""
+    what: dict[str, tuple[str, str]] = {}
+    """By instance id: its name and zone."""
+    machines: dict[str, AttemptStart] = {}
+    alive: set[str] = set()
+    for item in store.list(layout.boots):
+        instance_id = item.path.removeprefix(layout.boots).partition("-")[0]
+        seen.setdefault(instance_id, []).append(item.updated)
+        if not item.path.endswith(".end.json"):
+            record = _read(store, item.path)
+            if record is not None:
+                what[instance_id] = (record.instance, record.zone)
+    for attempt in book.attempts if book else ():
+        start = AttemptStart.from_json(store.get(layout.attempt_start(attempt.term))[0])
+        machines[start.instance_id] = start
+        what[start.instance_id] = (start.instance, start.zone)
+        times = seen.setdefault(start.instance_id, [])
+        times += [attempt.start, attempt.end or _last_sign(store, layout, attempt)]
+        if attempt.end is None and store.now() - max(times) < SILENT:
+            times.append(store.now())
+            alive.add(start.instance_id)
+    if book and book.attempts and book.head.state.ended:
+        _keep(seen, machines, book, store.now())
+    lives = []
+    last = machines.get(next(reversed(machines), ""))
+    for instance_id, times in seen.items():
+        instance, zone = what.get(instance_id, (instance_id, ""))
+        # One that never came to an attempt is of the kind of the others.
+        rate = _rate(machines.get(instance_id, last), zone)
+        lives.append(Life(instance, zone, min(times), max(times), instance_id in alive, rate))
+    return tuple(sorted(lives, key=lambda life: life.start))
+
+
+def _last_sign(store: Store, layout: Layout, attempt: Attempt) -> datetime:
+    """Of an attempt that has no end."""
+    try:
+        return store.get(layout.beat(attempt.term))[1].updated
+    except NotFound:
+        return attempt.start
+
+
+def _keep(
+    seen: Mapping[str, list[datetime]],
+    machines: dict[str, AttemptStart],
+    book: Ledger,
+    now: datetime,
+) -> None:
+    """The last VM, where it stays after the run's end."""
+    end = book.attempts[-1].end
+    instance_id, start = next(reversed(machines.items()))
+    stays_sec = float((start.spec.get("waits") or {}).get("keep") or 0)
+    if end and stays_sec:
+        until = min(end + timedelta(seconds=stays_sec), book.head.deadline, now)
+        seen[instance_id].append(max(until, end))
+
+
+def _read(store: Store, path: str) -> BootRecord | None:
+    try:
+        return BootRecord.from_json(store.get(path)[0])
+    except (NotFound, ValueError):  # gone between list and get, or cut while it was written
+        return None
+
+
+def _rate(start: AttemptStart | None, zone: str) -> pricing.Sum:
+    """What such a VM costs an hour."""
+    if start is None:
+        return pricing.Sum((pricing.Item("a VM that left no record of its kind", None),))
+    billed = start.spec.get("billed") or {}
+    if not billed:
+        name = start.machine_type.rpartition("/")[2]
+        return pricing.Sum((pricing.Item(f"{name}, whether Spot or not", None),))
+    template = {
+        "machineType": start.machine_type,
+        "scheduling": {"provisioningModel": "SPOT" if billed.get("spot") else "STANDARD"},
+        "disks": [
+            {"diskType": billed.get("disk"), "diskSizeGb": billed.get("disk_gb")},
+            *({"type": "SCRATCH"} for _ in range(int(billed.get("ssds") or 0))),
+        ],
+        "networkInterfaces": [{"accessConfigs": [{}] if billed.get("address") else []}],
+    }
+    if billed.get("accelerator"):
+        template["guestAccelerators"] = [
+            {"type": billed["accelerator"], "count": billed.get("accelerators")}
+        ]
+    parts = [pricing.vm(template, zone)]
+    if billed.get("nat"):
+        parts.append(pricing.nat())
+    return pricing.added(parts)

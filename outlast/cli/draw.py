@@ -1,0 +1,294 @@
+"""What the terminal shows: live progress, tables, guarantees."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from outlast.base.exits import State
+from outlast.bucket.ledger import Attempt
+from outlast.cli.boots import Wait
+from outlast.cli.costs import Costs
+from outlast.cli.rehearsal.rehearse import Report, Watcher
+from outlast.cli.review.preview import Review
+from outlast.cli.status import Status
+from outlast.costs import pricing
+
+
+class Screen(Watcher):
+    """Live progress of a rehearsal: bars on a terminal, one line an event anywhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        # With --json, stdout is the report's alone.
+        self._console = Console(stderr=quiet, highlight=False)
+        self._started = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("step {task.completed:.0f} of {task.total:.0f}  {task.fields[last]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "Screen":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, message: str) -> None:
+        seconds = time.monotonic() - self._started
+        self._progress.console.print(f"{seconds:6.1f} s  {message}", markup=False, soft_wrap=True)
+
+    def progress(self, name: str, step: int, total: int, rows: tuple[dict[str, Any], ...]) -> None:
+        last = _numbers(rows[-1]) if rows else ""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, last=last)
+        self._progress.update(self._tasks[name], completed=step, total=total, last=last)
+
+
+def _numbers(row: dict[str, Any]) -> str:
+    """A row's floats, short; the step is shown beside it."""
+    return "  ".join(f"{key} {value:.4g}" for key, value in row.items() if type(value) is float)
+
+
+def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("attempt", "start", "end", "reason"):
+        table.add_column(name)
+    for name in ("from step", "to step", "steps", "steps lost"):
+        table.add_column(name, justify="right")
+    for attempt in attempts:
+        end = f"{attempt.end:%H:%M:%S}" if attempt.end else ""
+        table.add_row(
+            str(attempt.term),
+            f"{attempt.start:%H:%M:%S}",
+            end,
+            str(attempt.reason or "running"),
+            str(attempt.from_step),
+            str(attempt.step),
+            str(attempt.steps),
+            str(attempt.lost),
+        )
+    return table
+
+
+def _say_why(console: Console, attempts: tuple[Attempt, ...]) -> None:
+    """What the newest attempt failed of; for those before it the reason in the table does."""
+    if attempts and attempts[-1].why:
+        last = attempts[-1]
+        console.print(
+            f"attempt {last.term} {last.reason}: {last.why}", markup=False, soft_wrap=True
+        )
+
+
+def show_report(report: Report) -> None:
+    """The end of a rehearsal: attempts, goodput, one line a guarantee."""
+    console = Console(highlight=False)
+    console.print()
+    if report.attempts:
+        console.print(f"Attempts of run {report.run} (UTC), which is {report.ending}:")
+        console.print(_attempts_table(report.attempts))
+        _say_why(console, report.attempts)
+    else:
+        console.print(f"Run {report.run} is {report.ending}.")
+    console.print()
+    if report.accuracy is not None:
+        console.print(f"test accuracy  {report.accuracy:.4f}")
+    if report.goodput is not None:
+        calm = report.goodput_calm
+        beside = "" if calm is None else f" ({calm:.1%} undisturbed)"
+        console.print(
+            f"goodput        {report.goodput:.1%} of the time from first boot to end{beside}"
+        )
+    console.print()
+    for guarantee in report.guarantees:
+        word = "[green]held  [/]" if guarantee.held else "[red]BROKEN[/]"
+        console.print(f"{word}  {guarantee.promise}", end="", soft_wrap=True)
+        console.print(f": {guarantee.detail}", markup=False, soft_wrap=True)
+    console.print()
+    broken = sum(not guarantee.held for guarantee in report.guarantees)
+    verdict = f"{broken} guarantees broken" if broken else "all guarantees held"
+    console.print(f"scenario {report.scenario}: {verdict}, {report.seconds:.0f} s")
+
+
+def show_scenarios(listed: list[tuple[str, str]]) -> None:
+    """The named scenarios, each with its sentence."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, about in listed:
+        table.add_row(name, about)
+    Console(highlight=False).print(table)
+
+
+def show_status(status: Status) -> None:
+    """One run: state, attempts, the last metrics."""
+    console = Console(highlight=False)
+    book, wait = status.ledger, status.wait
+    if book is None:
+        what = _waited(wait) if wait else status.state
+        console.print(
+            f"{status.experiment}: run {status.run} is {what}", markup=False, soft_wrap=True
+        )
+        console.print(f"{status.url}", soft_wrap=True)
+        return
+    end = book.head.end
+    state = status.state
+    if end and end.reason != state:
+        state += f" ({end.reason})"
+    total = f" of {book.total}" if book.total else ""
+    step = f"step {book.step}{total}"
+    if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
+        step += f"; its newest checkpoint is of step {book.head.step}"
+    console.print(f"{status.experiment}: run {status.run} is {state}, {step}", soft_wrap=True)
+    console.print(f"{status.url}", soft_wrap=True)
+    console.print()
+    console.print("Attempts (UTC):")
+    console.print(_attempts_table(book.attempts))
+    if wait:
+        console.print(f"the next is {_waited(wait)}", markup=False, soft_wrap=True)
+    for attempt in book.attempts:
+        if attempt.changed:
+            what = ", ".join(attempt.changed)
+            console.print(f"attempt {attempt.term} changed: {what}", markup=False, soft_wrap=True)
+    _say_why(console, book.attempts)
+    if status.metrics:
+        console.print()
+        for name, value in status.metrics.items():
+            console.print(f"{name:14} {value:.6g}")
+    if status.result:
+        console.print()
+        console.print(f"result  {status.result}", soft_wrap=True)
+
+
+def _waited(wait: Wait) -> str:
+    since = f" since {wait.since:%H:%M:%S}" if wait.since else ""
+    return f"{wait.what}{since}" + (f": {wait.why}" if wait.why else "")
+
+
+def show_costs(costs: Costs) -> None:
+    """What a run has cost, VM by VM."""
+    console = Console(highlight=False)
+
+    def line(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    line(
+        f"{costs.experiment}: run {costs.run} is {costs.state}; its VMs cost {costs.said} in"
+        f" {costs.hours:.2f} h so far"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("VM", "zone", "from (UTC)", "to", "hours", "an hour", "cost"):
+        table.add_column(name)
+    for life in costs.lives:
+        end = "now" if life.alive else f"{life.end:%m-%d %H:%M:%S}"
+        table.add_row(
+            life.instance,
+            life.zone,
+            f"{life.start:%m-%d %H:%M:%S}",
+            end,
+            f"{life.hours:.2f}",
+            life.rate.said(),
+            life.rate.said(life.hours),
+        )
+    if costs.lives:
+        console.print(table)
+    line(f"storage: {costs.storage}")
+    for what in costs.unknown:
+        line(f"no price is known for {what}")
+    line(_PRICES.format(date=pricing.date()))
+
+
+def show_review(review: Review) -> None:
+    """What a change does, on a terminal."""
+    console = Console(highlight=False)
+
+    def line(text: str = "") -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    line(f"Stack {review.stack}")
+    line()
+    for run in review.runs:
+        line(f"run {run.run} {run.said}: {run.why}")
+    if not review.runs:
+        line("no run")
+    line()
+    table = Table(box=None, pad_edge=False)
+    for name in ("cost", "before", "after"):
+        table.add_column(name)
+    for row in _costs(review):
+        table.add_row(*row)
+    console.print(table)
+    for text in (*review.bakes, *review.storage):
+        line(text)
+    line(_PRICES.format(date=pricing.date()))
+    line()
+    for word, names in review.changes.items():
+        line(f"{word}: {', '.join(names)}")
+    if not review.changes:
+        line("no resource changes")
+    for text in review.warnings:
+        line(f"warning: {text}")
+    for text in review.advice:
+        line(f"advice: {text}")
+    line()
+    for broken in review.broken:
+        line(f"REFUSED  {_named(broken.rule, broken.resource)}: {broken.why}")
+    if not review.broken:
+        line("no rule is broken")
+
+
+def as_markdown(review: Review) -> str:
+    """What a change does, as a pull request's comment."""
+    lines = [f"### Outlast: stack `{review.stack}`", "", "| run | then | why |", "|---|---|---|"]
+    lines += [f"| `{run.run}` | **{run.said}** | {_cell(run.why)} |" for run in review.runs]
+    if not review.runs:
+        lines.append("| none | | |")
+    lines += ["", "| cost | before | after |", "|---|---|---|"]
+    lines += [f"| {' | '.join(map(_cell, row))} |" for row in _costs(review)]
+    lines += ["", *(line for text in review.bakes for line in (text[0].upper() + text[1:], ""))]
+    if review.broken:
+        lines += ["**Refused**", ""]
+        lines += [
+            f"- `{_named(broken.rule, broken.resource)}`: {broken.why}" for broken in review.broken
+        ]
+    else:
+        lines.append("No rule is broken.")
+    told = [*(f"warning: {text}" for text in review.warnings), *review.advice]
+    if told:
+        lines += ["", *(f"- {text}" for text in told)]
+    count = sum(map(len, review.changes.values()))
+    lines += ["", f"<details><summary>resources that change: {count}</summary>", ""]
+    for word, names in review.changes.items():
+        lines += [f"**{word}**", "", *(f"- {name}" for name in names), ""]
+    lines += ["</details>", "", "<details><summary>what the price is made of</summary>", ""]
+    for when, side in (("before", review.before), ("after", review.after)):
+        for item in side.sum.items:
+            price = "unknown" if item.hour is None else pricing.dollars(item.hour)
+            lines.append(f"- {when}: {item.what}, {price} an hour")
+    lines += [f"- {text}" for text in review.storage]
+    lines += ["", _PRICES.format(date=pricing.date()), "", "</details>"]
+    return "\n".join(lines)
+
+
+_PRICES = "List prices of {date}, without tax and discounts; Spot prices change up to once a day."
+
+
+def _costs(review: Review) -> list[tuple[str, str, str]]:
+    before, after = review.before, review.after
+    return [
+        ("an hour, while its VM runs", before.an_hour, after.an_hour),
+        ("at most, to its limit", before.at_the_limit, after.at_the_limit),
+    ]
+
+
+def _named(rule: str, resource: str) -> str:
+    return f"{rule} {resource}".strip()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

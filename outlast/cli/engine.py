@@ -1,0 +1,293 @@
+"""The Pulumi engine on this machine: where it is, the environment it runs in, and one stack.
+
+Every process that is started for a local cloud gets a scrubbed environment: its own PULUMI_HOME
+and backend, the local cloud's endpoints, and nothing of the caller's credentials, projects,
+backends or proxies. So a rehearsal cannot reach a real project, whatever the shell was set up for.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlast.cli.errors import EngineError, NoEngine
+
+if TYPE_CHECKING:
+    from pulumi import automation
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+"""The checkout: its Pulumi.yaml is the program that every stack runs."""
+
+PASSPHRASE = "rehearsal"
+"""Of the local backend's stacks, Pulumi.dev.yaml's salt included: they hold no secret."""
+
+LOCK_HOLDER = re.compile(r"created by \S+@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\)")
+"""How the engine names who holds a stack's lock."""
+
+NO_STACK = "no stack named"
+"""What the engine says of a stack that its backend does not know."""
+
+TORN = ": EOF"
+"""How the engine's word on a file of its backend ends that was being written when it was killed."""
+
+_PROBLEM = re.compile(r"^\s*error: \S+ resource '.*?': property .*? has a problem: (.*)$", re.M)
+"""How the engine tells what the check of a dynamic resource says."""
+
+_SCRUBBED_PREFIXES = (
+    "PULUMI_",
+    "GOOGLE_",
+    "GCLOUD_",
+    "CLOUDSDK_",
+    "GCE_METADATA_",
+    "GCP_",
+    "STORAGE_EMULATOR_",
+    "OUTLAST_",
+    "PYTHON",
+    "AWS_",
+    "AZURE_",
+)
+_SCRUBBED = {"virtual_env", "no_proxy", "http_proxy", "https_proxy", "all_proxy", "ftp_proxy"}
+_KEPT = {"OUTLAST_CACHE"}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the parts are that `make setup` made; paths."""
+
+    engine: str
+    """The `pulumi` executable."""
+    hosts: str | None
+    """Folder of the stand-in hosts for PATH; None where the official ones are found."""
+    image: str
+    """Root folder of the rehearsal's image: holds opt/outlast/venv."""
+    wheels: str
+    """Folder of the wheels that requirements/vm.txt names."""
+    python: str
+    """The virtual environment's interpreter."""
+
+
+def find_parts() -> Parts:
+    """The parts of this checkout's setup. EngineError: something is missing; says what to run."""
+    script = ROOT / "tools" / "setup.py"
+    if not script.exists():
+        raise EngineError(
+            f"{ROOT}: holds no Outlast checkout; run outlast from the checkout's .venv/bin."
+        )
+    spec = importlib.util.spec_from_file_location("outlast_setup", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return Parts(**module.parts())
+    except module.SetupError as error:
+        raise EngineError(str(error)) from None
+
+
+def scrubbed(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`environ` without what could lead a process to a real project or a foreign backend."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or not (name.startswith(_SCRUBBED_PREFIXES) or name.lower() in _SCRUBBED)
+    }
+
+
+def backend_variables(home: Path) -> dict[str, str]:
+    """Variables of a Pulumi backend of its own under `home`."""
+    backend = home / "backend"
+    backend.mkdir(parents=True, exist_ok=True)
+    return {
+        "PULUMI_HOME": str(home / "home"),
+        "PULUMI_BACKEND_URL": f"file://{backend}",
+        "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+    }
+
+
+def enter(variables: Mapping[str, str]) -> None:
+    """Makes `variables`, over what is left of the environment once scrubbed, this process's own.
+
+    The Automation API adds variables to os.environ but takes none away, hence not per command.
+    """
+    clean = {**scrubbed(), **variables}
+    os.environ.clear()
+    os.environ.update(clean)
+
+
+def path_variable(parts: Parts, path: str) -> str:
+    """PATH with the engine, the stand-in hosts where they are needed, and this Python first, each
+    there once."""
+    folders = [str(Path(parts.engine).parent), str(Path(parts.python).parent)]
+    if parts.hosts:
+        folders.insert(0, parts.hosts)
+    others = [folder for folder in path.split(os.pathsep) if folder not in folders]
+    return os.pathsep.join([*folders, *others])
+
+
+class Stack:
+    """One stack of this checkout's program, in a work folder of its own.
+
+    The folder holds the project's settings and the stack's, and a link to the checkout, so that the
+    engine writes nothing into the checkout and several stacks run side by side. The engine runs in
+    this process's environment: see `enter`.
+    """
+
+    def __init__(self, name: str, config: Mapping[str, Any], *, folder: Path) -> None:
+        """`config`: settings by full key, as in Pulumi.<stack>.yaml."""
+        import yaml
+
+        self.name = name
+        folder.mkdir(parents=True)
+        project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+        project["main"] = "checkout"
+        project["runtime"]["options"]["virtualenv"] = str(Path(sys.prefix))
+        (folder / "checkout").symlink_to(ROOT, target_is_directory=True)
+        (folder / "Pulumi.yaml").write_text(yaml.safe_dump(project, sort_keys=False))
+        settings = {"config": dict(config)}
+        (folder / f"Pulumi.{name}.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+        self._folder = folder
+        self._stack: automation.Stack | None = None
+
+    def up(self, on_output: Callable[[str], Any] | None = None) -> dict[str, Any]:
+        """Creates the stack where needed, brings it up, and returns its outputs."""
+        return self._do(
+            lambda stack: {
+                key: output.value for key, output in stack.up(on_output=on_output).outputs.items()
+            }
+        )
+
+    def destroy(self, on_output: Callable[[str], Any] | None = None) -> None:
+        """Destroys all that the stack declares; its record in the backend stays."""
+        self._do(lambda stack: stack.destroy(on_output=on_output))
+
+    def _do(self, action: "Callable[[automation.Stack], Any]") -> Any:
+        from pulumi import automation
+
+        try:
+            if self._stack is None:
+                workspace = automation.LocalWorkspace(work_dir=str(self._folder))
+                self._stack = automation.Stack.create_or_select(self.name, workspace)
+            return action(self._stack)
+        except automation.CommandError as error:
+            why = _reason(str(error)) or str(error).strip()
+            raise EngineError(f"stack {self.name}: {why}") from None
+
+
+def _reason(text: str) -> str:
+    """The lines of a failed command that say why, without the frame around them; empty where none
+    does."""
+    if text.lstrip().startswith("{"):
+        text = _diagnosed(text) or text
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [
+        line.removeprefix("error:").lstrip()
+        for line in lines
+        if line.startswith(("error:", "Error:")) or "Error:" in line or LOCK_HOLDER.search(line)
+        if not line.endswith("Traceback (most recent call last):")
+    ]
+    told = "; ".join(dict.fromkeys(errors))
+    if told.endswith(TORN):
+        told += "; a command that was killed left an empty file in the backend, run outlast mend"
+    return told
+
+
+def _refusal(text: str) -> str:
+    """The sentences with which the program's resources refuse what they are given; empty for other
+    text."""
+    found = _PROBLEM.findall(_diagnosed(text) or text)
+    return "; ".join(dict.fromkeys(sentence.strip() for sentence in found))
+
+
+def _diagnosed(text: str) -> str:
+    """The errors that a command with `--json` tells in its document; empty for other text."""
+    import json
+
+    try:
+        told = json.loads(text).get("diagnostics") or ()
+        return "".join(one["message"] for one in told if one["severity"] == "error")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return ""
+
+
+def ensure_stack(name: str, env: Mapping[str, str]) -> None:
+    """Makes a stack of the checkout's program known to the environment's backend.
+
+    A new one is selected there, so that `pulumi up` means it until another is selected.
+    """
+    import json
+
+    listed = json.loads(run_engine(["stack", "ls", "--json"], env=env))
+    if name not in [stack["name"] for stack in listed]:
+        run_engine(["stack", "init", name], env=env)
+
+
+def foreign(environ: Mapping[str, str], variables: Mapping[str, str]) -> set[str]:
+    """Names in `environ` that could lead away from the local cloud and that nothing replaces."""
+    kept = scrubbed(environ)
+    return {name for name in environ if name not in kept and name not in variables}
+
+
+def _pulumi(env: Mapping[str, str]) -> str:
+    found = shutil.which("pulumi", path=env.get("PATH"))
+    if found is None:
+        raise NoEngine(
+            "pulumi: is not on PATH; take over the local cloud's shell with "
+            'eval "$(outlast cloud start)", or install Pulumi for a stack of your own.'
+        )
+    return found
+
+
+def show_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> None:
+    """Runs `pulumi ARGS` on this terminal. EngineError: it ended with an error, which it has said
+    there."""
+    command = [_pulumi(env), *args, "--non-interactive"]
+    with _interrupts_left_to_engine():
+        done = subprocess.run(command, cwd=cwd, env=dict(env))
+    if done.returncode:
+        raise EngineError(f"pulumi {args[0]}: ended with an error, see above.")
+
+
+def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> str:
+    """Runs `pulumi ARGS` and returns its stdout. EngineError: it ended with an error."""
+    command = [_pulumi(env), *args, "--non-interactive"]
+    with _interrupts_left_to_engine():
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        said = done.stderr or done.stdout
+        told = _refusal(said) or _reason(said)
+        raise EngineError(told or f"pulumi {' '.join(args)}: {said.strip()}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _interrupts_left_to_engine() -> Iterator[None]:
+    """Ctrl-C reaches the engine too, which ends in order; this process waits for that and ends
+    after it, instead of killing it in the middle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    # A handler, and not SIG_IGN, which the engine would inherit.
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt

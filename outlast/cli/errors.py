@@ -1,0 +1,64 @@
+"""Errors that the command line prints as one sentence and no traceback.
+
+OperateError
+├── EngineError     no engine that fits, or the engine ended with an error
+│   └── NoEngine    it is not on PATH
+├── CloudError      the local cloud did not start or does not answer
+└── RehearsalError  the rehearsal could not be carried out (a broken guarantee is no error)
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from outlast.base import exits
+
+
+class OperateError(Exception):
+    """One sentence for a person; `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class EngineError(OperateError):
+    """No engine that fits, or the engine ended with an error."""
+
+
+class NoEngine(EngineError):
+    """There is no `pulumi` on PATH."""
+
+
+class CloudError(OperateError):
+    """The local cloud did not start or does not answer."""
+
+
+class UsageError(OperateError):
+    """What was asked for makes no sense; asking again changes nothing."""
+
+    exit_code = exits.USAGE
+
+
+class RehearsalError(OperateError):
+    """The rehearsal could not be carried out."""
+
+
+@contextlib.contextmanager
+def reading(experiment: str) -> Iterator[None]:
+    """Turns what the bucket answers against reading or writing into one sentence."""
+    from outlast.bucket.head import HeadError
+    from outlast.bucket.store import StoreError
+
+    try:
+        yield
+    except (HeadError, StoreError) as error:
+        raise OperateError(about(experiment, error)) from None
+
+
+def about(name: str, error: Exception) -> str:
+    """The error's sentence with the name of what it is about, unless it begins with the place, and
+    with what mends it."""
+    from outlast.bucket.head import HeadUnreadable
+
+    said = str(error)
+    if isinstance(error, HeadUnreadable):
+        said += f"; outlast repair {name} mends it"
+    return said if said.startswith("gs://") else f"{name}: {said}"

@@ -1,0 +1,1 @@
+"""The rehearsal: plays a scenario on the local cloud and judges what it saw."""

@@ -1,0 +1,161 @@
+"""Scenarios as the operator's side has them: files of `outlast/localcloud/scenarios`, or one's own.
+
+The local cloud reads and checks a file (`python -m outlast.localcloud check`); here it is its JSON.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from outlast.base.exits import Reason
+from outlast.cli.engine import ROOT, Parts, scrubbed
+from outlast.cli.errors import RehearsalError, UsageError
+from outlast.cli.rehearsal.judge import GUARANTEES, NEEDS_CALM, Ending
+
+FOLDER = ROOT / "outlast" / "localcloud" / "scenarios"
+"""Of the named ones."""
+DEFAULT = "storm"
+"""What is played where none is named."""
+OF_COMMANDS = "command-storm"
+"""The same for a command, which has no total of steps."""
+WITHIN_SEC = 300.0
+"""A run that is not at its end so long after `up` will not come to it."""
+CHECK_SEC = 60
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A checked scenario."""
+
+    name: str
+    about: str
+    stack: Mapping[str, Any]
+    """Settings that are put over the rehearsed stack's, by full key."""
+    end: Ending
+    within_sec: float
+    guarantees: tuple[str, ...]
+    document: Mapping[str, Any]
+    """All of it, as the local cloud takes it."""
+
+    @property
+    def needs_calm(self) -> bool:
+        """Whether an undisturbed run is made beside it."""
+        return not NEEDS_CALM.isdisjoint(self.guarantees)
+
+    def check_moments(self, command: bool) -> None:
+        """UsageError: a command runs, and an event is to come at a share of all steps."""
+        for place, event in enumerate(self.document.get("events") or ()):
+            share = event["when"].get("share")
+            if command and share is not None:
+                raise UsageError(
+                    f"scenario {self.name}: events[{place}].when.share {share:g}: never comes, for "
+                    f"a command has no total of steps; play {OF_COMMANDS}, or name commits instead."
+                )
+
+    def moved(self, zone: str, to: str) -> "Scenario":
+        """The same, with what it does to one zone done to another."""
+        text = json.dumps(self.document).replace(json.dumps(zone), json.dumps(to))
+        return replace(self, document=json.loads(text))
+
+
+def default_of(settings: Mapping[str, Any]) -> str:
+    """What is played with a stack of these settings where no scenario is named."""
+    return OF_COMMANDS if settings.get("outlast:command") else DEFAULT
+
+
+def find(name: str) -> Path:
+    """The file of a named scenario, or the file itself. UsageError: there is neither."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or "/" in name:
+        if not path.is_file():
+            raise UsageError(f"scenario {name}: no such file; give the path of a scenario file.")
+        return path.resolve()
+    named = FOLDER / f"{name}.yaml"
+    if not named.is_file():
+        hint = _nearest(name, names(), "outlast rehearse --list shows them all.")
+        raise UsageError(f"scenario {name!r}: there is none of this name; {hint}")
+    return named
+
+
+def names() -> list[str]:
+    """The named scenarios."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def listed() -> list[tuple[str, str]]:
+    """Each named scenario with its sentence."""
+    import yaml
+
+    return [
+        (
+            name,
+            " ".join(str(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["about"]).split()),
+        )
+        for name in names()
+    ]
+
+
+def read(path: Path, parts: Parts) -> Scenario:
+    """A scenario file, checked. UsageError: something in it is wrong; says where and what."""
+    command = [parts.python, "-m", "outlast.localcloud", "check", str(path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=scrubbed(), capture_output=True, text=True, timeout=CHECK_SEC
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        said = lines[-1].removeprefix("rehearsal: ")
+        kind = UsageError if done.returncode == UsageError.exit_code else RehearsalError
+        raise kind(said)
+    return of(json.loads(done.stdout))
+
+
+def of(document: Mapping[str, Any]) -> Scenario:
+    """A scenario of the local cloud's document. UsageError: it asks for what nobody can judge."""
+    name = document["name"]
+    expect = document.get("expect") or {}
+    asked = tuple(expect.get("guarantees") or ())
+    for place, guarantee in enumerate(asked):
+        if guarantee not in GUARANTEES:
+            hint = _nearest(str(guarantee), GUARANTEES, f"known are {', '.join(GUARANTEES)}.")
+            raise UsageError(
+                f"scenario {name}: expect.guarantees[{place}] {guarantee!r}: is no guarantee; "
+                + hint
+            )
+    stack = document.get("stack") or {}
+    _check_settings(name, stack)
+    end = expect.get("end") or {}
+    reason = end.get("reason")
+    if reason is not None and reason not in list(Reason):
+        hint = _nearest(str(reason), Reason, f"known are {', '.join(Reason)}.")
+        raise UsageError(f"scenario {name}: expect.end.reason {reason!r}: is no reason; {hint}")
+    return Scenario(
+        name=name,
+        about=" ".join(str(document.get("about") or "").split()),
+        stack=stack,
+        end=Ending(str(end.get("state", "done")), reason),
+        within_sec=float(expect.get("within_sec") or WITHIN_SEC),
+        guarantees=asked,
+        document=document,
+    )
+
+
+def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
+    """UsageError: the scenario sets what Pulumi.yaml does not declare."""
+    import yaml
+
+    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    known = [f"outlast:{key}" for key in declared]
+    for key in stack:
+        if key.startswith("outlast:") and key not in known:
+            hint = _nearest(key, known, "docs/configuration.md has them all.")
+            raise UsageError(f"scenario {name}: stack.{key}: is no setting of Outlast; {hint}")
+
+
+def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The known word that was meant, as a question; `otherwise` where none is near."""
+    near = get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

@@ -1,0 +1,281 @@
+"""Mends a HEAD that is gone, unreadable, or names no checkpoint that can be read.
+
+HEAD is rebuilt from the attempts' start records: from the newest attempt backwards, each names the
+checkpoint that it was restored from. A checkpoint on that way whose every byte is right is taken up
+again; a snapshot beside it, such as one that a fenced attempt left, is not. The mended run is
+stopped, under a term that no attempt ever had; `outlast resume` reopens it. A run without a stack
+has no such counter: it is open again, and its own command goes on with it.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import zip_longest
+
+from blake3 import blake3
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.commit import KEEP_LAST
+from outlast.bucket.head import (
+    Checkpoint,
+    End,
+    Head,
+    HeadLost,
+    HeadUnreadable,
+    Lineage,
+    contradicted,
+    new_nonce,
+    read_head,
+)
+from outlast.bucket.layout import AttemptStart, Layout, Manifest
+from outlast.bucket.store import NotFound, PreconditionFailed, Store
+from outlast.cli.errors import OperateError
+from outlast.cli.runs import Place
+from outlast.supervisor.metadata import NO_DEADLINE, NO_STACK, Waits
+
+UNRECORDED_TERMS = 100
+"""A term is taken in HEAD before its attempt writes its first record, so a lost HEAD may have been
+at a higher term than any record tells; no number of these may be given a second time."""
+
+
+@dataclass(frozen=True)
+class Mended:
+    """What a repair did."""
+
+    head: Head
+    set_aside: int
+    """Newer checkpoints in the bucket that could not be used."""
+
+
+def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Mended:
+    """As `repair`, of a run without a stack, in a folder or a bucket. OperateError: it is a
+    stack's."""
+    owner = _recorded_owner(place.store, place.layout)
+    if owner is None:
+        what = "no record tells whose run it is; another --run-dir begins anew"
+        if not _attempts(place.store, place.layout)[0]:
+            what = "there is no run; look at its name again"
+        raise OperateError(f"{place.name}: {what}.")
+    if not owner.startswith(NO_STACK):
+        stack = owner.rpartition("/")[2]
+        raise OperateError(f"{place.name}: is the run of stack {stack}; outlast repair {stack}.")
+    return repair(place.store, place.layout, owner, silent_sec=silent_sec)
+
+
+def repair(
+    store: Store, layout: Layout, owner: str, *, silent_sec: float = Waits().silent
+) -> Mended:
+    """Rebuilds and writes HEAD. OperateError: it needs no repair, cannot be rebuilt, or an attempt
+    has given a sign of life within `silent_sec` and has not ended.
+
+    Raises StoreError where the store does not answer, HeadForbidden where HEAD may not be read.
+    """
+    expected = 0
+    known = None
+    try:
+        look = read_head(store, layout)
+    except HeadLost:
+        pass
+    except HeadUnreadable:
+        expected = store.stat(layout.head).generation
+    else:
+        if look.head.owner != owner:
+            raise OperateError(
+                f"owner {owner}: HEAD belongs to {look.head.owner}; repair it from that stack."
+            )
+        chain = look.head.chain
+        fresh = not chain and contradicted(store, layout, look.head) is None
+        if fresh or any(_verified(store, layout, c.path) for c in chain):
+            raise OperateError(
+                f"{_run(layout)}: HEAD is whole ({look.head.state}, step {look.head.step}); "
+                "nothing to mend."
+            )
+        expected, known = look.object.generation, look.head
+    _refuse_beside_a_holder(store, layout, silent_sec)
+    mended = rebuild(store, layout, owner, store.now(), known)
+    try:
+        store.put(layout.head, mended.head.to_json(), if_generation_match=expected)
+    except PreconditionFailed:
+        raise OperateError(
+            f"{_run(layout)}: somebody wrote HEAD meanwhile; look at it with outlast status."
+        ) from None
+    return mended
+
+
+def rebuild(
+    store: Store, layout: Layout, owner: str, now: datetime, known: Head | None = None
+) -> Mended:
+    """The HEAD that the bucket's records and manifests give; nothing is written.
+
+    `known` is the HEAD that is there, where it can be read: its term, resume and place only rise.
+    """
+    terms, starts = _attempts(store, layout)
+    if not terms:
+        raise OperateError(
+            f"{_run(layout)}: has no attempts; nothing is lost, and the next one starts it."
+        )
+    manifests = sorted(_manifest_folders(store, layout), reverse=True)
+    for term in sorted(starts, reverse=True):
+        lineage = _lineage(layout, starts, term)
+        if lineage is None:
+            continue
+        on_the_way = [folder for place, folder in manifests if _owns(lineage, *place)]
+        chain: list[Checkpoint] = []
+        set_aside = 0
+        for folder in on_the_way:
+            found = _verified(store, layout, folder)
+            if found:
+                chain.insert(0, found)
+            elif not chain:
+                set_aside += 1
+            if len(chain) == KEEP_LAST:
+                break
+        if not chain:
+            continue
+        tip = chain[-1]
+        pairs = [(start.resume, start.place) for start in starts.values()]
+        highest = max([*terms, *(place[0] for place, _ in manifests)]) + UNRECORDED_TERMS
+        if known is not None:
+            pairs.append((known.resume, known.place))
+            highest = max(highest, known.term)  # an older HEAD put back knows too little
+        resume, place = max(pairs)
+        alone = owner.startswith(NO_STACK)
+        head = Head(
+            owner=owner,
+            resume=resume,
+            place=place,
+            term=highest + 1,
+            state=State.OPEN if alone else State.STOPPED,
+            end=None if alone else End(Reason.STOPPED, None, tip.step, None),
+            started=min(start.time for start in starts.values()),
+            deadline=NO_DEADLINE if alone else now,
+            chain=tuple(chain),
+            lineage=tuple(entry for entry in lineage if entry.term <= tip.term),
+            failures=0,
+            barren=0,
+            data=known.data if known is not None else None,
+            nonce=new_nonce(),
+        )
+        return Mended(head, set_aside)
+    anew = "another --run-dir" if owner.startswith(NO_STACK) else "outlast:rerun"
+    raise OperateError(
+        f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; {anew} begins it "
+        "anew."
+    )
+
+
+def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> None:
+    """OperateError while the newest attempt may be writing still what would be taken up or left;
+    the ones before it are fenced, whether or not they had the time to write their end."""
+    signs: dict[int, datetime] = {}
+    ended: set[int] = set()
+    for item in store.list(layout.attempts):
+        number, _, name = item.path.removeprefix(layout.attempts).partition("/")
+        if number.isdigit() and name == "end.json":
+            ended.add(int(number))
+        elif number.isdigit() and name in ("start.json", "beat.json"):
+            term = int(number)
+            signs[term] = max(item.updated, signs.get(term, item.updated))
+    now = store.now()
+    term = max(signs, default=0)
+    if term in signs and term not in ended:
+        silent = (now - signs[term]).total_seconds()
+        if silent < silent_sec:
+            raise OperateError(
+                f"{_run(layout)}: attempt {term} gave a sign of life {silent:.0f} s ago and has "
+                f"not ended; repair takes a run that has been silent for {silent_sec:.0f} s, so "
+                "end it (its VM: delete it) or wait until it has found HEAD gone, and repair then."
+            )
+
+
+def _run(layout: Layout) -> str:
+    return f"run {layout.run}" if layout.run else "run"
+
+
+def _recorded_owner(store: Store, layout: Layout) -> str | None:
+    """Whose run it is, as HEAD or the newest record that can be read tells."""
+    with contextlib.suppress(HeadLost, HeadUnreadable):
+        return read_head(store, layout).head.owner
+    _, starts = _attempts(store, layout)
+    owners = [starts[term].spec.get("owner") for term in sorted(starts)]
+    return next((owner for owner in reversed(owners) if isinstance(owner, str)), None)
+
+
+def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, AttemptStart]]:
+    """Every term that left a record, and the start records that can be read."""
+    terms: set[int] = set()
+    starts: dict[int, AttemptStart] = {}
+    for item in store.list(layout.attempts):
+        number, _, name = item.path.removeprefix(layout.attempts).partition("/")
+        if not number.isdigit():
+            continue
+        terms.add(int(number))
+        if name == "start.json":
+            # What an unreadable one would tell is told by no other.
+            with contextlib.suppress(ValueError, NotFound):
+                starts[int(number)] = AttemptStart.from_json(store.get(item.path)[0])
+    return terms, starts
+
+
+def _manifest_folders(store: Store, layout: Layout) -> Iterator[tuple[tuple[int, int], str]]:
+    """((term, step), folder) of each snapshot that got as far as its manifest."""
+    for item in store.list(layout.terms):
+        place = layout.folder_of(item.path)
+        if place and item.path == f"{place[1]}MANIFEST.json":
+            step = int(place[1].rstrip("/").rpartition("/s")[2].partition("-")[0])
+            yield (place[0], step), place[1]
+
+
+def _place(layout: Layout, folder: str) -> tuple[int, str]:
+    place = layout.folder_of(f"{folder}MANIFEST.json")
+    assert place is not None
+    return place
+
+
+def _verified(store: Store, layout: Layout, folder: str) -> Checkpoint | None:
+    """The checkpoint in the folder where every byte of it is what its manifest says."""
+    try:
+        data, found = store.get(f"{folder}MANIFEST.json")
+        manifest = Manifest.from_json(data)
+        for entry in manifest.objects:
+            content, _ = store.get(folder + entry.name, generation=entry.generation)
+            if blake3(content).hexdigest() != entry.blake3:
+                return None
+    except (NotFound, ValueError):
+        return None
+    if manifest.run != layout.run or manifest.term != _place(layout, folder)[0]:
+        return None
+    return Checkpoint(
+        path=folder,
+        generation=found.generation,
+        blake3=blake3(data).hexdigest(),
+        term=manifest.term,
+        step=manifest.step,
+        tags=manifest.tags,
+    )
+
+
+def _lineage(
+    layout: Layout, starts: Mapping[int, AttemptStart], newest: int
+) -> tuple[Lineage, ...] | None:
+    """Which terms led to the newest attempt; None where a start record on the way is missing."""
+    entries: list[Lineage] = []
+    term = newest
+    while (start := starts.get(term)) is not None:
+        entries.insert(0, Lineage(term, start.step))
+        if start.restored is None:
+            return tuple(entries)
+        place = layout.folder_of(f"{start.restored.rstrip('/')}/MANIFEST.json")
+        if place is None or place[0] >= term:
+            return None
+        term = place[0]
+    return None
+
+
+def _owns(lineage: Sequence[Lineage], term: int, step: int) -> bool:
+    """Whether a checkpoint is on the way: its term owned that step."""
+    for entry, later in zip_longest(lineage, lineage[1:]):
+        if entry.term == term:
+            return step > entry.from_step and (later is None or step <= later.from_step)
+    return False

@@ -1,0 +1,118 @@
+"""Reopens a run, and stops one.
+
+A resume raises the stack's `outlast:resume`; the VM of the next `up` does the rest. Where code or
+arguments were changed meanwhile, `outlast:run` keeps the run's name, so that it goes on with them.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.commit import read_record
+from outlast.bucket.head import Head, HeadFile, HeadLost
+from outlast.bucket.layout import AttemptStart
+from outlast.bucket.store import Damaged
+from outlast.cli import engine
+from outlast.cli.errors import OperateError
+from outlast.cli.review import preview
+from outlast.cli.stack import Deployed
+from outlast.spec import changes
+from outlast.spec.changes import Change
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a resume did."""
+
+    head: Head
+    resume: int
+    """The counter's new value."""
+    renamed: bool
+    """Whether `outlast:run` now keeps the run's name, its content having another."""
+    changed: Sequence[Change]
+    """What differs from the attempt that made the newest checkpoint, as far as that is known."""
+
+
+def resume(deployed: Deployed) -> Resumed:
+    """Raises the counter past every value that held the run, and keeps the run's name.
+
+    The program itself is asked, by a preview, what the run would be now, and whether it can go on
+    so; where it refuses, the stack's settings are left as they were. A run that is open past its
+    deadline is ended as expired, so that its end is on record. OperateError: the run is done, or
+    cannot go on so. Raises HeadError and StoreError where HEAD cannot be read.
+    """
+    head_file = HeadFile(deployed.store(), deployed.layout)
+    head = head_file.read().head
+    run = deployed.layout.run
+    if head.state is State.DONE:
+        raise OperateError(f"run {run}: is done; other args or outlast:rerun make a new run.")
+    counter = max(head.resume, deployed.resume) + 1
+    with _settings_kept(deployed.stack):
+        _set(deployed.stack, "outlast:resume", str(counter))
+        _set(deployed.stack, "outlast:run", run)
+        planned = _planned(deployed.stack)
+        if planned["named"] == run:
+            engine.run_engine(["config", "rm", "outlast:run", "-s", deployed.stack], env=os.environ)
+    if head.state is State.OPEN and head_file.store.now() >= head.deadline:
+        head = head_file.end_from_outside(State.FAILED, Reason.EXPIRED)
+    before = _content_of(deployed, head)
+    changed = changes.between(before, planned["content"]) if before else []
+    return Resumed(head, counter, planned["named"] != run, changed)
+
+
+def stop(deployed: Deployed) -> Head:
+    """Ends an open run as stopped. Its VM sees it with the next beat, keeps what was committed and
+    leaves; the group stays, empty. OperateError: it is not open."""
+    head_file = HeadFile(deployed.store(), deployed.layout)
+    try:
+        head = head_file.read().head
+    except HeadLost:
+        raise OperateError(
+            f"run {deployed.layout.run}: has no HEAD, no VM has begun it yet; pulumi destroy ends"
+            " the wait for one."
+        ) from None
+    if head.state.ended:
+        raise OperateError(f"run {deployed.layout.run}: has ended already ({head.state}).")
+    return head_file.end_from_outside(State.STOPPED, Reason.STOPPED)
+
+
+@contextlib.contextmanager
+def _settings_kept(stack: str) -> Iterator[None]:
+    """Puts the stack's settings back, byte for byte, where the block fails."""
+    file = engine.ROOT / f"Pulumi.{stack}.yaml"
+    before = file.read_bytes() if file.exists() else None
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_bytes(before)
+        raise
+
+
+def _set(stack: str, key: str, value: str) -> None:
+    engine.run_engine(["config", "set", key, value, "-s", stack], env=os.environ)
+
+
+def _planned(stack: str) -> dict[str, Any]:
+    """What the program pins with the stack's settings as they are now."""
+    text = engine.run_engine(["preview", "--json", "--show-sames", "-s", stack], env=os.environ)
+    pins = [step.new for step in preview.plan(text) if step.type == preview.PIN and step.new]
+    if not pins:
+        raise OperateError(f"stack {stack}: its program pins no run; run pulumi up first.")
+    return dict(pins[-1])
+
+
+def _content_of(deployed: Deployed, head: Head) -> dict[str, Any] | None:
+    """The content with which the newest checkpoint was made; None where nobody can tell."""
+    if not head.chain:
+        return None
+    path = deployed.layout.attempt_start(head.chain[-1].term)
+    with contextlib.suppress(Damaged):
+        record = read_record(deployed.store(), path, AttemptStart)
+        return record.spec.get("content") if record else None
+    return None

@@ -1,0 +1,485 @@
+"""``outlast.open``: a run as notebooks and scripts read it, in a bucket or in a folder.
+
+Nothing of the run is written here. Results are copied to a cache folder, verified against their
+manifest, whose digest HEAD names, before anybody gets to see them.
+"""
+
+import contextlib
+import difflib
+import html
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast.base.exits import State
+from outlast.bucket.commit import read_rows
+from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
+from outlast.bucket.fetch import cached_result, place_of
+from outlast.bucket.head import (
+    Checkpoint,
+    Head,
+    Result,
+    read_head,
+)
+from outlast.bucket.layout import (
+    EXPERIMENT_PATTERN,
+    METRICS_FILE,
+    RESULT_FILE,
+    Layout,
+    Pin,
+)
+from outlast.bucket.store import Store, StoreError, open_store
+from outlast.cli.errors import (
+    EngineError,
+    NoEngine,
+    OperateError,
+    UsageError,
+    about,
+    reading,
+)
+from outlast.cloud.compute import Group
+from outlast.loop import snapshot
+
+BEST = "best"
+BUCKET_VARIABLE = "OUTLAST_BUCKET"
+PICKLES = (".joblib", ".pkl", ".pickle")
+"""Endings of files that are programs: reading one runs it."""
+KERAS_BACKENDS = ("tensorflow", "torch", "jax")
+SHOWN_ROWS = 20
+
+
+class Table(Sequence[Mapping[str, Any]]):
+    """Rows with named columns; a cell that a row does not have is None."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = list(rows)
+        self.columns = tuple(dict.fromkeys(name for row in self._rows for name in row))
+
+    def __getitem__(self, index: Any) -> Any:
+        """The row of a number, the column of a name as a list, or the rows of a slice."""
+        if isinstance(index, str):
+            if index not in self.columns:
+                raise KeyError(f"column {index!r}: there are {', '.join(self.columns)}")
+            return [row.get(index) for row in self._rows]
+        return Table(self._rows[index]) if isinstance(index, slice) else self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        lines = [list(self.columns), *self._cells()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        text = "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            for line in lines
+        )
+        return f"{text}{self._more()}"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
+            for line in self._cells()
+        )
+        return f"<table><tr>{head}</tr>{body}</table>{html.escape(self._more())}"
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame; OperateError where pandas is not installed."""
+        try:
+            import pandas  # type: ignore[import-not-found]
+        except ImportError:
+            raise OperateError("to_pandas: pandas is not installed; pip install pandas") from None
+        return pandas.DataFrame({name: self[name] for name in self.columns})
+
+    def _cells(self) -> list[list[str]]:
+        shown = self._rows[-SHOWN_ROWS:]
+        return [[_shown(row.get(name)) for name in self.columns] for row in shown]
+
+    def _more(self) -> str:
+        if len(self._rows) <= SHOWN_ROWS:
+            return ""
+        return f"\n({len(self._rows)} rows, the last {SHOWN_ROWS} are shown)"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run lives."""
+
+    name: str
+    """As its user called it."""
+    store: Store
+    layout: Layout
+    folder: Path | None = None
+    """Of a run in a folder."""
+    group: Group | None = None
+    """Of a stack's run."""
+
+    @property
+    def home(self) -> str:
+        """What the names of the run's objects are below: a bucket, or a folder."""
+        return self.store.url if self.folder is None else str(self.folder)
+
+    @property
+    def url(self) -> str:
+        """Of the run itself: ``gs://…/`` or a folder."""
+        return f"{self.home}/{self.layout.root}" if self.layout.root else self.home
+
+
+class OpenedRun:
+    """A run, read anew with each call: one that is still training shows what it has by then."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __repr__(self) -> str:
+        return f"<run {self.url}: {self.state} at step {self.step}>"
+
+    @property
+    def url(self) -> str:
+        """Where it lives: ``gs://…/`` or a folder."""
+        return self._place.url
+
+    @property
+    def state(self) -> str:
+        """``open``, ``done``, ``failed``, ``stopped`` or ``pruned``."""
+        return self._head().state.value
+
+    @property
+    def step(self) -> int:
+        """Steps that are safe: of the end, or of the newest checkpoint."""
+        return _safe_step(self._head())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of ``run.log`` and ``run.eval`` up to the newest checkpoint or the end, each
+        step once, in order."""
+        head = self._head()
+        with self._reading():
+            return read_rows(self._place.store, self._place.layout, head)
+
+    def metrics(self) -> Table:
+        """The evaluations of a finished run (its metrics.json), else all rows so far."""
+        if self._head().state is not State.DONE:
+            return Table(self.rows())
+        file = self.result() / METRICS_FILE
+        if not file.exists():  # a command's result is what it wrote itself
+            return Table(self.rows())
+        columns = json.loads(file.read_bytes())
+        rows = zip(*columns.values(), strict=True)
+        return Table([dict(zip(columns, row, strict=True)) for row in rows])
+
+    def checkpoints(self) -> Table:
+        """The checkpoints that are kept, oldest first: step, term, tags, path, and the name
+        (``init``) by which another run begins with one. Only the newest best is tagged so."""
+        chain = self._head().chain
+        best = next((entry for entry in reversed(chain) if BEST in entry.tags), None)
+        rows = []
+        for entry in chain:
+            tags = [tag for tag in entry.tags if tag != BEST or entry is best]
+            told = {**_checkpoint(entry), "tags": ",".join(tags)}
+            rows.append({**told, "init": self._pinned(entry)})
+        return Table(rows)
+
+    def best(self) -> dict[str, Any]:
+        """The newest checkpoint with the tag ``best``: its step, term, tags and path, and the row
+        of its step. OperateError: there is none."""
+        tagged = [entry for entry in self._head().chain if BEST in entry.tags]
+        if not tagged:
+            raise OperateError(
+                f"{self._place.name}: has no best checkpoint; the trainer names one with "
+                "run.eval(…, best='max')"
+            )
+        best = _checkpoint(tagged[-1])
+        row = next((row for row in self.rows() if row["step"] == best["step"]), {})
+        return {**row, **best}
+
+    def result(self) -> Path:
+        """A folder with the verified files of the finished run's result; do not write to it."""
+        head = self._head()
+        result = head.end.result if head.end else None
+        if result is None:
+            raise OperateError(
+                f"{self._place.name}: the run is {head.state.value} at step {self.step} and has "
+                "no result; it has one once it is done"
+            )
+        return self._cached(result)
+
+    def load(self, name: str) -> Any:
+        """An object of the result, by the name of its file with or without the ending:
+        ``load("model")`` reads what our trainers write. ``.json`` with ``.bin`` (of
+        outlast.loop.snapshot.write_values) gives the object, ``.safetensors`` and ``.npz`` a dict
+        of arrays, ``.npy`` an array, ``.ubj`` and XGBoost's JSON a Booster, ``.keras`` a model,
+        ``.pt`` what torch.load(weights_only=True) does, another JSON file its values. OperateError:
+        there is none of that name, it is a pickle, or it has another format."""
+        folder = self.result()
+        files = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
+        names = [name, *(f"{name}{suffix}" for suffix in (*_READERS, *PICKLES))]
+        found = next((folder / file for file in names if file in files), None)
+        if found is None:
+            there = ", ".join(file for file in files if file != RESULT_FILE)
+            raise OperateError(f"{self._place.name}: the result has no {name!r}; it has {there}")
+        if found.suffix in PICKLES:
+            raise OperateError(
+                f"{found.name}: is a pickle, which may run any program when it is read, and is not "
+                f"read here; where you trust who wrote it, load {found} yourself"
+            )
+        if found.suffix not in _READERS:
+            raise OperateError(
+                f"{found.name}: only {', '.join(_READERS)} are read here; load {found} with the "
+                "library that wrote it"
+            )
+        try:
+            return _READERS[found.suffix](found)
+        except ImportError as error:
+            missing = getattr(error, "name", None) or error
+            raise OperateError(
+                f"{found.name}: {missing} is not installed; pip install {missing}"
+            ) from None
+        except Exception as error:  # each library has its own for a file that it cannot read
+            raise OperateError(f"{found}: cannot be read: {error}") from None
+
+    def _pinned(self, entry: Checkpoint) -> str:
+        """The checkpoint by where it is and what it is, as ``outlast:init`` takes it."""
+        path = f"{self._place.home}/{entry.path}"
+        root = path.removesuffix(entry.path.removeprefix(self._place.layout.root))
+        return str(Pin(root, path.removeprefix(root), entry.blake3))
+
+    def _head(self) -> Head:
+        with self._reading():
+            return read_head(self._place.store, self._place.layout).head
+
+    def _reading(self) -> Any:
+        return reading(self._place.name)
+
+    def _cached(self, result: Result) -> Path:
+        """The result's files in the cache folder, under their digest; checked anew each time."""
+        home = user_cache()
+        try:
+            with self._reading():
+                return cached_result(self._place.store, result, home)
+        except OSError as error:
+            raise OperateError(
+                f"cache folder {home}: {error.strerror}; name another in {CACHE_VARIABLE}"
+            ) from None
+
+
+def open_run(where: str | Path, *, bucket: str | None = None) -> OpenedRun:
+    """The run of an experiment's name, a ``gs://`` path or a folder.
+
+    An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else
+    in the outputs of the Pulumi stack of that name; of several runs the newest is opened. A
+    ``gs://`` path is a run's or an experiment's. UsageError, OperateError: there is no run.
+    """
+    return OpenedRun(find(where, bucket=bucket))
+
+
+def is_path(where: str | Path) -> bool:
+    """Whether a run is named by where it is, and not by its experiment."""
+    text = os.fspath(where)
+    if isinstance(where, Path) or os.sep in text or text.startswith("gs://"):
+        return True
+    return any((Path(text) / kept).exists() for kept in ("HEAD", "attempts"))
+
+
+def find(where: str | Path, *, bucket: str | None = None) -> Place:
+    """Where the run is that ``open_run`` opens."""
+    text = os.fspath(where)
+    if text.startswith("gs://"):
+        name, _, path = text.removeprefix("gs://").partition("/")
+        return _in_bucket(text, name, path.strip("/"))
+    if is_path(where):
+        return _in_folder(Path(text))
+    if not EXPERIMENT_PATTERN.fullmatch(text):
+        raise UsageError(
+            f"{text!r}: is no experiment, folder or gs:// path; an experiment's name matches "
+            f"{EXPERIMENT_PATTERN.pattern}, a folder in this one is written ./{text}"
+        )
+    bucket = bucket or os.environ.get(BUCKET_VARIABLE)
+    if bucket:
+        name = bucket.removeprefix("gs://").strip("/")
+        return _in_bucket(text, name, f"experiments/{text}")
+    from outlast.cli import engine, stack
+
+    try:
+        deployed = stack.find(text)
+    except EngineError as error:
+        there = _no_run(Path(text))
+        near = (
+            _near(Path(text))
+            or f"name a stack, the folder of a run, or gs://BUCKET/experiments/{text}"
+        )
+        if isinstance(error, NoEngine):
+            what = "there is no pulumi on PATH that could know a stack of that name"
+        elif engine.NO_STACK in str(error):
+            what = "there is no stack of that name"
+        else:
+            raise EngineError(
+                f"{text}: {there}, and no stack of that name was found: {error}"
+            ) from None
+        raise UsageError(f"{text}: {there}, and {what}; {near}") from None
+    return Place(text, deployed.store(), deployed.layout, group=deployed.group)
+
+
+def find_damaged(where: str) -> Place:
+    """Where the run is at a folder or ``gs://`` path, whose HEAD may be gone. UsageError,
+    OperateError: there is none."""
+    folder = None if where.startswith("gs://") else Path(where)
+    if folder is not None and not (folder / "attempts").is_dir():
+        return find(folder)
+    try:
+        home, layout = place_of(where)
+        return Place(where, open_store(home), layout, folder)
+    except DataError as error:
+        raise UsageError(str(error)) from None
+    except (StoreError, OSError) as error:
+        raise OperateError(about(where, error)) from None
+
+
+def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -> Any:
+    """An object of a finished run's result: ``outlast.open(where).load(name)``."""
+    return open_run(where, bucket=bucket).load(name)
+
+
+def _in_folder(folder: Path) -> Place:
+    # Looked at first: opening a folder as a store would make it.
+    if not (folder / "HEAD").exists():
+        if (folder / "attempts").is_dir():
+            raise UsageError(
+                f"{folder}: its HEAD is gone while attempts exist; mend it: outlast repair {folder}"
+            )
+        near = _near(folder) or "give the run-dir that a training was given"
+        raise UsageError(f"{folder}: {_no_run(folder)}; {near}")
+    try:
+        return Place(str(folder), open_store(str(folder)), Layout("", ""), folder)
+    except (StoreError, OSError) as error:
+        raise OperateError(f"{folder}: cannot be read: {error}") from None
+
+
+def _no_run(folder: Path) -> str:
+    if not folder.exists():
+        return "no such folder"
+    return "the folder holds no run" if folder.is_dir() else "is no folder"
+
+
+def _near(folder: Path) -> str:
+    """The runs on this machine whose folder a person may have meant, as a question."""
+    places = {folder, folder.parent, Path(), Path("runs")}
+    runs = sorted(
+        {head.parent for place in places for head in place.glob("*/HEAD") if head.is_file()}
+    )
+    inside = [run for run in runs if run.parent == folder]
+    names = {str(run): run for run in runs} | {run.name: run for run in runs}
+    close = difflib.get_close_matches(str(folder), names, n=1)
+    meant = inside[:3] or [names[name] for name in close]
+    return f"did you mean {' or '.join(map(str, meant))}?" if meant else ""
+
+
+def _in_bucket(name: str, bucket: str, path: str) -> Place:
+    try:
+        store = open_store(f"gs://{bucket}")
+        found = [
+            item
+            for item in store.list(f"{path}/" if path else "experiments/")
+            if item.path.rpartition("/")[2] == "HEAD"
+        ]
+    except StoreError as error:  # it names the bucket
+        raise OperateError(about(name, error)) from None
+    except Exception as error:  # credentials and addresses fail in their libraries' own ways
+        raise OperateError(f"{name}: its bucket {bucket} cannot be read: {error}") from None
+    if not found:
+        where = "" if name.startswith("gs://") else f" in gs://{bucket}/{path}"
+        raise OperateError(f"{name}: there is no run{where}; look at its name again")
+    newest = max(found, key=lambda item: item.updated)
+    prefix, _, run = newest.path.removesuffix("/HEAD").rpartition("/")
+    return Place(name, store, Layout(prefix, run))
+
+
+def _safe_step(head: Head) -> int:
+    if head.end is not None and head.state is State.DONE:
+        return head.end.step
+    return head.chain[-1].step if head.chain else 0
+
+
+def _checkpoint(entry: Checkpoint) -> dict[str, Any]:
+    return {
+        "step": entry.step,
+        "term": entry.term,
+        "tags": ",".join(entry.tags),
+        "path": entry.path,
+    }
+
+
+def _values(path: Path) -> Any:
+    """JSON: of write_values where there is a ``.bin`` beside it, of XGBoost, or plain."""
+    if path.with_suffix(".bin").is_file():
+        _import_frameworks()
+        values = snapshot.read_values(path)
+        return values[path.stem] if list(values) == [path.stem] else values
+    found = json.loads(path.read_bytes())
+    if isinstance(found, dict) and {"learner", "version"} <= found.keys():
+        return _booster(path)
+    return found
+
+
+def _booster(path: Path) -> Any:
+    import xgboost  # type: ignore[import-not-found]
+
+    return xgboost.Booster(model_file=path)
+
+
+def _safetensors(path: Path) -> Any:
+    from safetensors.numpy import load_file  # type: ignore[import-not-found]
+
+    return load_file(path)
+
+
+def _arrays(path: Path) -> Any:
+    import numpy as np
+
+    found = np.load(path, allow_pickle=False)
+    return found if path.suffix == ".npy" else dict(found)
+
+
+def _keras_model(path: Path) -> Any:
+    """By a backend that is installed, where nobody has chosen one."""
+    there = (name for name in KERAS_BACKENDS if importlib.util.find_spec(name))
+    os.environ.setdefault("KERAS_BACKEND", next(there, KERAS_BACKENDS[0]))
+    import keras  # type: ignore[import-not-found]
+
+    return keras.models.load_model(path)
+
+
+def _weights(path: Path) -> Any:
+    import torch  # type: ignore[import-not-found]
+
+    return torch.load(path, weights_only=True, map_location="cpu")
+
+
+_READERS: dict[str, Callable[[Path], Any]] = {
+    ".safetensors": _safetensors,
+    ".json": _values,
+    ".npy": _arrays,
+    ".npz": _arrays,
+    ".ubj": _booster,
+    ".keras": _keras_model,
+    ".pt": _weights,
+    ".pth": _weights,
+}
+
+
+def _import_frameworks() -> None:
+    """What a saved object may need is known to the state's reader once it is imported."""
+    for name in ("numpy", "sklearn"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

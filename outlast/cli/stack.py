@@ -1,0 +1,92 @@
+"""A stack that is up, as its outputs tell: where its run lives in the bucket."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout
+from outlast.bucket.store import Store, StoreError, open_store
+from outlast.cli import engine
+from outlast.cli.errors import OperateError, UsageError, about
+from outlast.cloud.compute import Group
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """One stack's run."""
+
+    stack: str
+    bucket: str
+    layout: Layout
+    resume: int
+    owner: str
+    group: Group | None = None
+    """Where the stack's outputs name it."""
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.bucket}/{self.layout.root}"
+
+    def store(self) -> Store:
+        """The run's bucket. OperateError: it cannot be opened."""
+        _check_local_cloud()
+        try:
+            return open_store(f"gs://{self.bucket}")
+        except (StoreError, ValueError) as error:
+            raise OperateError(about(self.stack, error)) from None
+
+
+def find(stack: str) -> Deployed:
+    """The stack as the shell's own engine and backend know it. OperateError: it is not up."""
+    from outlast.cli import runs
+
+    if runs.is_path(stack):
+        raise UsageError(
+            f"{stack}: is where a run lies, and this takes a stack's name; a run without a stack "
+            "goes on when its own command is given again, and Ctrl-C stops it."
+        )
+    if not EXPERIMENT_PATTERN.fullmatch(stack):
+        raise UsageError(
+            f"experiment {stack!r}: must match [a-z]([-a-z0-9]{{0,38}}[a-z0-9])?; "
+            "name the experiment as its stack does."
+        )
+    text = engine.run_engine(["stack", "output", "--json", "-s", stack], env=os.environ)
+    outputs = json.loads(text)
+    missing = {"bucket", "prefix", "run", "resume", "owner"} - set(outputs)
+    if missing:
+        raise OperateError(f"stack {stack}: is not up; run pulumi up first.")
+    return Deployed(
+        stack=stack,
+        bucket=outputs["bucket"],
+        layout=Layout(outputs["prefix"], outputs["run"]),
+        resume=int(outputs["resume"]),
+        owner=outputs["owner"],
+        group=_group(outputs),
+    )
+
+
+def _group(outputs: Mapping[str, Any]) -> Group | None:
+    zone, region = outputs.get("groupZone"), outputs.get("region")
+    if not ({"project", "group"} <= outputs.keys() and (zone or region)):
+        return None
+    place = f"zones/{zone}" if zone else f"regions/{region}"
+    return Group(outputs["project"], place, outputs["group"])
+
+
+def _check_local_cloud() -> None:
+    """A local cloud that has stopped is said at once, not after every retry."""
+    address = os.environ.get("STORAGE_EMULATOR_HOST")
+    if not address:
+        return
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=5).close()
+    except (OSError, ValueError):
+        raise OperateError(
+            f"STORAGE_EMULATOR_HOST {address}: nothing answers there; start the local cloud: "
+            'eval "$(outlast cloud start)".'
+        ) from None

@@ -1,0 +1,1 @@
+"""Google's APIs as the program and the commands call them: Compute Engine, images, bakes."""

@@ -1,0 +1,573 @@
+"""Bakes an image: a temporary VM installs the recipe, its disk joins the family as an image.
+
+Everything has a name that follows from the recipe's hash, so that whoever comes after a bake that
+was killed, at whatever stage, finds what it left: a builder that is at work is gone on with, one
+whose disk is ready becomes the image, anything else is deleted. The builder is a standard VM that
+runs until it is told to stop, so that one whom nobody tells any more is deleted by the platform at
+its time limit, with its disk. Only the insertion of the image moves the family, in one step;
+nothing that fails before it does.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from outlast.cloud import images, recipe
+from outlast.cloud.compute import (
+    CannotAsk,
+    Compute,
+    ComputeError,
+    Missing,
+    OperationFailed,
+)
+
+COMPONENT = "image-family"
+SCRIPTS = {
+    "startup-script": "bake.sh",
+    "outlast-sh-lib": "lib.sh",
+    "outlast-sh-system": "system.sh",
+    "outlast-sh-boot": "boot.sh",
+}
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+HASH_LABEL = 40
+"""Digits of the recipe's hash in labels, which have at most 63."""
+
+LEFT = "left by an earlier bake, deleted"
+"""Said of a builder."""
+
+KEPT_IMAGES = 1
+"""Deprecated ones that stay whatever names them: the way back."""
+
+VM_LIMIT_SEC = 600
+IMAGE_LIMIT_SEC = 3600
+STOP_LIMIT_SEC = 300
+SILENT_SEC = 300
+"""How long the API may refuse to answer while something is waited for."""
+
+POLL_SEC = (0.2, 5.0)
+POLL_GROWTH = 1.3
+ALIVE = ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
+GPU_SERIES = ("a2-", "a3-", "a4", "g2-", "g4-")
+
+Say = Callable[[str], None]
+Json = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class BakeError(Exception):
+    """A bake that came to nothing: a sentence, and the last lines of a step that failed."""
+
+
+cancelled = threading.Event()
+"""Set where this process is asked to end what it does: a bake stops at its next look."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a bake needs beside the recipe."""
+
+    root: Path
+    """The checkout."""
+    labels: Mapping[str, str]
+    """The stack's."""
+    service_account: str = ""
+    """Of the builder, where it reads the bucket."""
+    bundle: str = ""
+    """`gs://` path of the bundle, where the trainers are baked in."""
+    bundle_sha256: str = ""
+    waits: str = "{}"
+    network: str = "default"
+    """Name or path."""
+    subnetwork: str = ""
+    """Empty for the network's own in the region."""
+    external_ip: bool = True
+    endpoint: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """More of the builder's metadata."""
+
+
+def bake(baked: recipe.Baked, order: Order, say: Say) -> str:
+    """The self link of the recipe's image, which is the family's newest when this returns.
+
+    Raises BakeError or ComputeError; then nothing of the bake is left, but for what the platform
+    does not answer to be rid of, which the next bake is.
+    """
+    return _Bake(baked, order, say).run()
+
+
+def remove(family: str, project: str, labels: Mapping[str, str], say: Say) -> None:
+    """Deletes a stack's images of a family, and builders that were left, when the stack goes.
+
+    What a template still names, itself or by the family, stays and is said. Raises ComputeError.
+    """
+    compute = Compute(project)
+    for vm in _builders(compute, labels):
+        _clear_left(compute, vm, say)
+    named = _named_images(compute)
+    for image in _images(compute, family):
+        if not _is_of(labels, image):
+            continue
+        if named & {image["name"], f"family/{family}"}:
+            say(f"image {image['name']}: stays, a template names it")
+            continue
+        _delete(compute, f"global/images/{image['name']}", IMAGE_LIMIT_SEC)
+
+
+def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -> bool:
+    """Whether a bake of the stack that was killed has left something: a builder, or another image
+    of its own as the family's newest than `image`, a self link. Raises ComputeError."""
+    compute = Compute(project)
+    if _builders(compute, labels):
+        return True
+    try:
+        newest = compute.call("GET", f"global/images/family/{family}")
+    except Missing:
+        return False
+    return _is_of(labels, newest) and newest["name"] != image.rpartition("/")[2]
+
+
+class _Bake:
+    """One bake."""
+
+    def __init__(self, baked: recipe.Baked, order: Order, say: Say) -> None:
+        self._baked = baked
+        self._recipe = baked.recipe
+        self._order = order
+        self._say = say
+        self._compute = Compute(baked.recipe.project, endpoint=order.endpoint)
+        self._vm = f"zones/{baked.recipe.zone}/instances/{baked.builder}"
+        self._disk = f"zones/{baked.recipe.zone}/disks/{baked.builder}"
+        self._image = f"global/images/{baked.image}"
+        self._is_ours = False
+        """Whether the image that is there or on its way is this bake's."""
+
+    def run(self) -> str:
+        left = None
+        for vm in _builders(self._compute, self._order.labels):
+            if vm["name"] == self._baked.builder and _zone_of(vm) == self._recipe.zone:
+                left = vm
+            else:
+                _clear_left(self._compute, vm, self._say)
+        image: Json | None = None
+        try:
+            image = self._finished_image()
+            if image is None:
+                self._build()
+                image = self._make_image()
+            elif left is not None:
+                self._say(f"builder {self._baked.builder}: {LEFT}")
+        except BaseException:
+            self._abandon()
+            raise
+        self._clear_builder()
+        self._retire_others(image)
+        return str(image["selfLink"]).replace("/compute/beta/", "/compute/v1/")
+
+    # The image
+
+    def _finished_image(self) -> Json | None:
+        """The image, where an earlier bake has made it; None where there is none to use."""
+        try:
+            found = self._compute.call("GET", self._image)
+        except Missing:
+            return None
+        if found.get("labels", {}).get("recipe") != self._baked.hash[:HASH_LABEL]:
+            raise BakeError(
+                f"image {self._baked.image}: is there and was not baked by this recipe; delete it,"
+                " or name another family in outlast:imageRecipe"
+            )
+        if found.get("status") == "FAILED":
+            _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
+            return None
+        if found.get("status") != "READY":
+            self._is_ours = True
+            found = self._wait_for_image()
+        if (found.get("deprecated") or {}).get("state") not in (None, "ACTIVE"):
+            # The recipe is an earlier one again.
+            self._order_call("POST", f"{self._image}/deprecate", {"state": "ACTIVE"})
+        self._say(f"image {self._baked.image}: is there already")
+        return found
+
+    def _make_image(self) -> Json:
+        body = {
+            "name": self._baked.image,
+            "family": self._recipe.family,
+            "description": f"Baked by Outlast from {self._recipe.base}",
+            "sourceDisk": f"projects/{self._recipe.project}/{self._disk}",
+            "labels": {**self._labels(), "base-image": self._base_label()},
+        }
+        self._is_ours = True
+        try:
+            self._order_call("POST", "global/images", body, IMAGE_LIMIT_SEC)
+        except OperationFailed as error:
+            raise BakeError(f"image {self._baked.image}: could not be made ({error})") from None
+        except CannotAsk as error:
+            self._say(f"image {self._baked.image}: {error}; asking whether it is being made")
+        except ComputeError as error:
+            if error.status != 409:
+                raise
+            self._is_ours = False  # another bake of the same recipe was quicker
+        found = self._wait_for_image()
+        self._say(f"image {self._baked.image}: made, the newest of family {self._recipe.family}")
+        return found
+
+    def _wait_for_image(self) -> Json:
+        for _ in _polls(IMAGE_LIMIT_SEC):
+            try:
+                found = self._patiently(lambda: self._compute.call("GET", self._image))
+            except Missing:
+                raise BakeError(
+                    f"image {self._baked.image}: is not there; run pulumi up again"
+                ) from None
+            if found.get("status") == "READY":
+                return found
+            if found.get("status") == "FAILED":
+                break
+        raise BakeError(
+            f"image {self._baked.image}: the platform could not make it in"
+            f" {IMAGE_LIMIT_SEC // 60} minutes; run pulumi up again"
+        )
+
+    def _base_label(self) -> str:
+        """The name of the image that the builder booted from: what the family is built upon."""
+        try:
+            disk = self._compute.call("GET", self._disk)
+            return str(disk.get("sourceImage") or "").rpartition("/")[2]
+        except Missing:
+            return ""
+
+    def _retire_others(self, image: Json) -> None:
+        """Deprecates the family's other images, and deletes old ones that no template names."""
+        others = [one for one in _images(self._compute, self._recipe.family) if one != image]
+        others = [one for one in others if one["name"] != self._baked.image]
+        for one in others:
+            if (one.get("deprecated") or {}).get("state") in (None, "ACTIVE"):
+                body = {"state": "DEPRECATED", "replacement": image["selfLink"]}
+                self._order_call("POST", f"global/images/{one['name']}/deprecate", body)
+        others.sort(key=lambda one: str(one["creationTimestamp"]), reverse=True)
+        named = _named_images(self._compute)
+        for one in others[KEPT_IMAGES:]:
+            if one["name"] not in named:
+                self._say(f"image {one['name']}: no template names it any more, deleted")
+                _delete(self._compute, f"global/images/{one['name']}", IMAGE_LIMIT_SEC)
+
+    # The builder
+
+    def _build(self) -> None:
+        """The builder has done its work and is off."""
+        found = self._builder()
+        if found and not self._is_usable(found):
+            self._say(f"builder {self._baked.builder}: {LEFT}")
+            _delete_vm(self._compute, self._recipe.zone, self._baked.builder)
+            found = None
+        if found is None:
+            self._make_builder()
+        elif found["status"] in ALIVE:
+            self._say(f"builder {self._baked.builder}: at work already")
+        else:
+            self._say(f"builder {self._baked.builder}: has done its work already, and is off")
+        self._watch()
+        self._say(f"builder {self._baked.builder}: done, stopping")
+        self._turn_off()
+        self._say(f"builder {self._baked.builder}: off")
+
+    def _builder(self) -> Json | None:
+        try:
+            return self._compute.call("GET", self._vm)
+        except Missing:
+            return None
+
+    def _is_usable(self, vm: Json) -> bool:
+        """Whether a builder that is there is at work or done."""
+        state = self._told().get("state", "")
+        return state == "done" or (vm["status"] in ALIVE and not state.startswith("failed"))
+
+    def _make_builder(self) -> None:
+        base = images.resolve(
+            self._recipe.base, self._recipe.project, endpoint=self._order.endpoint
+        )
+        refusal = base_refusal(self._recipe.base, base)
+        if refusal or not isinstance(base, images.Image):
+            raise BakeError(refusal or f"base {self._recipe.base!r}: cannot be looked up")
+        body = self._builder_body(base)
+        try:
+            self._order_call("POST", f"zones/{self._recipe.zone}/instances", body, VM_LIMIT_SEC)
+        except OperationFailed as error:
+            raise BakeError(f"builder {self._baked.builder}: not created ({error})") from None
+        except ComputeError as error:
+            if error.status != 409:
+                raise
+        self._say(
+            f"builder {self._baked.builder}: bakes from {base.name}, for at most"
+            f" {self._recipe.limit_minutes} minutes"
+        )
+
+    def _builder_body(self, base: images.Image) -> dict[str, Any]:
+        zone = f"zones/{self._recipe.zone}"
+        gpu = self._recipe.machine_type.startswith(GPU_SERIES)
+        body: dict[str, Any] = {
+            "name": self._baked.builder,
+            "machineType": f"{zone}/machineTypes/{self._recipe.machine_type}",
+            "labels": self._labels(),
+            "disks": [
+                {
+                    "boot": True,
+                    "autoDelete": True,
+                    "deviceName": "boot",
+                    "initializeParams": {
+                        "diskName": self._baked.builder,
+                        "sourceImage": base.path,
+                        "diskSizeGb": str(max(self._recipe.disk_gb, base.size_gb)),
+                        "diskType": f"{zone}/diskTypes/{recipe.DISK_TYPE}",
+                        "labels": self._labels(),
+                    },
+                }
+            ],
+            "networkInterfaces": [self._interface()],
+            "scheduling": {
+                "provisioningModel": "STANDARD",
+                "automaticRestart": False,
+                "onHostMaintenance": "TERMINATE" if gpu else "MIGRATE",
+                "maxRunDuration": {"seconds": str(self._recipe.limit_minutes * 60)},
+                "instanceTerminationAction": "DELETE",
+            },
+            "metadata": {
+                "items": [{"key": key, "value": text} for key, text in self._metadata().items()]
+            },
+        }
+        if self._recipe.needs_token:
+            body["serviceAccounts"] = [
+                {"email": self._order.service_account, "scopes": [SCOPE]},
+            ]
+        return body
+
+    def _interface(self) -> dict[str, Any]:
+        network, subnetwork = self._order.network, self._order.subnetwork
+        region = self._recipe.zone.rpartition("-")[0]
+        found: dict[str, Any] = {
+            "network": network if "/" in network else f"global/networks/{network}"
+        }
+        if subnetwork:
+            found["subnetwork"] = (
+                subnetwork if "/" in subnetwork else f"regions/{region}/subnetworks/{subnetwork}"
+            )
+        if self._order.external_ip:
+            found["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
+        return found
+
+    def _metadata(self) -> dict[str, str]:
+        scripts = self._order.root / "startup"
+        wanted = {
+            "packages": " ".join(self._recipe.packages),
+            "driver": self._recipe.driver,
+            "cuda": self._recipe.cuda,
+            "data": "\n".join(f"{one.sha256} {one.url} {one.path}" for one in self._recipe.data),
+            "recipe": self._baked.hash,
+            "waits": self._order.waits,
+            **{name: recipe.encoded(data) for name, data in self._baked.files.items()},
+        }
+        if self._recipe.trainers:
+            wanted["bundle"] = f"{self._order.bundle_sha256} {self._order.bundle}"
+        return {
+            **{key: (scripts / name).read_text() for key, name in SCRIPTS.items()},
+            **{f"outlast-bake-{key}": text for key, text in wanted.items() if text},
+            "enable-guest-attributes": "TRUE",
+            "block-project-ssh-keys": "TRUE",
+            **self._order.extra,
+        }
+
+    def _watch(self) -> None:
+        """Waits until the builder says that it is done. Raises BakeError where it will not."""
+        said = log = ""
+        for _ in _polls(None):
+            vm, told = self._patiently(lambda: (self._builder(), self._told()))
+            state, log = told.get("state", ""), told.get("log", log).rstrip()
+            if vm is not None and not state:
+                log = self._serial() or log  # nobody has told anything: is it booting?
+            last = f"; its last lines:\n{log}" if log else ""
+            if vm is None:
+                raise BakeError(
+                    f"builder {self._baked.builder}: is gone{f' ({said})' if said else ''}; it had"
+                    f" {self._recipe.limit_minutes} minutes, set limitMinutes in"
+                    f" outlast:imageRecipe where that is too little{last}"
+                )
+            if state == "done":
+                return
+            if state.startswith("failed"):
+                step = state.removeprefix("failed ")
+                raise BakeError(f"builder {self._baked.builder}: step {step} failed{last}")
+            if state != said:
+                said, log = state, ""
+                self._say(f"builder {self._baked.builder}: {state}")
+            if vm["status"] not in ALIVE:
+                raise BakeError(
+                    f"builder {self._baked.builder}: went off without having finished"
+                    f"{f' ({said})' if said else ''}{last}"
+                )
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """An answer, asked for until there is one or for SILENT_SEC. Raises ComputeError."""
+        for _ in _polls(SILENT_SEC):
+            try:
+                return ask()
+            except CannotAsk:
+                continue
+        return ask()
+
+    def _told(self) -> dict[str, str]:
+        """The builder's guest attributes: `state`, and the `log` of the step that it is at."""
+        try:
+            answer = self._compute.call(
+                "GET", f"{self._vm}/getGuestAttributes?queryPath=outlast%2F"
+            )
+        except Missing:
+            return {}
+        except CannotAsk:
+            raise
+        except ComputeError:  # of a VM that is off, on some days
+            return {}
+        items = (answer.get("queryValue") or {}).get("items") or []
+        return {one["key"]: str(one.get("value") or "") for one in items}
+
+    def _serial(self) -> str:
+        try:
+            answer = self._compute.call("GET", f"{self._vm}/serialPort")
+        except ComputeError:
+            return ""
+        return "\n".join(str(answer.get("contents") or "").splitlines()[-20:])
+
+    def _turn_off(self) -> None:
+        for _ in _polls(STOP_LIMIT_SEC):
+            vm = self._patiently(self._builder)
+            if vm is None:
+                raise BakeError(f"builder {self._baked.builder}: is gone before its image was made")
+            if vm["status"] in ("TERMINATED", "STOPPED"):
+                return
+            if vm["status"] in ALIVE:
+                self._order_call("POST", f"{self._vm}/stop", None, STOP_LIMIT_SEC)
+        raise BakeError(f"builder {self._baked.builder}: does not stop; run pulumi up again")
+
+    def _abandon(self) -> None:
+        """Leaves nothing of a bake that came to nothing, as far as the platform can be told."""
+        try:
+            if self._is_ours:
+                _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
+            self._clear_builder()
+        except ComputeError as error:
+            self._say(
+                f"builder {self._baked.builder}: may be left ({error}); it is deleted"
+                f" {self._recipe.limit_minutes} minutes after its start while it runs, and by the"
+                " next pulumi up"
+            )
+
+    def _clear_builder(self) -> None:
+        _delete_vm(self._compute, self._recipe.zone, self._baked.builder)
+        _delete(self._compute, self._disk, VM_LIMIT_SEC)
+
+    # Small things
+
+    def _labels(self) -> dict[str, str]:
+        return {
+            **self._order.labels,
+            "component": COMPONENT,
+            "family": self._recipe.family,
+            "recipe": self._baked.hash[:HASH_LABEL],
+        }
+
+    def _order_call(
+        self, method: str, path: str, body: Json | None, limit_sec: float = VM_LIMIT_SEC
+    ) -> None:
+        self._compute.order(method, path, body, limit_sec=limit_sec)
+
+
+def base_refusal(base: str, found: images.Image | images.Gone | images.Unknown) -> str:
+    """Why nothing can be baked upon a base; empty where it can, or nobody knows."""
+    if isinstance(found, images.Gone):
+        return f"{recipe.KEY}.base {base!r}: {found.why}"
+    if isinstance(found, images.Image) and not found.usable:
+        instead = f"; use {found.replacement}" if found.replacement else "; name another base"
+        return f"{recipe.KEY}.base {base!r}: is {found.state.lower()}{instead}"
+    return ""
+
+
+def _builders(compute: Compute, labels: Mapping[str, str]) -> list[Json]:
+    """The builders that this stack has made, wherever they are and for whatever family."""
+    scopes = compute.call("GET", "aggregated/instances").get("items") or {}
+    return [
+        vm for scope in scopes.values() for vm in scope.get("instances") or [] if _is_of(labels, vm)
+    ]
+
+
+def _is_of(labels: Mapping[str, str], made: Json) -> bool:
+    """Whether a bake of the stack with these labels has made it."""
+    found = made.get("labels") or {}
+    return found.get("component") == COMPONENT and all(
+        found.get(key) == labels.get(key) for key in ("project", "stack")
+    )
+
+
+def _images(compute: Compute, family: str) -> list[Json]:
+    """The images of a family that Outlast has baked."""
+    return [
+        image
+        for image in compute.listed("global/images")
+        if image.get("family") == family
+        and (image.get("labels") or {}).get("component") == COMPONENT
+    ]
+
+
+def _named_images(compute: Compute) -> set[str]:
+    """What the project's templates boot from: names of images, and `family/NAME`."""
+    scopes = compute.call("GET", "aggregated/instanceTemplates").get("items") or {}
+    return {
+        source.partition("global/images/")[2]
+        for scope in scopes.values()
+        for template in scope.get("instanceTemplates") or []
+        for disk in (template.get("properties") or {}).get("disks") or []
+        if (source := str((disk.get("initializeParams") or {}).get("sourceImage") or ""))
+    }
+
+
+def _zone_of(vm: Json) -> str:
+    return str(vm["zone"]).rpartition("/")[2]
+
+
+def _clear_left(compute: Compute, vm: Json, say: Say) -> None:
+    """Deletes a builder that nobody goes on from, once no image is being made of its disk."""
+    image = f"global/images/{vm['name'].removeprefix(recipe.BUILDER)}"
+    for _ in _polls(IMAGE_LIMIT_SEC):
+        try:
+            if compute.call("GET", image).get("status") != "PENDING":
+                break
+        except Missing:
+            break
+    say(f"builder {vm['name']}: {LEFT}")
+    _delete_vm(compute, _zone_of(vm), vm["name"])
+
+
+def _delete_vm(compute: Compute, zone: str, name: str) -> None:
+    _delete(compute, f"zones/{zone}/instances/{name}", VM_LIMIT_SEC)
+
+
+def _delete(compute: Compute, path: str, limit_sec: float) -> None:
+    """Deletes what may be gone already."""
+    try:
+        compute.order("DELETE", path, limit_sec=limit_sec)
+    except Missing:
+        return
+
+
+def _polls(limit_sec: float | None) -> Iterator[None]:
+    """One more look, and again after growing waits, until the limit. Raises BakeError."""
+    end = None if limit_sec is None else time.monotonic() + limit_sec
+    wait_sec, longest = POLL_SEC
+    while True:
+        yield
+        if end is not None and time.monotonic() > end:
+            return
+        if cancelled.wait(wait_sec):
+            raise BakeError("bake: was cancelled")
+        wait_sec = min(wait_sec * POLL_GROWTH, longest)

@@ -1,0 +1,152 @@
+"""What an image or an image family means now: the concrete image, or why there is none.
+
+A template that names a family boots whatever is newest when a VM is made; a run that is to stay
+reproducible names the image. Four answers are told apart: an image (that may be deprecated or
+obsolete), a family or image that is gone, and *cannot be asked* (no network, no credentials, no
+permission), which is no error: a preview needs no cloud.
+"""
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlast.cloud.compute import Compute, ComputeError, Missing
+
+UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
+DEBIAN = "projects/debian-cloud/global/images/family/debian-13"
+DEEP_LEARNING = "projects/deeplearning-platform-release/global/images/family/"
+COMMON_GPU = f"{DEEP_LEARNING}common-cu129-ubuntu-2404-nvidia-580"
+PYTORCH_GPU = f"{DEEP_LEARNING}pytorch-2-9-cu129-ubuntu-2404-nvidia-580"
+
+RETIRED = (
+    # As of November 2026: (project, families, gone since, what to name instead); the first match
+    # counts. It only explains: what the cloud still has is none of these.
+    ("deeplearning-platform-release", "*-cu129-*", "", ""),
+    ("deeplearning-platform-release", "*cpu*", "July 2024", UBUNTU),
+    ("deeplearning-platform-release", "pytorch-*", "13 April 2026", PYTORCH_GPU),
+    ("deeplearning-platform-release", "*", "13 April 2026", COMMON_GPU),
+    ("ubuntu-os-cloud", "ubuntu-1*", "the end of its support", UBUNTU),
+    ("ubuntu-os-cloud", "ubuntu-20*", "the end of its support", UBUNTU),
+    ("debian-cloud", "debian-[89]", "the end of its support", DEBIAN),
+    ("debian-cloud", "debian-1[01]", "the end of its support", DEBIAN),
+)
+
+PROJECTS = (("debian", "debian-cloud"), ("ubuntu", "ubuntu-os-cloud"))
+"""The provider looks up bare names with these beginnings in the stock projects too."""
+
+_PATH = re.compile(
+    r"(?:https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/)?"
+    r"(?:projects/(?P<project>[^/]+)/)?global/images/(?P<family>family/)?(?P<name>[^/]+)"
+)
+_SHORT = re.compile(r"(?:(?P<project>[^/]+)/)?(?P<name>[^/]+)")
+
+
+@dataclass(frozen=True)
+class Image:
+    """The image that a reference means now."""
+
+    self_link: str
+    project: str
+    name: str
+    family: str
+    state: str = "ACTIVE"
+    """ACTIVE, DEPRECATED (usable), OBSOLETE or DELETED (no VM can be made of it)."""
+    replacement: str = ""
+    """What its owner names instead, once it is not active."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    size_gb: int = 0
+
+    @property
+    def path(self) -> str:
+        """The form that templates take: `projects/P/global/images/NAME`."""
+        return f"projects/{self.project}/global/images/{self.name}"
+
+    @property
+    def usable(self) -> bool:
+        """Whether VMs can be made of it."""
+        return self.state in ("ACTIVE", "DEPRECATED")
+
+
+@dataclass(frozen=True)
+class Gone:
+    """There is no such image or family: it never was, or its owner took it away."""
+
+    reference: str
+    successor: str
+    """What to name instead; empty where nobody knows."""
+    since: str
+    """When it went, in words; with a successor only."""
+
+    @property
+    def why(self) -> str:
+        """The rest of a sentence that begins with the field and the reference."""
+        if not self.successor:
+            return "there is no such image or image family; name one that exists"
+        return f"is gone since {self.since}; its successor is {self.successor}"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nobody could be asked."""
+
+    why: str
+
+
+def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | Gone | Unknown:
+    """The image that `reference` means now, in any of the forms that the provider takes.
+
+    `project`: where references without one are looked up. One or two calls, ten seconds each at
+    most.
+    """
+    compute = Compute(project, endpoint=endpoint)
+    candidates = _candidates(reference, project)
+    for owner, path in candidates:
+        try:
+            return _image(owner, compute.call("GET", f"global/images/{path}", project=owner))
+        except Missing:
+            continue
+        except ComputeError as error:
+            return Unknown(str(error))
+    return _gone(reference, candidates)
+
+
+def _candidates(reference: str, project: str) -> list[tuple[str, str]]:
+    """(project, path below global/images) of what a reference may mean, in the provider's order."""
+    if match := _PATH.fullmatch(reference):
+        family = "family/" if match["family"] else ""
+        return [(match["project"] or project, family + match["name"])]
+    match = _SHORT.fullmatch(reference)
+    if match is None:
+        return []
+    if match["project"] == "family":
+        return [(project, f"family/{match['name']}")]
+    name = match["name"]
+    owners = [match["project"] or project]
+    if not match["project"]:
+        owners += [owner for start, owner in PROJECTS if name.startswith(start)]
+    return [(owner, path) for owner in owners for path in (name, f"family/{name}")]
+
+
+def _image(owner: str, answer: Mapping[str, Any]) -> Image:
+    deprecated = answer.get("deprecated") or {}
+    return Image(
+        self_link=str(answer["selfLink"]).replace("/compute/beta/", "/compute/v1/"),
+        project=owner,
+        name=str(answer["name"]),
+        family=str(answer.get("family") or ""),
+        state=str(deprecated.get("state") or "ACTIVE"),
+        replacement=str(deprecated.get("replacement") or ""),
+        labels=dict(answer.get("labels") or {}),
+        size_gb=int(answer.get("diskSizeGb") or 0),
+    )
+
+
+def _gone(reference: str, candidates: list[tuple[str, str]]) -> Gone:
+    for owner, path in candidates:
+        family = path.removeprefix("family/")
+        for project, pattern, since, successor in RETIRED:
+            if owner == project and fnmatch.fnmatchcase(family, pattern):
+                return Gone(reference, successor, since)
+    return Gone(reference, "", "")

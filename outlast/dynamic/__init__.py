@@ -1,0 +1,1 @@
+"""Dynamic providers. The state of a stack names these modules, so their paths stay."""

@@ -1,0 +1,60 @@
+"""The guard of a foundation: it goes only where no experiment stands on it.
+
+Pickled by reference into a stack's state: this module's path and its classes' names never change,
+or no stack of an older version could be destroyed.
+"""
+
+from typing import Any, TypedDict
+
+import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider
+
+from components import foundation
+from outlast.bucket.store import open_store
+from outlast.dynamic import host as host  # fits the engine's host
+
+
+class InUse(Exception):
+    """Experiments stand on the foundation."""
+
+
+class FoundationGuardProvider(ResourceProvider):
+    """Lets a foundation go only where no experiment has its note in the bucket."""
+
+    serialize_as_secret_always = False
+
+    def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        replaces = [key for key in ("owner", "bucket") if olds.get(key) != news.get(key)]
+        return DiffResult(changes=bool(replaces), replaces=replaces)
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(props["owner"], props)
+
+    def delete(self, _id: str, props: dict[str, Any]) -> None:
+        """Raises InUse, so that nothing that the guard depends on is deleted."""
+        folder = foundation.notes(props["owner"])
+        users = [item.path for item in open_store(f"gs://{props['bucket']}").list(folder)]
+        if users:
+            names = ", ".join(sorted(path.removeprefix(folder) for path in users))
+            raise InUse(
+                f"foundation {props['owner']}: experiments stand on it: {names}; destroy them"
+                f" first. Of one that is gone, delete the note gs://{props['bucket']}/{users[0]}"
+            )
+
+
+class FoundationGuardArgs(TypedDict):
+    """Inputs of FoundationGuard."""
+
+    owner: str
+    """`organization/project/stack` of the foundation."""
+    bucket: str
+
+
+class FoundationGuard(Resource, name="FoundationGuard"):
+    """The first to go when a foundation is destroyed, as it depends on all of it: it refuses while
+    experiments have their notes in the bucket."""
+
+    def __init__(
+        self, name: str, args: FoundationGuardArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(FoundationGuardProvider(), name, {**args}, opts)

@@ -1,0 +1,441 @@
+"""The run that a stack has pinned: its deadline, place and image, and what stands against it.
+
+Pickled by reference into a stack's state: this module's path and its classes' names never change,
+or no stack of an older version could be destroyed.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+import pulumi
+from google.auth.exceptions import GoogleAuthError
+from pulumi.dynamic import (
+    CheckFailure,
+    CheckResult,
+    CreateResult,
+    DiffResult,
+    Resource,
+    ResourceProvider,
+    UpdateResult,
+)
+
+from outlast.base.exits import State
+from outlast.bucket.head import Head
+from outlast.bucket.layout import AttemptStart, Layout
+from outlast.bucket.store import NotFound, Store, StoreError, open_store
+from outlast.dynamic.host import say
+from outlast.spec import changes
+
+_WHERE = ("bucket", "prefix", "run")
+_KEYS = ("owner", *_WHERE, "resume")
+"""Inputs that say which run is pinned; any other one is another pin."""
+
+_pinned_before: set[str] = set()
+"""Owners whose stack had a pin when this command began."""
+_images: dict[str, str] = {}
+"""What this process has resolved, so that one command asks once and means one image."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What a run's VMs are told, and what stays the same while they come and go."""
+
+    deadline: str
+    place: int
+    size: int
+    """VMs to start with: 0 where there is nothing left to do."""
+
+
+class Unreadable(Exception):
+    """HEAD is there and is no HEAD of this version."""
+
+
+def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) -> Pin:
+    """The pin of a run that had none in this stack, from its HEAD.
+
+    An open run of the same resume is gone on with: its own deadline, one place further, so that a
+    VM of a group that is gone can never come before one of the new group.
+    """
+    fresh = (now + timedelta(minutes=limit_minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if head is None:
+        return Pin(fresh, 0, 1)
+    size = 1 if obstacle(head, resume=resume, now=now) is None else 0
+    if head.resume == resume and not head.state.ended:
+        return Pin(head.deadline.strftime("%Y-%m-%dT%H:%M:%SZ"), head.place + 1, size)
+    return Pin(fresh, 0, size)
+
+
+def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
+    """Why a VM of this resume would find nothing to do: the rest of a sentence, with the remedy."""
+    if head.state is State.DONE:
+        return "is done, nothing is started; other args or outlast:rerun make a new run"
+    if resume < head.resume:
+        return (
+            f"is at resume {head.resume} already, nothing is started at {resume}; outlast resume"
+            " goes on from there"
+        )
+    if resume > head.resume:
+        return None
+    if head.state.ended:
+        reason = f" ({head.end.reason})" if head.end else ""
+        return f"has ended as {head.state}{reason}, nothing is started; outlast resume reopens it"
+    if head.deadline <= now:
+        return (
+            f"has passed its limit of {head.deadline:%Y-%m-%d %H:%M} UTC, nothing is started;"
+            " raise outlast:limitRunMinutes, and outlast resume reopens it"
+        )
+    return None
+
+
+def guard(
+    head: Head,
+    run: str,
+    content: Mapping[str, Any],
+    news: dict[str, Any],
+    *,
+    up: bool,
+    now: datetime,
+) -> str | None:
+    """Why an `up` may not put another run in the place of the one that HEAD tells of, or, where
+    that is not `up` any more, beside it.
+
+    Only a run that is open, within its limit, with a checkpoint is guarded: nothing is lost of one
+    that has not come so far, and one that has ended waits for nobody. `content`: what the run's
+    name is made of, as far as that is known.
+    """
+    if head.state.ended or not head.chain or head.deadline <= now:
+        return None
+    differing = changes.between(content, news["content"]) if content else []
+    why = f" ({changes.said(differing)})" if differing else ""
+    ways = [f"set outlast:onNewRun to replace to give run {run} up"]
+    if changes.refusal(differing, news["mutable"]) is None:
+        command = f"by outlast resume {_stack(news)}" if up else f"by setting outlast:run to {run}"
+        ways.insert(0, f"go on with the change {command}")
+    then = "take its place" if up else "begin anew beside it"
+    return (
+        f"run {run} is open at step {head.step}, and run {news['run']} would {then}{why}; take the"
+        f" change back, or {', or '.join(ways)}"
+    )
+
+
+def read_head(store: Store, layout: Layout) -> Head | None:
+    """The run's HEAD, None without one. Raises StoreError, or Unreadable for other bytes."""
+    try:
+        data, _ = store.get(layout.head)
+    except NotFound:
+        return None
+    try:
+        return Head.from_json(data)
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
+
+
+class NoImage(Exception):
+    """No VM can be made of the image that is named."""
+
+
+class Unanswered(Exception):
+    """Nobody could tell what the image is."""
+
+
+class RunPinProvider(ResourceProvider):
+    """Keeps a run's deadline, place and image, and tells what HEAD has against going on."""
+
+    serialize_as_secret_always = False  # it holds no secret, and a readable state is mendable
+
+    def check(self, olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
+        """Says what stands against the run, in previews too; refuses another owner's, another run
+        in the place of an open one, a change that the run cannot take, and an image that is gone.
+
+        Where the bucket does not answer there is nothing to say; `create` needs the answer and
+        fails without.
+        """
+        failures = [*_guarded(olds, news), *_imageless(olds, news)]
+        try:
+            store, layout = _open(news)
+            head = read_head(store, layout)
+            if head is not None:
+                if head.owner != news["owner"]:
+                    failures.append(_foreign(head, news))
+                else:
+                    why = obstacle(head, resume=int(news["resume"]), now=store.now())
+                    if why:
+                        pinned = "; outlast:run names this run" if _pinned(news) else ""
+                        say(f"run {news['run']} {why}{pinned}")
+                    failures += _unchangeable(store, layout, head, olds, news)
+        except Unreadable as error:
+            say(
+                f"run {news['run']}: its HEAD cannot be read ({error}), nothing is started;"
+                " outlast repair mends it"
+            )
+        except (StoreError, GoogleAuthError):
+            pass
+        return CheckResult(news, failures)
+
+    def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another run or resume is another pin, another zone another place; the limit and the
+        image alone are no difference, they count at the next resume."""
+        replaces = [key for key in _KEYS if olds.get(key) != news.get(key)]
+        moved = olds.get("zone") != news.get("zone")
+        _say_image(olds, news, fresh=bool(replaces))
+        return DiffResult(changes=bool(replaces) or moved, replaces=replaces)
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(
+            f"{props['prefix']}/{props['run']}/r{int(props['resume'])}",
+            {**props, **asdict(_pin_of(props)), "bootImage": _boot_image(props)},
+        )
+
+    def update(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """The run moves to another zone: one place further, by the same deadline and image."""
+        moved = Pin(
+            deadline=olds["deadline"], place=int(olds["place"]) + 1, size=_pin_of(news).size
+        )
+        kept = {key: olds[key] for key in ("image", "bootImage")}
+        return UpdateResult({**news, **kept, **asdict(moved)})
+
+
+class RunPinArgs(TypedDict):
+    """Inputs of RunPin; all plain, so that a preview knows them."""
+
+    project: str
+    owner: str
+    bucket: str
+    prefix: str
+    run: str
+    resume: int
+    zone: str
+    image: pulumi.Input[str]
+    """An image or a family. What it means at the pin's creation is kept; a later one counts at the
+    next resume."""
+    limitRunMinutes: int
+    content: Mapping[str, Any]
+    """What the run's name is made of, unless it has one by hand."""
+    named: str
+    """The name that the content gives."""
+    mutable: Mapping[str, str]
+    """Flags that may change in the middle of the run, each with how."""
+    onNewRun: str
+    """`refuse` or `replace`."""
+
+
+class RunPin(Resource, name="RunPin"):
+    """One run at one resume, pinned in the stack's state.
+
+    Made anew it reads HEAD: an open run of the same resume keeps its deadline and gets HEAD's place
+    plus one, any other a new deadline and place 0.
+    """
+
+    deadline: pulumi.Output[str]
+    """End of the run, RFC 3339 in UTC; no VM lives past it."""
+
+    place: pulumi.Output[int]
+    """How often the run has changed its zone."""
+
+    bootImage: pulumi.Output[str]
+    """The image that all VMs of the run boot from at this resume: no family."""
+
+    size: pulumi.Output[int]
+    """VMs that a new group starts with: 0 for a run that has nothing left to do."""
+
+    def __init__(
+        self, name: str, args: RunPinArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        outputs = {"deadline": None, "place": None, "size": None, "bootImage": None}
+        super().__init__(RunPinProvider(), name, {**args, **outputs}, opts)
+
+
+def _open(props: dict[str, Any]) -> tuple[Store, Layout]:
+    return open_store(f"gs://{props['bucket']}"), Layout(props["prefix"], props["run"])
+
+
+def _pin_of(props: dict[str, Any]) -> Pin:
+    store, layout = _open(props)
+    resume, limit = int(props["resume"]), int(props["limitRunMinutes"])
+    try:
+        head = read_head(store, layout)
+    except Unreadable:
+        fresh = pin(None, resume=resume, limit_minutes=limit, now=store.now())
+        return Pin(fresh.deadline, fresh.place, 0)  # a VM would only find the same and leave
+    return pin(head, resume=resume, limit_minutes=limit, now=store.now())
+
+
+def _foreign(head: Head, props: dict[str, Any]) -> CheckFailure:
+    return CheckFailure(
+        "owner",
+        f"run {props['run']} in gs://{props['bucket']}/{props['prefix']}: belongs to {head.owner},"
+        f" not to {props['owner']}; choose another outlast:experiment or outlast:bucket",
+    )
+
+
+def _stack(props: dict[str, Any]) -> str:
+    return str(props["owner"]).rpartition("/")[2]
+
+
+def _pinned(props: dict[str, Any]) -> bool:
+    """Whether the run has its name by hand."""
+    return props["named"] != props["run"]
+
+
+def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
+    """The guard of the run that is pinned until now, else of one that an earlier life of the stack
+    has left open in the bucket."""
+    if "run" in olds:
+        _pinned_before.add(news["owner"])
+    same = all(olds.get(key) == news[key] for key in _WHERE)
+    if "run" not in olds:
+        # The engine's second look at a replacement has no olds either; the first has said all.
+        return [] if news["owner"] in _pinned_before else _left_open(news)
+    if same or news["onNewRun"] == "replace":
+        return []
+    try:
+        store, layout = _open(olds)
+        head = read_head(store, layout)
+        content = olds.get("content") or {}
+        now = store.now()
+        why = guard(head, olds["run"], content, news, up=True, now=now) if head else None
+    except Unreadable as error:
+        why = (
+            f"run {olds['run']} would be replaced by run {news['run']}, and whether it is open"
+            f" cannot be told, since its HEAD cannot be read ({error}); outlast repair"
+            f" {_stack(olds)} mends it, or set outlast:onNewRun to replace to give the run up"
+        )
+    except (StoreError, GoogleAuthError):
+        why = None  # a preview needs no cloud, and `create` fails without
+    return [CheckFailure("run", why)] if why else []
+
+
+def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
+    """The guard of the experiment's runs where the stack has none and would begin another; and an
+    experiment that somebody else's runs lie in."""
+    try:
+        store, layout = _open(news)
+        if read_head(store, layout) is not None:
+            return []  # it goes on with its own
+        for layout, head in _heads(store, news["prefix"]):
+            if head.owner != news["owner"]:
+                return [_foreign(head, {**news, "run": layout.run})]
+            if news["onNewRun"] == "replace":
+                continue
+            content = _recorded_content(store, layout, head) or {}
+            why = guard(head, layout.run, content, news, up=False, now=store.now())
+            if why:
+                return [CheckFailure("run", why)]
+    except (StoreError, GoogleAuthError, Unreadable):
+        pass
+    return []
+
+
+def _heads(store: Store, prefix: str) -> list[tuple[Layout, Head]]:
+    """The readable HEADs of an experiment's runs, the one written last first."""
+    found: list[tuple[datetime, Layout, Head]] = []
+    for run in store.folders(f"{prefix}/"):
+        layout = Layout(prefix, run)
+        with contextlib.suppress(NotFound, ValueError):
+            data, written = store.get(layout.head)
+            found.append((written.updated, layout, Head.from_json(data)))
+    found.sort(key=lambda one: one[0], reverse=True)
+    return [(layout, head) for _, layout, head in found]
+
+
+def _recorded_content(store: Store, layout: Layout, head: Head) -> Mapping[str, Any] | None:
+    """What the run's name was made of at the attempt that made its newest checkpoint, as that
+    recorded it; None where nobody can tell."""
+    if not head.chain:
+        return None
+    try:
+        data, _ = store.get(layout.attempt_start(head.chain[-1].term))
+        return AttemptStart.from_json(data).spec.get("content") or {}
+    except (NotFound, ValueError):
+        return None
+
+
+def _unchangeable(
+    store: Store, layout: Layout, head: Head, olds: dict[str, Any], news: dict[str, Any]
+) -> list[CheckFailure]:
+    """What a run that is pinned by hand cannot take over in its middle.
+
+    Its content is compared with that of the attempt that made its newest checkpoint, as the
+    attempt recorded it.
+    """
+    settled = olds.get("run") == news["run"] and olds.get("content") == news["content"]
+    if settled or not head.chain or head.state is State.DONE or not _pinned(news):
+        return []
+    before = _recorded_content(store, layout, head)
+    if before is None:
+        return []
+    why = changes.refusal(changes.between(before, news["content"]), news["mutable"])
+    if why is None:
+        return []
+    reason = (
+        f"run {news['run']}, named by outlast:run, at step {head.step}: {why}; take the change"
+        " back, or leave outlast:run out to begin another run"
+    )
+    return [CheckFailure("run", reason)]
+
+
+def _imageless(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
+    """The failure of a new pin whose image is gone."""
+    if not _is_known(news) or all(olds.get(key) == news[key] for key in (*_KEYS, "image")):
+        return []
+    try:
+        _boot_image(news)
+    except NoImage as error:
+        return [CheckFailure("image", str(error))]
+    except Unanswered:
+        pass
+    return []
+
+
+def _is_known(news: dict[str, Any]) -> bool:
+    """Whether there is an image to speak of: a preview does not know the one that the stack is yet
+    to make, and has a placeholder of the SDK's for it."""
+    return isinstance(news.get("image"), str) and news["image"] != ""
+
+
+def _boot_image(props: dict[str, Any]) -> str:
+    """The image that `image` means now. NoImage: there is none; Unanswered: nobody could tell."""
+    from outlast.cloud import images
+
+    reference = props["image"]
+    if reference in _images:
+        return _images[reference]
+    found = images.resolve(reference, props["project"])
+    if isinstance(found, images.Unknown):
+        raise Unanswered(
+            f"outlast:image {reference!r}: nobody could tell what it means now ({found.why}); run"
+            " pulumi up again once Compute Engine answers"
+        )
+    if isinstance(found, images.Gone):
+        raise NoImage(f"outlast:image {reference!r}: {found.why}")
+    if not found.usable:
+        instead = f"; name {found.replacement} instead" if found.replacement else ""
+        raise NoImage(
+            f"outlast:image {reference!r}: image {found.name} is {found.state.lower()}, no VM can"
+            f" be made of it{instead or '; name another'}"
+        )
+    _images[reference] = found.path
+    return found.path
+
+
+def _say_image(olds: dict[str, Any], news: dict[str, Any], *, fresh: bool) -> None:
+    """Tells which image a new pin boots from, or that a changed one does not count yet."""
+    before = olds.get("bootImage", "")
+    if not _is_known(news):
+        return
+    if not fresh:
+        if olds.get("image") != news["image"]:
+            say(
+                f"run {news['run']} goes on with image {before}; outlast:image {news['image']}"
+                f" counts from the next resume: outlast resume {_stack(news)}"
+            )
+        return
+    now = _images.get(news["image"], before)
+    if now != before:
+        say(
+            f"run {news['run']} boots from image {now} at resume {int(news['resume'])}; before:"
+            f" {before}"
+        )

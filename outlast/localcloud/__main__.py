@@ -1,0 +1,128 @@
+"""`python -m outlast.localcloud serve …` runs the local cloud until it is told to stop; `check
+FILE` reads a scenario file and prints it as JSON.
+
+Exit codes: 0 stopped, or the file is right; 64 bad flags, a bad scenario, port or state folder in
+use; 1 the cloud could not go on.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from outlast.localcloud.compute import Compute
+from outlast.localcloud.errors import USAGE_EXIT, RehearsalError, UsageError
+from outlast.localcloud.scenario import read
+from outlast.localcloud.server import Options, serve
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with the exit code that every command of this project gives for bad usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE_EXIT, f"{self.prog}: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = _Parser(prog="python -m outlast.localcloud", description="The local cloud.")
+    commands = top.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    command = commands.add_parser("serve", help="serve the local cloud on 127.0.0.1")
+    command.add_argument("--state", type=Path, required=True, help="folder of everything it keeps")
+    command.add_argument("--port", type=int, default=0, help="0 (the default): any free port")
+    command.add_argument("--project", default=Options.project, help="its one project")
+    command.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="PROJECT/FAMILY=FOLDER",
+        help="an image family and the folder that its VMs' disks begin with; repeatable",
+    )
+    command.add_argument(
+        "--guest-env",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="added to the environment of every VM; repeatable",
+    )
+    command.add_argument(
+        "--notice-sec", type=float, default=Options.notice_sec, help="from notice to SIGTERM"
+    )
+    command.add_argument(
+        "--grace-sec", type=float, default=Options.grace_sec, help="from SIGTERM to SIGKILL"
+    )
+    command.add_argument("--scenario", type=Path, metavar="FILE", help="what goes wrong, and when")
+    command.add_argument(
+        "--no-guests", action="store_true", help="VMs without processes, for measurements"
+    )
+    command.add_argument(
+        "--no-provider", action="store_true", help="do not start the engine's provider adapter"
+    )
+    command.add_argument(
+        "--parent-pid", type=int, help="stop when this process has ended, however it ended"
+    )
+    command = commands.add_parser("check", help="check a scenario file and print it as JSON")
+    command.add_argument("file", type=Path, metavar="FILE")
+    return top
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """Checked options; UsageError names the flag."""
+    for flag, seconds in (("--notice-sec", args.notice_sec), ("--grace-sec", args.grace_sec)):
+        if seconds < 0:
+            raise UsageError(f"{flag} {seconds}: must not be negative")
+    images = {
+        family: Path(folder).resolve()
+        for family, folder in _pairs("--image", args.image, "PROJECT/FAMILY=FOLDER").items()
+    }
+    for family, folder in images.items():
+        if family.count("/") != 1:
+            raise UsageError(f"--image {family}: must be PROJECT/FAMILY=FOLDER")
+        if not folder.is_dir():
+            raise UsageError(f"--image {family}={folder}: the folder must exist")
+    return Options(
+        state=args.state.resolve(),
+        port=args.port,
+        project=args.project,
+        images=images,
+        guest_env=_pairs("--guest-env", args.guest_env, "KEY=VALUE"),
+        notice_sec=args.notice_sec,
+        grace_sec=args.grace_sec,
+        scenario=read(args.scenario) if args.scenario else None,
+        guests=not args.no_guests,
+        provider=not args.no_provider,
+        parent_pid=args.parent_pid,
+    )
+
+
+def _pairs(flag: str, given: list[str], form: str) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not key or not separator or not value:
+            raise UsageError(f"{flag} {text!r}: must be {form}")
+        pairs[key] = value
+    return pairs
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; the exit code."""
+    args = parser().parse_args(argv)
+    try:
+        if args.command == "check":
+            print(json.dumps(read(args.file).document()))
+        else:
+            serve(options_of(args), Compute)
+    except UsageError as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        return USAGE_EXIT
+    except RehearsalError as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

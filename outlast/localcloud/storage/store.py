@@ -1,0 +1,421 @@
+"""What there is: buckets and objects, and the rules that every change of one keeps."""
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from starlette.requests import Request
+
+from outlast.localcloud.clock import from_rfc3339, to_rfc3339
+from outlast.localcloud.errors import ApiError, UsageError
+from outlast.localcloud.iam import (
+    Caller,
+    Target,
+    etag_of,
+    utc_text,
+)
+from outlast.localcloud.state import Entry
+from outlast.localcloud.storage.conditions import Preconditions
+from outlast.localcloud.storage.content import Sink
+from outlast.localcloud.storage.journal import Change, Journal, Table
+from outlast.localcloud.storage.resources import shown_object
+
+if TYPE_CHECKING:
+    from outlast.localcloud.server import Cloud
+
+DAY_SEC = 86400
+SESSION_SEC = 7 * DAY_SEC
+"""A resumable upload and a rewrite can be gone on with for a week."""
+MAX_WRITES_REMEMBERED = 20_000
+
+SWITCHES: dict[str, int | float] = {
+    # An object's name takes one write in this time; an earlier one is refused with 429.
+    "write_interval_sec": 1.0,
+    # A rewrite that changes location or class gets so far in one call.
+    "rewrite_bytes_per_call": 1 << 30,
+}
+
+
+class Store:
+    """Buckets, objects, their bytes and the uploads under way."""
+
+    def __init__(self, cloud: "Cloud") -> None:
+        self._cloud = cloud
+        folder = cloud.state.folder("storage")
+        if (folder / "buckets").exists():
+            raise UsageError(
+                f"--state {cloud.options.state}: was made by an earlier version of the local "
+                "cloud; delete it or name another"
+            )
+        self.journal = Journal(folder / "journal")
+        self.buckets = self.journal.table("buckets")
+        self.lost = self.journal.table("lost")
+        """Soft-deleted buckets, by `version_key`, each with its policy."""
+        self.sessions = self.journal.table("sessions")
+        self.rewrites = self.journal.table("rewrites")
+        self.bytes = cloud.state.folder("storage/bytes")
+        self.uploads = cloud.state.folder("storage/uploads")
+        self.switches = dict(SWITCHES)
+        self._last_write: dict[tuple[str, str], float] = {}
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Deletes what nobody can ask for: bytes without an entry, uploads without a session."""
+        for name in ("sessions", "rewrites"):
+            for key, value in list(self.journal.table(name).items()):
+                if time.time() - value["opened"] > SESSION_SEC:
+                    self.journal.write((name, key, None))
+        self.expire_buckets()
+        for bucket in (*self.buckets, *map(_lost_name, self.lost.values())):
+            self.expire(bucket)
+        known = {
+            entry["generation"]
+            for bucket in (*self.buckets, *map(_lost_name, self.lost.values()))
+            for table in (self.live(bucket), self.old(bucket), self.gone(bucket))
+            for entry in table.values()
+        }
+        for folder, names in ((self.bytes, known), (self.uploads, set(self.sessions))):
+            for file in folder.iterdir():
+                if file.name not in names:
+                    file.unlink()
+
+    def reset(self) -> None:
+        """Forgets every bucket, object and upload."""
+        for bucket in self.buckets:
+            self.drop_bucket(bucket)
+        for key in self.lost:
+            self._forget_bucket(key)
+        for table in ("sessions", "rewrites"):
+            self.journal.write(*((table, key, None) for key in self.journal.table(table)))
+        self._last_write.clear()
+        self.switches = dict(SWITCHES)
+        for folder in (self.bytes, self.uploads):
+            shutil.rmtree(folder)
+            folder.mkdir()
+
+    # -- tables ------------------------------------------------------------------------------
+
+    def live(self, bucket: str) -> Table:
+        """The live objects, by name."""
+        return self.journal.table(f"live/{bucket}")
+
+    def old(self, bucket: str) -> Table:
+        """Noncurrent versions, by `version_key`."""
+        return self.journal.table(f"old/{bucket}")
+
+    def gone(self, bucket: str) -> Table:
+        """Soft-deleted objects, by `version_key`."""
+        return self.journal.table(f"gone/{bucket}")
+
+    def expire(self, bucket: str) -> None:
+        """Deletes soft-deleted objects whose time is over."""
+        now = time.time()
+        for key, entry in list(self.gone(bucket).items()):
+            if from_rfc3339(entry["hardDeleteTime"]) <= now:
+                self.journal.write((f"gone/{bucket}", key, None))
+                self.path(entry).unlink(missing_ok=True)
+
+    def path(self, entry: Entry) -> Path:
+        """The file of an object's bytes."""
+        return self.bytes / entry["generation"]
+
+    def open(self, entry: Entry) -> BinaryIO:
+        return self.path(entry).open("rb")
+
+    def new_upload(self) -> Sink:
+        """For the bytes of one request."""
+        return Sink(self.uploads / f"direct-{secrets.token_hex(12)}")
+
+    def shown(self, entry: Entry) -> Entry:
+        return shown_object(self._cloud.base_url, entry)
+
+    # -- buckets -----------------------------------------------------------------------------
+
+    def bucket(self, name: str) -> Entry:
+        """The bucket, or ApiError 404."""
+        if name not in self.buckets:
+            raise ApiError(404, "The specified bucket does not exist.")
+        return self.buckets[name]
+
+    def drop_bucket(self, bucket: str) -> None:
+        """Deletes the bucket with all that is in it."""
+        entries: list[Entry] = []
+        for table in (self.live(bucket), self.old(bucket), self.gone(bucket)):
+            entries.extend(table.values())
+        tables = (f"{kind}/{bucket}" for kind in ("live", "old", "gone"))
+        self.journal.write(("buckets", bucket, None), *((table, None, None) for table in tables))
+        self._cloud.iam.drop_policy(f"buckets/{bucket}")
+        for entry in entries:
+            self.path(entry).unlink(missing_ok=True)
+
+    def delete_bucket(self, name: str) -> None:
+        """Deletes an empty bucket; soft delete holds it, and what it held of objects."""
+        bucket = self.buckets[name]
+        held_sec = int(bucket["softDeletePolicy"]["retentionDurationSeconds"])
+        if not held_sec:
+            self.drop_bucket(name)
+            return
+        now = time.time()
+        lost = {
+            **bucket,
+            "softDeleteTime": to_rfc3339(now),
+            "hardDeleteTime": to_rfc3339(now + held_sec),
+            "policy": self._cloud.iam.policies.get(f"buckets/{name}", {}),
+        }
+        key = version_key(name, int(bucket["generation"]))
+        self.journal.write(
+            ("buckets", name, None),
+            *((f"{kind}/{name}", None, None) for kind in ("live", "old", "gone")),
+            ("lost", key, lost),
+            *((f"gone/{_lost_name(lost)}", k, entry) for k, entry in self.gone(name).items()),
+        )
+        self._cloud.iam.drop_policy(f"buckets/{name}")
+
+    def lost_bucket(self, name: str, generation: int) -> Entry:
+        """A soft-deleted bucket, or ApiError 404."""
+        self.expire_buckets()
+        found = self.lost.get(version_key(name, generation))
+        if found is None:
+            raise ApiError(404, f"No such soft-deleted bucket: {name}#{generation}")
+        return found
+
+    def restore_bucket(self, lost: Entry) -> Entry:
+        """Brings a soft-deleted bucket back, with its policy and what it held of objects."""
+        name, key = lost["name"], version_key(lost["name"], int(lost["generation"]))
+        own = ("softDeleteTime", "hardDeleteTime", "policy")
+        bucket = {field: value for field, value in lost.items() if field not in own}
+        self.journal.write(
+            ("lost", key, None),
+            (f"gone/{_lost_name(lost)}", None, None),
+            ("buckets", name, bucket),
+            *((f"gone/{name}", k, entry) for k, entry in self.gone(_lost_name(lost)).items()),
+        )
+        policy = {"version": 3, "bindings": lost["policy"].get("bindings", [])}
+        self._cloud.iam.write_policy(f"buckets/{name}", policy, initial=True)
+        return bucket
+
+    def expire_buckets(self) -> None:
+        """Deletes soft-deleted buckets whose time is over."""
+        now = time.time()
+        for key, lost in list(self.lost.items()):
+            if from_rfc3339(lost["hardDeleteTime"]) <= now:
+                self._forget_bucket(key)
+
+    def _forget_bucket(self, key: str) -> None:
+        name = _lost_name(self.lost[key])
+        entries = list(self.gone(name).values())
+        self.journal.write(("lost", key, None), (f"gone/{name}", None, None))
+        for entry in entries:
+            self.path(entry).unlink(missing_ok=True)
+
+    def is_versioned(self, bucket: str) -> bool:
+        return bool((self.buckets[bucket].get("versioning") or {}).get("enabled"))
+
+    def is_uniform(self, bucket: str) -> bool:
+        """Whether access goes by the bucket's policy alone."""
+        return self.bucket(bucket)["iamConfiguration"]["uniformBucketLevelAccess"]["enabled"]
+
+    # -- permissions -------------------------------------------------------------------------
+
+    def require(
+        self, caller: Caller, permission: str, bucket: str, name: str = "", listing: str = ""
+    ) -> None:
+        """ApiError 403 unless the caller has the permission on the object, or on the bucket."""
+        if caller.email is None:
+            return
+        resource = f"projects/_/buckets/{bucket}" + (f"/objects/{name}" if name else "")
+        target = Target(resource, listing)
+        if not self._cloud.iam.permits(caller, permission, target, f"buckets/{bucket}"):
+            kind = "object" if name else "bucket"
+            raise ApiError(
+                403,
+                f"{caller.email} does not have {permission} access to the Google Cloud Storage "
+                f"{kind}. Permission '{permission}' denied on resource (or it may not exist).",
+            )
+
+    def caller(self, request: Request) -> Caller:
+        return self._cloud.caller(request)
+
+    # -- objects -----------------------------------------------------------------------------
+
+    def find(self, caller: Caller, bucket: str, name: str, generation: int | None) -> Entry:
+        """The live object or the version asked for; 403 or 404 as the caller may know."""
+        self.bucket(bucket)
+        live = self.live(bucket).get(name)
+        entry = live
+        if generation is not None and (live is None or int(live["generation"]) != generation):
+            entry = self.old(bucket).get(version_key(name, generation))
+        if entry is None:
+            # Whoever may not list must not learn what is absent.
+            self.require(caller, "storage.objects.list", bucket, name)
+            version = "" if generation is None else f"#{generation}"
+            raise ApiError(404, f"No such object: {bucket}/{name}{version}")
+        return entry
+
+    def check_write(
+        self, caller: Caller, bucket: str, name: str, conditions: Preconditions
+    ) -> Entry | None:
+        """Permissions and preconditions of a write; the object that it would replace."""
+        self.bucket(bucket)
+        self.require(caller, "storage.objects.create", bucket, name)
+        live = self.live(bucket).get(name)
+        if live:
+            self.require(caller, "storage.objects.delete", bucket, name)
+        conditions.check(live)
+        return live
+
+    def count_write(self, bucket: str, name: str) -> None:
+        """Remembers the write; ApiError 429 where the name was written within the interval."""
+        now, interval = time.monotonic(), self.switches["write_interval_sec"]
+        if now - self._last_write.get((bucket, name), float("-inf")) < interval:
+            raise ApiError(
+                429,
+                f"The object {bucket}/{name} exceeded the rate limit for object mutation "
+                "operations (create, update, and delete). Please reduce your request rate.",
+                "rateLimitExceeded",
+            )
+        if len(self._last_write) >= MAX_WRITES_REMEMBERED:
+            self._last_write = {
+                key: at for key, at in self._last_write.items() if now - at < interval
+            }
+        self._last_write[bucket, name] = now
+
+    def commit(
+        self,
+        caller: Caller,
+        bucket: str,
+        name: str,
+        fields: Entry,
+        sink: Sink,
+        conditions: Preconditions,
+        **more: Any,
+    ) -> Entry:
+        """Makes the sink's bytes the live object; no await in here. `more` are fields of the
+        server's own that this way of writing adds."""
+        live = self.check_write(caller, bucket, name, conditions)
+        self.count_write(bucket, name)
+        entry = self._fresh(bucket, name, fields)
+        entry |= {"size": str(sink.size), "crc32c": sink.crc32c, **more}
+        if "componentCount" not in more:
+            entry["md5Hash"] = sink.md5
+        sink.move(self.path(entry))
+        self._replace(bucket, live, entry)
+        return entry
+
+    def commit_copy(
+        self,
+        caller: Caller,
+        bucket: str,
+        name: str,
+        fields: Entry,
+        source: Entry,
+        bytes_at: Path,
+        conditions: Preconditions,
+        *,
+        moved: bool = False,
+    ) -> Entry:
+        """Makes that file, which holds the source's bytes, the live object; a source that is
+        moved goes in the same moment."""
+        live = self.check_write(caller, bucket, name, conditions)
+        self.count_write(bucket, name)
+        same = ("size", "crc32c", "md5Hash", "componentCount")
+        entry = self._fresh(bucket, name, fields)
+        entry |= {key: source[key] for key in same if key in source}
+        os.rename(bytes_at, self.path(entry))
+        self._replace(bucket, live, entry, source if moved else None)
+        return entry
+
+    def _fresh(self, bucket: str, name: str, fields: Entry) -> Entry:
+        now, generation = utc_text(), str(self._cloud.state.next_number())
+        return {
+            "storageClass": self.buckets[bucket]["storageClass"],
+            "contentType": "application/octet-stream",
+            **fields,
+            "name": name,
+            "bucket": bucket,
+            "generation": generation,
+            "metageneration": "1",
+            "etag": etag_of((generation, 1)),
+            "timeCreated": now,
+            "updated": now,
+            "timeStorageClassUpdated": now,
+            "timeFinalized": now,
+        }
+
+    def _replace(
+        self, bucket: str, live: Entry | None, entry: Entry, moved: Entry | None = None
+    ) -> None:
+        leaving = [each for each in (live, moved) if each]
+        changes = [change for each in leaving for change in self._removal(each)]
+        self.journal.write(*changes, (f"live/{bucket}", entry["name"], entry))
+        self._drop_bytes(leaving)
+
+    def change(self, entry: Entry, kept: Entry) -> Entry:
+        """Keeps new metadata of a live or noncurrent version."""
+        kept = {
+            **kept,
+            "metageneration": str(int(entry["metageneration"]) + 1),
+            "updated": utc_text(),
+        }
+        kept["etag"] = etag_of((kept["generation"], kept["metageneration"]))
+        self.journal.write((*_place(entry), kept))
+        return kept
+
+    def delete(self, entry: Entry, *, for_good: bool) -> None:
+        """Deletes a version. A live one of a bucket with versioning stays as a noncurrent one
+        unless it is meant `for_good`; soft delete then holds what is gone."""
+        self.journal.write(*self._removal(entry, for_good=for_good))
+        self._drop_bytes([entry])
+
+    def _removal(self, entry: Entry, *, for_good: bool = False) -> list[Change]:
+        """The changes that take a version from its place, and keep it where it is still held."""
+        bucket, name = entry["bucket"], entry["name"]
+        removal: Change = (*_place(entry), None)
+        if "timeDeleted" not in entry and not for_good and self.is_versioned(bucket):
+            kept = {**entry, "timeDeleted": utc_text()}
+            return [removal, (*_place(kept), kept)]
+        held_sec = int(self.buckets[bucket]["softDeletePolicy"]["retentionDurationSeconds"])
+        if not held_sec:
+            return [removal]
+        now = time.time()
+        times = {"softDeleteTime": to_rfc3339(now), "hardDeleteTime": to_rfc3339(now + held_sec)}
+        key = version_key(name, int(entry["generation"]))
+        return [removal, (f"gone/{bucket}", key, {**entry, **times})]
+
+    def _drop_bytes(self, entries: Iterable[Entry]) -> None:
+        """Deletes the bytes of those that no table has any more."""
+        for entry in entries:
+            key = version_key(entry["name"], int(entry["generation"]))
+            if key not in self.old(entry["bucket"]) and key not in self.gone(entry["bucket"]):
+                self.path(entry).unlink(missing_ok=True)
+
+
+def version_key(name: str, generation: int) -> str:
+    """A version's key: all of a name lie together, in order; no name has a line's end in it."""
+    return f"{name}\n{generation:020d}"
+
+
+def _lost_name(lost: Entry) -> str:
+    """What a soft-deleted bucket's table of objects goes by; no bucket has such a name."""
+    return f"{lost['name']}#{lost['generation']}"
+
+
+def versions_of(table: Table, name: str) -> list[Entry]:
+    """The entries of a table by `version_key` that have the name, the oldest first."""
+    found: list[Entry] = []
+    for key in table.names_from(f"{name}\n"):
+        if not key.startswith(f"{name}\n"):
+            break
+        found.append(table[key])
+    return found
+
+
+def _place(entry: Entry) -> tuple[str, str]:
+    """Table and key of a live or noncurrent version."""
+    if "timeDeleted" in entry:
+        return f"old/{entry['bucket']}", version_key(entry["name"], int(entry["generation"]))
+    return f"live/{entry['bucket']}", entry["name"]

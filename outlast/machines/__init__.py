@@ -1,0 +1,1 @@
+"""Which machines and regions there are, and what goes together."""

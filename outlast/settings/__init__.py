@@ -1,0 +1,1 @@
+"""What a stack's settings mean: their schema, rules and look-ups."""

@@ -1,0 +1,217 @@
+"""The bundle: one reproducible zip of the code that a VM runs.
+
+It holds of `outlast/` what a VM runs (not `LEFT_OUT`), the whole `trainers/` package and
+`requirements/vm.txt`: stored, sorted, with fixed times and modes, so that the same sources give the
+same bytes in every checkout. Only Python sources are taken, by name, so that a key, an `.env` or a
+`.git` that lies among them never leaves the machine.
+
+A command's or a trainer's own files come under `source/`, the user's requirements as
+`requirements/user.txt` or, of a folder, under `package/`. In a git repository nothing is taken that
+git ignores; names that begin with a dot and names of keys are left out everywhere.
+"""
+
+import fnmatch
+import hashlib
+import io
+import os
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("outlast", "trainers")
+LEFT_OUT = frozenset(
+    f"outlast/{part}"
+    for part in ("cli", "cloud", "costs", "dynamic", "localcloud", "machines", "settings")
+)
+"""Runs on the user's machine only."""
+REQUIREMENTS = "requirements/vm.txt"
+USER_REQUIREMENTS = "requirements/user.txt"
+SOURCE = "source"
+PACKAGE = "package"
+SOURCE_BYTES_MAX = 100 << 20
+"""More is data, which a VM reads from the bucket."""
+
+SECRETS = (
+    *(
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.keystore",
+        "*.jks",
+        "*.ppk",
+        "id_rsa*",
+        "id_ed25519*",
+        "id_ecdsa*",
+    ),
+    *("*credentials*.json", "*service-account*.json", "*service_account*.json"),
+    *("secrets.json", "secrets.toml", "secrets.yml", "secrets.yaml"),
+)
+"""Names of files that never leave the machine, whatever a repository says of them."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MODE = 0o100644 << 16
+_UNIX = 3
+
+
+class BundleError(ValueError):
+    """A checkout of which no bundle can be made; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A written bundle."""
+
+    path: Path
+    sha256: str
+
+
+def build(root: Path, into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
+    """Write the bundle of the checkout `root` to `into/<sha256>.zip`; written once, whole.
+
+    `extra` are more files by their names in the bundle. Raises BundleError where the checkout
+    lacks a part.
+    """
+    data = pack(root, extra)
+    sha256 = hashlib.sha256(data).hexdigest()
+    path = into / f"{sha256}.zip"
+    if not path.exists():
+        into.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=into, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    return Bundle(path, sha256)
+
+
+def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
+    """The bundle's bytes; a function of the sources' names and bytes alone."""
+    extra = extra or {}
+    names = sorted({*members(root), *extra})
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in names:
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.external_attr = _MODE
+            entry.create_system = _UNIX  # else the bytes would name the packing system
+            data = extra[name] if name in extra else (root / name).read_bytes()
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+def members(root: Path) -> Iterator[str]:
+    """The bundle's files, as paths below `root` with forward slashes."""
+    for package in PACKAGES:
+        if not (root / package / "__init__.py").is_file():
+            raise BundleError(
+                f"{package}: is no package of {root}; run from a whole checkout of Outlast"
+            )
+        listed = _listed_by_git(root / package)
+        # A checkout inside of another repository's ignored folder is nobody's to judge.
+        known = None if not listed or "__init__.py" not in listed else set(listed)
+        for name in _sources(root, package):
+            if known is None or name.removeprefix(f"{package}/") in known:
+                yield name
+    if not (root / REQUIREMENTS).is_file():
+        raise BundleError(
+            f"{REQUIREMENTS}: is missing in {root}; restore it, a VM installs from it"
+        )
+    yield REQUIREMENTS
+
+
+def source_files(folder: Path) -> dict[str, bytes]:
+    """The user's own files, by their names below `folder`.
+
+    Raises BundleError for a folder that holds none or too much, and for a link.
+    """
+    found: dict[str, bytes] = {}
+    total = 0
+    listed = _listed_by_git(folder)
+    for name in sorted(_listed(folder) if listed is None else listed):
+        parts = name.split("/")
+        if any(part.startswith(".") or part == "__pycache__" for part in parts):
+            continue
+        if any(fnmatch.fnmatchcase(parts[-1].lower(), secret) for secret in SECRETS):
+            continue
+        path = folder / name
+        if path.is_symlink():
+            raise BundleError(
+                f"{folder.name}/{name}: is a link, which the bundle cannot hold; put the file there"
+            )
+        if not path.is_file():  # deleted, and git does not know yet; or another repository
+            continue
+        total += path.stat().st_size
+        if total > SOURCE_BYTES_MAX:
+            raise BundleError(
+                f"{folder.name}: has more than {SOURCE_BYTES_MAX >> 20} MiB of files; keep data in"
+                " the bucket, or let git ignore what is none of the code"
+            )
+        found[name] = path.read_bytes()
+    if not found:
+        raise BundleError(f"{folder.name}: holds no file to deliver; check the folder")
+    return found
+
+
+def inside(root: Path, name: str) -> Path | None:
+    """The file or folder of the checkout `root` that a setting names; None where there is none."""
+    try:
+        path, top = (root / name).resolve(), root.resolve()
+        there = path.exists()
+    except (OSError, ValueError):  # no system has such a name
+        return None
+    return path if there and path != top and path.is_relative_to(top) else None
+
+
+def is_hidden(path: Path, root: Path) -> bool:
+    """Whether a name that begins with a dot leads to `path` from the checkout `root`."""
+    return any(part.startswith(".") for part in path.relative_to(root.resolve()).parts)
+
+
+def may_leave(path: Path, root: Path) -> bool:
+    """Whether a file of the checkout `root` may leave this machine: no key, not hidden, not ignored
+    by git."""
+    name = path.name
+    if is_hidden(path, root) or path.is_symlink():
+        return False
+    if any(fnmatch.fnmatchcase(name.lower(), secret) for secret in SECRETS):
+        return False
+    listed = _listed_by_git(path.parent)
+    return listed is None or name in listed
+
+
+def _listed_by_git(folder: Path) -> list[str] | None:
+    """What git would commit of the folder; None where there is no repository, or no git."""
+    argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(argv, cwd=folder, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _listed(folder: Path) -> list[str]:
+    """Every file and link of the folder."""
+    return [
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    ]
+
+
+def _sources(root: Path, folder: str) -> Iterator[str]:
+    for entry in os.scandir(root / folder):
+        name = f"{folder}/{entry.name}"
+        if entry.name.startswith(".") or entry.is_symlink() or name in LEFT_OUT:
+            continue
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _sources(root, name)
+        elif entry.name.endswith(".py") or entry.name == "py.typed":
+            yield name

@@ -1,0 +1,312 @@
+"""Membership of the managed instance group, and leaving it for good.
+
+The group recreates every VM that vanishes, powered off or deleted; only ``deleteInstances`` on the
+group itself ends that. It takes names, and a recreated VM keeps its name, so a VM first looks for
+itself by instance id: one that is no longer a member must never call by name.
+
+Three answers are told apart everywhere: yes, no, and *not known* (no answer, 401, 403, 429, 5xx),
+on which nobody may act.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from outlast.base.console import Say
+from outlast.supervisor.metadata import Absent, Metadata, MetadataError
+
+COMPUTE_ENDPOINT = "https://compute.googleapis.com/compute/v1/"
+RESOURCE_MANAGER_ENDPOINT = "https://cloudresourcemanager.googleapis.com/v1/"
+LEAVE_PERMISSIONS = (
+    "compute.instanceGroupManagers.get",
+    "compute.instanceGroupManagers.update",
+)
+ANSWER_TIMEOUT_SEC = 30.0
+BACKOFF_GROWTH_MAX = 60
+CREATED_BY_PATTERN = re.compile(
+    r"projects/[^/]+/(zones|regions)/([^/]+)/instanceGroupManagers/([^/]+)"
+)
+
+Sleep = Callable[[float], object]
+
+
+@dataclass(frozen=True)
+class Member:
+    """This very VM is in its group."""
+
+    name: str
+    zone: str
+
+
+@dataclass(frozen=True)
+class NotMember:
+    """It is not, or there is no such group."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nobody could tell."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The group has let this VM go, or had before."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The group said no; asking again may help once somebody has mended the permissions."""
+
+    why: str
+
+
+class Membership(Protocol):
+    """What the supervisor needs to know of a group."""
+
+    def membership(self) -> Member | NotMember | Unknown:
+        """Whether this machine is in its group now."""
+        ...
+
+    def leave(self) -> Gone | Refused | Unknown:
+        """One try to leave the group."""
+        ...
+
+    def may_leave(self) -> bool | Unknown:
+        """Whether leaving would be permitted."""
+        ...
+
+
+class NoGroup:
+    """A machine that belongs to no group: a laptop, or a VM created by hand."""
+
+    def membership(self) -> NotMember:
+        return NotMember("no group created this machine")
+
+    def leave(self) -> Gone:
+        return Gone("no group created this machine")
+
+    def may_leave(self) -> bool:
+        return True
+
+
+class Group:
+    """The group that created this VM, over REST with the metadata server's token."""
+
+    def __init__(self, metadata: Metadata, created_by: str) -> None:
+        """``created_by`` is the attribute that the group sets on its VMs."""
+        match = CREATED_BY_PATTERN.fullmatch(created_by)
+        if match is None:
+            raise ValueError(
+                f"metadata key created-by is {created_by!r}: must be "
+                "projects/P/zones/Z/instanceGroupManagers/NAME (or regions/R)"
+            )
+        self._metadata = metadata
+        self._project = metadata.get("project/project-id")
+        self._instance_id = metadata.get("instance/id")
+        self._name = metadata.get("instance/name")
+        self._zone = metadata.get("instance/zone").rpartition("/")[2]
+        compute = _endpoint("OUTLAST_COMPUTE_ENDPOINT", COMPUTE_ENDPOINT)
+        scope, place, name = match.groups()
+        self.name = name
+        self._url = (
+            f"{compute}projects/{self._project}/{scope}/{place}/instanceGroupManagers/{name}"
+        )
+        self._projects_url = (
+            _endpoint("OUTLAST_RESOURCE_MANAGER_ENDPOINT", RESOURCE_MANAGER_ENDPOINT)
+            + f"projects/{self._project}"
+        )
+
+    def membership(self) -> Member | NotMember | Unknown:
+        try:
+            for instance in self._managed_instances():
+                if str(instance.get("id", "")) == self._instance_id:
+                    return Member(self._name, self._zone)
+        except _Answer as answer:
+            if answer.status == 404:
+                return NotMember(f"there is no group {self.name}")
+            return Unknown(answer.why)
+        return NotMember(f"group {self.name} has no instance {self._instance_id}")
+
+    def leave(self) -> Gone | Refused | Unknown:
+        """Look for oneself, delete oneself from the group, or else resize it to nothing.
+
+        To be called only where a successor of the same name would have to leave too: between the
+        look and the call the group may have put one in this VM's place.
+        """
+        member = self.membership()
+        if isinstance(member, NotMember):
+            return Gone(member.why)
+        if isinstance(member, Unknown):
+            return member
+        body = {"instances": [f"zones/{member.zone}/instances/{member.name}"]}
+        try:
+            self._call(f"{self._url}/deleteInstances", body)
+            return Gone(f"group {self.name} deletes {member.name}")
+        except _Answer as answer:
+            if answer.status == 404:
+                return Gone(f"there is no group {self.name}")
+            if not answer.final:
+                return Unknown(answer.why)
+            refusal = answer.why
+        # Refused perhaps because it is no member any more: the group is then a successor's.
+        again = self.membership()
+        if isinstance(again, NotMember):
+            return Gone(again.why)
+        if isinstance(again, Unknown):
+            return again
+        try:
+            self._call(f"{self._url}/resize?size=0", {})
+            return Gone(f"group {self.name} resized to 0 ({refusal})")
+        except _Answer as answer:
+            return Refused(f"{refusal}; {answer.why}")
+
+    def may_leave(self) -> bool | Unknown:
+        try:
+            answer = self._call(
+                f"{self._projects_url}:testIamPermissions",
+                {"permissions": list(LEAVE_PERMISSIONS)},
+            )
+        except _Answer as refusal:
+            return Unknown(refusal.why)
+        granted = answer.get("permissions") or []
+        return isinstance(granted, list) and set(LEAVE_PERMISSIONS) <= set(granted)
+
+    def _managed_instances(self) -> Iterator[Mapping[str, object]]:
+        page = ""
+        while True:
+            query = f"?pageToken={urllib.parse.quote(page)}" if page else ""
+            answer = self._call(f"{self._url}/listManagedInstances{query}", {})
+            found = answer.get("managedInstances") or []
+            if not isinstance(found, list):
+                raise _Answer(200, "listManagedInstances: managedInstances is no list")
+            yield from found
+            page = str(answer.get("nextPageToken") or "")
+            if not page:
+                return
+
+    def _call(self, url: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        what = url.removeprefix(self._url).removeprefix(self._projects_url).lstrip("/:")
+        try:
+            token = self._metadata.token()
+        except MetadataError as error:
+            # No service account at all is as final as a refusal: no token will ever come.
+            status = 403 if isinstance(error, Absent) else 0
+            raise _Answer(status, f"{what}: no token ({error})") from None
+        request = urllib.request.Request(
+            url,
+            data=json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            method="POST",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_SEC) as answer:
+                found = json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            with error:
+                text = _message(error.read())
+            if error.code == 401:
+                self._metadata.forget_token()
+            raise _Answer(error.code, f"{what}: {error.code} {text}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _Answer(0, f"{what}: no answer ({error})") from None
+        if not isinstance(found, dict):
+            raise _Answer(0, f"{what}: the answer is not a JSON object")
+        failed = found.get("error")
+        if failed:  # an operation that was accepted and failed at once
+            raise _Answer(409, f"{what}: {json.dumps(failed)[:300]}")
+        return found
+
+
+def find_group(metadata: Metadata, attributes: Mapping[str, str]) -> Group | NoGroup:
+    """The group of this VM by the attribute that the group sets."""
+    created_by = attributes.get("created-by", "")
+    return Group(metadata, created_by) if created_by else NoGroup()
+
+
+def backoffs(first_sec: float) -> Iterator[float]:
+    """Waits that double up to sixty times the first, with jitter."""
+    wait = first_sec
+    while True:
+        yield wait * random.uniform(0.75, 1.25)
+        wait = min(wait * 2, first_sec * BACKOFF_GROWTH_MAX)
+
+
+def leave_for_good(
+    group: Membership, say: Say, *, backoff_sec: float, sleep: Sleep = time.sleep
+) -> Gone:
+    """Leave, however long it takes. Only after this may the VM power itself off: one that powers
+    off as a member is recreated for ever."""
+    for wait_sec in backoffs(backoff_sec):
+        answer = group.leave()
+        if isinstance(answer, Gone):
+            say(f"left the group: {answer.why}")
+            return answer
+        if isinstance(answer, Refused):
+            say(f"stuck-leaving: {answer.why}; grant {' and '.join(LEAVE_PERMISSIONS)}")
+        else:
+            say(f"leaving: not known whether still a member ({answer.why}); asking again")
+        sleep(wait_sec)
+    raise AssertionError("backoffs never end")
+
+
+def wait_for_permission(
+    group: Membership,
+    say: Say,
+    *,
+    iam_sec: float,
+    backoff_sec: float,
+    sleep: Sleep = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Whether this machine may leave its group; waits up to ``iam_sec`` for new permissions."""
+    end = clock() + iam_sec
+    for wait_sec in backoffs(min(backoff_sec, iam_sec / 10)):
+        answer = group.may_leave()
+        if answer is True:
+            return True
+        if clock() >= end:
+            return False
+        why = answer.why if isinstance(answer, Unknown) else "missing"
+        say(f"permission to leave the group: {why}; may still be spreading, asking again")
+        sleep(min(wait_sec, max(0.0, end - clock())))
+    raise AssertionError("backoffs never end")
+
+
+class _Answer(Exception):
+    """An answer that is not 200; status 0 without any."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+    @property
+    def final(self) -> bool:
+        """Whether the service understood and said no."""
+        return 400 <= self.status < 500 and self.status not in (401, 408, 429)
+
+
+def _endpoint(variable: str, default: str) -> str:
+    return (os.environ.get(variable) or default).rstrip("/") + "/"
+
+
+def _message(body: bytes) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(body)["error"]["message"])[:300]
+    return body.decode(errors="replace")[:100]

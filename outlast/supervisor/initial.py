@@ -1,0 +1,113 @@
+"""A run that begins with another run's state: the pinned checkpoint, copied before the first step.
+
+It becomes the run's own checkpoint of step 0, tagged ``init``, and is committed like any other: so
+every attempt that finds no later one starts from the same bytes, whatever becomes of the other run,
+and nothing but HEAD says whether the copy was made.
+
+    InitError   the checkpoint cannot be used; the message is one sentence for people
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from blake3 import blake3
+
+from outlast.bucket.commit import Committer, Restored
+from outlast.bucket.head import Checkpoint
+from outlast.bucket.layout import Pin
+from outlast.bucket.store import (
+    Clock,
+    Damaged,
+    Forbidden,
+    NotFound,
+    Object,
+    Store,
+    StoreError,
+    open_store,
+    patiently,
+)
+
+TAG = "init"
+"""Tag of the checkpoint of step 0 that another run's state is."""
+
+
+class InitError(Exception):
+    """The pinned checkpoint cannot be used; the message is one sentence for people."""
+
+
+def is_init(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is another run's state, taken over before the first step."""
+    return TAG in checkpoint.tags and checkpoint.step == 0
+
+
+def take_over(
+    committer: Committer,
+    text: str,
+    into: Path,
+    *,
+    place: Callable[[int], Path] | None = None,
+    clock: Clock,
+    forbidden_sec: float,
+) -> Restored:
+    """Reads the pinned checkpoint as `Committer.restore` does, every byte hashed, and commits it as
+    step 0. A 401 or 403 is asked again for `forbidden_sec`. Raises InitError, and what commits
+    and stores raise."""
+    pin = Pin.parse(text)
+    store, root = _store_of(pin)
+    began = clock.monotonic()
+    while True:
+        try:
+            found = _read(committer, store, root + pin.folder, pin, into, place, clock)
+            break
+        except Forbidden as error:
+            if clock.monotonic() - began >= forbidden_sec:
+                raise InitError(
+                    f"init {pin.path}: may not be read by this VM ({error}); run pulumi up again, "
+                    "or copy that run into this bucket"
+                ) from None
+            clock.sleep(min(5.0, forbidden_sec))
+        except NotFound as error:
+            raise InitError(
+                f"init {pin.path}: is no checkpoint any more ({error}); see what that run keeps "
+                "with outlast checkpoints"
+            ) from None
+        except Damaged as error:
+            raise InitError(f"init {pin.path}: {error}; pin another one") from None
+    checkpoint = committer.commit(found, step=0, tags=[TAG])
+    return Restored(found, 0, checkpoint, ())
+
+
+def _store_of(pin: Pin) -> tuple[Store, str]:
+    """Where the other run lives, and its prefix there."""
+    if pin.root.startswith("gs://"):
+        bucket, _, prefix = pin.root.removeprefix("gs://").partition("/")
+        return open_store(f"gs://{bucket}"), prefix
+    if "://" in pin.root or not (Path(pin.root) / "HEAD").exists():
+        raise InitError(f"init {pin.path}: {pin.root or '.'} holds no run; look at the path again")
+    try:
+        return open_store(pin.root), ""
+    except (StoreError, OSError) as error:
+        raise InitError(f"init {pin.path}: cannot be opened ({error})") from None
+
+
+def _read(
+    committer: Committer,
+    store: Store,
+    path: str,
+    pin: Pin,
+    into: Path,
+    place: Callable[[int], Path] | None,
+    clock: Clock,
+) -> Path:
+    def manifest() -> tuple[bytes, Object]:
+        return store.get(f"{path}MANIFEST.json")
+
+    data, found = patiently(manifest, clock=clock)
+    digest = blake3(data).hexdigest()
+    if digest != pin.digest:
+        raise InitError(
+            f"init {pin.path}: BLAKE3 of its manifest is {digest}, pinned is {pin.digest}; pin the "
+            "checkpoint anew with what outlast checkpoints prints"
+        )
+    checkpoint = Checkpoint(path, found.generation, digest, 1, 0, ())
+    return committer.read_from(store, checkpoint, into, place=place)

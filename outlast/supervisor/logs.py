@@ -1,0 +1,96 @@
+"""Files that a trainer leaves in LOG_DIR, TensorBoard's for example, kept with the attempt.
+
+A thread of its own uploads what has changed since, so that neither a commit nor a beat ever waits
+for it. It is a copy for people: nothing that fails here ends a run.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from outlast.bucket.layout import check_object_name
+from outlast.bucket.store import StoreError
+
+EVERY_SEC = 60.0
+LAST_SEC = 5.0
+"""How long the end of an attempt waits for what has changed last."""
+FILE_BYTES_MAX = 32 << 20
+ALL_BYTES_MAX = 256 << 20
+FILES_MAX = 1000
+
+Put = Callable[[str, bytes], object]
+
+
+class Logs:
+    """The uploads of one attempt."""
+
+    def __init__(self, folder: Path, put: Put, say: Callable[[str], None]) -> None:
+        """``put`` writes the bytes of a file under its name relative to ``folder``."""
+        self._folder = folder
+        self._put = put
+        self._say = say
+        self._sent: dict[str, tuple[int, int]] = {}
+        """Size and change time, in nanoseconds, of what was uploaded, by name."""
+        self._left: dict[str, str] = {}
+        """Why a file is not kept, by name; each is said once."""
+        self._closed = threading.Event()
+        self._until = float("inf")
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self._thread.start()
+
+    def close(self, *, last_words: bool) -> None:
+        """End; with ``last_words`` after what has changed since, for a limited time."""
+        self._until = time.monotonic() + (LAST_SEC if last_words else 0.0)
+        self._closed.set()
+        self._thread.join(LAST_SEC)
+
+    def _run(self) -> None:
+        while not self._closed.wait(EVERY_SEC):
+            self._round()
+        self._round()
+
+    def _round(self) -> None:
+        names = []
+        with contextlib.suppress(OSError):
+            names = sorted(
+                path.relative_to(self._folder).as_posix()
+                for path in self._folder.rglob("*")
+                if path.is_file()
+            )
+        for name in names:
+            if time.monotonic() >= self._until:
+                return
+            try:
+                self._upload(name)
+            except FileNotFoundError:
+                pass  # renamed or removed since it was listed
+            except (StoreError, OSError, ValueError) as error:
+                self._leave(name, str(error))
+
+    def _upload(self, name: str) -> None:
+        check_object_name(name)
+        # Of a file that grows, what was there at one moment; the next round has the rest.
+        with (self._folder / name).open("rb") as file:
+            found = os.fstat(file.fileno())
+            mark = (found.st_size, found.st_mtime_ns)
+            if self._sent.get(name) == mark:
+                return
+            others = sum(size for other, (size, _) in self._sent.items() if other != name)
+            if found.st_size > FILE_BYTES_MAX:
+                return self._leave(name, f"is larger than {FILE_BYTES_MAX >> 20} MiB")
+            if others + found.st_size > ALL_BYTES_MAX:
+                return self._leave(name, f"all together are more than {ALL_BYTES_MAX >> 20} MiB")
+            if len({*self._sent, name}) > FILES_MAX:
+                return self._leave(name, f"there are more than {FILES_MAX} files")
+            data = file.read(found.st_size)
+        self._put(name, data)
+        self._sent[name] = mark
+
+    def _leave(self, name: str, why: str) -> None:
+        """A file that is not kept as it is now; many files have one reason, which is said once."""
+        if why not in self._left.values():
+            self._say(f"LOG_DIR {name}: is not kept with the attempt: {why}")
+        self._left[name] = why

@@ -1,0 +1,160 @@
+"""Whether the machine is about to end, and who said so.
+
+Three voices, any of which is enough: the metadata server (`instance/preempted`), SIGTERM, and a
+system that is stopping. `maintenance-event` is a warning, not a stop. A signal handler only notes
+that it ran; everything else happens in the threads that listen.
+"""
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from outlast.base.exits import Reason
+from outlast.supervisor.metadata import Metadata, MetadataError, Waits
+
+NO_MAINTENANCE = ("", "NONE")
+RETRY_SEC = 1.0
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The machine ends at ``until``, by this process's monotonic clock."""
+
+    reason: Reason
+    until: float
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """The host will be maintained; commit now, then oftener, and train on."""
+
+    event: str
+
+
+Post = Callable[[Stopping | Maintenance], None]
+
+
+class Interrupted(Exception):
+    """The machine stops and nothing is worth finishing."""
+
+
+class Notices:
+    """What was heard so far, handed to whoever listens now."""
+
+    def __init__(self, waits: Waits, metadata: Metadata | None = None) -> None:
+        """Without ``metadata`` (a laptop) only signals are heard."""
+        self._waits = waits
+        self._metadata = metadata
+        self._post: Post | None = None
+        self._terminated = threading.Event()
+        self._terminated_until: float | None = None
+        self._preempted_until: float | None = None
+        self._maintenance = ""
+
+    def start(self) -> None:
+        """Begin to listen to the metadata server, in threads that end with the process."""
+        if self._metadata is not None:
+            for listen in (self._listen_preempted, self._listen_maintenance):
+                threading.Thread(target=listen, name=listen.__name__, daemon=True).start()
+
+    def handle_signal(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGTERM. The main thread must wait for nothing that this sets."""
+        if self._terminated_until is None:
+            self._terminated_until = time.monotonic() + self._waits.stop
+        self._terminated.set()
+        self._tell()
+
+    def listen(self, post: Post | None) -> None:
+        """From now on ``post`` is told, at once of what was heard before. It is called from other
+        threads and from the signal handler: a ``SimpleQueue``'s ``put`` may be."""
+        self._post = post
+        self._tell()
+        if post is not None and self._maintenance not in NO_MAINTENANCE:
+            post(Maintenance(self._maintenance))
+
+    @property
+    def stopping(self) -> Stopping | None:
+        """The first end of the machine that was announced; None while it lives."""
+        ends = [end for end in (self._preempted_until, self._terminated_until) if end is not None]
+        if not ends:
+            return None
+        reason = Reason.INTERRUPTED
+        if self._preempted_until is not None:
+            reason = Reason.PREEMPTED
+        elif self._maintenance.startswith("TERMINATE"):
+            reason = Reason.MAINTENANCE
+        return Stopping(reason, min(ends))
+
+    def look(self) -> Stopping | None:
+        """Ask the machine now, beyond what it said by itself; for verdicts."""
+        if self._preempted_until is None and self._metadata is not None:
+            with contextlib.suppress(MetadataError):
+                if self._metadata.get("instance/preempted", tries=1) == "TRUE":
+                    self._note_preempted()
+        if self.stopping is None and self._metadata is not None and is_system_stopping():
+            self._terminated_until = time.monotonic() + self._waits.stop
+        return self.stopping
+
+    def sleep(self, seconds: float) -> None:
+        """Wait while nothing is worth finishing: Interrupted as soon as SIGTERM comes."""
+        if self._terminated.wait(seconds):
+            raise Interrupted
+
+    def _tell(self) -> None:
+        stopping, post = self.stopping, self._post
+        if stopping is not None and post is not None:
+            post(stopping)
+
+    def _note_preempted(self) -> None:
+        if self._preempted_until is None:
+            # Without a notice the flag goes up as the machine begins to stop.
+            left_sec = self._waits.notice or self._waits.stop
+            self._preempted_until = time.monotonic() + left_sec
+            self._tell()
+
+    def _listen_preempted(self) -> None:
+        for value in self._values("instance/preempted"):
+            if value == "TRUE":
+                self._note_preempted()
+                return
+
+    def _listen_maintenance(self) -> None:
+        for value in self._values("instance/maintenance-event"):
+            self._maintenance = value
+            post = self._post
+            if post is not None and value not in NO_MAINTENANCE:
+                post(Maintenance(value))
+
+    def _values(self, path: str):
+        """The value at ``path`` now and after each change."""
+        assert self._metadata is not None
+        etag, seen = "0", None
+        while True:
+            try:
+                value, etag = self._metadata.wait_for_change(path, last_etag=etag)
+            except MetadataError:
+                time.sleep(RETRY_SEC)
+                continue
+            if value != seen:
+                seen = value
+                yield value
+
+
+def is_system_stopping() -> bool:
+    """Whether systemd is shutting the system down; False where there is none."""
+    try:
+        answer = subprocess.run(
+            ["systemctl", "is-system-running"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=5.0,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.stdout.strip() == "stopping"

@@ -1,0 +1,237 @@
+"""The trainer as a process: started, listened to, killed with everything it started."""
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from outlast.base import tree
+from outlast.base.tree import kill_tree
+from outlast.protocol import SOCKET_VARIABLE
+
+LAST_LINES = 100
+LINE_BYTES_MAX = 4096
+DUMP_SEC = 3.0
+PARENT_POLL_SEC = 0.5
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The trainer has gone. A negative code is a signal; None where nobody could tell."""
+
+    code: int | None
+
+
+Post = Callable[[Exited], None]
+
+
+class Trainer(Protocol):
+    """What an attempt does with its trainer."""
+
+    ends_with_connection: bool
+    """Whether a closed connection is the trainer's end; else its process's exit is."""
+    restarts: bool
+    """Whether the supervisor can start it again."""
+
+    def start(self, post: Post) -> None:
+        """Begin; ``post`` is told once when it has gone."""
+        ...
+
+    def kill(self) -> None:
+        """End it and all it started, at once."""
+        ...
+
+    def dump_stacks(self) -> None:
+        """Make it say where it is, in its log, before it is killed."""
+        ...
+
+    def last_lines(self) -> tuple[str, ...]:
+        """The end of its stderr."""
+        ...
+
+
+class TrainerProcess:
+    """A trainer that the supervisor starts, in a process group of its own."""
+
+    ends_with_connection = False
+    restarts = True
+
+    def __init__(
+        self, argv: list[str], *, folder: Path, environment: Mapping[str, str], log: Path
+    ) -> None:
+        self._argv = argv
+        self._folder = folder
+        self._environment = dict(environment)
+        self._log_path = log
+        self._mark = f"{tree.VARIABLE}={environment.get(tree.VARIABLE, '')}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tail = _Tail()
+
+    def start(self, post: Post) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        process = subprocess.Popen(
+            self._argv,
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._process = process
+        assert process.stdout is not None and process.stderr is not None
+        log = self._log_path.open("ab", buffering=0)
+        readers = [
+            threading.Thread(target=_copy, args=(process.stdout, log, None), daemon=True),
+            threading.Thread(target=_copy, args=(process.stderr, log, self._tail), daemon=True),
+        ]
+        for reader in readers:
+            reader.start()
+
+        def wait() -> None:
+            code = process.wait()
+            kill_tree(process.pid, self._mark)
+            for reader in readers:
+                reader.join(1.0)  # what escaped the kill may hold the pipe for ever
+            log.close()
+            post(Exited(code))
+
+        threading.Thread(target=wait, name="trainer", daemon=True).start()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            kill_tree(self._process.pid, self._mark)
+
+    def dump_stacks(self) -> None:
+        """SIGABRT: with PYTHONFAULTHANDLER Python writes the stack of every thread and dies."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            self._process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(DUMP_SEC)
+
+    def last_lines(self) -> tuple[str, ...]:
+        return self._tail.lines()
+
+
+class CallingTrainer:
+    """The trainer of a run in a folder: it started this supervisor, and its terminal is its own."""
+
+    ends_with_connection = True
+    restarts = False
+
+    def __init__(self, parent: int) -> None:
+        """``parent`` is the trainer's process, noted when the supervisor began."""
+        self._parent = parent
+        self._killed = threading.Event()
+
+    def start(self, post: Post) -> None:
+        def watch() -> None:
+            while os.getppid() == self._parent and not self._killed.wait(PARENT_POLL_SEC):
+                pass
+            post(Exited(None))
+
+        threading.Thread(target=watch, name="trainer", daemon=True).start()
+
+    def kill(self) -> None:
+        """Closing the connection is all that may be done to somebody else's process."""
+        self._killed.set()
+
+    def dump_stacks(self) -> None:
+        pass
+
+    def last_lines(self) -> tuple[str, ...]:
+        return ()
+
+
+def trainer_argv(
+    trainer: str | Path, flags: Iterable[str], *, python: str = "", processes: int = 1
+) -> list[str]:
+    """The command of a trainer of the bundle, or of one that is a path, in its interpreter or else
+    in this one; several
+    processes are started by torch's own launcher, which the trainer's interpreter has."""
+    launcher = ["outlast.loop.launch", str(processes)] if processes > 1 else []
+    return [python or sys.executable, "-P", "-m", *launcher, "trainers", str(trainer), *flags]
+
+
+def command_argv(
+    command: str | tuple[str, ...],
+    *,
+    home: Path,
+    quiet_sec: float,
+    data: Iterable[str] = (),
+    **options: Path | str | None,
+) -> list[str]:
+    """The runner of a command, in this interpreter; the command's own is on its PATH.
+
+    ``options`` are the runner's: ``source``, ``folder`` and ``programs``."""
+    argv = [sys.executable, "-P", "-m", "outlast.loop.command", "--home", str(home)]
+    argv += ["--quiet-sec", repr(quiet_sec)]
+    argv += [f"--data={url}" for url in data]
+    for name, path in options.items():
+        if path:
+            argv += [f"--{name}", str(path)]
+    if isinstance(command, str):
+        return [*argv, "--shell", "--", command]
+    return [*argv, "--", *command]
+
+
+def trainer_environment(socket: Path, bundle: Path) -> dict[str, str]:
+    """The environment of a trainer: the bundle comes first on its path."""
+    return {
+        **os.environ,
+        SOCKET_VARIABLE: str(socket),
+        tree.VARIABLE: str(socket),
+        "PYTHONPATH": str(bundle),
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        # A trainer that iterates over a set of strings shall do so alike in every attempt.
+        "PYTHONHASHSEED": "0",
+    }
+
+
+class _Tail:
+    """The last lines of a stream; a progress bar's carriage returns leave only its last state."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._open = b""
+        self._lock = threading.Lock()
+
+    def feed(self, data: bytes) -> None:
+        with self._lock:
+            *whole, last = (self._open + data).split(b"\n")
+            for line in whole:
+                self._lines.append(_shown(line))
+            # Of an endless line only what is after its last carriage return will be shown.
+            cut = last[:-1].rfind(b"\r") + 1
+            self._open = last[cut:][-LINE_BYTES_MAX:]
+
+    def lines(self) -> tuple[str, ...]:
+        with self._lock:
+            lines = [*self._lines, *([_shown(self._open)] if self._open else [])]
+        return tuple(lines[-LAST_LINES:])
+
+
+def _shown(line: bytes) -> str:
+    return line.rstrip(b"\r").rpartition(b"\r")[2][-LINE_BYTES_MAX:].decode(errors="replace")
+
+
+def _copy(stream: IO[bytes], log: IO[bytes], tail: _Tail | None) -> None:
+    """Bytes of a stream to the log, until everybody has closed it."""
+    with stream:
+        while data := os.read(stream.fileno(), 65536):
+            # A full disk must not stop the training; ValueError: closed after the trainer's end.
+            with contextlib.suppress(OSError, ValueError):
+                log.write(data)
+            if tail is not None:
+                tail.feed(data)

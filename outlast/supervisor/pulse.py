@@ -1,0 +1,136 @@
+"""The beat: a sign of life in the bucket, pieces of the trainer's log, and a look at HEAD."""
+
+import contextlib
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlast.bucket.head import HeadError, HeadForbidden
+from outlast.bucket.layout import Beat
+from outlast.bucket.store import StoreError
+from outlast.supervisor.door import Post
+
+if TYPE_CHECKING:
+    from outlast.supervisor.attempt import Attempt
+
+LAST_WORDS_SEC = 5.0
+"""For the beat that is under way when the pulse is closed."""
+LOG_PIECE_SEC = 60.0
+LOG_PIECE_BYTES = 1 << 20
+LAST_ROWS = 5
+LAST_ROWS_BYTES = 16_384
+
+
+@dataclass(frozen=True)
+class HeadSpoke:
+    """HEAD says that this attempt is over."""
+
+    error: HeadError
+
+
+class Pulse:
+    """Beats, pieces of log, and a look at HEAD with each beat."""
+
+    def __init__(self, attempt: "Attempt", post: Post) -> None:
+        self._attempt = attempt
+        self._post = post
+        self._closed = threading.Event()
+        self._log_path = attempt.site.log_of(attempt.term)
+        self._log_offset = 0
+        self._log_index = 0
+        self._log_at = time.monotonic()
+        self._before = (time.monotonic(), attempt.step)
+        self._beat_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def close(self, *, last_words: bool) -> None:
+        """End the beats; with ``last_words`` after one last beat and the rest of the log."""
+        self._closed.set()
+        self._thread.join(LAST_WORDS_SEC)
+        if last_words and not self._thread.is_alive():
+            with contextlib.suppress(StoreError, OSError):
+                if self._beat_at is None or time.monotonic() - self._beat_at >= 1.0:
+                    self._beat()
+                self._put_log()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                # HEAD first: a fenced attempt does not beat any more.
+                self._attempt.head_file.check(term=self._attempt.term)
+                self._beat()
+                if self._log_due():
+                    self._put_log()
+            except (HeadForbidden, StoreError, OSError) as error:
+                self._attempt.site.say(f"beat: {error}")
+            except HeadError as error:
+                self._post(HeadSpoke(error))
+                return
+            if self._closed.wait(self._attempt.spec.waits.beat):
+                return
+
+    def _beat(self) -> None:
+        attempt = self._attempt
+        now, step = time.monotonic(), attempt.step
+        before, step_before = self._before
+        self._before = (now, step)
+        rate = (step - step_before) / (now - before) if step > step_before else None
+        beat = Beat(
+            term=attempt.term,
+            step=step,
+            total=attempt.total,
+            phase=attempt.phase,
+            rate=None if rate is None else round(rate, 3),
+            committed=attempt.committed,
+            seconds_to_commit=attempt.seconds_to_commit,
+            rows=_last_rows(attempt.rows_path),
+            time=attempt.head_file.store.now(),
+            commit_sec=attempt.commit_sec,
+        )
+        self._beat_at = now
+        attempt.head_file.store.put(attempt.head_file.layout.beat(attempt.term), beat.to_json())
+
+    def _log_due(self) -> bool:
+        if self._log_path is None or not self._log_path.exists():
+            return False
+        size = self._log_path.stat().st_size - self._log_offset
+        return size >= LOG_PIECE_BYTES or (
+            size > 0 and time.monotonic() - self._log_at >= LOG_PIECE_SEC
+        )
+
+    def _put_log(self) -> None:
+        if self._log_path is None or not self._log_path.exists():
+            return
+        with self._log_path.open("rb") as log:
+            while True:
+                log.seek(self._log_offset)
+                data = log.read(8 * LOG_PIECE_BYTES)
+                if not data:
+                    return
+                path = self._attempt.head_file.layout.log_piece(self._attempt.term, self._log_index)
+                # Only this attempt names it: a repeated piece is the same piece or a longer one.
+                self._attempt.head_file.store.put(path, data)
+                self._log_offset += len(data)
+                self._log_index += 1
+                self._log_at = time.monotonic()
+
+
+def _last_rows(path: Path) -> tuple[dict[str, Any], ...]:
+    """The last whole rows of a file that is being written."""
+    try:
+        with path.open("rb") as rows:
+            rows.seek(max(0, rows.seek(0, 2) - LAST_ROWS_BYTES))
+            lines = rows.read().split(b"\n")[:-1]
+    except OSError:
+        return ()
+    found = []
+    for line in lines[-LAST_ROWS:]:
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                found.append(row)
+    return tuple(found)

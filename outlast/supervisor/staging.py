@@ -1,0 +1,120 @@
+"""Data on its way to one attempt's trainer: fetched in threads, told to the attempt.
+
+The attempt's one thread decides; what happens here arrives in its inbox as the events below. A
+trainer waits for its answer while the attempt sees signs of life: a long download is no stall.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outlast.bucket.data import DataChanged, DataError, Desk
+from outlast.bucket.head import DataFingerprint
+from outlast.bucket.store import StoreError
+from outlast.protocol import Error, Fetch, Fetched, Message
+from outlast.supervisor.door import Post
+from outlast.supervisor.group import Say
+
+SAY_SEC = 30.0
+PHASE = "staging"
+"""Phase of an attempt that waits for its data."""
+
+Answer = Callable[[Message], None]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A download goes on."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Data is on this machine; its fingerprint is not in HEAD yet."""
+
+    fingerprint: DataFingerprint
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The data cannot be used; the trainer hears the same."""
+
+    error: Error
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """The store gives no usable answer, or this machine's disk does not work."""
+
+    error: StoreError | OSError
+
+
+@dataclass(frozen=True)
+class Over:
+    """An answer was given, whichever."""
+
+
+class Staging:
+    """All that one attempt's trainer asks for. ``ask`` and ``heard`` are its one thread's."""
+
+    def __init__(self, desk: Desk, post: Post, say: Say) -> None:
+        self._desk = desk
+        self._post = post
+        self._say = say
+        self._asked = 0
+        self._since = 0.0
+        self._seconds = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether anything is asked for and not answered."""
+        return self._asked > 0
+
+    @property
+    def seconds(self) -> float:
+        """Time that went by while the trainer waited for data."""
+        waiting = time.monotonic() - self._since if self._asked else 0.0
+        return self._seconds + waiting
+
+    def ask(self, request: Fetch, answer: Answer) -> None:
+        """Begin to answer; ``answer`` is called from another thread."""
+        if not self._asked:
+            self._since = time.monotonic()
+        self._asked += 1
+        threading.Thread(
+            target=self._serve, args=(request, answer), name="staging", daemon=True
+        ).start()
+
+    def over(self) -> None:
+        """One answer was given."""
+        self._asked -= 1
+        if not self._asked:
+            self._seconds += time.monotonic() - self._since
+
+    def _serve(self, request: Fetch, answer: Answer) -> None:
+        said_at = time.monotonic()
+
+        def progress(done: int, of: int) -> None:
+            nonlocal said_at
+            self._post(Sign())
+            if of and time.monotonic() - said_at >= SAY_SEC:
+                said_at = time.monotonic()
+                self._say(f"data {request.url}: {done} of {of} bytes")
+
+        self._post(Sign())
+        try:
+            found = self._desk.answer(request.url, request.path, progress)
+        except DataError as error:
+            kind = "data-changed" if isinstance(error, DataChanged) else "usage"
+            refusal = Error(str(error), kind)
+            self._post(Refused(refusal))
+            answer(refusal)
+        except (StoreError, OSError) as error:
+            self._post(Unanswered(error))
+            answer(Error(f"data {request.url}: {error}", "supervisor"))
+        else:
+            # First the attempt, then the trainer: nothing is committed without the fingerprint.
+            self._post(Staged(found.fingerprint))
+            answer(Fetched(str(found.path)))
+        finally:
+            self._post(Over())

@@ -1,0 +1,75 @@
+"""Every object operation of a scripted run, disturbed in every way: the guarantees hold.
+
+The planted twins that must turn these checks red are in test_twins.py.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from outlast.bucket.store import MemoryStore
+from tests.stores import prove_stale_writes_are_refused
+from tests.supervisor.scripted import (
+    LAYOUT,
+    How,
+    play,
+    play_retaken,
+    violations,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fencing() -> None:
+    prove_stale_writes_are_refused(MemoryStore())
+
+
+def disturbed(how: How) -> Iterator[list[str]]:
+    """The violations at each operation; where a successor meets the old attempt, at each moment."""
+    _, sent = play(None, -1)
+    for at, operation in enumerate(sent):
+        moments = range(1)
+        if how in (How.REPLAYED, How.FROZEN) and operation.writes:
+            # From right after the take-over to after the successor's end: at each of its
+            # operations where the old one decides or deletes, at some where it adds an object.
+            decides = operation.verb == "delete" or operation.path == LAYOUT.head
+            moments = range(0, len(sent) + 5, 1 if decides else 6)
+        for moment in moments:
+            yield violations(play(how, at, replay_at=moment)[0])
+
+
+def test_the_undisturbed_run_keeps_its_guarantees() -> None:
+    played, sent = play(None, -1)
+    assert violations(played) == []
+    assert played.error is None and played.term == 1
+    assert {operation.verb for operation in sent} == {"get", "list", "put", "copy", "delete"}
+
+
+@pytest.mark.parametrize("how", list(How), ids=lambda how: how.value)
+def test_guarantees_hold_at_every_operation(how: How) -> None:
+    broken = [violation for found in disturbed(how) for violation in found]
+    assert broken == []
+
+
+def test_guarantees_hold_when_the_successor_is_cut_too() -> None:
+    _, sent = play(None, -1)
+    broken: list[str] = []
+    for at in (at for at, operation in enumerate(sent) if operation.writes):
+        for successor_at in range(0, len(sent) + 5, 2):
+            played, _ = play(How.CRASH_AFTER, at, crash_successor_at=successor_at)
+            broken += violations(played)
+    assert broken == []
+
+
+def retaken() -> Iterator[list[str]]:
+    """The violations where the process of a frozen attempt takes the run again."""
+    _, sent = play(None, -1)
+    swaps = [at for at, sends in enumerate(sent) if sends.writes and sends.path == LAYOUT.head]
+    for at in range(swaps[0] + 1, swaps[-1] + 1):
+        # A frozen swap keeps its process from settling the next term: it is thawed at once.
+        for thaw_at in range(1) if at in swaps else range(0, len(sent), 5):
+            yield violations(play_retaken(at, thaw_at))
+
+
+def test_guarantees_hold_when_the_process_of_an_old_attempt_takes_the_run_again() -> None:
+    broken = [violation for found in retaken() for violation in found]
+    assert broken == []

@@ -1,0 +1,729 @@
+"""The decision at boot and the outcomes of 412, row by row; then HEAD under bad luck."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.commit import write_record
+from outlast.bucket.head import (
+    Act,
+    Checkpoint,
+    Claim,
+    DataFingerprint,
+    End,
+    Fenced,
+    Head,
+    HeadEnded,
+    HeadError,
+    HeadFile,
+    HeadForbidden,
+    HeadLost,
+    HeadUnreadable,
+    LastTerm,
+    Lineage,
+    Missing,
+    NotMember,
+    Outcome,
+    Result,
+    decide,
+    new_nonce,
+    read_head,
+    resolve,
+    silent_seconds,
+)
+from outlast.bucket.layout import (
+    AttemptEnd,
+    AttemptStart,
+    Beat,
+    EndCopy,
+    Layout,
+)
+from outlast.bucket.store import (
+    Damaged,
+    Forbidden,
+    MemoryStore,
+    Operation,
+    Throttled,
+    Unavailable,
+)
+from tests.stores import START, FakeClock
+
+DEADLINE = START + timedelta(days=1)
+LATER = DEADLINE + timedelta(days=1)
+END = End(reason=Reason.USER_FAILED, exit=1, step=10, result=None)
+
+
+def head(**changes: Any) -> Head:
+    known: dict[str, Any] = {
+        "owner": "org/demo/dev",
+        "resume": 1,
+        "place": 1,
+        "term": 4,
+        "state": State.OPEN,
+        "end": None,
+        "started": START,
+        "deadline": DEADLINE,
+        "chain": (Checkpoint("p/t000003/s000000000010-aa/", 7, "ff", 3, 10, ("best",)),),
+        "lineage": (Lineage(1, 0), Lineage(3, 5)),
+        "failures": 1,
+        "barren": 2,
+        "data": (DataFingerprint("data/digits", 3, 100, "AAAAAA=="),),
+        "nonce": "old",
+    }
+    return Head(**{**known, **changes})
+
+
+def ended(state: State, **changes: Any) -> Head:
+    return head(state=state, end=END, **changes)
+
+
+def claim(resume: int = 1, place: int = 1, owner: str = "org/demo/dev") -> Claim:
+    return Claim(owner, resume, place, LATER)
+
+
+def decision(look: Any, who: Claim, **named: Any) -> Any:
+    known: dict[str, Any] = {"has_attempts": False, "now": START, "nonce": "new"}
+    return decide(look, who, **{**known, **named})
+
+
+# -- the decision at boot ---------------------------------------------------------------------
+
+
+def test_absent_without_attempts_is_fresh() -> None:
+    made = decision(Missing.ABSENT, claim(0, 2))
+    assert made.act is Act.TAKE
+    assert made.head == head(
+        resume=0,
+        place=2,
+        term=1,
+        chain=(),
+        lineage=(),
+        failures=0,
+        barren=0,
+        data=None,
+        nonce="new",
+        deadline=LATER,
+    )
+
+
+@pytest.mark.parametrize(
+    ("look", "named", "reason"),
+    [
+        (Missing.ABSENT, {"has_attempts": True}, Reason.LOST),
+        (Missing.UNREADABLE, {}, Reason.UNREADABLE),
+        (Missing.FORBIDDEN, {}, Reason.FORBIDDEN),
+        (head(owner="org/other/dev"), {}, Reason.OTHER_OWNER),
+        (ended(State.DONE, owner="org/other/dev"), {}, Reason.OTHER_OWNER),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused_and_repair_is_named(
+    look: Any, named: dict[str, Any], reason: Reason
+) -> None:
+    made = decision(look, claim(9, 9), **named)
+    assert (made.act, made.reason) == (Act.REFUSE, reason)
+    assert "outlast repair" in made.message
+
+
+@pytest.mark.parametrize(("resume", "place"), [(0, 0), (0, 9), (1, 0)])
+@pytest.mark.parametrize("look", [head(), ended(State.FAILED), head(deadline=START)])
+def test_a_lower_pair_leaves(resume: int, place: int, look: Head) -> None:
+    made = decision(look, claim(resume, place))
+    assert (made.act, made.reason) == (Act.LEAVE, Reason.SUPERSEDED)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("state", [state for state in State if state.ended])
+def test_ended_at_this_resume_leaves(state: State, place: int) -> None:
+    made = decision(ended(state), claim(1, place))
+    assert (made.act, made.reason, made.head) == (Act.LEAVE, Reason.ENDED, ended(state))
+
+
+def test_done_leaves_at_any_resume() -> None:
+    made = decision(ended(State.DONE), claim(7))
+    assert (made.act, made.reason) == (Act.LEAVE, Reason.ENDED)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        ended(State.FAILED),
+        ended(State.STOPPED),
+        ended(State.PRUNED),
+        head(),
+        head(deadline=START - timedelta(days=1)),
+        head(barren=9),
+    ],
+)
+def test_a_higher_resume_reopens(look: Head) -> None:
+    made = decision(look, claim(2, 0), last_term=LastTerm(9e9, None, None))
+    assert made.act is Act.TAKE
+    assert made.head == replace(
+        look,
+        state=State.OPEN,
+        end=None,
+        resume=2,
+        place=0,
+        term=5,
+        failures=0,
+        barren=0,
+        deadline=LATER,
+        nonce="new",
+    )
+
+
+@pytest.mark.parametrize("late", [timedelta(0), timedelta(seconds=1)])
+def test_open_past_its_deadline_is_ended(late: timedelta) -> None:
+    made = decision(head(), claim(1, 1), now=DEADLINE + late)
+    assert (made.act, made.reason) == (Act.END, Reason.LIMIT)
+    assert made.head == head(state=State.FAILED, end=End(Reason.LIMIT, None, 10, None), nonce="new")
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_open_is_taken(place: int) -> None:
+    made = decision(head(), claim(1, place), now=DEADLINE - timedelta(seconds=1))
+    assert made.act is Act.TAKE
+    assert made.head == head(term=5, place=place, nonce="new")
+
+
+@pytest.mark.parametrize(
+    ("last", "counts"),
+    [
+        (None, False),
+        (LastTerm(30.0, 10.0, None), False),
+        (LastTerm(30.1, 10.0, None), True),
+        (LastTerm(600.0, None, Reason.PREEMPTED), False),
+        (LastTerm(600.1, None, Reason.PREEMPTED), True),
+        (LastTerm(0.0, None, Reason.DRIVER), True),
+        (LastTerm(0.0, 10.0, Reason.RESTORE_ERROR), True),
+        (LastTerm(5.0, 10.0, Reason.PREEMPTED), False),
+    ],
+)
+def test_barren_terms_are_counted_by_the_next(last: LastTerm | None, counts: bool) -> None:
+    made = decision(head(), claim(), last_term=last)
+    assert made.head.barren == 2 + counts
+    # A term that committed is never barren, however it ended.
+    committed = head(lineage=(Lineage(4, 5),))
+    assert decision(committed, claim(), last_term=last).head.barren == 2
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (LastTerm(9e9, None, None), Reason.BARREN),
+        (LastTerm(0.0, None, Reason.DRIVER), Reason.DRIVER),
+        (LastTerm(0.0, None, Reason.RESTORE_ERROR), Reason.RESTORE_ERROR),
+    ],
+)
+def test_the_tenth_barren_term_ends_the_run(last: LastTerm, reason: Reason) -> None:
+    assert decision(head(barren=8), claim(), last_term=last).act is Act.TAKE
+    made = decision(head(barren=9), claim(), last_term=last)
+    assert (made.act, made.reason) == (Act.END, reason)
+    assert (made.head.state, made.head.barren) == (State.FAILED, 10)
+
+
+# -- the outcomes of 412 ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (head(nonce="mine"), Outcome.OURS),
+        (ended(State.STOPPED, nonce="mine"), Outcome.OURS),
+        (ended(State.STOPPED), Outcome.ENDED),
+        (ended(State.FAILED, term=9), Outcome.ENDED),
+        (head(term=5), Outcome.FENCED),
+        (head(), Outcome.ERROR),
+        (head(term=3), Outcome.ERROR),
+    ],
+)
+def test_what_a_refused_write_means(found: Head, outcome: Outcome) -> None:
+    assert resolve(found, term=4, nonces={"mine", "earlier"}) is outcome
+
+
+# -- HEAD's own schema ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [head(), ended(State.DONE), head(data=None, chain=())])
+def test_head_reads_what_it_wrote(known: Head) -> None:
+    assert Head.from_json(known.to_json()) == known
+    assert b'"from":5' in known.to_json()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"{}",
+        b"\x00\xff",
+        head().to_json().replace(b'"term":4', b'"term":0'),
+        head().to_json().replace(b'"open"', b'"done"'),
+        head().to_json()[:-40],
+    ],
+)
+def test_garbage_is_unreadable(garbage: bytes, memory: MemoryStore, layout: Layout) -> None:
+    memory.put(layout.head, garbage)
+    with pytest.raises(HeadUnreadable):
+        read_head(memory, layout)
+
+
+def test_lineage_is_written_once_and_only_goes_back() -> None:
+    once = head().with_lineage(4, 10)
+    assert once.lineage[-1] == Lineage(4, 10)
+    assert once.with_lineage(4, 12) == once
+    assert once.with_lineage(4, 5).lineage[-1] == Lineage(4, 5)
+
+
+# -- taking the term --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def head_file(memory: MemoryStore, layout: Layout, clock: FakeClock) -> HeadFile:
+    return HeadFile(memory, layout, clock)
+
+
+def other(head_file: HeadFile, around: Any = None) -> HeadFile:
+    """Another process on the same bucket."""
+    assert isinstance(head_file.store, MemoryStore)
+    return HeadFile(head_file.store.view(around), head_file.layout, head_file.clock)
+
+
+def failing(verb: str, errors: list[Exception], *, applied: bool) -> Callable[..., Any]:
+    """Fails the next operations of a verb, once they were applied or not at all."""
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb != verb or not errors:
+            return apply()
+        if applied:
+            apply()
+        raise errors.pop(0)
+
+    return around
+
+
+def test_terms_rise(head_file: HeadFile, claim: Claim) -> None:
+    assert head_file.take_term(claim).act is Act.TAKE
+    second = other(head_file)
+    second.take_term(claim)
+    assert (head_file.term, second.term) == (1, 2)
+    with pytest.raises(Fenced) as caught:
+        head_file.swap(lambda known: known, term=1)
+    assert caught.value.head.term == 2
+    with pytest.raises(Fenced):
+        head_file.check(term=1)
+    assert second.check(term=2).term == 2
+
+
+def test_an_earlier_term_of_the_same_process_is_fenced(head_file: HeadFile, claim: Claim) -> None:
+    """Term 1 here, term 2 elsewhere, term 3 here again: term 1 writes nothing any more."""
+    head_file.take_term(claim)
+    other(head_file).take_term(claim)
+    head_file.take_term(claim)
+    assert head_file.term == 3
+    before = read_head(head_file.store, head_file.layout)
+    digits = DataFingerprint("data/digits", 3, 100, "AAAAAA==")
+    for use in (
+        lambda: head_file.swap(lambda known: known, term=1),
+        lambda: head_file.check(term=1),
+        lambda: head_file.held(1),
+        lambda: head_file.count_failure(term=1, before=0, retries=9),
+        lambda: head_file.set_data(digits, term=1),
+    ):
+        with pytest.raises(Fenced) as caught:
+            use()
+        assert caught.value.head.term == 3
+    assert read_head(head_file.store, head_file.layout) == before
+    assert head_file.check(term=3) == head_file.held(3)
+
+
+def test_without_a_term_nothing_is_written(head_file: HeadFile, claim: Claim) -> None:
+    other(head_file).take_term(claim)
+    with pytest.raises(HeadError, match="no term was taken"):
+        head_file.swap(lambda known: known, term=1)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_taking_survives_lost_answers(head_file: HeadFile, claim: Claim, applied: bool) -> None:
+    unlucky = other(head_file, failing("put", [Unavailable("gone")], applied=applied))
+    assert unlucky.take_term(claim).act is Act.TAKE
+    assert unlucky.term == 1
+    assert unlucky.swap(lambda known: known, term=1).term == 1
+
+
+def test_a_lost_race_is_decided_again(head_file: HeadFile, claim: Claim) -> None:
+    raced = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and not raced:
+            raced.append(other(head_file).take_term(claim))
+        return apply()
+
+    loser = other(head_file, around)
+    loser.take_term(claim)
+    assert loser.term == 2
+
+
+def test_before_a_retry_membership_is_asked(head_file: HeadFile, claim: Claim) -> None:
+    unlucky = other(head_file, failing("put", [Throttled("slow")], applied=False))
+    with pytest.raises(NotMember):
+        unlucky.take_term(claim, still_member=lambda: False)
+    with pytest.raises(HeadLost):
+        read_head(head_file.store, head_file.layout)
+
+
+def test_absent_head_with_attempts_is_lost(head_file: HeadFile, claim: Claim) -> None:
+    head_file.store.put(head_file.layout.attempt_start(1), b"{}")
+    made = head_file.take_term(claim)
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.LOST)
+
+
+@pytest.mark.parametrize("told", ["beat", "manifests", "term"])
+def test_an_older_head_put_back_does_not_begin_the_run_anew(
+    head_file: HeadFile, claim: Claim, told: str
+) -> None:
+    head_file.take_term(claim)
+    first = head_file.head.to_json()
+    if told == "beat":
+        now = head_file.store.now()
+        beat = Beat(1, 10, None, "training", None, 10, 1.0, (), now)
+        write_record(head_file.store, head_file.layout.beat(1), beat)
+    elif told == "manifests":
+        for step in (10, 20):
+            path = head_file.layout.manifest(1, step, new_nonce())
+            head_file.store.put(path, b"{}")
+    else:
+        second = other(head_file)
+        second.take_term(claim)
+        records(second, 2)
+        head_file.store.put(head_file.layout.head, first)
+    made = other(head_file).take_term(claim)
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.UNREADABLE)
+    assert read_head(head_file.store, head_file.layout).head.to_json() == first
+
+
+def test_a_first_commit_that_was_cut_at_its_swap_is_no_contradiction(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    head_file.take_term(claim)
+    head_file.store.put(head_file.layout.manifest(1, 10, new_nonce()), b"{}")
+    second = other(head_file)
+    assert second.take_term(claim).act is Act.TAKE and second.term == 2
+
+
+def test_a_head_that_goes_on_meanwhile_is_not_taken_for_an_old_one(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    head_file.take_term(claim)
+    before = head_file.store.get(head_file.layout.head)[0]
+    raced = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        found = apply() if operation.verb == "get" else None
+        if operation.path == head_file.layout.head and operation.verb == "get" and not raced:
+            raced.append(True)  # between the look at HEAD and that at the records
+            second = other(head_file)
+            second.take_term(claim)
+            records(second, 2)
+        return found if operation.verb == "get" else apply()
+
+    third = other(head_file, around)
+    made = third.take_term(claim)
+    assert raced and head_file.store.get(head_file.layout.head)[0] != before
+    assert made.act is Act.TAKE and third.term == 3
+
+
+def test_forbidden_is_waited_for(head_file: HeadFile, claim: Claim, clock: FakeClock) -> None:
+    said: list[str] = []
+    errors: list[Exception] = [Forbidden("403")] * 4
+    patient = other(head_file, failing("get", errors, applied=False))
+    assert patient.take_term(claim, say=said.append).act is Act.TAKE
+    assert len(said) == 1 and "permissions" in said[0]
+    before = clock.elapsed
+    errors += [Forbidden("403")] * 1000
+    made = patient.take_term(claim, forbidden_seconds=60)
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.FORBIDDEN)
+    assert 60 <= clock.elapsed - before < 120
+
+
+@pytest.mark.parametrize("verb", ["put", "stat"])
+def test_forbidden_to_write_or_to_read_records_is_waited_for_too(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, memory: MemoryStore, verb: str
+) -> None:
+    """Bindings spread one by one; a boot must not end each time that one is late."""
+    head_file.take_term(claim)
+    until = 30.0
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if operation.verb == verb and clock.elapsed < until:
+            raise Forbidden(f"{operation.path}: 403")
+        return perform()
+
+    said: list[str] = []
+    late = HeadFile(memory.view(around), head_file.layout, clock)
+    made = late.take_term(claim, forbidden_seconds=60, say=said.append)
+    assert (made.act, made.head and made.head.term) == (Act.TAKE, 2)
+    assert clock.elapsed >= 30 and len(said) == 1
+
+    until = float("inf")
+    before = clock.elapsed
+    made = HeadFile(memory.view(around), head_file.layout, clock).take_term(
+        claim, forbidden_seconds=60
+    )
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.FORBIDDEN)
+    assert 60 <= clock.elapsed - before < 120
+
+
+def test_a_head_whose_bytes_are_damaged_is_unreadable(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, memory: MemoryStore
+) -> None:
+    head_file.take_term(claim)
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if operation.verb == "get" and operation.path == head_file.layout.head:
+            raise Damaged(f"{operation.path}: crc32c differs")
+        return perform()
+
+    made = HeadFile(memory.view(around), head_file.layout, clock).take_term(claim)
+    assert (made.act, made.reason) == (Act.REFUSE, Reason.UNREADABLE)
+
+
+def test_a_damaged_record_of_the_term_before_counts_as_none(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, memory: MemoryStore
+) -> None:
+    head_file.take_term(claim)
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if "/attempts/" in operation.path and operation.verb in ("get", "stat"):
+            raise Damaged(f"{operation.path}: crc32c differs")
+        return perform()
+
+    made = HeadFile(memory.view(around), head_file.layout, clock).take_term(claim)
+    assert (made.act, made.head and made.head.term) == (Act.TAKE, 2)
+
+
+@pytest.mark.parametrize("path", ["", "experiments/demo/", "experiments/other/0/t000001/s1-a/"])
+def test_a_head_that_names_what_is_not_this_runs_is_unreadable(
+    head_file: HeadFile, claim: Claim, path: str
+) -> None:
+    """What HEAD names is deleted one day."""
+    head_file.take_term(claim)
+    foreign = Checkpoint(path, 1, "b3", 1, 1, ())
+    head_file.swap(lambda known: replace(known, chain=(foreign,)), term=1)
+    with pytest.raises(HeadUnreadable, match="is no folder of this run"):
+        read_head(head_file.store, head_file.layout)
+
+
+@pytest.mark.parametrize("name", ["resume", "place", "failures", "barren"])
+def test_negative_counters_are_no_head(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Head.{name} -1: must not be negative"):
+        head(**{name: -1})
+
+
+def test_the_deadline_ends_the_run_by_server_time(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
+    head_file.take_term(claim)
+    clock.sleep((claim.deadline - clock.now()).total_seconds())
+    made = other(head_file).take_term(claim)
+    assert (made.act, made.reason) == (Act.END, Reason.LIMIT)
+    assert read_head(head_file.store, head_file.layout).head.state is State.FAILED
+    copy = EndCopy.from_json(head_file.store.get(head_file.layout.end(0))[0])
+    assert (copy.state, copy.reason) == (State.FAILED, Reason.LIMIT)
+    with pytest.raises(HeadEnded):
+        head_file.check(term=1)
+
+
+def test_an_ended_run_gets_its_missing_copy(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    result = Result(head_file.layout.result(1), 3, "dd")
+    head_file.swap(lambda known: known.ended(State.DONE, End(Reason.DONE, 0, 6, result)), term=1)
+    assert other(head_file).take_term(claim).act is Act.LEAVE
+    data, first = head_file.store.get(head_file.layout.end(0))
+    assert EndCopy.from_json(data).digest == "dd"
+    assert other(head_file).take_term(claim).act is Act.LEAVE
+    assert head_file.store.stat(head_file.layout.end(0)) == first
+
+
+def records(head_file: HeadFile, term: int, *, seconds_to_commit: float | None = None) -> Any:
+    """Writes a start record now; gives a function that writes a beat."""
+    layout, now = head_file.layout, head_file.store.now()
+    start = AttemptStart(term, 0, 0, "vm", "1", "b", "z", "m", "i", "digits", {}, {}, 0, None, now)
+    write_record(head_file.store, layout.attempt_start(term), start)
+
+    def beat() -> None:
+        record = Beat(term, 1, None, "training", None, None, seconds_to_commit, (), now)
+        write_record(head_file.store, layout.beat(term), record)
+
+    return beat
+
+
+def test_barren_is_measured_by_the_stores_times(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
+    head_file.take_term(claim)
+    beat = records(head_file, 1)
+    clock.sleep(601)
+    beat()
+    clock.sleep(5000)
+    second = other(head_file)
+    second.take_term(claim)
+    assert second.head.barren == 1
+    # The second commits after 20 s; the third lives 61 s without: more than three times that.
+    beat = records(second, 2, seconds_to_commit=20.0)
+    beat()
+    second.swap(lambda known: replace(known.with_lineage(2, 0), barren=0), term=2)
+    third = other(head_file)
+    third.take_term(claim)
+    assert third.head.barren == 0
+    beat = records(third, 3)
+    clock.sleep(61)
+    beat()
+    fourth = other(head_file)
+    fourth.take_term(claim)
+    assert fourth.head.barren == 1
+    # The fourth wrote nothing at all: it counts neither way.
+    fifth = other(head_file)
+    fifth.take_term(claim)
+    assert fifth.head.barren == 1
+    now = head_file.store.now()
+    end = AttemptEnd(5, Reason.RESTORE_ERROR, State.OPEN, None, 0, None, "", (), 0.0, now)
+    write_record(head_file.store, head_file.layout.attempt_end(5), end)
+    sixth = other(head_file)
+    sixth.take_term(claim)
+    assert sixth.head.barren == 2
+
+
+# -- swapping ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "applied"),
+    [(Unavailable("gone"), True), (Unavailable("gone"), False), (Throttled("slow"), False)],
+)
+def test_a_swap_survives_lost_answers(
+    head_file: HeadFile, claim: Claim, error: Exception, applied: bool
+) -> None:
+    errors: list[Exception] = []
+    unlucky = other(head_file, failing("put", errors, applied=applied))
+    unlucky.take_term(claim)
+    errors += [error] * 3
+    assert unlucky.count_failure(term=1, before=0, retries=1)
+    assert read_head(head_file.store, head_file.layout).head.failures == 1
+    assert not unlucky.count_failure(term=1, before=1, retries=1)
+
+
+def test_a_write_given_up_is_recognised_later(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
+    """Its answer was lost for good; the next change is made on top of it, and counts once."""
+    errors: list[Exception] = []
+    holder = other(head_file, failing("put", errors, applied=False))
+    holder.take_term(claim)
+    written: list[Callable[[], Any]] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and not written:
+            written.append(apply)
+        raise Unavailable("gone")
+
+    assert isinstance(holder.store, MemoryStore)
+    working = holder.store
+    holder.store = working.view(around)
+    with pytest.raises(Unavailable):
+        holder.count_failure(term=1, before=0, retries=1)
+    holder.store = working
+    written[0]()
+    assert holder.count_failure(term=1, before=0, retries=1)
+    assert read_head(head_file.store, head_file.layout).head.failures == 1
+
+
+def test_head_is_written_at_most_once_a_second(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
+    head_file.take_term(claim)
+    for _ in range(5):
+        head_file.swap(lambda known: known, term=1)
+    assert clock.elapsed >= 5
+
+
+def test_head_gone_under_the_holder_is_lost(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    found = head_file.store.stat(head_file.layout.head)
+    head_file.store.delete(found.path, generation=found.generation)
+    with pytest.raises(HeadLost):
+        head_file.check(term=1)
+    with pytest.raises(HeadLost):
+        head_file.swap(lambda known: known, term=1)
+
+
+def test_a_stranger_in_the_same_term_is_an_error(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    known = read_head(head_file.store, head_file.layout).head
+    head_file.store.put(head_file.layout.head, replace(known, nonce="x").to_json())
+    with pytest.raises(HeadError, match="rewritten by somebody else") as caught:
+        head_file.swap(lambda known: known, term=1)
+    assert type(caught.value) is HeadError
+
+
+def test_failures_are_counted_against_the_retries(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    assert head_file.count_failure(term=1, before=0, retries=2)
+    for term, granted in ((2, True), (3, False)):
+        holder = other(head_file)
+        holder.take_term(claim)
+        before = holder.head.failures
+        assert holder.count_failure(term=term, before=before, retries=2) is granted
+
+
+def test_data_is_set_once(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    digits = DataFingerprint("data/digits", 3, 100, "AAAAAA==")
+    faces = DataFingerprint("data/faces", 5, 10, "AAAAAQ==")
+    head_file.set_data(digits, term=1)
+    written = head_file.read().object.generation
+    head_file.set_data(digits, term=1)
+    assert head_file.read().object.generation == written
+    second = other(head_file)
+    second.take_term(claim)
+    second.set_data(replace(digits, generation=4), term=2)
+    second.set_data(faces, term=2)
+    assert second.read().head.data == (digits, faces)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_the_operators_stop_is_seen_by_the_holder(
+    head_file: HeadFile, claim: Claim, applied: bool
+) -> None:
+    head_file.take_term(claim)
+    operator = other(head_file, failing("put", [Unavailable("gone")], applied=applied))
+    stopped = operator.end_from_outside(State.STOPPED, Reason.STOPPED)
+    assert stopped.end == End(Reason.STOPPED, None, 0, None)
+    with pytest.raises(HeadEnded):
+        head_file.check(term=1)
+    with pytest.raises(HeadEnded):
+        head_file.swap(lambda known: known, term=1)
+    again = operator.end_from_outside(State.FAILED, Reason.EXPIRED)
+    assert again.state is State.STOPPED
+
+
+def test_forbidden_head_is_told_apart(head_file: HeadFile) -> None:
+    denied = other(head_file, failing("get", [Forbidden("403")], applied=False))
+    with pytest.raises(HeadForbidden):
+        denied.read()
+
+
+def test_silence_is_counted_in_server_time(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
+    since = head_file.store.now()
+    clock.sleep(100)
+    assert silent_seconds(head_file.store, head_file.layout, 1, since) == 100
+    beat = records(head_file, 1)
+    clock.sleep(30)
+    assert silent_seconds(head_file.store, head_file.layout, 1, since) == 30
+    beat()
+    clock.sleep(7)
+    assert silent_seconds(head_file.store, head_file.layout, 1, since) == 7

@@ -1,0 +1,153 @@
+"""What a run without an attempt waits for: by its boot records, and by what its group says."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from outlast.base.exits import BOOT_SEC, Reason
+from outlast.bucket.ledger import Boot
+from outlast.cli import boots
+from outlast.cli.boots import (
+    Seen,
+    Vm,
+    Waits,
+    wait_of,
+)
+from outlast.cloud.compute import (
+    CannotAsk,
+    Compute,
+    Group,
+    Missing,
+)
+
+NOW = datetime(2026, 11, 28, 12, 0, 0, tzinfo=UTC)
+
+
+def ago(minutes: float) -> datetime:
+    return NOW - timedelta(minutes=minutes)
+
+
+LATE = BOOT_SEC / 60
+YOUNG = Vm("vm-2", "2", ago(3))
+OLD = Vm("vm-1", "1", ago(LATE))
+BOOTS = Boot("2", ago(2), None)
+FAILED = Boot("1", ago(9), Reason.SETUP_FAILED)
+STOCKOUT = ((ago(20), "ZONE_RESOURCE_POOL_EXHAUSTED"), (ago(4), "QUOTA_EXCEEDED"))
+NOTHING = "1 boot has come to nothing, the last as setup-failed"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "seen", "what", "since", "why"),
+    [
+        # From the bucket alone.
+        ([], None, "waiting", None, ""),
+        ([BOOTS], None, "booting", ago(2), "VM 2 boots"),
+        ([FAILED], None, "never-started", None, NOTHING),
+        ([FAILED, BOOTS], None, "booting", ago(2), f"{NOTHING}; VM 2 boots"),
+        (
+            [Boot("1", ago(LATE), None)],
+            None,
+            "never-started",
+            ago(LATE),
+            "VM 1 has come to no attempt in 30 minutes",
+        ),
+        # With what the group says.
+        ([], Seen(ago(1), 1, None), "waiting", None, ""),
+        (
+            [],
+            Seen(ago(30), 1, None, STOCKOUT),
+            "waiting",
+            ago(20),
+            "its group cannot create a VM: ZONE_RESOURCE_POOL_EXHAUSTED, QUOTA_EXCEEDED (tries: 2)",
+        ),
+        (
+            [BOOTS],
+            Seen(ago(30), 1, None, STOCKOUT),
+            "waiting",
+            None,
+            "",
+        ),
+        ([], Seen(ago(4), 1, YOUNG), "booting", ago(3), "VM vm-2 boots"),
+        ([BOOTS], Seen(ago(90), 1, YOUNG), "booting", ago(2), "VM vm-2 boots"),
+        ([], Seen(ago(90), 1, YOUNG, STOCKOUT), "booting", ago(3), "VM vm-2 boots"),
+        (
+            [],
+            Seen(ago(LATE + 1), 1, OLD),
+            "never-started",
+            ago(LATE),
+            "VM vm-1 has come to no attempt in 30 minutes",
+        ),
+        # VMs that come and go before their first act.
+        (
+            [],
+            Seen(ago(10), 1, YOUNG),
+            "booting",
+            ago(3),
+            "VMs before vm-2 have gone without a boot record",
+        ),
+        (
+            [],
+            Seen(ago(LATE), 1, YOUNG),
+            "never-started",
+            ago(LATE),
+            "VMs before vm-2 have gone without a boot record",
+        ),
+        (
+            [FAILED],
+            Seen(ago(90), 0, None),
+            "never-started",
+            None,
+            f"{NOTHING}; its group is to have no VM",
+        ),
+        # A VM whose disk stays boots anew.
+        ([Boot("1", ago(1), None)], Seen(ago(90), 1, OLD), "booting", ago(1), "VM vm-1 boots"),
+    ],
+)
+def test_what_is_waited_for(recorded, seen, what, since, why):
+    found = wait_of(recorded, seen, now=NOW)
+    assert (found.what, found.since, found.why) == (Waits(what), since, why)
+
+
+ANSWERS: dict[str, Any] = {
+    "GET zones/z/instanceGroupManagers/g": {
+        "creationTimestamp": "2026-11-28T11:00:00Z",
+        "targetSize": 1,
+    },
+    "POST zones/z/instanceGroupManagers/g/listManagedInstances": {
+        "managedInstances": [
+            {"instance": "https://x/projects/p/zones/z/instances/g-1", "instanceStatus": "RUNNING"},
+            {"instance": "https://x/projects/p/zones/z/instances/g-2"},
+        ]
+    },
+    "GET zones/z/instances/g-1": {
+        "name": "g-1",
+        "id": "7",
+        "creationTimestamp": "2026-11-28T11:58:00.5-00:00",
+    },
+    "GET zones/z/instanceGroupManagers/g/listErrors": {
+        "items": [{"timestamp": "2026-11-28T11:01:00Z", "error": {"code": "STOCKOUT"}}]
+    },
+}
+GROUP = Group("p", "zones/z", "g")
+
+
+def test_what_a_group_says(monkeypatch: pytest.MonkeyPatch):
+    answers = json.loads(json.dumps(ANSWERS))
+
+    def call(self: Compute, method: str, path: str, **_: Any) -> Any:
+        found = answers[f"{method} {path}"]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(Compute, "call", call)
+    at = datetime(2026, 11, 28, 11, 58, 0, 500000, tzinfo=UTC)
+    made = datetime(2026, 11, 28, 11, tzinfo=UTC)
+    errors = ((made + timedelta(minutes=1), "STOCKOUT"),)
+    assert boots.look(GROUP) == Seen(made, 1, Vm("g-1", "7", at), errors)
+    # Nothing that cannot be asked is taken for an answer.
+    for broken in (Missing(404, "gone"), CannotAsk(403, "no"), {}, {"creationTimestamp": "x"}):
+        answers["GET zones/z/instanceGroupManagers/g"] = broken
+        assert boots.look(GROUP) is None

@@ -1,0 +1,391 @@
+"""The judge says broken where it is: each guarantee is shown something that breaks it."""
+
+import hashlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import (
+    Checkpoint,
+    End,
+    Head,
+    Lineage,
+    Result,
+)
+from outlast.bucket.layout import (
+    AttemptEnd,
+    Layout,
+    ResultFile,
+    ResultManifest,
+)
+from outlast.bucket.ledger import Attempt, Boot, Ledger
+from outlast.bucket.store import MemoryStore
+from outlast.cli.rehearsal import judge
+from outlast.cli.rehearsal.judge import (
+    GUARANTEES,
+    Ending,
+    ResultRead,
+    Run,
+    Seen,
+    Stall,
+    Strike,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+LAYOUT = Layout("experiments/dev", "0123456789")
+BUCKET = {"name": "b", "objects": 9, "versions": 9}
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def attempt(term: int, from_step: int, step: int, lost: int, reason: Reason) -> Attempt:
+    return Attempt(
+        term=term,
+        start=START,
+        end=at(1),
+        reason=reason,
+        instance="vm",
+        zone="z",
+        from_step=from_step,
+        step=step,
+        committed=step - lost,
+        lost=lost,
+    )
+
+
+def head(**changes) -> Head:
+    whole = Head(
+        owner="o/p/s",
+        resume=0,
+        place=0,
+        term=3,
+        state=State.DONE,
+        end=End(Reason.DONE, 0, 90, None),
+        started=START,
+        deadline=START + timedelta(days=1),
+        chain=(),
+        lineage=(Lineage(1, 0), Lineage(2, 30), Lineage(3, 55)),
+        failures=0,
+        barren=0,
+        data=None,
+        nonce="n",
+    )
+    return replace(whole, **changes)
+
+
+def failed(reason: Reason) -> Head:
+    return head(state=State.FAILED, end=End(reason, 3, 90, None))
+
+
+def chain(*terms: int) -> tuple[Checkpoint, ...]:
+    return tuple(
+        Checkpoint(LAYOUT.snapshot(term, 10 * n, "a"), 1, "b3", term, 10 * n, ())
+        for n, term in enumerate(terms)
+    )
+
+
+ATTEMPTS = (
+    attempt(1, 0, 30, 0, Reason.PREEMPTED),
+    attempt(2, 30, 60, 5, Reason.CUT),
+    attempt(3, 55, 90, 0, Reason.DONE),
+)
+
+
+def book(**changes) -> Ledger:
+    whole = Ledger(head=head(), attempts=ATTEMPTS, boots=3, first_boot=START, total=90, rows=())
+    return replace(whole, **changes)
+
+
+def rows(*steps: int) -> list[dict[str, Any]]:
+    return [{"step": step, "loss": 1 / step} for step in steps]
+
+
+RUN = Run(
+    ledger=book(),
+    rows=rows(*range(1, 91)),
+    result=ResultRead("a"),
+    boots=tuple(Boot(str(number), at(number), None) for number in range(3)),
+    ended=at(60),
+    heads=(
+        head(term=1, state=State.OPEN, end=None, chain=chain(1)),
+        head(term=2, state=State.OPEN, end=None, chain=chain(1, 2)),
+    ),
+)
+STRIKES = (Strike("preempt", boot=1, attempt=1), Strike("kill", boot=2, attempt=2))
+GOOD = Seen(
+    expected=Ending("done", "done"),
+    run=replace(RUN, ledger=book(head=head(chain=chain(1, 2, 3)))),
+    calm=replace(RUN, heads=()),
+    strikes=STRIKES,
+    sizes={"dev": 0, "dev-calm": 0},
+    bucket="b",
+    audit={"buckets": [BUCKET], "deleted_roles": ["leave"], "vms": []},
+)
+
+
+def ended_as(reason: Reason, **changes) -> AttemptEnd:
+    whole = AttemptEnd(
+        term=3,
+        reason=reason,
+        state=State.FAILED,
+        exit=3,
+        step=90,
+        committed=None,
+        message="the trainer exited with 3",
+        stderr=("no such column",),
+        staged_sec=0.0,
+        time=START,
+    )
+    return replace(whole, **changes)
+
+
+def user_failed(*reasons: Reason, retries: int = 0, end: AttemptEnd | None = None) -> Seen:
+    """A run that failed of its own: its attempts' reasons, and the record of its last."""
+    attempts = tuple(attempt(n, 0, 9, 0, reason) for n, reason in enumerate(reasons, 1))
+    ledger = book(head=failed(reasons[-1]), attempts=attempts)
+    run = replace(RUN, ledger=ledger, ends={3: end or ended_as(reasons[-1])})
+    return Seen(Ending("failed", reasons[-1]), run, retries=retries)
+
+
+def never_started(boots: int, size: int = 0) -> Seen:
+    run = Run(boots=tuple(Boot(str(n), at(n), Reason.SETUP_FAILED) for n in range(boots)))
+    return Seen(Ending("never-started"), run, sizes={"dev": size})
+
+
+def with_run(**changes) -> Seen:
+    return replace(GOOD, run=replace(GOOD.run, **changes))
+
+
+def with_book(**changes) -> Seen:
+    return with_run(ledger=book(**changes))
+
+
+def with_attempts(*attempts: Attempt) -> Seen:
+    return with_book(attempts=attempts)
+
+
+FIRST, SECOND, THIRD = ATTEMPTS
+USER = Reason.USER_FAILED
+
+WARNED = replace(
+    with_run(ledger=book(attempts=(THIRD,)), heads=(head(chain=chain(2, 3)),)),
+    strikes=[Strike("maintenance", boot=1, attempt=3, options={"step": 8})],
+)
+SPECIAL = {
+    *("waits-for-room", "retries-as-set", "failure-is-told", "gives-up", "warning-is-heeded"),
+    *("changes-zone", "stalls-are-given-up"),
+}
+"""Guarantees that a run of three attempts says nothing about."""
+
+HELD = [
+    *((name, GOOD) for name in GUARANTEES if name not in SPECIAL),
+    ("warning-is-heeded", WARNED),
+    (
+        "warning-is-heeded",
+        replace(
+            WARNED,
+            run=replace(
+                WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.MAINTENANCE),))
+            ),
+        ),
+    ),
+    ("changes-zone", with_attempts(FIRST, replace(SECOND, zone="elsewhere"))),
+    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, True)])),
+    ("waits-for-room", replace(GOOD, refusals=["ZONE_RESOURCE_POOL_EXHAUSTED"])),
+    ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"])),
+    ("retries-as-set", user_failed(USER)),
+    ("retries-as-set", user_failed(USER, USER, retries=1)),
+    ("retries-as-set", user_failed(Reason.USAGE, retries=1)),
+    ("retries-as-set", replace(with_attempts(replace(FIRST, reason=USER), THIRD), retries=1)),
+    ("failure-is-told", user_failed(USER)),
+    (
+        "failure-is-told",
+        user_failed(Reason.STALLED, end=ended_as(Reason.STALLED, stderr=(), exit=None)),
+    ),
+    ("gives-up", never_started(10)),
+    ("each-step-once", replace(GOOD, calm=None)),
+    ("told-truly", replace(GOOD, strikes=[*STRIKES, Strike("kill", boot=7)])),
+    ("only-the-struck-end", with_attempts(THIRD)),
+]
+
+BROKEN = [
+    ("same-bytes", with_run(result=ResultRead("b"))),
+    ("same-bytes", replace(GOOD, run=replace(RUN, result=ResultRead(None)),
+                           calm=replace(RUN, result=ResultRead(None)))),
+    ("same-bytes", replace(GOOD, calm=None)),
+    ("told-truly", replace(GOOD, strikes=[Strike("preempt", boot=1, attempt=2)])),
+    ("told-truly", replace(GOOD, strikes=[Strike("kill", boot=9, attempt=9)])),
+    ("told-truly", replace(GOOD, strikes=[])),
+    ("always-resumed", with_attempts(FIRST, SECOND, replace(THIRD, from_step=0))),
+    ("always-resumed", with_attempts(FIRST)),
+    ("notice-loses-nothing", with_attempts(replace(FIRST, lost=1), SECOND, THIRD)),
+    ("notice-loses-nothing", replace(GOOD, strikes=STRIKES[1:])),
+    ("notice-loses-nothing",
+     replace(GOOD, strikes=[Strike("preempt", attempt=1, options={"notice_sec": 0})])),
+    ("committed-stays", with_attempts(FIRST, replace(SECOND, committed=58), THIRD)),
+    ("committed-stays", with_attempts(FIRST)),
+    *(("each-step-once", with_run(rows=found)) for found in (
+        [], rows(1, 1), rows(2, 1), rows(1), rows(1, 3), rows(*range(1, 90)),
+        [*rows(*range(1, 90)), {"step": 90, "loss": 7.0}],
+    )),
+    ("each-step-once", replace(with_run(rows=rows(1, 3)), calm=replace(RUN, rows=rows(1, 3)))),
+    *(("one-line", with_book(head=head(lineage=lineage))) for lineage in (
+        (), (Lineage(2, 0), Lineage(1, 9)), (Lineage(1, 9), Lineage(2, 5)),
+    )),
+    ("head-never-goes-back", with_run(heads=(head(term=4), head(term=3)))),
+    ("head-never-goes-back",
+     with_run(heads=(head(term=2, chain=chain(2)), head(term=3, chain=chain(2, 1))))),
+    ("head-never-goes-back",
+     with_run(heads=(head(term=2), head(term=3, state=State.OPEN, end=None)))),
+    ("head-never-goes-back", with_run(heads=())),
+    ("only-the-struck-end", replace(GOOD, strikes=STRIKES[1:])),
+    ("only-the-struck-end", replace(GOOD, strikes=[STRIKES[0], Strike("signal", attempt=2)])),
+    ("only-the-struck-end", replace(GOOD, run=Run())),
+    ("costs-the-user-nothing", with_book(head=head(failures=1))),
+    ("costs-the-user-nothing", replace(GOOD, run=Run())),
+    ("stalls-are-given-up", GOOD),
+    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, False)])),
+    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", None, False)])),
+    ("waits-for-room", GOOD),
+    ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"], run=Run())),
+    ("retries-as-set", user_failed(USER, USER)),
+    ("retries-as-set", user_failed(USER, retries=1)),
+    ("retries-as-set", user_failed(Reason.USAGE, Reason.USAGE, retries=1)),
+    ("retries-as-set", GOOD),
+    ("failure-is-told", user_failed(USER, end=ended_as(USER, stderr=()))),
+    ("failure-is-told", user_failed(USER, end=ended_as(Reason.CUT))),
+    ("failure-is-told", user_failed(USER, end=ended_as(USER, message=""))),
+    ("failure-is-told", GOOD),
+    ("nothing-after-the-end", with_run(boots=(Boot("1", at(61), Reason.ENDED),))),
+    ("nothing-after-the-end", with_run(ended=None)),
+    ("gives-up", never_started(3)),
+    ("gives-up", never_started(11)),
+    ("gives-up", never_started(10, size=1)),
+    ("gives-up", GOOD),
+    ("done-means-done", with_attempts(replace(FIRST, reason=Reason.DONE))),
+    ("done-means-done", replace(GOOD, strikes=STRIKES[1:])),
+    ("warning-is-heeded", GOOD),
+    ("warning-is-heeded", replace(WARNED, run=replace(WARNED.run, heads=()))),
+    ("warning-is-heeded", replace(
+        WARNED, strikes=[Strike("maintenance", attempt=3, options={"step": 11})])),
+    ("warning-is-heeded", replace(WARNED, run=replace(
+        WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.INTERRUPTED),))))),
+    ("changes-zone", with_attempts(FIRST)),
+    ("changes-zone", with_attempts(FIRST, replace(SECOND, zone=FIRST.zone))),
+    ("warning-is-heeded", replace(WARNED, run=replace(
+        WARNED.run, ledger=book(attempts=(replace(THIRD, step=10),))))),
+    ("warning-is-heeded",
+     replace(WARNED, strikes=[Strike("maintenance", boot=1, attempt=1)])),
+    ("nothing-runs", replace(GOOD, sizes={"dev": 1})),
+    ("nothing-runs", replace(GOOD, sizes={"dev": None})),
+    ("nothing-runs", replace(GOOD, sizes={})),
+    ("nothing-runs", replace(GOOD, vms=["vm"])),
+    *(("bucket-alone-is-left", replace(GOOD, audit=audit)) for audit in (
+        {"buckets": [BUCKET], "templates": ["t"]},
+        {"buckets": [BUCKET], "pids": [7]},
+        {"buckets": []},
+        {},
+    )),
+    ("no-process", replace(GOOD, strays=["python (7)"])),
+]  # fmt: skip
+
+
+def verdict(name: str, seen: Seen) -> judge.Guarantee:
+    return judge.judge(seen, [name])[-1]
+
+
+def test_in_a_run_that_went_well_all_is_held():
+    for name, seen in HELD:
+        found = verdict(name, seen)
+        assert found.held, f"{name}: {found.detail}"
+    assert {name for name, _ in HELD} == set(GUARANTEES)
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"), BROKEN, ids=[f"{name}-{n}" for n, (name, _) in enumerate(BROKEN)]
+)
+def test_what_breaks_a_guarantee_is_said_to(name, seen):
+    found = verdict(name, seen)
+    assert not found.held, found.detail
+
+
+def test_every_guarantee_is_shown_something_that_breaks_it():
+    assert {name for name, _ in BROKEN} == set(GUARANTEES)
+
+
+def test_every_guarantee_is_printed_as_a_promise():
+    for guarantee in judge.judge(GOOD, GUARANTEES):
+        assert guarantee.promise and guarantee.detail, guarantee.name
+
+
+@pytest.mark.parametrize(
+    ("seen", "detail"),
+    [
+        (replace(GOOD, expected=Ending("failed")), "done (done), must be failed; undisturbed"),
+        (user_failed(USER, Reason.STALLED), "failed (stalled)"),
+        (replace(user_failed(USER), expected=Ending("failed", "usage")), "must be failed (usage)"),
+        (replace(GOOD, run=Run()), "waiting, must be done (done)"),
+        (replace(GOOD, run=never_started(2).run), "never-started, must be done"),
+        (with_book(head=head(state=State.OPEN, end=None)), "open, must be done (done)"),
+    ],
+)
+def test_another_end_than_the_expected_breaks(seen, detail):
+    found = judge.judge(seen, [])[0]
+    assert (found.name, found.held) == ("ends-as-expected", "must" not in detail)
+    assert detail in found.detail
+
+
+def test_an_undisturbed_run_that_is_not_done_breaks():
+    calm = replace(RUN, ledger=book(head=failed(USER)))
+    assert not judge.judge(replace(GOOD, calm=calm), [])[0].held
+
+
+def test_a_misfortune_that_never_came_breaks():
+    found = judge.judge(replace(GOOD, pending=1), [])[1]
+    assert (found.name, found.held) == ("all-happened", False)
+    assert found.detail == "preempt: attempt 1; kill: attempt 2; 1 never came"
+    missed = replace(GOOD, strikes=[Strike("thaw", boot=2, missed="no VM has begun attempt 9")])
+    found = judge.judge(missed, [])[1]
+    assert not found.held
+    assert found.detail == "thaw: boot 2 (missed: no VM has begun attempt 9)"
+    quiet = judge.judge(replace(GOOD, strikes=[], faulted=2), [])[1]
+    assert (quiet.held, quiet.detail) == (True, "2 requests were disturbed")
+
+
+def finished(store: MemoryStore, files: dict[str, bytes]) -> Head:
+    folder = LAYOUT.result(3)
+    listed = []
+    for name, data in files.items():
+        store.put(folder + name, data)
+        listed.append(ResultFile(name, len(data), hashlib.sha256(data).hexdigest()))
+    manifest = ResultManifest.of(listed)
+    put = store.put(folder + "RESULT.json", manifest.to_json())
+    return head(end=End(Reason.DONE, 0, 90, Result(folder, put.generation, manifest.digest)))
+
+
+def test_the_result_is_hashed_from_its_own_bytes():
+    store = MemoryStore()
+    whole = finished(store, {"model.bin": b"weights", "notes.txt": b"x"})
+    read = judge.read_result(store, whole)
+    lines = "".join(
+        f"{hashlib.sha256(data).hexdigest()}  {name}\n"
+        for name, data in (("model.bin", b"weights"), ("notes.txt", b"x"))
+    )
+    assert read.digest == hashlib.sha256(lines.encode()).hexdigest()
+    assert read.files == {"model.bin": b"weights", "notes.txt": b"x"}
+
+
+def test_a_result_whose_bytes_changed_after_the_record_has_no_digest():
+    store = MemoryStore()
+    whole = finished(store, {"model.bin": b"weights"})
+    store.put(LAYOUT.result(3) + "model.bin", b"weightz")
+    assert judge.read_result(store, whole).digest is None
+
+
+def test_an_end_without_a_result_has_no_digest():
+    assert judge.read_result(MemoryStore(), head()).digest is None

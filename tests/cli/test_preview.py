@@ -1,0 +1,441 @@
+"""The review of a plan: which run does what, at which cost, against which rule."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import Checkpoint, End, Head
+from outlast.cli import draw
+from outlast.cli.errors import EngineError, UsageError
+from outlast.cli.review import preview
+from outlast.cli.review.preview import (
+    BAKE,
+    GROUPS,
+    PIN,
+    TEMPLATES,
+    NotRead,
+    Step,
+    Then,
+)
+
+NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
+LABELS = {
+    "managed-by": "outlast",
+    "project": "outlast",
+    "stack": "dev",
+    "component": "vm-template",
+    "experiment": "dev",
+}
+TEMPLATE: dict[str, Any] = {
+    "machineType": "e2-standard-2",
+    "labels": LABELS,
+    "scheduling": {"provisioningModel": "SPOT", "terminationTime": "2026-11-29T12:00:00Z"},
+}
+GROUP: dict[str, Any] = {"zone": "us-central1-a", "updatePolicy": {"type": "OPPORTUNISTIC"}}
+PINNED: dict[str, Any] = {
+    "run": "aaaaaaaaaa",
+    "resume": 0,
+    "bucket": "b",
+    "prefix": "experiments/dev",
+    "zone": "us-central1-a",
+    "limitRunMinutes": 1440,
+    "deadline": "2026-11-29T12:00:00Z",
+}
+OPEN = Head(
+    owner="organization/outlast/dev",
+    resume=0,
+    place=0,
+    term=1,
+    state=State.OPEN,
+    end=None,
+    started=NOW - timedelta(hours=1),
+    deadline=NOW + timedelta(hours=10),
+    chain=(Checkpoint("x/", 1, "00", 1, 400, ()),),
+    lineage=(),
+    failures=0,
+    barren=0,
+    data=None,
+    nonce="n",
+)
+
+
+def ended(state: State, reason: Reason) -> Head:
+    return replace(OPEN, state=state, end=End(reason, 0, 400, None))
+
+
+def same(kind: str, values: dict[str, Any]) -> Step:
+    return Step("same", kind, kind.rpartition(":")[2], values, values)
+
+
+def unchanged(**steps: Step) -> list[Step]:
+    """A stack that is up and changes in nothing but `steps`."""
+    made = {
+        "pin": same(PIN, PINNED),
+        "template": same(TEMPLATES[0], TEMPLATE),
+        "group": same(GROUPS[0], GROUP),
+    }
+    return list({**made, **steps}.values())
+
+
+def reviewed(steps: list[Step], **heads: Any) -> preview.Review:
+    """`heads`: by run, with an underscore before the digits' ten letters."""
+    looks = {name.removeprefix("_"): head for name, head in heads.items()}
+    return preview.of_plan(
+        "dev", steps, look=lambda pin: looks.get(pin.run, NotRead.ABSENT), now=NOW
+    )
+
+
+def changed(kind: str, old: dict[str, Any], new: dict[str, Any], op: str = "replace") -> Step:
+    differs = tuple(sorted(key for key in new if old.get(key) != new[key]))
+    return Step(op, kind, kind.rpartition(":")[2], old, new, differs)
+
+
+OTHER_TEMPLATE = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "machineType": "e2-standard-4"})
+SCRIPTS = {
+    "startup-script": "a",
+    "outlast-sh-lib": "a",
+    "outlast-bundle": "x",
+    "outlast-waits": "1",
+}
+OTHER_SCRIPT = changed(
+    TEMPLATES[0],
+    {**TEMPLATE, "metadata": SCRIPTS},
+    {**TEMPLATE, "metadata": {**SCRIPTS, "startup-script": "b", "outlast-sh-lib": "b"}},
+)
+OTHER_CODE = changed(
+    TEMPLATES[0],
+    {**TEMPLATE, "metadata": SCRIPTS},
+    {**TEMPLATE, "metadata": {**SCRIPTS, "outlast-bundle": "y", "outlast-waits": "2"}},
+)
+NOW_GROUP = changed(GROUPS[0], GROUP, {**GROUP, "updatePolicy": {"type": "PROACTIVE"}}, "update")
+OTHER_ZONE = {"zone": "us-central1-b"}
+MOVED = {
+    "pin": changed(PIN, PINNED, {**PINNED, **OTHER_ZONE}, "update"),
+    "group": changed(GROUPS[0], GROUP, {**GROUP, **OTHER_ZONE}),
+    "template": OTHER_TEMPLATE,
+}
+NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "head", "said", "why"),
+    [
+        (unchanged(), OPEN, "stays untouched", "nothing of its VM changes"),
+        (
+            unchanged(pin=changed(PIN, PINNED, {**PINNED, "image": "i"}, "same")),
+            OPEN,
+            "stays untouched",
+            "nothing of its VM changes; the image of now counts at its next resume",
+        ),
+        (
+            unchanged(template=OTHER_TEMPLATE),
+            OPEN,
+            "stays untouched",
+            "of the new template (machineType) and goes on from its last checkpoint, by now step",
+        ),
+        (
+            unchanged(template=OTHER_SCRIPT),
+            OPEN,
+            "stays untouched",
+            "of the new template (startup script) and goes on from its last checkpoint, by now",
+        ),
+        (
+            unchanged(template=OTHER_CODE),
+            OPEN,
+            "stays untouched",
+            "of the new template (code, waits) and goes on from its last checkpoint, by now step",
+        ),
+        (
+            unchanged(template=OTHER_TEMPLATE, group=NOW_GROUP),
+            OPEN,
+            "restarts",
+            "interrupted at once and made anew (machineType); it goes on from step 400",
+        ),
+        (
+            unchanged(**MOVED),
+            OPEN,
+            "resumes from step 400",
+            "in us-central1-b instead of us-central1-a; it goes on from step 400",
+        ),
+        (unchanged(**MOVED), NotRead.ABSENT, "restarts", "from step 0, as it has no checkpoint"),
+        (unchanged(**MOVED), NotRead.UNKNOWN, "restarts", "it goes on from its last checkpoint"),
+        (
+            unchanged(template=OTHER_TEMPLATE),
+            ended(State.DONE, Reason.DONE),
+            "finished",
+            "it is done, nothing is started",
+        ),
+        (
+            unchanged(),
+            ended(State.FAILED, Reason.OUT_OF_MEMORY),
+            "finished",
+            "ended as failed (out-of-memory), nothing is started; outlast resume reopens it",
+        ),
+        (
+            unchanged(),
+            replace(OPEN, deadline=NOW - timedelta(minutes=1)),
+            "finished",
+            "its limit of 2026-11-28 11:59 UTC has passed",
+        ),
+        (
+            unchanged(pin=changed(PIN, PINNED, {**NEW_PIN, "resume": 1})),
+            ended(State.FAILED, Reason.OUT_OF_MEMORY),
+            "resumes from step 400",
+            "it was failed; resume 1 reopens it, from step 400, with a new limit",
+        ),
+    ],
+)
+def test_what_becomes_of_the_stacks_run(steps, head, said, why):
+    (line,) = reviewed(steps, _aaaaaaaaaa=head).runs
+    assert line.said == said
+    assert why in line.why
+
+
+@pytest.mark.parametrize(
+    ("head", "then"),
+    [
+        (NotRead.ABSENT, Then.STARTS_ANEW),
+        (NotRead.UNKNOWN, Then.UNCLEAR),
+        (OPEN, Then.RESUMES),
+        (ended(State.DONE, Reason.DONE), Then.FINISHED),
+    ],
+)
+def test_another_run_takes_the_place_of_an_open_one(head, then):
+    pin = changed(PIN, PINNED, {**NEW_PIN, "run": "bbbbbbbbbb"})
+    found = reviewed(unchanged(pin=pin), _aaaaaaaaaa=OPEN, _bbbbbbbbbb=head)
+    new, old = found.runs
+    assert (new.run, new.then) == ("bbbbbbbbbb", then)
+    assert (old.run, old.then, old.step) == ("aaaaaaaaaa", Then.STOPS, 400)
+    assert "what it committed stays in gs://b/experiments/dev/aaaaaaaaaa" in old.why
+    assert any("outlast resume dev goes on with it" in text for text in found.advice)
+
+
+def test_a_first_up_starts_anew_and_costs_its_whole_limit():
+    steps = [
+        Step("create", PIN, "run", {}, NEW_PIN),
+        Step("create", TEMPLATES[0], "template", {}, TEMPLATE),
+        Step("create", GROUPS[0], "group", {}, GROUP),
+    ]
+    found = reviewed(steps)
+    assert found.runs[0].then is Then.STARTS_ANEW
+    assert found.before.an_hour == "nothing"
+    assert found.after.hours == 24
+    assert "(24.0 h, its whole limit)" in found.after.at_the_limit
+
+
+def test_a_machine_is_priced_before_and_after():
+    found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
+    assert found.after.sum.hour == pytest.approx(2 * found.before.sum.hour)
+    assert found.before.hours == found.after.hours == 24
+    assert found.after.until == "until 2026-11-29 12:00 UTC"
+
+
+def test_what_is_done_costs_nothing():
+    found = reviewed(unchanged(), _aaaaaaaaaa=ended(State.DONE, Reason.DONE))
+    assert (found.before.an_hour, found.after.at_the_limit) == ("nothing", "nothing")
+
+
+def test_destroying_leaves_the_bucket():
+    steps = [replace(step, op="delete", new={}) for step in unchanged()]
+    found = reviewed(steps, _aaaaaaaaaa=OPEN)
+    (line,) = found.runs
+    assert line.then is Then.STOPS and "the stack lets go of it" in line.why
+    assert found.before.sum.hour > 0 and found.after.an_hour == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("bucket", "said"),
+    [
+        ({"location": "US-CENTRAL1"}, "(us-central1): $0.0200 a GiB and month"),
+        (
+            {"location": "us-central1", "softDeletePolicy": {"retentionDurationSeconds": 604800}},
+            "billed for 7 more days, $0.0046 each",
+        ),
+        ({"location": "us-central1", "versioning": {"enabled": True}}, "versions: what is"),
+        ({"location": "europe-west4"}, "in us-central1 and the bucket in europe-west4: reads"),
+        ({"location": "europe-west4"}, "billed by the GiB, at most $0.0800 each"),
+        ({"location": "me-west1"}, "billed by the GiB, at a price that the list does not have"),
+        ({"location": "us-central1"}, "how large they are is not known before a run's first"),
+        ({"location": "mars-north1"}, "(mars-north1): unknown a GiB and month"),
+    ],
+)
+def test_storage_is_priced_where_it_applies(bucket, said):
+    steps = [*unchanged(), same(preview.BUCKET, {"name": "b", **bucket})]
+    assert any(said in line for line in reviewed(steps, _aaaaaaaaaa=OPEN).storage)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("bucket", "said"),
+    [
+        ({}, "checkpoints: run aaaaaaaaaa keeps 2, 3.0 GiB together, $0.0600 a month"),
+        (
+            {"softDeletePolicy": {"retentionDurationSeconds": 604800}},
+            "; with one checkpoint of 2.0 GiB dropped every 10 minutes, 2,016.0 GiB held at a time,"
+            " $40.32 a month",
+        ),
+        ({"versioning": {"enabled": True}}, "288.0 GiB more with each day, $5.76 a month"),
+    ],
+)
+def test_checkpoints_are_priced_by_what_the_last_run_keeps(bucket, said):
+    declared = {"name": "b", "location": "US-CENTRAL1", **bucket}
+    found = preview.of_plan(
+        "dev",
+        [*unchanged(), same(preview.BUCKET, declared)],
+        look=lambda pin: OPEN,
+        kept=lambda pin, head: (GIB, 2 * GIB),
+        now=NOW,
+    )
+    assert any(said in line for line in found.storage), found.storage
+
+
+DEAR = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "machineType": "a2-ultragpu-8g", "labels": {}})
+
+
+@pytest.mark.parametrize(
+    ("config", "broken", "advised"),
+    [
+        ({}, ["labels"], []),
+        ({"labels": "disabled"}, [], []),
+        ({"labels": {"enforcementLevel": "advisory"}}, [], ["labels InstanceTemplate: has no"]),
+        ({"all": "advisory", "labels": "mandatory"}, ["labels"], []),
+        ({"gpu-ceiling": {"gpus": 7}}, ["labels", "gpu-ceiling"], []),
+        ({"gpu-ceiling": {"gpus": 8.0}}, ["labels"], []),
+        ({"hour-ceiling": {"dollars": 40}, "labels": "disabled"}, ["hour-ceiling"], []),
+        ({"hour-ceiling": {"dollars": 41}, "labels": "disabled"}, [], []),
+    ],
+)
+def test_the_rules_take_the_policy_packs_config(tmp_path, config, broken, advised):
+    path = tmp_path / "limits.json"
+    path.write_text(json.dumps(config))
+    standard = {"provisioningModel": "STANDARD", "terminationTime": "2026-11-29T12:00:00Z"}
+    steps = unchanged(template=replace(DEAR, new={**DEAR.new, "scheduling": standard}))
+    found = preview.of_plan(
+        "dev", steps, look=lambda pin: OPEN, now=NOW, config=preview.read_config(path)
+    )
+    assert [one.rule for one in found.broken] == broken
+    for words in advised:
+        assert any(words in line for line in found.advice)
+    assert len([one for one in found.advice if one.startswith(("labels", "gpu"))]) == len(advised)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "must be an object, by rule; docs/review.md has an example"),
+        ('{"gpus": 1}', "gpus: is no rule; there are run-limit, public-bucket"),
+        ('{"labels": 3}', "labels: must be an object, or an enforcement level"),
+        (
+            '{"labels": "strict"}',
+            "enforcementLevel 'strict' must be mandatory, remediate, advisory",
+        ),
+        ('{"gpu-ceiling": {"gpus": -1}}', "gpu-ceiling: gpus -1 must be a whole number from 0"),
+        ('{"gpu-ceiling": {"gpus": 7.5}}', "gpu-ceiling: gpus 7.5 must be a whole number"),
+        ('{"hour-ceiling": {"dollars": NaN}}', "hour-ceiling: dollars nan must be a number"),
+        ('{"gpu-ceiling": {"gpus": true}}', "gpu-ceiling: gpus True must be a whole number"),
+        ('{"labels": {"required": "team"}}', "labels: required 'team' must be a list of names"),
+        ('{"hour-ceiling": {"dollars": "5"}}', "dollars '5' must be a number from 0"),
+    ],
+)
+def test_a_config_that_is_none_is_bad_usage(tmp_path, text, words):
+    path = tmp_path / "limits.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        preview.read_config(path)
+    assert words in str(caught.value) and "Traceback" not in str(caught.value)
+    with pytest.raises(UsageError, match="No such file"):
+        preview.read_config(tmp_path / "none.json")
+
+
+def test_a_broken_rule_is_exit_3_in_every_form():
+    endless = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "scheduling": {}})
+    found = reviewed(unchanged(template=endless), _aaaaaaaaaa=OPEN)
+    assert (found.exit_code, found.as_json()["exitCode"]) == (3, 3)
+    assert [one.rule for one in found.broken] == ["run-limit"]
+    assert "- `run-limit InstanceTemplate`: scheduling has neither" in draw.as_markdown(found)
+    assert reviewed(unchanged(), _aaaaaaaaaa=OPEN).exit_code == 0
+
+
+def test_the_markdown_is_a_table_and_folds_the_rest(capsys):
+    found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
+    text = draw.as_markdown(found)
+    assert "| `aaaaaaaaaa` | **stays untouched** | its VM lives on;" in text
+    assert "<details><summary>resources that change: 1</summary>" in text
+    assert "List prices of 2026-11-28" in text
+    draw.show_review(found)
+    shown = capsys.readouterr().out
+    assert "run aaaaaaaaaa stays untouched: its VM lives on;" in shown
+    assert "replaced: InstanceTemplate InstanceTemplate (machineType)" in shown
+
+
+RECIPE = {
+    "family": "outlast",
+    "zone": "us-central1-a",
+    "machine_type": "e2-standard-4",
+    "disk_gb": 50,
+    "limit_minutes": 120,
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "machine", "said"),
+    [
+        (
+            "create",
+            "e2-standard-4",
+            "image outlast-0123456789 is baked once: its builder (e2-standard-4 on demand, 50 GiB"
+            " pd-balanced, external address) costs at most $0.29, by its limit of 120 minutes",
+        ),
+        (
+            "update",
+            "z9-standard-4",
+            "image outlast-0123456789 is baked once: its builder (z9-standard-4 on demand, 50 GiB"
+            " pd-balanced, external address) costs at least $0.0237, by its limit of 120 minutes",
+        ),
+        ("same", "e2-standard-4", ""),
+        (
+            "clear",
+            "e2-standard-4",
+            "image outlast-0123456789 is there, and nothing is baked: what a bake that was killed"
+            " has left is deleted",
+        ),
+    ],
+)
+def test_what_baking_an_image_costs(op, machine, said, capsys):
+    recipe = {**RECIPE, "machine_type": machine}
+    old = new = {"recipe": recipe, "hash": "0123456789abcdef", "external_ip": True}
+    if op == "clear":
+        op, old = "update", {**new, "image": "x/outlast-0123456789"}
+    found = reviewed(unchanged(bake=Step(op, BAKE, "image", old, new)), _aaaaaaaaaa=OPEN)
+    assert list(found.bakes) == ([said] if said else [])
+    assert found.as_json()["cost"]["bakes"] == list(found.bakes)
+    draw.show_review(found)
+    shown = capsys.readouterr().out
+    assert f"\n{said}\n" in shown if said else "baked" not in shown
+    assert (f"\n\nI{said[1:]}\n\n" if said else "|\n\nNo rule") in draw.as_markdown(found)
+
+
+def test_what_the_program_warns_of_is_told_once(capsys):
+    warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
+    info = {"severity": "info", "message": "info: hello\n"}
+    document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
+    told = preview.told(f"Previewing\n{document}", "warning")
+    assert told == ("bucket b: is far away",)
+    assert preview.told(document, "info") == ("hello",)
+    found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=told)
+    assert found.as_json()["warnings"] == list(told)
+    draw.show_review(found)
+    assert "\nwarning: bucket b: is far away\n" in capsys.readouterr().out
+    assert "\n- warning: bucket b: is far away\n" in draw.as_markdown(found)
+
+
+def test_what_is_no_plan_is_one_sentence():
+    with pytest.raises(EngineError, match="printed something else than its plan"):
+        preview.plan("Previewing update (dev)")

@@ -1,0 +1,145 @@
+"""The rehearsal as a person calls it: whole, in a hostile shell, and cut off at any moment."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
+
+SHORT = ("--epochs", "40")
+HOSTILE = {
+    "PULUMI_BACKEND_URL": "s3://nobodys-bucket",
+    "PULUMI_ACCESS_TOKEN": "pul-0000",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/nonexistent/key.json",
+    "GOOGLE_PROJECT": "production",
+    "CLOUDSDK_CORE_PROJECT": "production",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "http_proxy": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "ALL_PROXY": "http://127.0.0.1:9",
+}
+
+
+def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "outlast.cli.app", "rehearse", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,  # Ctrl-C reaches a whole foreground group; so does ours
+        # As in a foreground shell: what runs in the background begins with Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def processes_of(token: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and token.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A short folder of the test's own, so that no other rehearsal's is taken for its."""
+    with tempfile.TemporaryDirectory(prefix="re", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+
+
+def scratch_folders() -> set[Path]:
+    return set(Path(os.environ["TMPDIR"]).glob("outlast-re-*"))
+
+
+def test_three_preemptions_and_every_guarantee_held_in_a_hostile_shell():
+    before = scratch_folders()
+    process = start(*SHORT, "--json", env=HOSTILE)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err + out
+    report = json.loads(out)
+    assert report["held"] is True
+    assert [g["name"] for g in report["guarantees"] if not g["held"]] == []
+    assert "same-bytes" in [g["name"] for g in report["guarantees"]]
+    reasons = [attempt["reason"] for attempt in report["attempts"]]
+    assert reasons == ["preempted", "cut", "cut", "done"]
+    assert report["attempts"][0]["steps_lost"] == 0
+    assert all(attempt["from_step"] > 0 for attempt in report["attempts"][1:])
+    assert 0 < report["goodput"] < 1
+    assert scratch_folders() <= before
+
+
+MOMENTS = ["pulumi up", "run ", "attempt 1 on", "preempt: attempt 1", "destroying"]
+
+
+def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    yield from process.stdout
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_at_any_moment_leaves_no_process_port_or_folder(moment):
+    before = scratch_folders()
+    process = start(*SHORT)
+    seen = []
+    for line in lines_of(process):
+        seen.append(line)
+        if moment in line:
+            break
+    else:
+        pytest.fail(f"never came to {moment!r}: {''.join(seen)}{process.communicate()[1]}")
+    (scratch,) = scratch_folders() - before
+    port = json.loads((scratch / "c" / "endpoint.json").read_text())["port"]
+    assert processes_of(str(scratch))
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err + out
+    assert err.splitlines()[-1] == "outlast: interrupted; everything it started has ended"
+    assert "Traceback" not in err
+    assert processes_of(str(scratch)) == []
+    assert not scratch.exists()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_ctrl_c_in_the_first_moment_leaves_nothing():
+    before = scratch_folders()
+    process = start(*SHORT)
+    deadline = time.monotonic() + 30
+    while not scratch_folders() - before and time.monotonic() < deadline:
+        time.sleep(0.005)
+    (scratch,) = scratch_folders() - before
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert processes_of(str(scratch)) == []
+    assert not scratch.exists()
+
+
+def test_a_killed_rehearsal_takes_its_local_cloud_and_vms_with_it():
+    before = scratch_folders()
+    process = start(*SHORT)
+    assert any("attempt 1 on" in line for line in lines_of(process))
+    (scratch,) = scratch_folders() - before
+    process.kill()
+    process.communicate(timeout=120)
+    deadline = time.monotonic() + 30
+    while (left := processes_of(str(scratch))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+    import shutil
+
+    shutil.rmtree(scratch)  # nobody was left to do it

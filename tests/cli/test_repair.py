@@ -1,0 +1,308 @@
+"""A lost HEAD is rebuilt as it was, from manifests and start records; nothing stale comes in."""
+
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.commit import Committer, Restored
+from outlast.bucket.head import (
+    Act,
+    Claim,
+    Fenced,
+    Head,
+    HeadFile,
+    HeadLost,
+    read_head,
+)
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import MemoryStore
+from outlast.cli import repair as repairing
+from outlast.cli import runs
+from outlast.cli.app import cli
+from outlast.cli.errors import OperateError, UsageError
+from outlast.cli.repair import rebuild
+from outlast.cli.runs import Place
+from tests.cli.records import beat_record, start_record
+from tests.loop import programs
+from tests.loop.test_local import PROGRAM
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+LAYOUT = Layout("experiments/dev", "0123456789")
+OWNER = "o/p/s"
+repair = partial(repairing.repair, silent_sec=0)
+"""Of a run whose attempts all lived a moment ago."""
+
+CLAIM = Claim(OWNER, 0, 0, START + timedelta(days=36_500))
+
+
+class Quick:
+    """A clock that does not wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Machine:
+    """One attempt: takes a term, restores, commits what it is told to."""
+
+    def __init__(self, store: MemoryStore, folder: Path, claim: Claim = CLAIM) -> None:
+        self.folder = folder
+        self.head_file = HeadFile(store, LAYOUT, Quick())
+        assert self.head_file.take_term(claim).act is Act.TAKE
+        self.committer = Committer(self.head_file)
+        found = self.committer.restore(folder / f"restored-{self.head_file.term}")
+        self.step = found.step
+        start = start_record(
+            self.head_file.term,
+            self.step,
+            START,
+            restored=found.checkpoint.path if isinstance(found, Restored) else None,
+            resume=claim.resume,
+        )
+        store.put(LAYOUT.attempt_start(start.term), start.to_json())
+
+    def commit(self, step: int) -> None:
+        snapshot = self.folder / f"snapshot-{self.head_file.term}-{step}"
+        snapshot.mkdir()
+        (snapshot / "weights").write_bytes(b"%d" % step * 100)
+        self.committer.commit(snapshot, step=step)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def lose_head(store: MemoryStore) -> None:
+    store.delete(LAYOUT.head, generation=store.stat(LAYOUT.head).generation)
+
+
+def train(store: MemoryStore, tmp_path: Path) -> Head:
+    first = Machine(store, tmp_path)
+    for step in (10, 20, 30):
+        first.commit(step)
+    Machine(store, tmp_path)  # cut before it committed anything
+    third = Machine(store, tmp_path)
+    third.commit(40)
+    third.commit(50)
+    return read_head(store, LAYOUT).head
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage"])
+def test_chain_and_lineage_come_back_as_they_were_and_the_run_goes_on(store, tmp_path, damage):
+    before = train(store, tmp_path)
+    lose_head(store)
+    if damage == "garbage":
+        store.put(LAYOUT.head, b"\x00 not a HEAD")
+    mended = repair(store, LAYOUT, OWNER)
+    after = read_head(store, LAYOUT).head
+    assert mended.set_aside == 0
+    assert (after.chain, after.lineage) == (before.chain, before.lineage)
+    assert (after.state, after.owner) == (State.STOPPED, OWNER) and after.term > before.term
+    assert after.end is not None and after.end.reason is Reason.STOPPED
+    later = Machine(store, tmp_path, replace(CLAIM, resume=1))
+    assert later.step == 50
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside(store, tmp_path):
+    before = train(store, tmp_path)
+    store.put(before.chain[-1].path + "weights", b"flipped")
+    lose_head(store)
+    mended = repair(store, LAYOUT, OWNER)
+    assert mended.set_aside == 1
+    assert mended.head.chain == before.chain[:-1]
+
+
+def test_a_fenced_attempts_later_step_does_not_come_in(store, tmp_path):
+    """Its manifest is whole, but the swap that would have made it a commit was refused."""
+    first = Machine(store, tmp_path)
+    first.commit(10)
+    second = Machine(store, tmp_path)
+    second.commit(20)
+    with pytest.raises(Exception, match="term 2 holds the run"):
+        first.commit(99)
+    before = read_head(store, LAYOUT).head
+    lose_head(store)
+    assert repair(store, LAYOUT, OWNER).head.chain == before.chain
+
+
+def test_a_fenced_attempts_snapshot_stays_out_though_its_successor_committed_nothing(
+    store, tmp_path
+):
+    first = Machine(store, tmp_path)
+    first.commit(10)
+    second = Machine(store, tmp_path)
+    Machine(store, tmp_path)  # restored at 10, cut before it committed anything
+    with pytest.raises(Exception, match="term 3 holds the run"):
+        second.commit(99)
+    before = read_head(store, LAYOUT).head
+    lose_head(store)
+    after = repair(store, LAYOUT, OWNER).head
+    assert (after.chain, after.lineage) == (before.chain, before.lineage)
+
+
+def test_a_term_whose_start_record_is_unreadable_is_not_given_again(store, tmp_path):
+    train(store, tmp_path)
+    store.put(LAYOUT.attempt_start(7), b"garbage")
+    lose_head(store)
+    assert repair(store, LAYOUT, OWNER).head.term > 7
+
+
+@pytest.mark.parametrize("damage", ["HEAD gone", "checkpoints damaged"])
+def test_a_term_that_left_no_record_is_not_given_again(store, tmp_path, damage):
+    """Its machine may live on, and must not take a later attempt's HEAD for its own."""
+    before = train(store, tmp_path)
+    for place in (0, 1, 2):
+        cut = HeadFile(store, LAYOUT, Quick())  # before it wrote its start record
+        cut.take_term(replace(CLAIM, place=place))
+    if damage == "HEAD gone":
+        lose_head(store)
+    else:
+        for checkpoint in before.chain[1:]:
+            store.put(checkpoint.path + "weights", b"flipped")
+        head = read_head(store, LAYOUT).head
+        store.put(LAYOUT.head, replace(head, chain=head.chain[1:]).to_json())
+    mended = repair(store, LAYOUT, OWNER).head
+    assert mended.term > cut.term
+    assert damage == "HEAD gone" or (mended.resume, mended.place) == (0, 2)
+    Machine(store, tmp_path, replace(CLAIM, resume=1))
+    with pytest.raises(Fenced):
+        cut.check(term=cut.term)
+
+
+def test_the_mended_head_fences_who_held_the_lost_one(store, tmp_path):
+    first = Machine(store, tmp_path)
+    first.commit(10)
+    lose_head(store)
+    repair(store, LAYOUT, OWNER)
+    with pytest.raises(Exception, match="has ended: stopped"):
+        first.commit(20)
+    assert read_head(store, LAYOUT).head.step == 10
+
+
+def test_an_older_head_put_back_over_the_run_is_mended(store, tmp_path):
+    first = Machine(store, tmp_path)
+    stale = store.get(LAYOUT.head)[0]
+    for step in (10, 20):
+        first.commit(step)
+    last = Machine(store, tmp_path)
+    last.commit(30)
+    store.put(LAYOUT.head, stale)
+    mended = repair(store, LAYOUT, OWNER)
+    assert [entry.step for entry in mended.head.chain] == [10, 20, 30]
+    assert mended.head.state is State.STOPPED and mended.head.term > last.head_file.term
+
+
+def test_a_whole_head_and_a_foreign_one_are_left_alone(store, tmp_path):
+    train(store, tmp_path)
+    before = store.get(LAYOUT.head)
+    with pytest.raises(OperateError, match=r"HEAD is whole \(open, step 50\); nothing to mend"):
+        repair(store, LAYOUT, OWNER)
+    with pytest.raises(OperateError, match="HEAD belongs to o/p/s"):
+        repair(store, LAYOUT, "o/p/other")
+    assert store.get(LAYOUT.head) == before
+
+
+def test_where_every_checkpoint_is_damaged_it_says_so_and_writes_nothing(store, tmp_path):
+    before = train(store, tmp_path)
+    for checkpoint in before.chain:
+        store.put(checkpoint.path + "weights", b"flipped")
+    lose_head(store)
+    with pytest.raises(OperateError, match="none of its 3 checkpoints can be read"):
+        repair(store, LAYOUT, OWNER)
+    with pytest.raises(HeadLost):
+        read_head(store, LAYOUT)
+
+
+def test_without_attempts_there_is_nothing_to_mend(store):
+    with pytest.raises(OperateError, match="has no attempts; nothing is lost"):
+        rebuild(store, LAYOUT, OWNER, START)
+
+
+@pytest.mark.parametrize("over", ["ended", "silent"])
+def test_beside_an_attempt_that_may_live_nothing_is_mended(tmp_path, over):
+    """It may be committing still; once it has ended, or was silent for long, nobody is."""
+    now = START
+    store = MemoryStore(clock=lambda: now)
+    Machine(store, tmp_path).commit(10)
+    second = Machine(store, tmp_path)
+    second.commit(20)
+    term = second.head_file.term
+    lose_head(store)
+    now += timedelta(seconds=700)
+    beat = beat_record(term, 20, now, total=50, row={"step": 20})
+    store.put(LAYOUT.beat(term), beat.to_json())
+    now += timedelta(seconds=30)
+    with pytest.raises(OperateError, match="attempt 2 gave a sign of life 30 s ago and has not"):
+        repairing.repair(store, LAYOUT, OWNER)
+    assert not list(store.list(LAYOUT.head))
+    if over == "silent":
+        now += timedelta(seconds=570)
+    else:
+        store.put(LAYOUT.attempt_end(term), b"{}")
+    assert repairing.repair(store, LAYOUT, OWNER).head.step == 20
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "checkpoints"])
+def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "walk.py"
+    program.write_text(PROGRAM)
+    run_dir = tmp_path / "run"
+    argv = [sys.executable, str(program), str(run_dir), "1.0"]
+    calm = programs.run(tmp_path, [*argv[:2], str(tmp_path / "calm"), "1.0"])
+    assert calm.returncode == 0, calm.stderr
+    failed = programs.run(tmp_path, argv, FAIL_AT="40", PACE="0.05")
+    chain = programs.head(run_dir)["chain"]
+    assert failed.returncode == 1 and len(chain) > 1
+    if damage == "gone":
+        (run_dir / "HEAD").unlink()
+    elif damage == "garbage":
+        (run_dir / "HEAD").write_text("{bad")
+    else:
+        for file in (run_dir / chain[-1]["path"]).iterdir():
+            file.unlink()
+    monkeypatch.chdir(tmp_path)
+    if damage == "checkpoints":  # one of them is whole: the training itself goes back to it
+        refused = CliRunner().invoke(cli, ["repair", "run"])
+        assert "run: HEAD is whole (open" in str(refused.exception)
+    else:
+        refused = programs.run(tmp_path, argv)
+        assert refused.returncode == 64 and f"mend it: outlast repair {run_dir}" in refused.stderr
+        mended = CliRunner().invoke(cli, ["repair", "run"])
+        assert mended.exit_code == 0, mended.exception
+        step = chain[-1]["step"]
+        assert mended.output == (
+            f"run: HEAD is mended, at step {step}; its own command goes on from there\n"
+        )
+    again = programs.run(tmp_path, argv)
+    assert again.returncode == 0, again.stderr
+    assert "resumes at step" in again.stderr
+    assert programs.result_of(run_dir) == programs.result_of(tmp_path / "calm")
+
+
+def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):
+    train(store, tmp_path)
+    place = Place("gs://b/experiments/dev/0123456789", store, LAYOUT)
+    with pytest.raises(OperateError, match="is the run of stack s; outlast repair s"):
+        repairing.repair_alone(place)
+    with pytest.raises(OperateError, match="there is no run; look at its name again"):
+        repairing.repair_alone(Place("gs://b/x/y", store, Layout("x", "y")))
+    with pytest.raises(UsageError, match="the folder holds no run"):
+        runs.find_damaged(str(tmp_path))
+    for takes_a_stack in ("resume", "stop"):
+        said = CliRunner().invoke(cli, [takes_a_stack, str(tmp_path)]).exception
+        assert "its own command is given again" in str(said)

@@ -1,0 +1,294 @@
+"""``outlast.open``: runs in folders and in the local cloud's storage, as a notebook reads them."""
+
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import outlast
+from outlast.bucket.head import read_head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import FolderStore, GcsStore
+from outlast.cli import (
+    engine,
+    runs,
+    stack,
+    status,
+)
+from outlast.cli.errors import EngineError, OperateError, UsageError
+from outlast.cli.runs import Table
+from tests.loop import programs
+from tests.stores import BUCKET, storage_api  # noqa: F401  a fixture
+
+PROGRAM = """
+import sys
+import numpy as np
+import outlast
+from outlast.loop import snapshot
+
+state = {"x": np.zeros(3)}
+with outlast.train(state=state, total=20, run_dir="run", arguments={}, checkpoint_every="3") as run:
+    for step in run.steps():
+        if len(sys.argv) > 1 and step == 12:
+            sys.exit(9)
+        state["x"] += step
+        run.log(loss=1 / step)
+        if step % 5 == 0:
+            run.eval(epoch=step // 5, score=float(-abs(step - 10)), best="max", of="score")
+    snapshot.write_values(run.result("model.json"), {"model": {"x": state["x"]}})
+    run.result("note.txt").write_text("hello")
+"""
+PREFIX = "experiments/exp/0123456789"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was cut once and then finished, and one that was only cut."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "walk.py").write_text(PROGRAM)
+    cut = programs.run(folder, [sys.executable, "walk.py", "cut"])
+    assert cut.returncode == 9, cut.stderr
+    programs.wait_until_alone(folder)
+    shutil.copytree(folder / "run", folder / "half", symlinks=True)
+    done = programs.run(folder, [sys.executable, "walk.py"])
+    assert done.returncode == 0, done.stderr
+    programs.wait_until_alone(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTLAST_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_finished_run_in_a_folder(trained: Path) -> None:
+    run = outlast.open(trained / "run")
+    assert (run.state, run.step) == ("done", 20)
+    assert [row["step"] for row in run.rows()] == list(range(1, 21))
+    metrics = run.metrics()
+    assert metrics["epoch"] == [1, 2, 3, 4] and metrics["score"] == [-5, 0, -5, -10]
+    assert repr(metrics).splitlines()[0].split() == ["epoch", "score", "step"]
+    assert run.best()["step"] == 10 and run.best()["score"] == 0 and "best" in run.best()["tags"]
+    assert run.checkpoints()["step"][0] == 3 and 10 in run.checkpoints()["step"]
+    assert run.load("model")["x"].tolist() == [210.0] * 3
+    assert outlast.load(trained / "run", "metrics")["epoch"] == [1, 2, 3, 4]
+    assert (run.result() / "note.txt").read_text() == "hello"
+    with pytest.raises(OperateError, match=r"note\.txt: only \.safetensors, \.json, .* are read"):
+        run.load("note.txt")
+    with pytest.raises(OperateError, match="has no 'modle'; it has metrics.json, model.bin"):
+        run.load("modle")
+
+
+def test_a_run_that_is_still_open(trained: Path) -> None:
+    run = outlast.open(str(trained / "half"))
+    assert run.state == "open" and 0 < run.step < 12
+    assert run.metrics()["step"] == list(range(1, run.step + 1))
+    with pytest.raises(OperateError, match="the run is open at step .* and has no result"):
+        run.result()
+
+
+FORMATS = """
+import json, pickle, sys
+import numpy as np
+import outlast
+
+with outlast.train(state={"x": {}}, total=1, run_dir="run", arguments={}) as run:
+    list(run.steps())
+    np.save(run.result("model.npy"), np.arange(3.0))
+    np.savez(run.result("arrays.npz"), a=np.arange(2), b=np.ones(1))
+    run.result("notes.json").write_text(json.dumps({"a": 1}))
+    run.result("old.pkl").write_bytes(pickle.dumps(print))
+    np.save(run.result("objects.npy"), np.array([print, {}], dtype=object))
+    run.result("cut.npy").write_bytes(b"")
+    run.result("folder/in.json").write_text("[2]")
+    run.result("boosted.ubj").write_bytes(b"{")
+"""
+
+
+def test_every_format_of_our_trainers_is_read_and_no_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = programs.run(tmp_path, [sys.executable, "-c", FORMATS])
+    assert done.returncode == 0, done.stderr
+    run = outlast.open(tmp_path / "run")
+    assert run.load("model").tolist() == run.load("model.npy").tolist() == [0, 1, 2]
+    arrays = run.load("arrays")
+    assert (arrays["a"].tolist(), arrays["b"].tolist()) == ([0, 1], [1])
+    assert run.load("notes") == {"a": 1} and run.load("folder/in") == [2]
+    for name, says in (
+        ("old", "old.pkl: is a pickle, which may run any program when it is read"),
+        ("objects", "objects.npy: cannot be read: Object arrays cannot be loaded"),
+        ("cut", "cut.npy: cannot be read: "),
+    ):
+        with pytest.raises(OperateError) as caught:
+            run.load(name)
+        assert says in str(caught.value)
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    with pytest.raises(OperateError, match=r"boosted.ubj: xgboost is not installed; pip install"):
+        run.load("boosted")
+
+
+def test_only_the_newest_best_is_told_as_such(trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained / "run", copy, symlinks=True)
+    store = FolderStore(copy)
+    head = read_head(store, Layout("", "")).head
+    first, second, *rest = (dataclasses.replace(entry, tags=()) for entry in head.chain)
+    first = dataclasses.replace(first, tags=("best", "kept"))
+    second = dataclasses.replace(second, tags=("best",))
+    store.put("HEAD", dataclasses.replace(head, chain=(first, second, *rest)).to_json())
+    run = outlast.open(copy)
+    assert run.checkpoints()["tags"] == ["kept", "best", *([""] * len(rest))]
+    assert run.best()["step"] == second.step
+
+
+def test_a_run_in_a_folder_has_a_status(trained: Path) -> None:
+    found = status.read(runs.find(trained / "run"))
+    assert (found.state, found.result) == ("done", str(next(trained.glob("run/t*/result"))) + "/")
+    told = found.as_json()
+    assert (told["step"], told["reason"], len(told["attempts"])) == (20, "done", 2)
+    assert len(found.run) == 10 and found.url == str(trained / "run")
+
+
+NO_PULUMI = "there is no pulumi on PATH that could know a stack of that name"
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("frist", f"frist: no such folder, and {NO_PULUMI}"),
+        ("first", f"first: no such folder, and {NO_PULUMI}"),
+        ("./runs/frist", "runs/frist: no such folder"),
+        ("runs", f"runs: the folder holds no run, and {NO_PULUMI}"),
+    ],
+)
+def test_a_mistyped_folder_is_answered_with_the_runs_there_are(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")  # no pulumi
+    monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
+    shutil.copytree(trained / "half", tmp_path / "runs" / "first", symlinks=True)
+    with pytest.raises(UsageError) as caught:
+        outlast.open(where)
+    assert str(caught.value) == f"{says}; did you mean runs/first?"
+
+
+def test_a_name_that_is_nothing_says_what_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
+    with pytest.raises(UsageError) as caught:
+        outlast.open("first")
+    meant = "name a stack, the folder of a run, or gs://BUCKET/experiments/first"
+    assert str(caught.value) == f"first: no such folder, and {NO_PULUMI}; {meant}"
+
+    def unknown(name: str) -> None:
+        raise EngineError(f"{engine.NO_STACK} 'first' found")
+
+    monkeypatch.setattr(stack, "find", unknown)
+    with pytest.raises(UsageError) as caught:
+        outlast.open("first")
+    assert str(caught.value) == (
+        f"first: no such folder, and there is no stack of that name; {meant}"
+    )
+
+
+def test_what_is_damaged_is_not_shown(trained: Path, tmp_path: Path, cache: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained / "run", copy, symlinks=True)
+    (file,) = copy.glob("t*/result/note.txt")
+    file.resolve().write_text("hullo")
+    with pytest.raises(OperateError, match="note.txt"):
+        outlast.open(copy).result()
+    kept = outlast.open(trained / "run").result()
+    (kept / "note.txt").write_text("hullo")
+    assert (outlast.open(trained / "run").result() / "note.txt").read_text() == "hello"
+    assert [path.name for path in (cache / "results").iterdir()] == [kept.name]
+
+
+@pytest.fixture
+def uploaded(trained: Path, storage_api: str, monkeypatch: pytest.MonkeyPatch) -> GcsStore:  # noqa: F811
+    """The finished run, in a bucket."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_api)
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    store, source = GcsStore(BUCKET), FolderStore(trained / "run")
+    generations = {}
+    for item in source.list(""):
+        if item.path != "HEAD":
+            written = store.put(f"{PREFIX}/{item.path}", source.get(item.path)[0])
+            generations[item.path] = written.generation
+    head = read_head(source, Layout("", "")).head
+    assert head.end is not None and head.end.result is not None
+    result = dataclasses.replace(
+        head.end.result,
+        path=f"{PREFIX}/{head.end.result.path}",
+        generation=generations[f"{head.end.result.path}RESULT.json"],
+    )
+    chain = [dataclasses.replace(entry, path=f"{PREFIX}/{entry.path}") for entry in head.chain]
+    end = dataclasses.replace(head.end, result=result)
+    head = dataclasses.replace(head, end=end, chain=tuple(chain))
+    store.put(f"{PREFIX}/HEAD", head.to_json())
+    return store
+
+
+def test_a_run_in_a_bucket(
+    uploaded: GcsStore, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in (f"gs://{BUCKET}/{PREFIX}/", f"gs://{BUCKET}/experiments/exp"):
+        assert outlast.open(where).url == f"gs://{BUCKET}/{PREFIX}/"
+    assert outlast.open("exp", bucket=BUCKET).metrics()["epoch"] == [1, 2, 3, 4]
+    monkeypatch.setenv("OUTLAST_BUCKET", f"gs://{BUCKET}")
+    run = outlast.open("exp")
+    assert np.array_equal(run.load("model")["x"], np.full(3, 210.0))
+    assert run.result().parent == cache / "results"
+    assert [row["step"] for row in run.rows()] == list(range(1, 21))
+    with pytest.raises(
+        OperateError, match=f"exq: there is no run in gs://{BUCKET}/experiments/exq"
+    ):
+        outlast.open("exq")
+    with pytest.raises(OperateError, match="nowhere"):
+        outlast.open("exp", bucket="nowhere")
+    uploaded.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("./nothing", "no such folder; give the run-dir"),
+        (Path("."), "holds no run; give the run-dir"),
+        ("afile/run", "no such folder; give the run-dir"),
+        ("Exp", "'Exp': is no experiment, folder or gs:// path"),
+    ],
+)
+def test_what_is_no_run_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str | Path, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        outlast.open(where)
+    assert says in str(caught.value)
+    assert not list(tmp_path.iterdir()), "looking makes no folder"
+
+
+def test_a_folder_whose_head_is_gone_is_no_folder_without_a_run(tmp_path: Path) -> None:
+    (tmp_path / "attempts" / "000001").mkdir(parents=True)
+    with pytest.raises(UsageError, match="its HEAD is gone while attempts exist"):
+        outlast.open(tmp_path)
+
+
+def test_a_table_is_readable_however_long() -> None:
+    table = Table([{"step": n, "loss": 1 / 3} for n in range(100)] + [{"step": 100, "x": None}])
+    lines = repr(table).splitlines()
+    assert lines[0].split() == ["step", "loss", "x"] and lines[-1].startswith("(101 rows, the last")
+    assert "0.333333" in lines[-3]
+    assert len(table[:3]) == 3 and table[0]["step"] == 0 and table["x"][-1] is None
+    assert "<td>0.333333</td>" in table._repr_html_()
+    with pytest.raises(KeyError, match="column 'y': there are step, loss, x"):
+        table["y"]

@@ -1,0 +1,99 @@
+"""`outlast up --latest`: the branch's commit, by this machine's own git, into the configuration;
+what `outlast destroy` says of the run that stays."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import read_head
+from outlast.cli import engine, stack, up
+from outlast.cli.errors import OperateError, UsageError
+from tests.cli import test_resume as runs
+from tests.git_host import commit, git
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    commit(tmp_path / "code", {"a": "1\n"})
+    return tmp_path / "code"
+
+
+class Engine:
+    """Stands for pulumi: a configuration, and what it was called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: str) -> None:
+        self.config = {f"outlast:{key}": {"value": value} for key, value in config.items()}
+        self.calls: list[list[str]] = []
+        monkeypatch.setattr(engine, "run_engine", self.run)
+
+    def run(self, args: list[str], *, env: object) -> str:
+        self.calls.append(args)
+        return json.dumps(self.config)
+
+
+def test_the_commit_of_the_branch_is_written(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    git(repository, "branch", "other")
+    newest = commit(repository, {"a": "2\n"})
+    pulumi = Engine(monkeypatch, gitUrl=str(repository), gitRef="main", gitCommit="0" * 40)
+    assert up.latest("dev") == up.Latest("main", newest, "0" * 40)
+    assert pulumi.calls[1:] == [["config", "set", "outlast:gitCommit", newest, "-s", "dev"]]
+    assert up.resolve(str(repository), "refs/heads/other") != newest
+
+
+def test_what_cannot_be_followed_is_a_sentence(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for config, missing in (({}, "gitUrl"), ({"gitUrl": str(repository)}, "gitRef")):
+        Engine(monkeypatch, **config)
+        with pytest.raises(UsageError, match=f"outlast:{missing}: is not set"):
+            up.latest(None)
+    with pytest.raises(OperateError, match="gitRef nothing: is no branch of"):
+        up.resolve(str(repository), "nothing")
+    with pytest.raises(OperateError, match="cannot be read with this machine's git"):
+        up.resolve(str(tmp_path / "nowhere"), "main")
+
+
+@pytest.mark.parametrize(
+    ("head", "hours", "says"),
+    [
+        (
+            runs.COMMITTED,
+            0,
+            "run 0123456789 stays open at step 9 in gs://b/experiments/dev/0123456789/; the next up"
+            " goes on with it",
+        ),
+        (
+            runs.COMMITTED,
+            1,
+            "run 0123456789 stays in gs://b/experiments/dev/0123456789/, failed at step 9",
+        ),
+        (
+            runs.FAILED,
+            0,
+            "run 0123456789 stays in gs://b/experiments/dev/0123456789/, failed at step 9",
+        ),
+        (None, 0, ""),
+    ],
+)
+def test_destroy_says_what_stays_of_the_run(monkeypatch: pytest.MonkeyPatch, head, hours, says):
+    made = runs.stack(head, now=runs.START + timedelta(hours=hours))
+    asked: list[list[str]] = []
+    monkeypatch.setattr(stack, "find", lambda name: made)
+    monkeypatch.setattr(engine, "show_engine", lambda args, env: asked.append(args))
+    assert up.destroy("dev") == says
+    assert asked == [["destroy", "--yes", "--skip-preview", "-s", "dev"]]
+    if hours:  # past its limit: no VM ends it any more
+        found = read_head(made.memory, runs.LAYOUT).head
+        assert found.end and (found.state, found.end.reason) == (State.FAILED, Reason.EXPIRED)
+
+
+def test_destroy_of_what_is_not_whole_says_nothing_of_a_run(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> None:
+        raise OperateError("stack dev: is not up; run pulumi up first.")
+
+    monkeypatch.setattr(stack, "find", missing)
+    monkeypatch.setattr(engine, "show_engine", lambda args, env: None)
+    assert up.destroy("dev") == ""

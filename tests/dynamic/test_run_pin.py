@@ -1,0 +1,454 @@
+"""RunPin: what a run's VMs are told, by every state that its HEAD may have."""
+
+import base64
+import dataclasses
+import pickle
+from datetime import UTC, datetime, timedelta
+
+import dill
+import pytest
+from pulumi.dynamic.dynamic import serialize_provider
+from pulumi.output import Unknown
+from requests.adapters import HTTPAdapter
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import Checkpoint, End, Head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import GcsStore, MemoryStore, Unavailable
+from outlast.cloud import images
+from outlast.cloud.images import Gone, Image
+from outlast.dynamic import host, run_pin
+from outlast.dynamic.run_pin import (
+    Pin,
+    RunPinProvider,
+    obstacle,
+    pin,
+)
+from outlast.localcloud.storage import objects
+from tests.cli.records import start_record
+from tests.stores import storage_api as storage_api  # a fixture
+
+NOW = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
+FRESH = "2026-11-27T13:00:00Z"
+OPEN = Head(
+    owner="organization/outlast/dev",
+    resume=1,
+    place=4,
+    term=3,
+    state=State.OPEN,
+    end=None,
+    started=NOW - timedelta(hours=1),
+    deadline=NOW + timedelta(minutes=30),
+    chain=(),
+    lineage=(),
+    failures=0,
+    barren=0,
+    data=None,
+    nonce="0" * 16,
+)
+FAILED = OPEN.ended(State.FAILED, End(Reason.USER_FAILED, 1, 5, None))
+DONE = OPEN.ended(State.DONE, End(Reason.DONE, 0, 5, None))
+STOPPED = OPEN.ended(State.STOPPED, End(Reason.STOPPED, None, 5, None))
+EXPIRED = dataclasses.replace(OPEN, deadline=NOW)
+
+PROPS = {
+    "owner": "organization/outlast/dev",
+    "bucket": "p-outlast",
+    "prefix": "experiments/dev",
+    "run": "0123456789",
+    "resume": 1.0,  # numbers reach a dynamic provider as floats
+    "zone": "europe-west4-a",
+    "image": "projects/p/global/images/family/f",
+    "limitRunMinutes": 60.0,
+    "project": "p",
+    "content": {
+        "trainer": "digits",
+        "arguments": {"epochs": 5.0, "hidden": "4"},
+        "source": "a" * 64,
+    },
+    "named": "0123456789",
+    "mutable": {"epochs": "raised", "threads": "any"},
+    "onNewRun": "refuse",
+    "__provider": "x",
+}
+IMAGE = "projects/p/global/images/f-1"
+FOUND = {
+    PROPS["image"]: Image("", "p", "f-1", "f"),
+    "other": Image("", "p", "o-1", "o"),
+    "gone": Gone("gone", "projects/p/global/images/family/new", "2025"),
+    "obsolete": Image("", "p", "old-1", "old", "OBSOLETE", "projects/p/global/images/new-1"),
+}
+NOBODY = images.Unknown("no network")
+
+
+@pytest.mark.parametrize(
+    ("head", "resume", "expected"),
+    [
+        (None, 1, Pin(FRESH, 0, 1)),
+        (OPEN, 1, Pin("2026-11-27T12:30:00Z", 5, 1)),
+        (OPEN, 2, Pin(FRESH, 0, 1)),
+        (OPEN, 0, Pin(FRESH, 0, 0)),
+        (EXPIRED, 1, Pin("2026-11-27T12:00:00Z", 5, 0)),
+        (EXPIRED, 2, Pin(FRESH, 0, 1)),
+        (FAILED, 1, Pin(FRESH, 0, 0)),
+        (FAILED, 2, Pin(FRESH, 0, 1)),
+        (STOPPED, 1, Pin(FRESH, 0, 0)),
+        (STOPPED, 2, Pin(FRESH, 0, 1)),
+        (DONE, 1, Pin(FRESH, 0, 0)),
+        (DONE, 2, Pin(FRESH, 0, 0)),
+    ],
+)
+def test_pin_of_every_head(head, resume, expected):
+    assert pin(head, resume=resume, limit_minutes=60, now=NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "resume", "words"),
+    [
+        (FAILED, 1, "has ended as failed (user-failed), nothing is started; outlast resume"),
+        (STOPPED, 1, "has ended as stopped (stopped), nothing is started; outlast resume"),
+        (EXPIRED, 1, "passed its limit of 2026-11-27 12:00 UTC"),
+        (EXPIRED, 1, "outlast resume"),
+        (OPEN, 0, "is at resume 1 already"),
+        (DONE, 5, "is done, nothing is started; other args or outlast:rerun"),
+    ],
+)
+def test_an_obstacle_names_the_remedy(head, resume, words):
+    assert words in (obstacle(head, resume=resume, now=NOW) or "")
+
+
+@pytest.mark.parametrize(("head", "resume"), [(OPEN, 1), (OPEN, 2), (FAILED, 2), (EXPIRED, 2)])
+def test_no_obstacle(head, resume):
+    assert obstacle(head, resume=resume, now=NOW) is None
+
+
+# -- the provider
+
+
+@pytest.fixture
+def store(monkeypatch):
+    made = MemoryStore(clock=lambda: NOW)
+    monkeypatch.setattr(run_pin, "open_store", lambda url: made)
+    monkeypatch.setattr(host, "_said", set())
+    monkeypatch.setattr(run_pin, "_pinned_before", set())
+    monkeypatch.setattr(run_pin, "_images", {})
+    monkeypatch.setattr(images, "resolve", lambda reference, project: FOUND.get(reference, NOBODY))
+    return made
+
+
+def put(store, head):
+    data = head if isinstance(head, bytes) else head.to_json()
+    store.put(Layout("experiments/dev", "0123456789").head, data)
+
+
+def test_create_without_head_is_fresh(store):
+    made = RunPinProvider().create(PROPS)
+    assert made.id == "experiments/dev/0123456789/r1"
+    pinned = {"deadline": FRESH, "place": 0, "size": 1, "bootImage": IMAGE}
+    assert made.outs == {**PROPS, **pinned}
+
+
+def test_create_goes_on_with_an_open_run(store):
+    put(store, OPEN)
+    outs = RunPinProvider().create(PROPS).outs
+    assert (outs["deadline"], outs["place"], outs["size"]) == ("2026-11-27T12:30:00Z", 5, 1)
+
+
+def test_create_with_garbage_starts_nothing(store):
+    put(store, b"{]")
+    outs = RunPinProvider().create(PROPS).outs
+    assert (outs["deadline"], outs["place"], outs["size"]) == (FRESH, 0, 0)
+
+
+def test_another_zone_is_another_place_by_the_same_deadline(store):
+    put(store, OPEN)
+    kept = {"deadline": "2026-11-27T12:34:56Z", "bootImage": IMAGE}
+    olds = {**PROPS, **kept, "place": 7.0, "size": 1.0}
+    news = {**PROPS, "zone": "europe-west4-b", "image": "other"}
+    diff = RunPinProvider().diff("id", olds, news)
+    assert (diff.changes, diff.replaces) == (True, [])
+    outs = RunPinProvider().update("id", olds, news).outs
+    assert (outs["deadline"], outs["place"], outs["zone"]) == (
+        "2026-11-27T12:34:56Z",
+        8,
+        "europe-west4-b",
+    )
+    assert (outs["image"], outs["bootImage"]) == (PROPS["image"], IMAGE)  # until the next resume
+
+
+def test_a_resume_takes_the_image_of_its_day(store):
+    outs = RunPinProvider().create({**PROPS, "resume": 2, "image": "other"}).outs
+    assert outs["bootImage"] == "projects/p/global/images/o-1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"limitRunMinutes": 90}, {"image": "other"}, {"onNewRun": "replace"}, {"__provider": "y"}, {}],
+)
+def test_what_is_no_difference(change):
+    diff = RunPinProvider().diff("id", {**PROPS, "place": 1, "size": 1}, {**PROPS, **change})
+    assert (diff.changes, diff.replaces) == (False, [])
+
+
+@pytest.mark.parametrize("key", ["owner", "bucket", "prefix", "run", "resume"])
+def test_another_run_or_resume_is_another_pin(key):
+    diff = RunPinProvider().diff("id", PROPS, {**PROPS, key: 9})
+    assert (diff.changes, diff.replaces) == (True, [key])
+
+
+@pytest.mark.parametrize("head", [FAILED, EXPIRED, DONE, b"garbage"])
+def test_check_says_what_stands_against_the_run_once(store, head, capsys):
+    put(store, head)
+    provider = RunPinProvider()
+    for _ in range(2):
+        assert provider.check({}, dict(PROPS)).failures == []
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("run 0123456789") and "outlast" in lines[0]
+
+
+def test_check_is_quiet_about_a_run_that_goes_on(store, capsys):
+    assert RunPinProvider().check({}, dict(PROPS)).failures == []
+    put(store, OPEN)
+    assert RunPinProvider().check({}, dict(PROPS)).inputs == PROPS
+    assert capsys.readouterr().err == ""
+
+
+def test_another_owner_is_refused(store):
+    put(store, dataclasses.replace(OPEN, owner="organization/outlast/theirs"))
+    (failure,) = RunPinProvider().check({}, dict(PROPS)).failures
+    assert failure.property == "owner"
+    assert "belongs to organization/outlast/theirs, not to organization/outlast/dev; choose" in (
+        failure.reason
+    )
+
+
+@pytest.mark.parametrize("on_new_run", ["refuse", "replace"])
+def test_an_experiment_that_another_project_owns_is_refused(store, on_new_run):
+    """Its name is taken, whatever run of it would begin."""
+    put(store, DONE)
+    theirs = {"owner": "organization/theirs/dev", "onNewRun": on_new_run}
+    assert reasons({}, {**OTHER, **theirs}) == [
+        "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/dev,"
+        " not to organization/theirs/dev; choose another outlast:experiment or outlast:bucket"
+    ]
+
+
+def test_a_bucket_that_does_not_answer_stops_create_but_no_preview(monkeypatch):
+    def unavailable(url):
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(run_pin, "open_store", unavailable)
+    assert RunPinProvider().check({}, dict(PROPS)).failures == []
+    with pytest.raises(Unavailable):
+        RunPinProvider().create(PROPS)
+
+
+# -- the guard
+
+COMMITTED = dataclasses.replace(
+    OPEN,
+    resume=0,
+    chain=(Checkpoint("experiments/dev/0123456789/t000003/s000000000320-0/", 1, "", 3, 320, ()),),
+)
+OTHER = {
+    **PROPS,
+    "run": "abcdefabcd",
+    "named": "abcdefabcd",
+    "content": {**PROPS["content"], "arguments": {"epochs": 7.0, "hidden": "4"}},
+}
+
+
+def reasons(olds, news):
+    return [failure.reason for failure in RunPinProvider().check(olds, dict(news)).failures]
+
+
+def test_an_open_run_with_commits_is_not_replaced_by_accident(store):
+    put(store, COMMITTED)
+    (reason,) = reasons(PROPS, OTHER)
+    assert reason == (
+        "run 0123456789 is open at step 320, and run abcdefabcd would take its place"
+        " (args.epochs 5 → 7); take the change back, or go on with the change by outlast resume"
+        " dev, or set outlast:onNewRun to replace to give run 0123456789 up"
+    )
+    assert reasons(PROPS, {**OTHER, "onNewRun": "replace"}) == []
+    assert reasons({}, OTHER) == []  # the second look at a replacement
+
+
+def test_a_run_that_a_destroyed_stack_left_open_is_guarded_too(store, monkeypatch):
+    put(store, COMMITTED)
+    record = dataclasses.replace(start_record(3, 0, NOW), spec={"content": PROPS["content"]})
+    store.put(Layout("experiments/dev", "0123456789").attempt_start(3), record.to_json())
+    store.put("experiments/dev/fedcbafedc/HEAD", b"{]")
+    (reason,) = reasons({}, OTHER)
+    assert reason == (
+        "run 0123456789 is open at step 320, and run abcdefabcd would begin anew beside it"
+        " (args.epochs 5 → 7); take the change back, or go on with the change by setting"
+        " outlast:run to 0123456789, or set outlast:onNewRun to replace to give run 0123456789 up"
+    )
+    assert reasons({}, PROPS) == []
+    pinned = {**OTHER, "run": PROPS["run"]}
+    assert reasons({}, pinned) == []
+    assert reasons({}, {**OTHER, "onNewRun": "replace"}) == []
+    assert reasons({}, {**OTHER, "prefix": "experiments/other"}) == []
+
+    # One that has begun is gone on with, whatever lies beside it.
+    layout = Layout("experiments/dev", OTHER["run"])
+    store.put(layout.head, OPEN.to_json())
+    assert reasons({}, OTHER) == []
+
+
+def test_an_experiment_of_many_objects_costs_few_requests(storage_api, store, monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_api)
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    monkeypatch.setattr(objects, "MAX_PAGE", 5)  # a run of 40 objects is as one of 8,000
+    bucket = GcsStore("runs")
+    layout = Layout("experiments/dev", "0123456789")
+    for number in range(40):
+        bucket.put(f"{layout.root}t000003/s{number:012d}-0123456789abcdef/model", b"x")
+    bucket.put(layout.head, dataclasses.replace(COMMITTED, deadline=bucket.now()).to_json())
+    bucket.put(f"experiments/dev/bundles/{'a' * 64}.zip", b"x")
+    monkeypatch.setattr(run_pin, "open_store", lambda url: bucket)
+    sent, send = [], HTTPAdapter.send
+
+    def counted(self, request, **more):
+        sent.append(request.url)
+        return send(self, request, **more)
+
+    monkeypatch.setattr(HTTPAdapter, "send", counted)
+    assert reasons({}, OTHER) == []  # it is past its limit
+    # The own HEAD; one page of folders; HEAD in each, of which the one that is there takes two;
+    # the run's start record and the clock.
+    assert len(sent) == 1 + 1 + (1 + 2) + 2, sent
+    bucket.close()
+
+
+def test_a_change_that_no_run_can_take_offers_no_resume(store):
+    put(store, COMMITTED)
+    (reason,) = reasons(PROPS, {**OTHER, "content": {**PROPS["content"], "trainer": "dummy"}})
+    assert "(trainer digits → dummy); take the change back, or set outlast:onNewRun" in reason
+
+
+@pytest.mark.parametrize("where", [{"prefix": "experiments/b"}, {"bucket": "p-other"}])
+def test_another_place_is_another_run(store, where):
+    put(store, COMMITTED)
+    assert len(reasons(PROPS, {**PROPS, **where})) == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        None,
+        OPEN,
+        FAILED,
+        DONE,
+        STOPPED,
+        dataclasses.replace(COMMITTED, deadline=NOW),
+    ],
+)
+def test_a_run_that_has_nothing_to_lose_or_has_ended_is_not_guarded(store, head):
+    if head is not None:
+        put(store, head)
+    assert reasons(PROPS, OTHER) == []
+
+
+def test_a_run_that_cannot_be_read_is_guarded_too(store):
+    put(store, b"{]")
+    (reason,) = reasons(PROPS, OTHER)
+    assert "whether it is open cannot be told" in reason and "outlast repair dev" in reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"arguments": {"epochs": 7.0, "hidden": "4"}}, None),
+        ({"source": "b" * 64}, None),
+        ({"arguments": {"epochs": 5.0, "hidden": "4", "threads": 2.0}}, None),
+        (
+            {"arguments": {"epochs": 3.0, "hidden": "4"}},
+            "args.epochs 5 → 3: can only be raised in the middle of a run; take the change back,"
+            " or leave outlast:run out",
+        ),
+        (
+            {"arguments": {"epochs": 5.0, "hidden": "8"}},
+            "args.hidden 4 → 8: cannot change in the middle of a run; those that can: epochs,"
+            " threads",
+        ),
+        ({"rerun": 1.0}, "rerun unset → 1: is another run's"),
+    ],
+)
+def test_a_run_named_by_hand_takes_only_what_it_can(store, change, words):
+    put(store, dataclasses.replace(COMMITTED, state=State.FAILED, end=FAILED.end))
+    record = start_record(3, 0, NOW)
+    record = dataclasses.replace(record, spec={"content": PROPS["content"]})
+    store.put(Layout("experiments/dev", "0123456789").attempt_start(3), record.to_json())
+    news = {**PROPS, "named": "abcdefabcd", "content": {**PROPS["content"], **change}, "resume": 1}
+    found = reasons(PROPS, news)
+    assert (len(found), words is None) in ((0, True), (1, False))
+    if words:
+        assert found[0].startswith("run 0123456789, named by outlast:run, at step 320: ")
+        assert words in found[0]
+
+
+# -- the image
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (
+            "gone",
+            "'gone': is gone since 2025; its successor is projects/p/global/images/family/new",
+        ),
+        ("obsolete", "image old-1 is obsolete, no VM can be made of it; name projects/p/global/"),
+    ],
+)
+def test_an_image_that_is_gone_is_refused_at_preview(store, image, words):
+    (failure,) = RunPinProvider().check({}, {**PROPS, "image": image}).failures
+    assert failure.property == "image" and words in failure.reason
+
+
+def test_an_image_that_the_stack_is_yet_to_make_is_nothing_to_speak_of(store, capsys):
+    props = {**PROPS, "image": Unknown()}
+    assert RunPinProvider().check({}, dict(props)).failures == []
+    olds = RunPinProvider().create(PROPS).outs
+    assert not RunPinProvider().diff("id", olds, dict(props)).changes
+    assert capsys.readouterr().err == ""
+
+
+def test_an_image_that_nobody_can_tell_stops_create_but_no_preview(store):
+    props = {**PROPS, "image": "unasked"}
+    assert RunPinProvider().check({}, dict(props)).failures == []
+    with pytest.raises(run_pin.Unanswered, match="nobody could tell what it means now"):
+        RunPinProvider().create(props)
+
+
+def test_a_newer_image_of_the_family_waits_for_a_resume_and_is_said_then(
+    store, monkeypatch, capsys
+):
+    olds = RunPinProvider().create(PROPS).outs
+    monkeypatch.setattr(run_pin, "_images", {})
+    monkeypatch.setitem(FOUND, PROPS["image"], Image("", "p", "f-2", "f"))
+    provider = RunPinProvider()
+    provider.check(PROPS, dict(PROPS))
+    assert not provider.diff("id", olds, dict(PROPS)).changes
+    assert capsys.readouterr().err == ""
+    provider.diff("id", olds, {**PROPS, "image": "other"})
+    assert f"goes on with image {IMAGE}; outlast:image other counts from the next resume" in (
+        capsys.readouterr().err
+    )
+    news = {**PROPS, "resume": 2.0}
+    provider.check(PROPS, dict(news))
+    assert provider.diff("id", olds, news).replaces == ["resume"]
+    newer = "projects/p/global/images/f-2"
+    assert capsys.readouterr().err == (
+        f"run 0123456789 boots from image {newer} at resume 2; before: {IMAGE}\n"
+    )
+
+
+def test_the_provider_is_pickled_by_reference():
+    data = base64.b64decode(serialize_provider(RunPinProvider()))
+    assert b"outlast.dynamic.run_pin" in data and len(data) < 200
+    assert isinstance(dill.loads(data), RunPinProvider)
+    assert isinstance(pickle.loads(data), RunPinProvider)
+    assert RunPinProvider.serialize_as_secret_always is False

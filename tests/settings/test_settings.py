@@ -1,0 +1,835 @@
+"""The configuration: what is accepted, and one sentence for everything that is not."""
+
+import json
+import re
+import subprocess
+import sys
+from datetime import datetime
+from types import SimpleNamespace
+
+import pulumi
+import pytest
+import yaml
+
+from components import metadata
+from outlast.settings import schema as settings
+from outlast.settings import sources
+from outlast.settings.schema import FoundBucket, SettingsError
+from outlast.settings.sources import Answer
+from outlast.supervisor.metadata import (
+    BadSpec,
+    Spec,
+    Waits,
+    _parse_command,
+)
+from tests.program import stack
+
+REAL = {"gcp:project": "acme-research", "gcp:zone": "europe-west4-a"}
+
+
+def check(values=None, *, environ=None, name="dev", foundation=None):
+    return settings.check(
+        {**stack.defaults(), **REAL, **(values or {})},
+        organization="organization",
+        project="outlast",
+        stack=name,
+        environ=environ or {},
+        foundation_outputs=foundation,
+    )
+
+
+WRONG = {
+    str: ('["x"]', '{"a":1}'),
+    int: ("x", "1.5", "true", "[1]", '{"a":1}'),
+    bool: ("x", "1", "[true]", '{"a":1}'),
+    list: ("x", "1", "true", '{"a":1}'),
+    dict: ("x", "1", "true", "[1]"),
+}
+"""Values that are of another type than a key's default, as the engine hands them over."""
+
+
+def refusal(values=None, **kwargs) -> str:
+    with pytest.raises(SettingsError) as caught:
+        check(values, **kwargs)
+    return str(caught.value)
+
+
+# -- Pulumi.yaml
+
+
+def test_every_key_has_a_description_and_a_default_of_its_type():
+    for key, entry in settings.declared().items():
+        assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", key)
+        # With `type` the engine would refuse a value before the program can say what it was.
+        assert set(entry) == {"description", "default"}, key
+        assert type(entry["default"]) in WRONG, key
+        assert len(entry["description"]) > 10, key
+
+
+def test_every_declared_key_is_read():
+    """A key that nothing reads would be a setting without effect."""
+    source = (stack.ROOT / "outlast/settings/schema.py").read_text()
+    for key in settings.declared():
+        assert f'("{key}"' in source or f'"{key}",' in source, key
+
+
+def test_the_runtime_is_the_checkouts_own_environment():
+    runtime = yaml.safe_load((stack.ROOT / "Pulumi.yaml").read_text())["runtime"]
+    assert runtime == {"name": "python", "options": {"virtualenv": ".venv", "toolchain": "pip"}}
+
+
+# -- Accepted
+
+
+def test_the_defaults_give_a_whole_stack():
+    found = check()
+    assert found.project == "acme-research"
+    assert (found.zone, found.region) == ("europe-west4-a", "europe-west4")
+    assert found.bucket == "acme-research-outlast"
+    assert (found.experiment, found.prefix) == ("dev", "experiments/dev")
+    assert found.owner == "organization/outlast/dev"
+    assert found.boot_disk_gb == 50 and found.spot and found.notice_sec == 120
+    assert (found.mode, found.zones, found.gpus, found.advice) == ("survive", (), 0, ())
+    assert re.fullmatch("[0-9a-f]{10}", found.run)
+    waits = json.loads(found.waits)
+    assert Waits.parse(found.waits) == Waits()
+    assert waits["keep"] == 0 and waits["stall"] == 1800
+
+
+def test_the_example_stack_is_accepted_with_a_local_cloud():
+    found = settings.check(
+        stack.of_file("dev"),
+        organization="organization",
+        project="outlast",
+        stack="dev",
+        environ=stack.LOCAL_CLOUD,
+    )
+    waits = Waits.parse(found.waits)
+    assert (waits.notice, waits.stop, waits.beat, waits.verdict, waits.backoff) == (3, 2, 1, 3, 1)
+    assert (found.experiment, found.trainer, found.checkpoint_every) == ("dev", "digits", "2s")
+    assert found.project == settings.LOCAL_PROJECT
+
+
+def test_the_zone_of_outlast_goes_before_that_of_gcp():
+    assert check({"outlast:zone": "us-east1-b"}).region == "us-east1"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "projects/debian-cloud/global/images/family/debian-13",
+        "projects/acme-research/global/images/outlast-1",
+        "projects/example.com:acme/global/images/outlast-1",
+        "https://www.googleapis.com/compute/v1/projects/p/global/images/family/f",
+        "https://compute.googleapis.com/compute/beta/projects/p/global/images/i",
+        "global/images/i",
+        "global/images/family/f",
+        "family/f",
+        "debian-cloud/debian-13",
+        "debian-13",
+    ],
+)
+def test_images(image):
+    assert check({"outlast:image": image}).image == image
+
+
+@pytest.mark.parametrize(
+    "bucket",
+    ["abc", "a.b", "a_.b", "0runs0", "a" * 63, "1.2.3", ".".join(["a" * 55] * 4)[:222], "my-goog"],
+)
+def test_bucket_names(bucket):
+    assert check({"outlast:bucket": bucket}).bucket == bucket
+
+
+@pytest.mark.parametrize("url", ["", "https://h", "https://h:8443/x?y", "https://[::1]/"])
+def test_webhooks(url):
+    assert check({"outlast:webhook": url}).webhook == url
+
+
+def test_a_wait_may_last_a_day():
+    assert json.loads(check({"outlast:waitIamSec": "86400"}).waits)["iam"] == 86400
+
+
+@pytest.mark.parametrize("name", ["a", "a1", "a-b", "a" * 40])
+def test_experiment_names(name):
+    assert check(name=name).experiment == name
+
+
+def test_labels_are_merged_with_ours():
+    found = check({"outlast:labels": '{"team":"vision"}'}).labels
+    assert found == {
+        "team": "vision",
+        "managed-by": "outlast",
+        "project": "outlast",
+        "stack": "dev",
+        "experiment": "dev",
+    }
+
+
+# -- What names the run
+
+
+def run_of(**args):
+    return check({"outlast:args": json.dumps(args)}).run
+
+
+def test_a_regional_group_is_a_place_of_its_own():
+    zones = ["europe-west4-b", "europe-west4-c"]
+    found = check({"outlast:zones": json.dumps(zones)})
+    assert (found.zone, found.region, found.zones) == ("", "europe-west4", tuple(zones))
+    assert found.location == "europe-west4-b,europe-west4-c"
+    whole = check({"outlast:region": "us-central1"})
+    assert (whole.zone, whole.zones, whole.location) == ("", (), "us-central1")
+    assert check().location == "europe-west4-a"
+
+
+def test_the_engines_region_and_zone_must_agree():
+    assert check({"gcp:zone": "europe-west4-a", "gcp:region": "europe-west4"}).zone
+    elsewhere = {"gcp:region": "us-central1", "outlast:zone": "europe-west4-a"}
+    assert check({**elsewhere, "gcp:zone": ""}).region == "europe-west4"
+    assert refusal({**elsewhere, "gcp:zone": "europe-west4-a"}) == (
+        "gcp:region 'us-central1': gcp:zone europe-west4-a is in europe-west4; set gcp:region to"
+        " europe-west4 or leave it out, or set gcp:zone to a zone of us-central1"
+    )
+    assert refusal({"gcp:zone": "true", "gcp:region": "europe-west4"}).startswith(
+        "gcp:zone 'true': must be a zone such as europe-west4-a; set gcp:zone"
+    )
+    assert "Google has no region europe-wets4; did you mean europe-west4?; set gcp:region" in (
+        refusal({"gcp:region": "europe-wets4"})
+    )
+
+
+def test_a_zone_beside_zones_is_refused():
+    zones = '["europe-west4-b","europe-west4-c"]'
+    assert "is one zone, beside outlast:zones" in refusal(
+        {"outlast:zone": "europe-west4-a", "outlast:zones": zones}
+    )
+    assert "a group has zones of one region" in refusal(
+        {"outlast:region": "us-central1", "outlast:zones": zones}
+    )
+
+
+def test_a_machine_with_gpus_says_so():
+    found = check({"outlast:machineType": "g2-standard-24", "outlast:mode": "dedicated"})
+    assert (found.gpus, found.spot, found.restarts) == (2, False, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "least", "most"),
+    [
+        ("acceleratorCount", 0, 16),
+        ("localSsd", 0, 32),
+        ("bootDiskGb", 10, 65_536),
+        ("stopSec", 0, 86_400),
+        ("keepMinutes", 1, 525_600),
+        ("limitRunMinutes", 1, 525_600),
+    ],
+)
+def test_the_bounds_of_numbers_that_a_machine_has(key, least, most):
+    # A machine of a family that nobody knows takes whatever it is given.
+    new = {"outlast:machineType": "n9-standard-8", "outlast:onEnd": "delete"}
+    if key == "acceleratorCount":
+        new |= {"outlast:machineType": "n1-standard-4", "outlast:accelerator": "nvidia-tesla-t4"}
+    for value in (least, most):
+        if key != "acceleratorCount":  # of which a T4 takes neither
+            check({**new, f"outlast:{key}": str(value)})
+    for value in (least - 1, most + 1):
+        assert f"outlast:{key} '{value}': must be a whole number from {least}" in refusal(
+            {**new, f"outlast:{key}": str(value)}
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "stop"),
+    [
+        ({}, 30),
+        ({"mode": "dedicated"}, 90),
+        ({"provisioning": "standard"}, 90),
+        ({"stopSec": 7}, 7),
+    ],
+)
+def test_how_long_a_system_has_to_go_down(given, stop):
+    values = {f"outlast:{key}": str(value) for key, value in given.items()}
+    assert json.loads(check(values).waits)["stop"] == stop
+
+
+def test_a_kept_vm_stays_for_its_minutes():
+    assert json.loads(check().waits)["keep"] == 0
+    assert json.loads(check({"outlast:onEnd": "keep"}).waits)["keep"] == 3600
+    kept = check({"outlast:onEnd": "keep", "outlast:keepMinutes": "5"})
+    within = {"outlast:onEnd": "keep", "outlast:keepMinutes": "5", "outlast:limitRunMinutes": "6"}
+    assert json.loads(check(within).waits)["keep"] == 300
+    assert "keepMinutes 5: is not below outlast:limitRunMinutes 5, and no VM outlives" in refusal(
+        {**within, "outlast:limitRunMinutes": "5"}
+    )
+    check({**within, "outlast:onEnd": "delete", "outlast:limitRunMinutes": "5"})
+    assert json.loads(kept.waits)["keep"] == 300
+
+
+def test_a_hyperparameter_is_another_run():
+    assert run_of(epochs=3) != run_of(epochs=4)
+
+
+def test_a_default_written_out_is_the_same_run():
+    import trainers
+
+    epochs = trainers.load("digits").parser().get_default("epochs")
+    assert run_of(epochs=epochs) == run_of() == run_of(epochs=str(epochs))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"shift": True, "epochs": 3, "learning-rate": 1e-5},
+        {"shift": "true", "hidden": "64,32"},
+        {"shift": False, "seed": -1},
+        {"shift": "false", "name": "True"},
+    ],
+)
+def test_the_program_checks_the_words_that_the_vm_gives_its_trainer(args):
+    spec = Spec(
+        bucket="b", prefix="p", run="r", resume=0, place=0, owner="o", trainer="t",
+        deadline=datetime.max,
+        args={flag: metadata.text(value) for flag, value in args.items()},
+    )  # fmt: skip
+    assert settings._argv(args) == spec.argv()
+
+
+FRAMEWORK_ARGS = {
+    "census": {"cv-iterations": 7},
+    "torch_cnn": {"batch-size": 64},
+    "keras_mlp": {"hidden": "64,32"},
+}
+
+
+@pytest.mark.parametrize("trainer", FRAMEWORK_ARGS)
+def test_a_frameworks_trainer_is_named_where_the_framework_is_not_installed(trainer):
+    """A preview runs on a machine that only declares; the parser tells which run it is."""
+
+    def run(args):
+        return check({"outlast:trainer": trainer, "outlast:args": json.dumps(args)}).run
+
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['xgboost', 'torch', 'keras', 'sklearn', 'numpy']))\n"
+        "from tests.settings import test_settings as tests\n"
+        "print(tests.check({'outlast:trainer': sys.argv[1], 'outlast:args': sys.argv[2]}).run)\n"
+    )
+    args = FRAMEWORK_ARGS[trainer]
+    argv = [sys.executable, "-c", code, trainer, json.dumps(args)]
+    done = subprocess.run(argv, cwd=stack.ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{run(args)}\n", done.stderr
+    assert run(args) != run({})
+
+
+def test_a_switch_that_is_off_is_the_same_run_as_none():
+    assert run_of(epochs="false") == run_of(epochs=False) == run_of()
+
+
+def test_infrastructure_is_the_same_run():
+    changes = {
+        "outlast:machineType": "n2-standard-8",
+        "outlast:zone": "us-east1-b",
+        "outlast:provisioning": "standard",
+        "outlast:image": "projects/p/global/images/i",
+        "outlast:limitRunMinutes": "5",
+        "outlast:checkpointEvery": "200",
+        "outlast:resume": "1",
+        "outlast:labels": '{"team":"vision"}',
+        "outlast:retriesFailures": "2",
+        "outlast:keepEverySteps": "500",
+        "outlast:trainerPython": "/opt/conda/bin/python",
+        "outlast:processes": "2",
+    }
+    assert check(changes, name="other").run == check().run
+
+
+DATA = "outlast:args", "outlast:dataPaths"
+
+
+@pytest.mark.parametrize(
+    ("path", "listed"),
+    [
+        ("gs://acme-research-outlast/data/digits", []),
+        ("gs://acme-research-outlast/experiments/dev/made/rows.csv", []),
+        ("gs://b/digits", ["gs://b/digits"]),
+        ("gs://b/digits/train.csv", ["gs://b/digits"]),
+        ("gs://b/digits/train.csv", ["gs://b/digits/"]),
+        ("gs://b/digits", ["gs://b/digits/"]),
+    ],
+)
+def test_data_in_a_bucket_that_the_vm_may_read(path, listed):
+    found = check(dict(zip(DATA, [json.dumps({"data": path}), json.dumps(listed)], strict=True)))
+    assert found.args["data"] == path and found.reads == tuple(listed)
+    assert found.run != check().run
+
+
+def test_a_neighbour_of_a_data_path_is_not_readable():
+    given = [json.dumps({"eval-data": "gs://b/digits-2"}), '["gs://b/digits"]']
+    assert "add it, or a folder above it, to outlast:dataPaths" in refusal(
+        dict(zip(DATA, given, strict=True))
+    )
+
+
+def test_too_many_data_paths():
+    many = json.dumps([f"gs://b/{number}" for number in range(17)])
+    assert "17 paths" in refusal({"outlast:dataPaths": many})
+
+
+def test_where_the_result_goes_besides_is_no_part_of_the_identity():
+    out = "gs://acme-research-outlast/experiments/dev/models/first"
+    found = check({"outlast:args": json.dumps({"model-output-path": out})})
+    assert found.run == check().run
+    into_a_run = f"gs://acme-research-outlast/experiments/dev/{found.run}/model"
+    assert "not into a run's folder" in refusal(
+        {"outlast:args": json.dumps({"model-output-path": into_a_run})}
+    )
+
+
+def test_another_runs_checkpoint_is_part_of_the_identity_and_readable():
+    pin = "gs://b/experiments/e/0123456789/t000001/s000000000010-0a/#" + 64 * "a"
+    found = check({"outlast:init": pin})
+    assert found.run != check().run and found.init == pin
+    assert found.reads == ("gs://b/experiments/e/0123456789/t000001/s000000000010-0a/",)
+    assert found.run != check({"outlast:init": pin[:-1] + "b"}).run
+    own = pin.replace("gs://b/experiments/e/", "gs://acme-research-outlast/experiments/dev/")
+    assert check({"outlast:init": own}).reads == ()
+
+
+def test_a_rerun_is_another_run_and_a_pin_is_that_run():
+    assert check({"outlast:rerun": "1"}).run != check().run
+    assert check({"outlast:run": "0123456789", "outlast:rerun": "1"}).run == "0123456789"
+
+
+# -- Refused
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("machinetype", "x", "outlast:machinetype: is no setting of Outlast; did you mean machine"),
+        ("trainerr", "x", "did you mean trainer?"),
+        ("qqqqqq", "x", "see the list in Pulumi.yaml"),
+        ("trainer", "digitz", "outlast:trainer 'digitz': is no trainer; did you mean digits?"),
+        ("trainer", "qqqq", "known are census, digits, dummy, keras_mlp, torch_cnn"),
+        ("trainer", "flags", "is no trainer"),
+        ("trainer", "", "is no trainer"),
+        ("args", '{"epoch":5}', "args epoch: is no flag of trainer digits; did you mean epochs?"),
+        ("args", '{"qqqqqq":5}', "its flags are"),
+        ("args", '{"epochs":-1}', "epochs"),
+        ("args", '{"epochs":0}', "epochs"),
+        ("args", '{"epochs":"many"}', "epochs"),
+        ("args", '{"epochs":[1]}', "args.epochs [1]: must be a number, a text or true or false"),
+        ("args", '{"epochs":null}', "args.epochs None: must be"),
+        ("args", '{"--epochs":1}', "a flag is written without dashes"),
+        ("args", '{"run-dir":"x"}', "args run-dir: is no hyperparameter; a VM has a folder"),
+        ("args", '{"data":"x.csv"}', "args data 'x.csv': a VM has no file of this machine; copy"),
+        ("args", '{"eval-data":"/x"}', "args eval-data '/x': a VM has no file of this machine"),
+        ("args", '{"data":"gs://b"}', "args.data 'gs://b': must be gs://BUCKET/PATH"),
+        ("args", '{"data":"gs://b/../x"}', "args.data 'gs://b/../x': must be gs://BUCKET/PATH"),
+        ("args", '{"data":"gs://b/x"}', "'gs://b/x': the VM may not read it; add it, or a folder"),
+        (
+            "args",
+            '{"model-output-path":"gs://b/x"}',
+            "args model-output-path 'gs://b/x': the VM writes only below gs://acme-research-outlast/",
+        ),
+        ("args", '{"model-output-path":"out"}', "model-output-path 'out': the VM writes only"),
+        ("dataPaths", '["x"]', "dataPaths 'x': must be gs://BUCKET/PATH, an object or a folder"),
+        ("dataPaths", "x", "dataPaths 'x': must be a list"),
+        ("dataPaths", '["gs://b/x/*"]', "takes no wildcards, a folder means all that is below it"),
+        ("onNewRun", "maybe", "onNewRun 'maybe': must be refuse or replace"),
+        ("update", "later", "update 'later': must be opportunistic or now"),
+        ("init", "gs://b/r/", "init 'gs://b/r/': must be a run's checkpoint in a bucket with its"),
+        ("init", f"t000001/s000000000001-0/#{64 * 'a'}", "must be a run's checkpoint in a bucket"),
+        ("args", '{"epochs":true}', "epochs: expected one argument"),
+        ("args", '{"epochs":"true"}', "epochs: expected one argument"),
+        ("args", '{"checkpoint-every":"2s"}', "set outlast:checkpointEvery"),
+        ("args", "[1]", "outlast:args '[1]': must be an object"),
+        ("args", "{", "must be an object"),
+        ("experiment", "Dev", "outlast:experiment 'Dev': must have 1 to 40 lower-case"),
+        ("experiment", "a" * 41, "must have 1 to 40"),
+        ("experiment", "a-", "the last no dash"),
+        ("experiment", "1a", "the first a letter"),
+        ("limitRunMinutes", "0", "outlast:limitRunMinutes '0': must be a whole number from 1 to"),
+        ("limitRunMinutes", "9999999", "from 1 to 525600"),
+        ("limitStallMinutes", "0", "from 1 to 525600"),
+        ("limitStallMinutes", "525601", "from 1 to 525600"),
+        ("resume", "-1", "a whole number from 0 to 9999"),
+        ("resume", "1.5", "a whole number"),
+        ("rerun", "-1", "0 or more"),
+        ("retriesFailures", "x", "0 or more"),
+        ("keepEverySteps", "-1", "0 or more"),
+        ("processes", "0", "outlast:processes '0': must be a whole number from 1 to 256"),
+        ("trainerPython", "python3", "outlast:trainerPython 'python3': must be an absolute path"),
+        ("bootDiskGb", "5", "from 10 to"),
+        ("provisioning", "maybe", "outlast:provisioning 'maybe': must be spot or standard; set"),
+        (
+            "provisioning",
+            "flex-start",
+            "a VM that is lost is not made anew, and the run would stand",
+        ),
+        ("mode", "brisk", "outlast:mode 'brisk': must be survive, burst or dedicated"),
+        ("machineTypes", '["zones/x"]', "outlast:machineTypes 'zones/x': must be a machine type's"),
+        ("machineTypes", '["n2-standard-4"]', "a zonal group takes one machine type"),
+        ("accelerator", "nvidia-tesla-t4", "e2-standard-2 takes no GPU, only N1 machines do"),
+        ("localSsd", "2", "outlast:localSsd 2: e2-standard-2 takes none; leave it out"),
+        ("minCpuPlatform", "Intel 486", "e2-standard-2 has no other than its own"),
+        ("zones", '["europe-west4-a"]', "must be two zones or more, each once; set outlast:zones,"),
+        (
+            "zones",
+            '["europe-west4-a","us-central1-b"]',
+            "these are in europe-west4 and us-central1",
+        ),
+        ("zones", '["here"]', "outlast:zones 'here': must be zones such as europe-west4-a"),
+        ("region", "europe", "outlast:region 'europe': must be a region such as europe-west4"),
+        ("onEnd", "stay", "outlast:onEnd 'stay': must be delete or keep"),
+        ("keepMinutes", "0", "outlast:keepMinutes '0': must be a whole number from 1"),
+        ("unlisted", '["zones/z"]', "outlast:unlisted 'zones/z': must be a region, a zone or a"),
+        ("checkpointEvery", "2 s", "must be auto, seconds such as 30s, or steps such as 200"),
+        ("run", "0123", "must be a run's ten digits, 0-9 and a-f"),
+        ("zone", "europe", "must be a zone such as europe-west4-a"),
+        ("machineType", "zones/z/machineTypes/m", "bare name"),
+        ("machineType", "n2standard4", "must be a family and a size, such as e2-standard-2; did"),
+        ("externalIp", "none", "must be true or false; set outlast:externalIp or leave it empty"),
+        ("healthLimitSec", "60", "healthLimitSec 60 beside outlast:health off: nobody asks"),
+        ("bootDiskType", "", "bare name"),
+        ("image", "", "must name an image"),
+        ("image", "../../x", "outlast:image '../../x': must name an image or an image family"),
+        ("image", "projects/p/images/i", "must name an image"),
+        ("image", "projects/p/global/images/", "must name an image"),
+        ("image", "global/images/family/Debian", "must name an image"),
+        ("image", "p/global/images/i", "must name an image"),
+        ("bucket", "Bucket", "must have 3 characters or more, lower-case letters"),
+        ("bucket", "gs://b", "must be a bucket's bare name, without gs:// and without a path"),
+        ("bucket", "a..b", "no two dots in a row"),
+        ("bucket", "a.-b", "no dash beside a dot"),
+        ("bucket", "a-.b", "no dash beside a dot"),
+        ("bucket", "-ab", "the first and the last a letter or digit"),
+        ("bucket", "ab.", "the first and the last a letter or digit"),
+        ("bucket", "ab", "must have 3 characters or more"),
+        ("bucket", "a" * 64, "must have at most 63 characters"),
+        ("bucket", f"{64 * 'a'}.b", "and 63 between two dots"),
+        ("bucket", ".".join(["a" * 45] * 5), "with dots 222"),
+        ("bucket", "192.168.5.4", "must not look like an IP address"),
+        ("bucket", "goog-runs", "must not begin with goog"),
+        ("bucket", "my-google-runs", "not contain google"),
+        ("bucket", "my-g00gle-runs", "not contain google"),
+        ("noticeSec", "60", "must be 120 or 0"),
+        ("noticeSec", "86401", "from 0 to 86400"),
+        ("waitBeatSec", "0", "from 1 to 86400"),
+        ("waitBeatSec", "99999999999", "outlast:waitBeatSec '99999999999': must be a whole number"),
+        ("waitVerdictSec", "86401", "outlast:waitVerdictSec '86401': must be a whole"),
+        ("waitBackoffSec", "86401", "from 1 to 86400"),
+        ("waitIamSec", "86401", "from 0 to 86400"),
+        ("waitSilentSec", "86401", "from 1 to 86400"),
+        ("stopSec", "86401", "outlast:stopSec '86401': must be a whole number from 0 to 86400"),
+        ("webhook", "http://h/", "must be an https address"),
+        ("webhook", "https://", "must be an https address"),
+        ("webhook", "https://[x", "outlast:webhook 'https://[x': must be an https address"),
+        ("webhook", "https://h:99999/", "must be an https address"),
+        ("webhook", "https://me:pw@h/x", "outlast:webhook 'https://…@h/x': must hold no user or"),
+        ("webhook", "https://me:pw@h:0/x", "outlast:webhook 'https://…@h:0/x': must be an https"),
+        ("labels", '{"Team":"x"}', "a key has at most 63 lower-case"),
+        ("labels", '{"team":"Vision"}', "labels.team 'Vision': a value is a text of at most 63"),
+        ("labels", '{"team":5}', "labels.team 5: must be a text, in quotes; set outlast:labels.te"),
+        ("labels", '{"stack":"x"}', "labels stack: is set by Outlast itself"),
+        ("labels", json.dumps({f"k{n}": "" for n in range(60)}), "at most 59 are allowed"),
+    ],
+)
+def test_refused(key, value, words):
+    found = refusal({f"outlast:{key}": value})
+    assert words in found
+    assert found.startswith("outlast:") and "\n" not in found
+    assert "; " in found or "?" in found  # it says what to do
+
+
+@pytest.mark.parametrize("key", settings.declared())
+def test_a_value_of_another_type_is_one_sentence_with_key_value_and_rule(key):
+    for value in WRONG[type(settings.declared()[key]["default"])]:
+        if (key, value) == ("command", '["x"]'):
+            continue  # the one text that may be a list
+        found = refusal({f"outlast:{key}": value})
+        assert found.startswith(f"outlast:{key} {value!r}: must be "), found
+        assert f"; set outlast:{key}" in found and "\n" not in found
+
+
+def test_a_stack_name_that_is_no_experiment_is_named_as_such():
+    assert "(the stack's name)" in refusal(name="My.Stack")
+
+
+def test_no_project_is_a_sentence():
+    assert refusal({"gcp:project": ""}).startswith("gcp:project: is not set; run pulumi config")
+
+
+@pytest.mark.parametrize("project", ["Acme Research", "acme_research", "https://acme"])
+def test_a_project_is_named_by_its_id(project):
+    found = refusal({"gcp:project": project})
+    assert found.startswith(f"gcp:project {project!r}: must be a project's id such as")
+
+
+def test_a_mistyped_field_of_a_command_is_advice():
+    found = check(command(command="train {chekpoint} > {chekpoint}/log"))
+    said = "outlast:command {chekpoint}: stays as it is; did you mean {checkpoint}?"
+    assert found.advice == (said,)
+    assert check(command(command='["echo", "{result}", "{}"]')).advice == ()
+
+
+def test_no_zone_anywhere_is_a_sentence():
+    assert "or set gcp:zone" in refusal({"gcp:zone": ""})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"},
+        {"GOOGLE_COMPUTE_CUSTOM_ENDPOINT": "http://127.0.0.1:1/compute/beta/"},
+        {**stack.LOCAL_CLOUD, "STORAGE_EMULATOR_HOST": "https://storage.example.com"},
+        {**stack.LOCAL_CLOUD, "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": "http://127.0.0.1.example.com/"},
+        {**stack.LOCAL_CLOUD, "STORAGE_EMULATOR_HOST": "http://[::1"},
+    ],
+)
+def test_the_local_clouds_project_needs_a_local_cloud(environ):
+    found = refusal({"gcp:project": "outlast-rehearsal"}, environ=environ)
+    assert "no local cloud is set in this shell; run outlast cloud start" in found
+
+
+@pytest.mark.parametrize("host", ["http://localhost:1", "127.0.0.1:1", "http://[::1]:1"])
+def test_loopback_is_a_local_cloud(host):
+    environ = {**stack.LOCAL_CLOUD, "STORAGE_EMULATOR_HOST": host}
+    assert check({"gcp:project": "outlast-rehearsal"}, environ=environ)
+
+
+def test_refusals_are_what_the_engine_prints_without_a_traceback():
+    assert issubclass(SettingsError, pulumi.RunError)
+
+
+def test_scripts_are_byte_for_byte():
+    found = settings.scripts()
+    others = {f"outlast-sh-{name}" for name in ("lib", "system", "leave", "ssd")}
+    assert set(found) == {"startup-script", *others}
+    boot = (stack.ROOT / "startup" / "boot.sh").read_bytes()
+    assert found["startup-script"].encode() == boot
+
+
+# -- The bucket's look-up
+
+
+HERE = {"gcp:zone": "europe-west4-a"}
+
+
+class FakeBucket:
+    def __init__(self, labels, location="EUROPE-WEST4", *, uniform=True):
+        self.labels = labels
+        self.location = location
+        self.iam_configuration = SimpleNamespace(uniform_bucket_level_access_enabled=uniform)
+
+
+@pytest.fixture
+def bucket_answer(monkeypatch):
+    from google.cloud import storage
+
+    def answer(found):
+        def lookup(self, name, **kwargs):
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(storage.Client, "lookup_bucket", lookup)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+
+    return answer
+
+
+def test_a_bucket_with_our_label_is_adopted(bucket_answer):
+    bucket_answer(FakeBucket({"managed-by": "outlast", "more": "x"}))
+    assert settings.find_bucket(check(HERE)) == FoundBucket("europe-west4", adopt=True)
+
+
+def test_no_bucket_is_made_new(bucket_answer):
+    bucket_answer(None)
+    assert settings.find_bucket(check(HERE)) == FoundBucket("europe-west4")
+
+
+def test_a_strangers_bucket_is_refused(bucket_answer):
+    bucket_answer(FakeBucket({}))
+    with pytest.raises(SettingsError, match="has no label managed-by=outlast; set outlast:bucket"):
+        settings.find_bucket(check(HERE))
+
+
+def test_an_existing_bucket_needs_no_label_and_is_not_adopted(bucket_answer):
+    bucket_answer(FakeBucket({}))
+    found = settings.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+    assert found == FoundBucket("europe-west4")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "with bucketMode existing must be there"),
+        (FakeBucket({}, uniform=False), "has no uniform bucket-level access"),
+    ],
+)
+def test_an_existing_bucket_must_do(bucket_answer, answer, said):
+    bucket_answer(answer)
+    with pytest.raises(SettingsError, match=said):
+        settings.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+
+
+def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
+    told = []
+    monkeypatch.setattr(pulumi.log, "warn", told.append)
+    bucket_answer(FakeBucket({"managed-by": "outlast"}, "US"))
+    assert settings.find_bucket(check(HERE)) == FoundBucket("us", adopt=True)
+    (said,) = told
+    assert "is in us, the VMs in europe-west4" in said and "billed" in said
+
+
+def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
+    from google.auth.exceptions import DefaultCredentialsError
+
+    monkeypatch.setattr(pulumi.log, "info", lambda message: None)
+    for error in (DefaultCredentialsError("none"), ConnectionError("refused")):
+        bucket_answer(error)
+        assert settings.find_bucket(check(HERE)) == FoundBucket()
+
+
+def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    told = []
+    monkeypatch.setattr(pulumi.log, "info", told.append)
+    assert settings.find_bucket(check(HERE)) == FoundBucket()
+    assert len(told) == 1 and "\n" not in told[0]
+
+
+# -- The code's look-up
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(), []),
+        (Answer(warning="w"), ["w"]),
+        (Answer(refusal="outlast:gitSecret 's': is not there"), None),
+    ],
+)
+def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
+    git = {"delivery": "git", "gitUrl": "https://git.example/code", "gitCommit": "a" * 40}
+    config = check({**HERE, **command(**git, trainer="mine")})
+    order, told = [], []
+
+    def ask(git):
+        order.append(git.url)
+        return lambda: answer
+
+    def find_bucket(config):
+        order.append("bucket")
+        return FoundBucket("here")
+
+    monkeypatch.setattr(sources, "ask", ask)
+    monkeypatch.setattr(settings, "find_bucket", find_bucket)
+    monkeypatch.setattr(pulumi.log, "warn", told.append)
+    if said is None:
+        with pytest.raises(SettingsError, match=answer.refusal):
+            settings.look_up(config)
+    else:
+        assert settings.look_up(config) == FoundBucket("here")
+        assert told == said
+    assert order == ["https://git.example/code", "bucket"]
+
+
+def test_without_git_nobody_is_asked_for_the_code(monkeypatch):
+    monkeypatch.setattr(settings, "find_bucket", lambda config: FoundBucket("here"))
+    monkeypatch.setattr(sources, "ask", None)
+    assert settings.look_up(check(HERE)) == FoundBucket("here")
+
+
+# -- A command
+
+
+def command(**values):
+    return {f"outlast:{key}": value for key, value in values.items()}
+
+
+def test_a_command_is_a_line_or_a_list():
+    line = check(command(command="python3 train.py --out {result}"))
+    assert (line.trainer, line.command) == ("command", '"python3 train.py --out {result}"')
+    words = check(command(command='["python3", "train.py", "--out", "{result}"]'))
+    assert json.loads(words.command) == ["python3", "train.py", "--out", "{result}"]
+    assert line.run != words.run != check().run
+    assert check(command(command="python3 train.py --out {result}")).run == line.run
+
+
+def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkeypatch):
+    known = settings.declared()
+    monkeypatch.setattr(settings, "declared", lambda: known)
+    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("1\n")
+    (tmp_path / "needs.txt").write_text("keras==3.15.0\n")
+    values = command(command="python train.py", source="code", requirements="needs.txt")
+    names = [check(command(command="python train.py")).run, check(values).run]
+    (tmp_path / "code" / ".env").write_text("never delivered\n")
+    assert check(values).run == names[-1]
+    (tmp_path / "code" / "train.py").write_text("2\n")
+    names.append(check(values).run)
+    (tmp_path / "needs.txt").write_text("keras==3.15.1\n")
+    names.append(check(values).run)
+    assert len(set(names)) == 4
+    # A machine is none; neither is how the end of a save is seen.
+    found = check({**values, **command(machineType="n2-standard-8", quietSec="30")})
+    assert found.run == names[-1] and found.quiet_sec == 30
+
+
+def test_other_data_is_another_run_of_a_command():
+    values = command(command="cat {data}/x")
+    one = check({**values, **command(dataPaths='["gs://b/one/"]')})
+    other = check({**values, **command(dataPaths='["gs://b/other/"]')})
+    assert one.run != other.run and one.data_paths == ("gs://b/one/",)
+
+
+def test_requirements_are_part_of_a_trainers_name_too():
+    plain, own = check(), check(command(requirements="requirements/dev.txt"))
+    assert plain.run != own.run and own.requirements == "requirements/dev.txt"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (command(command="[python3, train.py]"), "a list must be JSON texts, such as"),
+        (command(command="[]"), "a list must be JSON texts, such as"),
+        (command(command="x", trainer="dummy"), "a run has a trainer or a command"),
+        (command(command="x", args='{"epochs": 3}'), "are a trainer's; write the command's own"),
+        (command(command="x", processes="2"), "a command starts its own"),
+        (command(command="x", trainerPython="/usr/bin/python3"), "write the interpreter into"),
+        (command(command="x", checkpointEvery="200"), "a command makes no steps; must be auto"),
+        (command(command="x", source="nowhere"), "must be a folder in the checkout"),
+        (command(command="x", source="../"), "must be a folder in the checkout"),
+        (command(command="x", source="/etc"), "must be a folder in the checkout"),
+        (command(command="x", source="__main__.py"), "must be a folder in the checkout"),
+        (command(command="x", source=".git"), "must be a folder in the checkout, and none that"),
+        (command(command="x", source="s" * 300), "must be a folder in the checkout"),
+        (command(command="x", source="a\0b"), "must be a folder in the checkout"),
+        (command(command="x", requirements=".venv/pyvenv.cfg"), "and none that is hidden"),
+        (
+            command(command="x", requirements="nowhere.txt"),
+            "must be a file or a folder in the checkout",
+        ),
+        (command(command="x", quietSec="0"), "must be a whole number from 1"),
+        (command(command="cat {data}"), "the run has no data; set outlast:dataPaths"),
+        (
+            command(requirements="requirements/dev.txt", trainerPython="/usr/bin/python3"),
+            "leave one of them out",
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_is_a_sentence(values, sentence):
+    assert sentence in refusal(values)
+
+
+def test_the_supervisor_reads_the_command():
+    assert _parse_command(check(command(command="a b")).command) == "a b"
+    assert _parse_command(check(command(command='["a", "b"]')).command) == ("a", "b")
+    for text in ("a b", "[]", "[1]", "{}", '""'):
+        with pytest.raises(BadSpec, match="outlast-command is "):
+            _parse_command(text)

@@ -1,0 +1,237 @@
+"""The bundle: the same bytes from every checkout, and nothing that must not leave."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outlast.spec import bundle
+from outlast.spec.bundle import BundleError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SECRETS = (
+    ".env",
+    ".git/config",
+    "outlast/.env",
+    "outlast/key.json",
+    "outlast/id_rsa",
+    "trainers/service-account.json",
+    "trainers/credentials.pem",
+    "trainers/.git/hooks/evil.py",
+    "trainers/.hidden.py",
+    "trainers/__pycache__/x.cpython-311.pyc",
+    "requirements/dev.txt",
+)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A small checkout with all that a careless one holds."""
+    root = tmp_path / "checkout"
+    files = {
+        "outlast/__init__.py": "",
+        "outlast/py.typed": "",
+        "outlast/supervisor/__init__.py": "",
+        "outlast/bucket/store.py": "x = 1\n",
+        "outlast/cli/__init__.py": "",
+        "outlast/cli/app.py": "",
+        "trainers/__init__.py": "",
+        "trainers/operate/__init__.py": "",
+        "trainers/digits.py": "y = 1\n",
+        "requirements/vm.txt": "blake3==1\n",
+        **dict.fromkeys(SECRETS, "secret"),
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
+    assert sorted(bundle.members(checkout)) == [
+        "outlast/__init__.py",
+        "outlast/py.typed",
+        "outlast/supervisor/__init__.py",
+        "outlast/bucket/store.py",
+        "requirements/vm.txt",
+        "trainers/__init__.py",
+        "trainers/digits.py",
+        "trainers/operate/__init__.py",
+    ]
+
+
+def test_what_git_ignores_is_in_no_bundle(checkout):
+    (checkout / "trainers" / "private.py").write_text("KEY = 1\n")
+    (checkout / ".gitignore").write_text("private.py\n")
+    assert "trainers/private.py" in list(bundle.members(checkout))
+    subprocess.run(["git", "init", "--quiet"], cwd=checkout, check=True)
+    found = list(bundle.members(checkout))
+    assert "trainers/private.py" not in found and "trainers/__init__.py" in found
+    # A checkout that lies in what another repository ignores is whole all the same.
+    (checkout / ".gitignore").write_text("*\n")
+    assert "trainers/__init__.py" in list(bundle.members(checkout))
+
+
+def test_links_are_not_followed(checkout, tmp_path):
+    secret = tmp_path / "secret.py"
+    secret.write_text("key")
+    (checkout / "trainers" / "link.py").symlink_to(secret)
+    (checkout / "trainers" / "folder").symlink_to(tmp_path, target_is_directory=True)
+    assert not [name for name in bundle.members(checkout) if "link" in name or "folder" in name]
+
+
+def test_two_checkouts_give_the_same_bytes(checkout, tmp_path):
+    other = tmp_path / "elsewhere" / "clone"
+    shutil.copytree(checkout, other)
+    for number, path in enumerate(sorted(other.rglob("*.py"))):
+        os.utime(path, (number, number))
+        path.chmod(0o755)
+    assert bundle.pack(checkout) == bundle.pack(other)
+
+
+def test_the_archive_is_stored_sorted_and_undated(checkout, tmp_path):
+    made = bundle.build(checkout, tmp_path / "out")
+    with zipfile.ZipFile(made.path) as archive:
+        entries = archive.infolist()
+    assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)
+    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
+    assert {entry.external_attr >> 16 for entry in entries} == {0o100644}
+
+
+def test_it_is_named_by_its_digest_and_written_once(checkout, tmp_path):
+    out = tmp_path / "out"
+    made = bundle.build(checkout, out)
+    assert made.path == out / f"{made.sha256}.zip"
+    assert hashlib.sha256(made.path.read_bytes()).hexdigest() == made.sha256
+    before = made.path.stat()
+    assert bundle.build(checkout, out) == made
+    assert made.path.stat().st_mtime_ns == before.st_mtime_ns
+    assert os.listdir(out) == [made.path.name]
+
+
+def test_any_changed_source_is_another_bundle(checkout, tmp_path):
+    before = bundle.build(checkout, tmp_path).sha256
+    (checkout / "outlast" / "bucket" / "store.py").write_text("x = 1  # comment\n")
+    assert bundle.build(checkout, tmp_path).sha256 != before
+
+
+@pytest.mark.parametrize("name", ["outlast", "trainers", "requirements/vm.txt"])
+def test_a_checkout_that_lacks_a_part_is_a_sentence(name, checkout):
+    path = checkout / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(BundleError, match=f"^{name}: "):
+        bundle.pack(checkout)
+
+
+def test_the_real_bundle_imports_by_itself(tmp_path):
+    made = bundle.build(ROOT, tmp_path)
+    unpacked = tmp_path / "unpacked"
+    with zipfile.ZipFile(made.path) as archive:
+        archive.extractall(unpacked)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import outlast, trainers, outlast.supervisor, outlast.loop\n"
+        "print(outlast.__file__, trainers.__file__, *trainers.names())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-B", "-P", "-c", code, str(unpacked)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=True,
+    )
+    outlast_file, trainers_file, *names = found.stdout.split()
+    assert outlast_file.startswith(str(unpacked)) and trainers_file.startswith(str(unpacked))
+    assert "digits" in names
+    assert not any((unpacked / part).exists() for part in bundle.LEFT_OUT)
+
+
+# -- A command's own files
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A folder as people have them."""
+    folder = tmp_path / "code"
+    files = {
+        "train.py": "x = 1\n",
+        "lib/model.py": "y = 1\n",
+        "lib/vocabulary.txt": "a b\n",
+        **dict.fromkeys(
+            (
+                *(".env", "lib/.env.local", "key.pem", "id_rsa", "gcp-credentials.json"),
+                *("lib/service-account-7.json", "__pycache__/train.cpython-311.pyc", "secrets.yml"),
+            ),
+            "secret",
+        ),
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_of_a_folder_all_but_dotfiles_and_keys_is_delivered(code):
+    assert bundle.source_files(code) == {
+        "lib/model.py": b"y = 1\n",
+        "lib/vocabulary.txt": b"a b\n",
+        "train.py": b"x = 1\n",
+    }
+
+
+def test_of_a_repository_what_git_ignores_stays(code):
+    git = ["git", "-c", "init.defaultBranch=main", "-C", str(code)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (code / ".gitignore").write_text("data/\n*.ckpt\n")
+    (code / "data").mkdir()
+    (code / "data" / "rows.csv").write_text("1\n")
+    (code / "last.ckpt").write_text("1\n")
+    subprocess.run([*git, "add", "train.py", "key.pem"], check=True)
+    (code / "new.py").write_text("not added yet\n")
+    assert sorted(bundle.source_files(code)) == [
+        *("lib/model.py", "lib/vocabulary.txt", "new.py", "train.py"),
+    ]
+
+
+def test_a_folder_that_git_ignores_as_a_whole_delivers_nothing(code):
+    subprocess.run(["git", "-C", str(code), "init", "-q"], check=True)
+    (code / ".gitignore").write_text("lib/\n")
+    with pytest.raises(BundleError, match="^lib: holds no file to deliver"):
+        bundle.source_files(code / "lib")
+
+
+def test_a_link_among_a_commands_files_is_refused(code):
+    (code / "lib" / "data").symlink_to("/etc/hostname")
+    with pytest.raises(BundleError, match="^code/lib/data: is a link"):
+        bundle.source_files(code)
+
+
+def test_too_much_to_deliver_is_refused(code, monkeypatch):
+    monkeypatch.setattr(bundle, "SOURCE_BYTES_MAX", 10)
+    with pytest.raises(BundleError, match="^code: has more than 0 MiB of files; keep data in"):
+        bundle.source_files(code)
+
+
+def test_a_commands_files_are_packed_alike_wherever_they_lie(checkout, code, tmp_path):
+    def pack(folder):
+        files = bundle.source_files(folder)
+        return bundle.pack(checkout, {f"source/{name}": data for name, data in files.items()})
+
+    other = tmp_path / "elsewhere" / "code"
+    shutil.copytree(code, other)
+    (other / "train.py").touch()
+    assert pack(code) == pack(other)
+    (tmp_path / "b.zip").write_bytes(pack(code))
+    with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+        assert archive.read("source/lib/model.py") == b"y = 1\n"
+        assert archive.namelist() == sorted(archive.namelist())

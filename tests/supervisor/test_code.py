@@ -1,0 +1,333 @@
+"""Code made ready before the trainer: what is kept, what ends the run, what another VM may try."""
+
+import base64
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from outlast.bucket.store import MemoryStore
+from outlast.spec.delivery import Git
+from outlast.supervisor import code as coding
+from outlast.supervisor import environment, errand
+from outlast.supervisor.code import CodeRefused, CodeUnavailable, Workshop
+from outlast.supervisor.environment import (
+    Builder,
+    EnvironmentRefused,
+    EnvironmentUnreachable,
+    layers,
+)
+from outlast.supervisor.metadata import Metadata
+from tests.stores import FakeClock
+
+SECRET = "projects/p/secrets/deploy/versions/latest"
+COMMIT = "0123456789" * 4
+
+
+class Answers:
+    """A metadata server and Secret Manager: a token, and the answers to come."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.asked: list[tuple[str, str]] = []
+        answers = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+            def do_GET(self) -> None:  # noqa: N802
+                answers.asked.append((self.path, self.headers.get("Authorization", "")))
+                payload = {"data": base64.b64encode(b"the-secret").decode()}
+                body = json.dumps({"access_token": "t", "expires_in": 3600, "payload": payload})
+                is_secret = self.path.startswith("/v1/")
+                status = answers.statuses.pop(0) if is_secret and answers.statuses else 200
+                self.send_response(status)
+                self.send_header("Metadata-Flavor", "Google")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    found = Answers()
+    monkeypatch.setenv("OUTLAST_SECRET_MANAGER_ENDPOINT", f"{found.url}/")
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def workshop(answers: Answers, tmp_path: Path, said: list[str]) -> Workshop:
+    clock = FakeClock()
+    home = tmp_path / "home"
+    store = MemoryStore()
+    builder = Builder(home, store, "e/environments/", tmp_path / "pip.log", clock, said.append)
+    metadata = Metadata(f"{answers.url}/computeMetadata/v1")
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    return Workshop(
+        bundle, home, metadata, builder, clock, said.append, forbidden_sec=30, backoff_sec=1
+    )
+
+
+def test_a_secret_is_read_with_the_vms_own_token_once_permissions_have_spread(
+    workshop: Workshop, answers: Answers, said: list[str]
+):
+    answers.statuses = [403, 503, 403, 200]
+    assert workshop._secret(SECRET) == b"the-secret"
+    secrets = [call for call in answers.asked if call[0].startswith("/v1/")]
+    assert secrets == [(f"/v1/{SECRET}:access", "Bearer t")] * 4
+    assert not any("the-secret" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "kind", "told"),
+    [
+        ([404], CodeRefused, "is not there, or has no version"),
+        ([400], CodeRefused, "is disabled or destroyed"),
+        ([403] * 40, CodeRefused, "may not be read by this VM; grant its service account"),
+        ([503] * 40, CodeUnavailable, "status 503"),
+    ],
+)
+def test_a_secret_that_cannot_be_read_ends_the_run_or_the_machine(
+    workshop: Workshop, answers: Answers, statuses: list[int], kind: type[Exception], told: str
+):
+    answers.statuses = statuses
+    with pytest.raises(kind, match=told):
+        workshop.prepare(Git("https://git.invalid/code", COMMIT, secret=SECRET))
+
+
+def test_a_host_that_is_away_is_asked_again_and_then_left_to_another_vm(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, said: list[str]
+):
+    def away(*_: object, **__: object) -> None:
+        raise coding.fetching.GitUnreachable("git host x: timed out")
+
+    monkeypatch.setattr(coding.fetching, "fetch", away)
+    with pytest.raises(CodeUnavailable, match="timed out"):
+        workshop.prepare(Git("https://git.invalid/code", COMMIT))
+    assert len(said) == coding.TRIES - 1
+
+
+def test_a_fetched_commit_is_kept_and_its_folder_must_be_there(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, said: list[str]
+):
+    fetched = []
+
+    def fetch(git: Git, secret: bytes | None, into: Path, *, pause: object) -> None:
+        fetched.append(git.commit)
+        (into / "train").mkdir(parents=True)
+
+    monkeypatch.setattr(coding.fetching, "fetch", fetch)
+    for _ in range(2):
+        found = workshop.prepare(Git("https://h/code", COMMIT, "train"))
+        assert found.source == workshop.home / "git" / COMMIT and found.folder == "train"
+    assert fetched == [COMMIT]
+    with pytest.raises(CodeRefused, match="gitPath eval: is no folder of commit"):
+        workshop.prepare(Git("https://h/code", COMMIT, "eval"))
+    with pytest.raises(CodeRefused, match="requirements needs.txt: is not in train at commit"):
+        workshop.prepare(Git("https://h/code", COMMIT, "train", "needs.txt"))
+
+
+# -- environments
+
+
+class Pip:
+    """Stands for venv and pip: makes a wheel of each word, notes what it was called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[list[str]] = []
+        self.fails = ""
+        monkeypatch.setattr(errand, "run", self.run)
+
+    def run(self, argv: list[str], *, cwd: Path | None = None, **_: object) -> errand.Done:
+        words = list(argv)
+        if "venv" in words:
+            (Path(words[-1]) / "bin").mkdir(parents=True)
+            return errand.Done(0, b"")
+        words = words[words.index("--disable-pip-version-check") + 1 :]
+        self.calls.append(words)
+        if self.fails:
+            return errand.Done(1, self.fails.encode())
+        if words[0] == "wheel":
+            (into,) = [w.partition("=")[2] for w in words if w.startswith("--wheel-dir=")]
+            assert cwd is not None and cwd.is_dir()
+            Path(into, f"made{len(self.calls)}-1-py3-none-any.whl").write_bytes(b"wheel")
+        return errand.Done(0, b"")
+
+    def made(self) -> list[str]:
+        return [word for call in self.calls if call[0] == "wheel" for word in call[3:]]
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
+    return Pip(monkeypatch)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """A folder with what is asked for, and nothing else."""
+    (tmp_path / "asked").mkdir()
+    return tmp_path / "asked"
+
+
+def anew(builder: Builder, home: Path) -> Builder:
+    """Another VM's."""
+    return Builder(home, builder.store, builder.kept, builder.log, builder.clock, builder.say)
+
+
+def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(
+    workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
+):
+    (asked / "needs.txt").write_text("keras==3.15.0 --hash=sha256:00\n")
+    builder = workshop.builder
+    programs = builder.ensure(asked / "needs.txt")
+    assert pip.made() == ["--require-hashes", "--requirement", "needs.txt"]
+    assert "--no-index" in pip.calls[-1] and "--no-deps" in pip.calls[-1]
+    calls = len(pip.calls)
+    assert builder.ensure(asked / "needs.txt") == programs
+    assert len(pip.calls) == calls  # the same boot, another term
+    anew(builder, tmp_path / "other").ensure(asked / "needs.txt")
+    assert [call[0] for call in pip.calls[calls:]] == ["install"]
+    assert "--no-index" in pip.calls[-1] and str(tmp_path / "other") in pip.calls[-1][-1]
+    (asked / "needs.txt").write_text("keras==3.15.1\n")
+    anew(builder, tmp_path / "third").ensure(asked / "needs.txt")
+    assert len(list(builder.store.list("e/environments/"))) == 2
+
+
+def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
+    workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
+):
+    file, baked = asked / "needs.txt", tmp_path / "image/user-venv"
+    file.write_text("keras==3.15.0 --hash=sha256:00\n")
+    builder = replace(workshop.builder, baked=baked)
+    assert builder.ensure(file) != baked / "bin"  # an image without one
+
+    baked.mkdir(parents=True)
+    (baked / ".complete").write_text(hashlib.sha256(file.read_bytes()).hexdigest() + "\n")
+    calls = len(pip.calls)
+    assert builder.ensure(file) == baked / "bin"
+    assert len(pip.calls) == calls
+    (asked / "requirements.txt").write_bytes(file.read_bytes())
+    assert builder.ensure(asked) == baked / "bin"
+
+    # Another file, one that names another, and a project beside it.
+    file.write_text("keras==3.15.1 --hash=sha256:00\n")
+    assert builder.ensure(file) != baked / "bin"
+    file.write_text("-r base.txt --hash=sha256:00\n")
+    (baked / ".complete").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+    assert builder.ensure(file) != baked / "bin"
+    (baked / ".complete").write_text(
+        hashlib.sha256((asked / "requirements.txt").read_bytes()).hexdigest()
+    )
+    assert builder.ensure(asked) == baked / "bin"
+    (asked / "pyproject.toml").write_text("[project]\nname='x'\n")
+    assert builder.ensure(asked) != baked / "bin"
+
+
+def test_a_changed_line_of_a_project_fetches_no_dependency_anew(
+    workshop: Workshop, pip: Pip, tmp_path: Path
+):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text("[project]\nname='x'\ndependencies=['numpy>=2', 'a']\n")
+    (folder / "x.py").write_text("1\n")
+    workshop.builder.ensure(folder)
+    assert pip.made() == ["a", "numpy>=2", "--no-deps", "."]
+    (folder / "x.py").write_text("2\n")
+    anew(workshop.builder, tmp_path / "other").ensure(folder)
+    assert pip.made() == ["a", "numpy>=2", "--no-deps", ".", "--no-deps", "."]
+
+
+def test_a_projects_layers_follow_from_its_files(tmp_path: Path):
+    project, file = tmp_path / "pyproject.toml", tmp_path / "requirements.txt"
+
+    def argvs() -> list[tuple[str, ...]]:
+        return [layer.argv for layer in layers(tmp_path)]
+
+    with pytest.raises(EnvironmentRefused, match="holds neither"):
+        argvs()
+    project.write_text("[tool.ruff]\n")
+    with pytest.raises(EnvironmentRefused, match=r"has no \[project\]"):
+        argvs()
+    file.write_text("numpy\n")
+    assert argvs() == [("--requirement", "requirements.txt")]
+    project.write_text("[project]\nname='x'\ndependencies=['numpy']\n")
+    assert argvs() == [("--requirement", "requirements.txt"), ("--no-deps", ".")]
+    file.unlink()
+    project.write_text("[project]\nname='x'\ndynamic=['dependencies']\n")
+    assert argvs() == [(".",)]
+    project.write_text("[project\n")
+    with pytest.raises(EnvironmentRefused, match="is not valid TOML"):
+        argvs()
+
+
+def test_another_file_that_is_named_counts_too(tmp_path: Path, asked: Path):
+    (asked / "needs.txt").write_text("-r base.txt\n")
+    (asked / "base.txt").write_text("numpy\n")
+    before = layers(asked / "needs.txt")[0].key
+    (asked / "base.txt").write_text("scipy\n")
+    assert layers(asked / "needs.txt")[0].key != before
+
+
+@pytest.mark.parametrize(
+    ("said_by_pip", "kind"),
+    [
+        ("ERROR: No matching distribution found for no-such-package", EnvironmentRefused),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", EnvironmentRefused),
+        (
+            "WARNING: Retrying after connection broken by NewConnectionError\n"
+            "ERROR: No matching distribution found for numpy",
+            EnvironmentUnreachable,
+        ),
+        ("OSError: [Errno 28] No space left on device", EnvironmentUnreachable),
+        ("Segmentation fault", EnvironmentUnreachable),
+    ],
+)
+def test_what_pip_says_is_the_users_or_the_networks(
+    workshop: Workshop,
+    pip: Pip,
+    tmp_path: Path,
+    asked: Path,
+    said_by_pip: str,
+    kind: type[Exception],
+):
+    (asked / "needs.txt").write_text("numpy\n")
+    pip.fails = said_by_pip
+    with pytest.raises(kind) as caught:
+        workshop.builder.ensure(asked / "needs.txt")
+    assert said_by_pip.splitlines()[-1] in str(caught.value)
+    wanted = 1 if kind is EnvironmentRefused else environment.TRIES
+    assert len(pip.calls) == wanted
+    assert list(workshop.builder.store.list("")) == []
+
+
+def test_what_is_kept_holds_wheels_and_nothing_else(
+    workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
+):
+    (asked / "needs.txt").write_text("numpy\n")
+    workshop.builder.ensure(asked / "needs.txt")
+    (kept,) = workshop.builder.store.list("e/environments/")
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr("../evil.whl", b"")
+    workshop.builder.store.put(kept.path, tmp_path / "bad.zip")
+    with pytest.raises(EnvironmentRefused, match="may hold wheels only"):
+        anew(workshop.builder, tmp_path / "other").ensure(asked / "needs.txt")
+    assert not list(tmp_path.rglob("evil.whl"))

@@ -1,0 +1,190 @@
+"""A command on a VM: the supervisor as a process, cut and preempted, the command resumed."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import outlast
+from outlast.base.exits import Reason, State
+from outlast.supervisor import __main__ as entry
+from outlast.supervisor.code import Code
+from outlast.supervisor.environment import layers
+from outlast.supervisor.metadata import NO_DEADLINE, Spec
+from tests.supervisor.fake_cloud import fake_cloud
+from tests.supervisor.test_main import Machines, wait_until
+
+SCRIPT = """#!/bin/sh
+# Counts; the file it counts in is all it knows of checkpoints.
+place="$CHECKPOINT_DIR/place"
+i="$(cat "$place" 2>/dev/null || echo 0)"
+echo "begins at $i in attempt $ATTEMPT of $RUN_ID" >&2
+echo "$OUTPUT_URI" >"$LOG_DIR/uri"
+while [ "$i" -lt "$1" ]; do
+  i=$((i + 1))
+  echo "$i" >"$place.tmp" && mv "$place.tmp" "$place"
+  outlast mark
+  printf '%s\\r' "$i" >&2
+  while [ "$i" -ge "$(cat "$GATE")" ]; do sleep 0.05; done
+done
+python --version >"$RESULT_DIR/python"
+echo "$i" >"$RESULT_DIR/count"
+exit "$2"
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked bundle with a command's files and requirements in it, and no trainer."""
+    folder = tmp_path_factory.mktemp("bundle")
+    ignored = shutil.ignore_patterns("__pycache__", "cli", "localcloud")
+    shutil.copytree(Path(outlast.__file__).parent, folder / "outlast", ignore=ignored)
+    for name in ("source", "requirements"):
+        (folder / name).mkdir()
+    (folder / "source" / "count.sh").write_text(SCRIPT)
+    (folder / "requirements" / "user.txt").write_text("keras\n")
+    return folder
+
+
+class CommandMachines(Machines):
+    """VMs whose run is a command; its gate is the count at which it waits."""
+
+    def boot_command(self, *words: str, gate: int = 1000):
+        self.gate.write_text(f"{gate}\n")
+        programs = self.root(len(self.processes)) / "var/lib/outlast/user-venv/bin"
+        programs.mkdir(parents=True)
+        (programs / "python").write_text("#!/bin/sh\necho the user\\'s own $*\n")
+        (programs / "python").chmod(0o755)
+        # It is whole, as an earlier boot of this machine has left it.
+        needs = layers(self.bundle / "requirements" / "user.txt")
+        (programs.parent / ".complete").write_text(" ".join(layer.key for layer in needs))
+        command = json.dumps(["./count.sh", *words])
+        environment = {"GATE": str(self.gate)}
+        spec = {"outlast-trainer": "command", "outlast-checkpoint-every": "auto"}
+        return self.boot(**spec, **{"outlast-command": command}, **environment)
+
+    def result(self) -> dict[str, bytes]:
+        head = self.head
+        assert head.end is not None and head.end.result is not None
+        names = ("count", "python")
+        return {name: self.store.get(head.end.result.path + name)[0] for name in names}
+
+
+@pytest.fixture
+def machines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Path
+) -> Iterator[CommandMachines]:
+    with fake_cloud(monkeypatch) as cloud:
+        machines = CommandMachines(cloud, tmp_path, bundle)
+        try:
+            yield machines
+        finally:
+            machines.close()
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Whatever runs with this folder in its environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if bytes(folder) in environment and int(process.name) != os.getpid():
+            found.append(int(process.name))
+    return found
+
+
+def test_cut_stopped_and_finished(machines: CommandMachines) -> None:
+    """SIGKILL of the whole machine, then SIGTERM to its system, then to the end."""
+    first = machines.boot_command("6", "0", gate=2)
+    wait_until(lambda: 2 in machines.committed(), "a commit")
+    for pid in {first.pid, *processes_of(machines.root(0))}:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not processes_of(machines.root(0)), "the end of the machine")
+
+    second = machines.boot_command("6", "0", gate=4)
+    wait_until(lambda: 4 in machines.committed(), "a commit")
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(60) == 75
+    assert machines.is_off(1) and not processes_of(machines.root(1))
+    end = machines.end_of(2)
+    assert (end.reason, end.exit, end.committed) == (Reason.INTERRUPTED, 75, 4)
+    assert "begins at 2 in attempt 2 of 0123456789" in end.stderr
+
+    third = machines.boot_command("6", "0")
+    assert third.wait(60) == 0
+    head = machines.head
+    assert head.state is State.DONE and head.end is not None and head.end.step == 6
+    assert machines.result() == {"count": b"6\n", "python": b"the user's own --version\n"}
+    end = machines.end_of(3)
+    assert "begins at 4 in attempt 3 of 0123456789" in end.stderr
+    assert end.stderr[-1] != "5\r6\r"  # a progress bar's last state alone
+    logs = [item.path for item in machines.store.list("experiments/first/0123456789/attempts/")]
+    uri = next(path for path in logs if path.endswith("000003/logs/uri"))
+    assert machines.store.get(uri)[0].decode().endswith("experiments/first/0123456789/output\n")
+
+
+def test_a_commands_failure_ends_the_run_with_its_own_exit_code(machines: CommandMachines) -> None:
+    machine = machines.boot_command("2", "41")
+    assert machine.wait(60) == 0
+    head = machines.head
+    assert (head.state, head.end and head.end.exit) == (State.FAILED, 41)
+    end = machines.end_of(1)
+    assert (end.reason, end.exit) == (Reason.USER_FAILED, 41)
+    assert end.message == "the trainer exited with 41: 2"  # the last of its stderr
+    assert end.stderr[-1] == "2"
+
+
+def test_a_program_that_the_machine_lacks_is_bad_usage(machines: CommandMachines) -> None:
+    machine = machines.boot(
+        **{"outlast-trainer": "command", "outlast-command": '["trian.py"]'},
+        **{"outlast-checkpoint-every": "auto"},
+    )
+    assert machine.wait(60) == 0
+    end = machines.end_of(1)
+    assert (end.reason, end.exit) == (Reason.USAGE, 64)
+    assert "command 'trian.py': no such program on the PATH or in " in end.message
+
+
+def test_the_supervisors_interpreter_is_none_of_the_commands(machines: CommandMachines) -> None:
+    line = json.dumps("command -v python >$RESULT_DIR/count; env >$RESULT_DIR/python")
+    machine = machines.boot(
+        **{"outlast-trainer": "command", "outlast-command": line},
+        **{"outlast-checkpoint-every": "auto"},
+        PATH=os.environ["PATH"],
+    )
+    assert machine.wait(60) == 0
+    result = machines.result()
+    assert str(machines.bundle) not in result["python"].decode()
+    assert "OUTLAST_SOCKET" not in result["python"].decode()
+    assert str(sys.executable) not in result["python"].decode()
+
+
+def test_the_users_environment_is_a_trainers_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTLAST_ROOT", "/vm")
+    spec = Spec(
+        prefix="p", run="0", resume=0, place=0, owner="o", trainer="dummy", deadline=NO_DEADLINE
+    )
+    assert entry._trainer_argv(spec, Code())[0] == sys.executable
+    own = "/vm/var/lib/outlast/user-venv/bin"
+    code = Code(tmp_path / "source", "train", Path(own))
+    words = entry._trainer_argv(spec, code)
+    assert words[0] == f"{own}/python"
+    assert words[-1] == f"{tmp_path}/source/train/dummy"  # a trainer of the delivered folder
+    command = replace(spec, command="python train.py", data=("gs://b/rows/",))
+    words = entry._trainer_argv(command, code)
+    assert "--data=gs://b/rows/" in words
+    assert words[0] == sys.executable  # the runner's; the command finds its own on its PATH
+    assert words[words.index("--programs") + 1] == own
+    assert words[words.index("--source") + 1] == f"{tmp_path}/source"
+    assert words[words.index("--folder") + 1] == "train"
+    assert words[-3:] == ["--shell", "--", "python train.py"]

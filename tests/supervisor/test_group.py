@@ -1,0 +1,172 @@
+"""Membership and leaving: yes, no and not known are never mixed up."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outlast.supervisor.group import (
+    Gone,
+    Group,
+    Member,
+    NoGroup,
+    NotMember,
+    Refused,
+    Unknown,
+    backoffs,
+    find_group,
+    leave_for_good,
+    wait_for_permission,
+)
+from outlast.supervisor.metadata import Metadata
+from tests.supervisor.fake_cloud import (
+    CUT,
+    ZONE,
+    FakeCloud,
+    fake_cloud,
+)
+
+
+@pytest.fixture(params=[f"zones/{ZONE}", "regions/europe-west4"])
+def cloud(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FakeCloud]:
+    """With the VM of a zonal or of a regional group."""
+    made_by = f"projects/1/{request.param}/instanceGroupManagers/group"
+    with fake_cloud(monkeypatch) as cloud:
+        cloud.boot("group", "17", {"created-by": made_by})
+        yield cloud
+
+
+@pytest.fixture
+def group(cloud: FakeCloud) -> Group:
+    metadata = Metadata()
+    found = find_group(metadata, metadata.attributes())
+    assert isinstance(found, Group)
+    return found
+
+
+def test_a_member_is_found_by_its_id_on_any_page(cloud: FakeCloud, group: Group) -> None:
+    assert group.membership() == Member("group-0001", ZONE)
+    cloud.groups["group"] = [{"id": str(n), "name": f"group-{n}"} for n in range(5)] + [
+        {"id": "17", "name": "group-0001"}
+    ]
+    cloud.page_size = 2
+    assert isinstance(group.membership(), Member)
+    assert cloud.calls.count("listManagedInstances") == 4
+
+
+def test_a_namesake_with_another_id_is_another_machine(cloud: FakeCloud, group: Group) -> None:
+    cloud.groups["group"] = [{"id": "18", "name": "group-0001"}]
+    assert isinstance(group.membership(), NotMember)
+    assert isinstance(group.leave(), Gone)
+    assert "deleteInstances" not in cloud.calls
+    assert cloud.groups["group"] != []
+
+
+def test_no_such_group_means_left(cloud: FakeCloud, group: Group) -> None:
+    del cloud.groups["group"]
+    assert isinstance(group.membership(), NotMember)
+    assert isinstance(group.leave(), Gone)
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+def test_trouble_means_not_known(cloud: FakeCloud, group: Group, status: int) -> None:
+    cloud.answers["listManagedInstances"] = [status]
+    assert isinstance(group.membership(), Unknown)
+    assert isinstance(group.leave(), Unknown)
+    assert "deleteInstances" not in cloud.calls
+
+
+def test_no_whole_answer_means_not_known(cloud: FakeCloud, group: Group) -> None:
+    cloud.answers["listManagedInstances"] = [CUT]
+    assert isinstance(group.membership(), Unknown)
+    cloud.close()
+    assert isinstance(group.membership(), Unknown)
+
+
+def test_leaving_deletes_oneself_from_the_group(cloud: FakeCloud, group: Group) -> None:
+    assert isinstance(group.leave(), Gone)
+    assert cloud.groups["group"] == []
+    assert cloud.calls == ["listManagedInstances", "deleteInstances"]
+
+
+def test_a_refusal_tries_to_resize(cloud: FakeCloud, group: Group) -> None:
+    cloud.answers["deleteInstances"] = [403]
+    assert isinstance(group.leave(), Gone)
+    assert cloud.calls[-1] == "resize" and cloud.groups["group"] == []
+
+
+def test_a_refusal_because_a_successor_is_there_resizes_nothing(
+    cloud: FakeCloud, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    successor = [{"id": "18", "name": "group-0001"}]
+    call = group._call
+
+    def replaced_meanwhile(url: str, body: Any) -> Any:
+        if url.endswith("deleteInstances"):
+            cloud.groups["group"] = successor
+        return call(url, body)
+
+    monkeypatch.setattr(group, "_call", replaced_meanwhile)
+    cloud.answers["deleteInstances"] = [400]
+    assert isinstance(group.leave(), Gone)
+    assert "resize" not in cloud.calls
+    assert cloud.groups["group"] == successor
+
+
+def test_a_deletion_of_unknown_fate_is_looked_at_again(cloud: FakeCloud, group: Group) -> None:
+    cloud.answers["deleteInstances"] = [503]
+    assert isinstance(group.leave(), Unknown)
+    assert "resize" not in cloud.calls
+
+
+def test_one_stays_until_it_may_go(cloud: FakeCloud, group: Group) -> None:
+    cloud.answers = {"deleteInstances": [403, 403, 0], "resize": [403]}
+    said: list[str] = []
+    waits: list[float] = []
+    leave_for_good(group, said.append, backoff_sec=10.0, sleep=waits.append)
+    assert cloud.groups["group"] == []
+    assert [line.startswith("stuck-leaving") for line in said] == [True, True, False]
+    assert len(waits) == 2 and waits[1] > waits[0]
+
+
+def test_refused_both_ways(cloud: FakeCloud, group: Group) -> None:
+    cloud.answers = {"deleteInstances": [403], "resize": [403]}
+    answer = group.leave()
+    assert isinstance(answer, Refused) and "403" in answer.why
+
+
+def test_permission_may_still_be_spreading(cloud: FakeCloud, group: Group) -> None:
+    permissions, cloud.permissions = cloud.permissions, []
+    said: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        cloud.permissions = permissions
+
+    assert wait_for_permission(group, said.append, iam_sec=600, backoff_sec=10, sleep=sleep)
+    assert "missing" in said[0]
+
+
+def test_permission_that_never_comes(cloud: FakeCloud, group: Group) -> None:
+    cloud.permissions = cloud.permissions[:1]
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    assert not wait_for_permission(
+        group, lambda line: None, iam_sec=600, backoff_sec=10, sleep=sleep, clock=lambda: now[0]
+    )
+    assert now[0] >= 600
+
+
+def test_a_machine_without_a_group(cloud: FakeCloud) -> None:
+    group = find_group(Metadata(), {})
+    assert isinstance(group, NoGroup)
+    assert isinstance(group.leave(), Gone) and group.may_leave()
+    with pytest.raises(ValueError, match="created-by"):
+        Group(Metadata(), "somebody")
+
+
+def test_backoffs_double_up_to_a_limit() -> None:
+    waits = [wait for wait, _ in zip(backoffs(1.0), range(12), strict=False)]
+    assert waits[0] < 1.5 and 45 <= waits[-1] <= 75

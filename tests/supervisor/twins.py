@@ -1,0 +1,346 @@
+"""Planted twins: the same code with one safeguard taken away, in one place each.
+
+A guarantee whose test stays green under its twin is not tested at all; test_twins.py has the table.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.base.exits import Reason, State
+from outlast.bucket import commit as commit_module
+from outlast.bucket import head as head_module
+from outlast.bucket import store as store_module
+from outlast.bucket.commit import (
+    Committer,
+    Fresh,
+    Restored,
+    RestoreError,
+)
+from outlast.bucket.head import (
+    Act,
+    Checkpoint,
+    Claim,
+    Decision,
+    End,
+    Head,
+    HeadError,
+    HeadFile,
+    Look,
+)
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import (
+    Data,
+    MemoryStore,
+    Object,
+    PreconditionFailed,
+    Store,
+    StoreError,
+    checksum_of,
+    delete_quietly,
+)
+from outlast.supervisor.attempt import Attempt, Next, Outcome
+from outlast.supervisor.group import Group
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def precondition_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store applies a write whatever generation it names."""
+    monkeypatch.setattr(store_module, "_check_generation", lambda *_: None)
+
+
+def nonce_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer does not know its own write again."""
+    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: False)
+
+
+def any_nonce_taken_for_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer takes every write that it finds for its own."""
+    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: bool(nonces))
+
+
+def commits_in_any_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old attempt commits in whatever term its process holds by now."""
+    holding = HeadFile._holding
+    monkeypatch.setattr(HeadFile, "_holding", lambda head_file, term=None: holding(head_file))
+
+
+def swap_repeated_over_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused swap reads the generation anew and goes on."""
+
+    def applied(head_file: HeadFile, wanted: Head, generation: int) -> bool:
+        while True:
+            try:
+                written = head_file.store.put(
+                    head_file.layout.head, wanted.to_json(), if_generation_match=generation
+                )
+            except PreconditionFailed:
+                generation = head_file.read().object.generation
+                continue
+            head_file._held = head_module._Held(wanted, written.generation)
+            return True
+
+    monkeypatch.setattr(HeadFile, "_applied", applied)
+
+
+def manifest_before_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a manifest names is uploaded after it."""
+    put = MemoryStore.put
+    held: list[tuple[str, bytes]] = []
+
+    def put_later(
+        store: MemoryStore, path: str, data: Data, *, if_generation_match: int | None = None
+    ) -> Object:
+        snapshot = "/t0" in path and "/result/" not in path
+        if snapshot and not path.endswith("/MANIFEST.json"):
+            with store_module._opened(data) as file:
+                held.append((path, file.read()))
+            # The generation that it will have: the manifest's comes first.
+            upcoming = int(repr(store._generations).strip("count()"))
+            return Object(path, upcoming + len(held), *checksum_of(data), store.now())
+        written = put(store, path, data, if_generation_match=if_generation_match)
+        if snapshot:
+            while held:
+                put(store, *held.pop(0), if_generation_match=0)
+        return written
+
+    monkeypatch.setattr(MemoryStore, "put", put_later)
+
+
+def rows_after_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are flushed once the commit is in HEAD."""
+    put = MemoryStore.put
+    held: list[tuple[str, bytes]] = []
+
+    def put_later(
+        store: MemoryStore, path: str, data: Data, *, if_generation_match: int | None = None
+    ) -> Object:
+        if "/metrics/" in path:
+            with store_module._opened(data) as file:
+                content = file.read()
+            held.append((path, content))
+            return Object(path, 0, *checksum_of(content), store.now())
+        written = put(store, path, data, if_generation_match=if_generation_match)
+        while path.endswith("/HEAD") and held:
+            put(store, *held.pop(0), if_generation_match=0)
+        return written
+
+    monkeypatch.setattr(MemoryStore, "put", put_later)
+
+
+def copies_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy inside the store is taken for what it was copied for, whatever it holds."""
+
+    def copied(
+        store: MemoryStore, source: str, path: str, *, source_generation: int, **_: Any
+    ) -> Object | None:
+        entry = store._objects.get(source)
+        if entry is None or entry[1].generation != source_generation:
+            return None
+        written = store.put(path, entry[0], if_generation_match=0)
+        return replace(written, size=entry[1].size, crc32c=entry[1].crc32c)
+
+    monkeypatch.setattr(commit_module, "copy_new", copied)
+
+
+def retention_before_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the next HEAD drops is deleted while this one names it."""
+    swap = HeadFile.swap
+
+    def deleting(head_file: HeadFile, change: Callable[[Head], Head], *, term: int) -> Head:
+        held = head_file.held(term)
+        kept = change(held).chain
+        for entry in held.chain:
+            if entry not in kept:
+                _delete_folder(head_file.store, entry.path)
+        return swap(head_file, change, term=term)
+
+    monkeypatch.setattr(HeadFile, "swap", deleting)
+
+
+def sweep_of_equal_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep takes what its own term wrote and HEAD does not name yet."""
+
+    def sweep(committer: Committer) -> None:
+        store, layout = committer._store, committer._layout
+        named = [entry.path for entry in committer._head_file.check(term=committer.term).chain]
+        for found in list(store.list(layout.terms)):
+            place = layout.folder_of(found.path)
+            if place and place[0] <= committer.term and place[1] not in named:
+                delete_quietly(store, found.path, found.generation)
+
+    monkeypatch.setattr(Committer, "sweep", sweep)
+
+
+def failed_commit_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that raised deletes what it uploaded, whatever the fate of its swap."""
+    commit = Committer.commit
+
+    def cleaning(committer: Committer, folder: Path, **named: Any) -> Checkpoint:
+        before = _folders(committer)
+        try:
+            return commit(committer, folder, **named)
+        except (HeadError, StoreError):
+            for leftover in _folders(committer) - before:
+                _delete_folder(committer._store, leftover)
+            raise
+
+    monkeypatch.setattr(Committer, "commit", cleaning)
+
+
+def term_taken_without_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor works under the number of the one before."""
+
+    def change(look: Look, claim: Claim, decision: Decision) -> Decision:
+        if decision.act is not Act.TAKE or decision.head is None or not isinstance(look, Head):
+            return decision
+        return replace(decision, head=replace(decision.head, term=look.term))
+
+    _decide_otherwise(monkeypatch, lambda look, claim: claim, change)
+
+
+def lower_pair_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of an earlier resume or place takes the run."""
+
+    def pretend(look: Look, claim: Claim) -> Claim:
+        if isinstance(look, Head) and (claim.resume, claim.place) < (look.resume, look.place):
+            return replace(claim, resume=look.resume, place=look.place)
+        return claim
+
+    def change(look: Look, claim: Claim, decision: Decision) -> Decision:
+        if decision.act is not Act.TAKE or decision.head is None:
+            return decision
+        head = replace(decision.head, resume=claim.resume, place=claim.place)
+        return replace(decision, head=head)
+
+    _decide_otherwise(monkeypatch, pretend, change)
+
+
+def retry_without_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused taking of the term is tried again by whoever was refused."""
+    take_term = HeadFile.take_term
+
+    def taking(head_file: HeadFile, claim: Claim, **named: Any) -> Decision:
+        return take_term(head_file, claim, **{**named, "still_member": lambda: True})
+
+    monkeypatch.setattr(HeadFile, "take_term", taking)
+
+
+def restore_without_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was downloaded is taken as it came."""
+
+    def download(committer: Committer, checkpoint: Checkpoint, entry: Any, to: Path) -> None:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        committer._store.fetch(checkpoint.path + entry.name, to, generation=entry.generation)
+
+    monkeypatch.setattr(Committer, "_download_object", download)
+
+
+def silent_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no checkpoint can be read the run begins anew."""
+    restore = Committer.restore
+
+    def restoring(committer: Committer, into: Path) -> Restored | Fresh:
+        try:
+            return restore(committer, into)
+        except RestoreError:
+            return Fresh()
+
+    monkeypatch.setattr(Committer, "restore", restoring)
+
+
+def end_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator's stop does not look whether the run has ended."""
+
+    def end_from_outside(head_file: HeadFile, state: State, reason: Reason) -> Head:
+        found = head_file.read()
+        end = End(reason=reason, exit=None, step=found.head.step, result=None)
+        mine = replace(found.head.ended(state, end), nonce=head_module.new_nonce())
+        head_file.store.put(
+            head_file.layout.head, mine.to_json(), if_generation_match=found.object.generation
+        )
+        return mine
+
+    monkeypatch.setattr(HeadFile, "end_from_outside", end_from_outside)
+
+
+def failure_counted_after_the_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure comes into HEAD with the next swap of the process, after the retry began."""
+    swap = HeadFile.swap
+    uncounted: list[HeadFile] = []
+
+    def count_failure(head_file: HeadFile, *, term: int, before: int, retries: int) -> bool:
+        uncounted.append(head_file)
+        return before + 1 <= retries
+
+    def counting(head_file: HeadFile, change: Callable[[Head], Head], *, term: int) -> Head:
+        late, uncounted[:] = len(uncounted), []
+        return swap(
+            head_file,
+            lambda head: replace(change(head), failures=head.failures + late),
+            term=term,
+        )
+
+    monkeypatch.setattr(HeadFile, "count_failure", count_failure)
+    monkeypatch.setattr(HeadFile, "swap", counting)
+
+
+def exit_0_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 0 is the end of the run, also after a stop that the trainer was told of."""
+    judge = Attempt._judge
+
+    def trusting(attempt: Attempt, now: float) -> None:
+        if attempt._exited is None or attempt._exited.code != 0:
+            return judge(attempt, now)
+        attempt._committer.finish(State.DONE, Reason.DONE, exit=0)
+        attempt._outcome = Outcome(Next.LEAVE, Reason.DONE, "the trainer exited with 0")
+
+    monkeypatch.setattr(Attempt, "_judge", trusting)
+
+
+def leaving_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine takes a namesake in its group for itself."""
+
+    managed_instances = Group._managed_instances
+
+    def namesakes(group: Group) -> Iterator[Mapping[str, object]]:
+        for instance in managed_instances(group):
+            same = instance.get("name") == group._name
+            yield {**instance, "id": group._instance_id} if same else instance
+
+    monkeypatch.setattr(Group, "_managed_instances", namesakes)
+
+
+def _decide_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    pretend: Callable[[Look, Claim], Claim],
+    change: Callable[[Look, Claim, Decision], Decision],
+) -> None:
+    decide = head_module.decide
+
+    def otherwise(look: Look, claim: Claim, **named: Any) -> Decision:
+        return change(look, claim, decide(look, pretend(look, claim), **named))
+
+    monkeypatch.setattr(head_module, "decide", otherwise)
+
+
+def _folders(committer: Committer) -> set[str]:
+    layout: Layout = committer._layout
+    with contextlib.suppress(StoreError):
+        return {
+            place[1]
+            for found in committer._store.list(layout.term(committer.term))
+            if (place := layout.folder_of(found.path))
+        }
+    return set()
+
+
+def _delete_folder(store: Store, folder: str) -> None:
+    with contextlib.suppress(StoreError):
+        for found in list(store.list(folder)):
+            delete_quietly(store, found.path, found.generation)
