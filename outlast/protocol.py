@@ -128,6 +128,8 @@ class Complete:
     step: int
     result: str
     rows_offset: int
+    why: str = ""
+    """Why it is over before all steps were made, where the trainer ended it so."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ class Welcome:
     """Where the run lives: ``gs://…/`` or a folder; no other run has the same."""
     log_dir: str = ""
     """Existing folder whose files are kept with the attempt, TensorBoard's for example."""
+    result: str = ""
+    """Existing folder for the result's files, on a disk; empty for in ``work``."""
     places: list[str] = field(default_factory=list)
     """Other existing folders for snapshots, in order, where ``work`` has no room for two."""
     machine_age_sec: float = 0.0
@@ -404,10 +408,12 @@ class Channel:
         of the channel before or after."""
         return self._socket
 
-    def close(self) -> None:
-        """Close both directions; a thread blocked in ``receive`` gets Closed."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+    def close(self, *, hang_up: bool = True) -> None:
+        """Close both directions; a thread blocked in ``receive`` gets Closed. Without ``hang_up``
+        only this process's hold on the connection, which a forked child shares."""
+        if hang_up:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def __enter__(self) -> "Channel":

@@ -5,6 +5,8 @@ LoopError
 │   └── DoesNotFit    a checkpoint is sound but is not of this program's shape
 ├── DataError         data that is not there, cannot be fetched, or is not what it was
 ├── CheckpointFailed  the supervisor could not commit a snapshot
+├── LeftEarly         the loop was left before its last step, and the trainer did not say why
+├── NotHere           outlast.train was reached in a process that must not train
 ├── RankLost          another process of the same training has gone, or does something else
 ├── Refused           the supervisor will not go on with the run
 └── SupervisorLost    no supervisor answers, or it has gone
@@ -37,6 +39,15 @@ class CheckpointFailed(LoopError):
     """A snapshot that was handed over could not be committed."""
 
 
+class LeftEarly(LoopError):
+    """The loop was left before all steps were made, without ``run.finish``: not an end."""
+
+
+class NotHere(LoopError):
+    """``outlast.train`` was reached in a process that must not train: a multiprocessing child that
+    imports the program, a forked child, or a program that has trained this run already."""
+
+
 class RankLost(LoopError):
     """Another rank has ended, failed, or makes other steps: this one cannot go on without it."""
 
@@ -59,14 +70,23 @@ class SupervisorLost(LoopError):
         return super().__str__()
 
 
-TOLD_ALONE = (CheckpointFailed, DataError, DoesNotFit, RankLost, Refused, SupervisorLost)
-"""What befell a run, whatever line of the program met it. The others are slips in the program, of
-which one wants to see the line."""
+TOLD_ALONE = (
+    CheckpointFailed,
+    DataError,
+    DoesNotFit,
+    LeftEarly,
+    NotHere,
+    RankLost,
+    Refused,
+    SupervisorLost,
+)
+"""What befell a run, whatever line of the program met it, and what a sentence says better than a
+traceback. The others are slips in the program, of which one wants to see the line."""
 
 
 def exit_code(error: LoopError) -> int:
     """What a program ends with that this error ends."""
-    if isinstance(error, DataError):
+    if isinstance(error, DataError | NotHere):
         return exits.USAGE
     if isinstance(error, SupervisorLost):
         # Killed, or not known: the same command goes on. Its own word counts otherwise.

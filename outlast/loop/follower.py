@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from outlast.base import places
-from outlast.loop import ranks, snapshot, state, verify
+from outlast.base import exits, places
+from outlast.loop import ending, ranks, snapshot, state, verify
 from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction
+from outlast.loop.signals import Supervised
 from outlast.loop.training import RunEnded, Training
 
 
@@ -31,15 +32,18 @@ class Follower(Training):
         self._member = ranks.Member(world)
         # The terminal's Ctrl-C and torchrun's SIGTERM reach every rank; what they mean, rank 0
         # says at the next boundary. Where rank 0 has gone, the watch ends this rank.
-        self._leave_signals_to_supervisor()
+        self._signals = Supervised()
+        self._signals.install()
+        self._cleanup.callback(self._signals.restore)
         state.check_top(self._state)
-        said = self._member.join(self._total, self._rank_state is not None, self._told_to_leave)
+        told = lambda: self._signals.requested  # noqa: E731
+        said = self._member.join(self._total, self._rank_state is not None, told)
         if said.kind == ranks.END:
             raise RunEnded(said.body)
         where = said.body
         os.environ.update(where["environment"])
         self._work = Path(where["work"])
-        self._result_folder = self._work / f"tmp-result-{ranks.part_name(world.rank)}"
+        self._result_folder = Path(where["result"]) / f"tmp-result-{ranks.part_name(world.rank)}"
         if where["restore"] is not None and not where["init"]:
             folder = Path(where["restore"])
             saved = snapshot.read(folder)
@@ -62,8 +66,15 @@ class Follower(Training):
             self._unproved = False
         while (said := self._member.word(self._step)).kind != ranks.GO:
             if said.kind == ranks.END:
+                self._stopped = said.body == exits.INTERRUPTED
                 raise SystemExit(said.body)
+            if said.kind == ranks.OVER:
+                self._why = self._why or "rank 0 has ended the loop"
+                return
             self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
+
+    def _is_stopped(self, over: bool) -> bool:
+        return self._stopped
 
     def _write_part(self, folder: Path) -> tuple[int, str] | None:
         """A full disk's error, which is rank 0's to try again, as it is with its own part."""
@@ -79,8 +90,12 @@ class Follower(Training):
     def _complete(self) -> None:
         if not self._started:
             raise LoopError("the training has made no steps: loop over run.steps()")
+        if self._total is not None and not self._is_over:
+            raise ending.left_early(self._step, self._total)
         self._member.say(ranks.FINISHED, self._step)
         said = self._member.word(self._step)
+        if said.kind == ranks.OVER:  # this rank left the loop before it heard
+            said = self._member.word(self._step)
         if said.kind != ranks.END:
             raise RankLost(
                 f"rank 0 goes on after step {self._step}, where this rank has ended: all ranks "

@@ -5,25 +5,110 @@ the trainer only. It ends by itself when the trainer's connection closes.
 """
 
 import json
+import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from outlast.base import exits
 from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
+from outlast.loop.words import say
+from outlast.protocol import parse_every
 from outlast.spec import identity
 
 STOP_SEC = 120.0
 """How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
+CONNECT_SEC = 30.0
+WAIT_POLL_SEC = 0.2
+WAIT_SAID_SEC = 3.0
+"""Who has waited for the supervisor's last commit for so long is told what for."""
+KERNELS = ("ipykernel_launcher", "ipykernel")
+"""Programs that run a notebook's cells; their command line names a connection, not a training."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``outlast.train`` is given for a run without a supervisor of its own."""
+
+    run_dir: str | Path | None = None
+    name: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    source: str | Path | None = None
+    checkpoint_every: str = "auto"
+    init: str | None = None
+    model_output_path: str | None = None
+
+
+@dataclass(frozen=True)
+class Named:
+    """A run by what names it, and the folder it lives in."""
+
+    trainer: str
+    run: str
+    folder: str | Path
+
+
+def named(options: Options) -> Named:
+    """What the run of this program is called: by its own name, command line and text."""
+    program = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-", "-c") else "python")
+    arguments, source = options.arguments, options.source
+    if program.stem in KERNELS or program.parent.name in KERNELS:
+        # A new kernel has a new connection file: nothing of its command line may name the run.
+        program = Path(_notebook())
+        arguments = _cell(options) if arguments is None else arguments
+    if source is None and options.name is None and program.suffix == ".py" and program.is_file():
+        source = program
+    if arguments is None:
+        arguments = {"argv": sys.argv[1:]}
+    trainer = options.name or program.stem
+    source = None if source is None else Path(source)
+    run = run_name(trainer, arguments, source, options.init)
+    folder = options.run_dir or default_folder(trainer, arguments, source, options.init)
+    return Named(trainer, run, folder)
+
+
+def _notebook() -> str:
+    """The notebook's file, as far as Jupyter says."""
+    return os.environ.get("JPY_SESSION_NAME") or "notebook"
+
+
+def _cell(options: Options) -> dict[str, Any]:
+    """The text of the cell that is running, which is to a notebook what its text is to a program:
+    another cell is another run, where the call does not say what names its run."""
+    if options.name is not None or options.source is not None:
+        return {}
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    cells = shell.user_ns.get("In") if shell is not None else None
+    return {"cell": cells[-1]} if cells else {}
+
+
+def start(options: Options) -> "LocalSupervisor":
+    """The supervisor of a run on this machine, once it listens."""
+    parse_every(options.checkpoint_every)
+    run = named(options)
+    supervisor = LocalSupervisor(
+        run.folder,
+        trainer=run.trainer,
+        run=run.run,
+        checkpoint_every=options.checkpoint_every,
+        init=options.init,
+        model_output_path=options.model_output_path,
+    )
+    try:
+        supervisor.wait_for_socket(CONNECT_SEC)
+    except BaseException:
+        supervisor.forget_socket()
+        supervisor.abandon()
+        raise
+    return supervisor
 
 
 def run_name(
@@ -170,8 +255,19 @@ class LocalSupervisor:
         except subprocess.TimeoutExpired:
             return None
 
+    def wait_for_commit(self, stopped: Callable[[], bool]) -> int | None:
+        """Its exit code once what it was given is committed, however long that takes: who starts
+        the same run again before would fence it. None once ``stopped`` says so."""
+        begun = time.monotonic()
+        told = False
+        while (code := self.wait(WAIT_POLL_SEC)) is None and not stopped():
+            if not told and time.monotonic() - begun >= WAIT_SAID_SEC:
+                say("waiting for the last checkpoint to be committed; Ctrl-C leaves at once")
+                told = True
+        return code
+
     def abandon(self) -> None:
-        """End a supervisor that was never spoken to; it would wait for a trainer for ever."""
+        """End a supervisor whose trainer leaves before it was answered."""
         self._process.terminate()
 
     def forget_socket(self) -> None:
@@ -189,29 +285,3 @@ def check_end(code: int | None) -> None:
         )
         lost.exit = code
         raise lost
-
-
-class Interrupts:
-    """Ctrl-C and SIGTERM of a laptop run: the first sets a flag, the second leaves at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.impatient = False
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def install(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # signals are the main thread's; without a handler Ctrl-C is an ordinary one
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
-
-    def restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            self.impatient = True
-            raise SystemExit(exits.INTERRUPTED)
-        self.requested = True

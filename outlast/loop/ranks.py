@@ -9,7 +9,8 @@ One death ends all: each rank watches the connection to the others and the launc
 leaves by force where its own main thread hangs in a collective that will never end.
 
 A message is a kind, a step and some JSON. From the leader: ``BEGIN`` (where to begin), ``GO`` (make
-the next step), ``PART`` (write your part of a snapshot), ``END`` (leave with this exit code). From
+the next step), ``PART`` (write your part of a snapshot), ``OVER`` (the loop ends here), ``END``
+(leave with this exit code). From
 a member: ``HELLO``, ``READY`` (restored), ``WRITTEN`` (its part, or a full disk's error) and
 ``FINISHED`` (its loop is over). ``FAILED`` goes both ways: why this rank gives up.
 
@@ -54,7 +55,7 @@ FAILED_EXIT = 1
 _HEADER = struct.Struct("!cxxxIQ")  # kind, bytes of JSON that follow, step
 _BODY_BYTES_MAX = 1 << 20
 
-BEGIN, GO, PART, END = b"b", b"g", b"p", b"x"
+BEGIN, GO, PART, OVER, END = b"b", b"g", b"p", b"o", b"x"
 HELLO, READY, WRITTEN, FINISHED = b"h", b"r", b"w", b"f"
 FAILED = b"e"
 
@@ -312,8 +313,9 @@ class Leader(_Party):
         except (OSError, ProtocolError) as error:
             raise LoopError(f"the ranks' socket cannot be made: {error}") from None
         self._go = bytearray(_HEADER.size)
+        self._over = False
 
-    def gather(self, total: int, rank_state: bool, told: Callable[[], bool]) -> None:
+    def gather(self, total: int | None, rank_state: bool, told: Callable[[], bool]) -> None:
         """Wait for every other rank; LoopError where one does something else, or is missing, and
         SystemExit once this process was ``told`` to leave, as torchrun does where one has failed.
         """
@@ -339,7 +341,7 @@ class Leader(_Party):
         self._listener = None
         self._begin_watch(self._world.launcher, self._before_exit)
 
-    def _welcome(self, link: _Link, missing: set[int], total: int, rank_state: bool) -> None:
+    def _welcome(self, link: _Link, missing: set[int], total: int | None, rank_state: bool) -> None:
         try:
             said = link.receive(END_SEC)
         except RankLost:
@@ -388,6 +390,14 @@ class Leader(_Party):
                 pass
             with self._noticing():
                 link.send(GO, step)  # fails again, and says why
+
+    def over(self, step: int) -> None:
+        """The loop ends after ``step``, in every rank; said once."""
+        if not self._over:
+            self._over = True
+            with self._noticing():
+                for link in self._links:
+                    link.send(OVER, step)
 
     def ask_parts(self, step: int, folder: Path) -> None:
         """Have every member write its part of the snapshot of ``step`` into ``folder``."""
@@ -443,7 +453,7 @@ class Member(_Party):
             raise RankLost("rank 0 has gone")
         return self._links[0]
 
-    def join(self, total: int, rank_state: bool, told: Callable[[], bool]) -> Said:
+    def join(self, total: int | None, rank_state: bool, told: Callable[[], bool]) -> Said:
         """Greet the leader and wait for its ``BEGIN`` or ``END``; SystemExit as in ``gather``."""
         path = socket_path(self._world.key)
         deadline = time.monotonic() + GATHER_SEC

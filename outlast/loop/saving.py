@@ -91,26 +91,26 @@ class Saver:
             if self._best_saved is None:
                 self._best_saved = before
 
-    def save_due(self, step: int, total: int) -> None:
-        """Between two steps: write and hand over what is due; training does not wait for it."""
+    def save_due(self, step: int, *, last: bool) -> None:
+        """Between two steps: write and hand over what is due; training does not wait for it. The
+        ``last`` step is always saved: evaluating it and writing the result may take long."""
         if self._best_due:
             self.hear_answer(wait=True)
             self._drop_pending()  # an older best is none any more
             self._pending = self._write(step, ["best"])
             self._best_due = False
-        elif self._pending is None and self._due(step, total) and not self._session.busy:
+        elif self._pending is None and self._due(step, last) and not self._session.busy:
             self._pending = self._write(step, [])
         self._offer_pending()
 
-    def _due(self, step: int, total: int) -> bool:
+    def _due(self, step: int, last: bool) -> bool:
         now_sec = time.monotonic()
         if step == self._accepted_step or now_sec < self._retry_at_sec:
             return False
         assert self._schedule is not None
-        # The last step always: evaluating it and writing the result may take long.
         return (
             self._session.checkpoint_wanted
-            or step == total
+            or last
             or self._schedule.due(now_sec=now_sec, step=step)
         )
 
@@ -272,9 +272,14 @@ class Saver:
             shutil.rmtree(self._pending.folder, ignore_errors=True)
             self._pending = None
 
-    def finish(self, limit_sec: float) -> None:
-        """Training is over: a snapshot that waits is handed over, or given up after the limit."""
+    def finish(self, step: int, limit_sec: float) -> None:
+        """Training is over after ``step``: a snapshot that waits, or a best that the loop was left
+        with, is handed over, or given up after the limit."""
         self.hear_answer(wait=True)
+        if self._best_due:
+            self._drop_pending()
+            self._pending = self._write(step, ["best"])
+            self._best_due = False
         if self._pending is not None and self._session.wait_committed(limit_sec):
             self._retry_at_sec = 0.0
             self._offer_pending()

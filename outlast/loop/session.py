@@ -3,6 +3,7 @@
 Single-threaded: what the supervisor pushes is read when the loop asks, between two steps.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from outlast.base import exits
 from outlast.loop.data import answer_path
-from outlast.loop.errors import CheckpointFailed, LoopError, Refused, SupervisorLost
+from outlast.loop.errors import CheckpointFailed, LoopError, NotHere, Refused, SupervisorLost
 from outlast.loop.words import say
 from outlast.protocol import (
     COMPLETE_ID,
@@ -41,6 +42,7 @@ WELCOME_SEC = 1200.0
 """A restore comes before the welcome: downloading and hashing a large checkpoint takes minutes."""
 ANSWER_SEC = 120.0
 TICK_SEC = 1.0
+STOPPED_POLL_SEC = 0.2
 
 
 class Session:
@@ -59,6 +61,7 @@ class Session:
         self._offered = ""
         self._answer: Accepted | Busy | None = None
         self._ticked_at = 0.0
+        self._own = os.getpid()
         self._phase = ""
         try:
             self._channel = Channel.connect(socket_path, timeout_sec=CONNECT_SEC)
@@ -66,11 +69,14 @@ class Session:
             raise SupervisorLost(str(error)) from None
         self._send(Hello(VERSION, os.getpid(), total))
 
-    def welcome(self) -> Welcome | Ended:
-        """What the supervisor answers to hello; waits while it restores."""
+    def welcome(self, *, stopped: Callable[[], bool] = lambda: False) -> Welcome | Ended:
+        """What the supervisor answers to hello; waits while it restores. SystemExit 75 once
+        ``stopped`` says so."""
         deadline = time.monotonic() + WELCOME_SEC
         while (left := deadline - time.monotonic()) > 0:
-            message = self._receive(left)
+            if stopped():
+                raise SystemExit(exits.INTERRUPTED)
+            message = self._receive(min(left, STOPPED_POLL_SEC))
             if isinstance(message, Welcome | Ended):
                 return message
             if message is not None:
@@ -82,13 +88,23 @@ class Session:
         """Seconds left since the supervisor asked to stop; None if it did not."""
         return None if self._stop_at is None else self._stop_at - time.monotonic()
 
+    def look_for_stop(self) -> bool:
+        """Whether the supervisor has asked to stop, by all that it said until now."""
+        with contextlib.suppress(LoopError):
+            while self._channel.is_waiting() and (message := self._receive(0)) is not None:
+                self._take(message)
+        return self._stop_at is not None
+
     @property
     def busy(self) -> bool:
         """Whether a snapshot that was handed over is not committed yet."""
         return bool(self._in_flight)
 
     def poll(self) -> None:
-        """Read what was pushed since the last call; CheckpointFailed if a commit failed."""
+        """Read what was pushed since the last call; CheckpointFailed if a commit failed. Nothing in
+        a forked child, such as a loader's worker: its parent reads and speaks."""
+        if os.getpid() != self._own:
+            return
         while self._channel.is_waiting() and (message := self._receive(0)) is not None:
             self._take(message)
         if self._failure is not None:
@@ -99,6 +115,8 @@ class Session:
 
     def tick(self, step: int, phase: str) -> bool:
         """Say that training lives, at most once a second and at each change of phase."""
+        if os.getpid() != self._own:
+            return False
         now = time.monotonic()
         due = phase != self._phase or now - self._ticked_at >= TICK_SEC
         if due:
@@ -154,9 +172,10 @@ class Session:
             if message is not None:
                 self._take(message)
 
-    def complete(self, step: int, result: Path, rows_offset: int) -> None:
-        """Hand the result over and wait until it is the supervisor's."""
-        self._send(Complete(step, str(result), rows_offset))
+    def complete(self, step: int, result: Path, rows_offset: int, why: str = "") -> None:
+        """Hand the result over and wait until it is the supervisor's; ``why`` it came before all
+        steps were made."""
+        self._send(Complete(step, str(result), rows_offset, why))
         self._answer_to(COMPLETE_ID)
 
     def report(self, message: str, kind: str) -> None:
@@ -167,7 +186,8 @@ class Session:
             say(f"the supervisor has gone too; {message}")
 
     def close(self) -> None:
-        self._channel.close()
+        """Hang up. In a forked child only this process's end: the parent's stays open."""
+        self._channel.close(hang_up=os.getpid() == self._own)
 
     def _answer_to(self, identifier: str) -> Accepted | Busy:
         deadline = time.monotonic() + ANSWER_SEC
@@ -209,7 +229,16 @@ class Session:
                     "does not take; use the same version of outlast on both sides"
                 )
 
+    def check_process(self) -> None:
+        """NotHere in a forked child of the trainer."""
+        if os.getpid() != self._own:
+            raise NotHere(
+                "this process was forked from the one that called outlast.train, which alone makes "
+                "the steps; end the child with os._exit, or use multiprocessing"
+            )
+
     def _receive(self, timeout_sec: float | None) -> Message | None:
+        self.check_process()
         try:
             return self._channel.receive(timeout_sec)
         except Closed:
@@ -220,6 +249,7 @@ class Session:
             raise LoopError(f"the supervisor cannot be understood: {error}") from None
 
     def _send(self, message: Message) -> None:
+        self.check_process()
         try:
             self._channel.send(message)
             return

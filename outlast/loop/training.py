@@ -3,9 +3,6 @@
 import contextlib
 import math
 import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +13,8 @@ from outlast.base import exits, places
 from outlast.bucket import layout
 from outlast.loop import (
     data,
+    ending,
+    local,
     ranks,
     rows,
     saving,
@@ -25,27 +24,15 @@ from outlast.loop import (
     trackers,
     verify,
 )
-from outlast.loop.errors import (
-    DataError,
-    DoesNotFit,
-    LoopError,
-    StateError,
-    SupervisorLost,
-    tell_alone,
-)
+from outlast.loop.connection import Connection, check_process, interrupted
+from outlast.loop.errors import DoesNotFit, LoopError, tell_alone
 from outlast.loop.history import Direction, History
-from outlast.loop.local import (
-    STOP_SEC,
-    Interrupts,
-    LocalSupervisor,
-    check_apart,
-    check_end,
-    default_folder,
-    run_name,
-)
-from outlast.loop.session import CONNECT_SEC, Session
+from outlast.loop.local import STOP_SEC
 from outlast.loop.words import say
-from outlast.protocol import SOCKET_VARIABLE, Ended, Welcome, parse_every
+from outlast.protocol import Ended, Welcome, parse_every
+
+_WHY_MAX = 500
+"""Characters kept of what ``finish`` is told."""
 
 
 class RunEnded(SystemExit):
@@ -54,7 +41,7 @@ class RunEnded(SystemExit):
 
 def train(
     state: Mapping[str, object],
-    total: int,
+    total: int | None = None,
     *,
     run_dir: str | Path | None = None,
     name: str | None = None,
@@ -67,7 +54,12 @@ def train(
     init_only: Collection[str] | None = None,
     model_output_path: str | None = None,
 ) -> "Training":
-    """A training of ``total`` steps as a context manager.
+    """A training of ``total`` steps as a context manager; without ``total``, of as many steps as
+    the loop makes until it is left.
+
+    With a total, a loop that is left before its last step has not ended the training: LeftEarly,
+    unless ``run.finish`` said that it is over. A request to stop exits with 75 at the end of the
+    ``with`` block at the latest, whatever the program did with it.
 
     ``state`` names the objects that make up the training: numpy arrays and generators,
     ``random.Random``, dicts and lists, scikit-learn estimators, and anything with ``state_dict``
@@ -97,54 +89,39 @@ def train(
     kind = Training
     if world is not None and world.rank > 0:
         from outlast.loop.follower import Follower as kind
-    return kind(
-        state,
-        total,
-        run_dir=run_dir,
-        name=name,
-        arguments=arguments,
-        source=source,
-        checkpoint_every=checkpoint_every,
-        rank_state=rank_state,
-        tracker=tracker,
-        init=init,
-        init_only=init_only,
-        model_output_path=model_output_path,
+    options = local.Options(
+        run_dir, name, arguments, source, checkpoint_every, init, model_output_path
     )
+    return kind(state, total, options, rank_state=rank_state, tracker=tracker, init_only=init_only)
 
 
 class Training:
     """One attempt at a training. Use it in ``with``; all methods belong to the thread of the loop.
 
-    A body that raises ends the attempt as failed; one that returns has completed the training.
+    A body that raises ends the attempt as failed; one that returns has completed the training,
+    where all steps were made, ``finish`` was called, or there is no total.
     """
 
     def __init__(
         self,
         state: Mapping[str, object],
-        total: int,
+        total: int | None,
+        options: local.Options,
         *,
-        run_dir: str | Path | None = None,
-        name: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        source: str | Path | None = None,
-        checkpoint_every: str = "auto",
         rank_state: Mapping[str, object] | None = None,
         tracker: str | None = None,
-        init: str | None = None,
         init_only: Collection[str] | None = None,
-        model_output_path: str | None = None,
     ) -> None:
-        if not isinstance(total, int) or isinstance(total, bool) or total < 1:
-            raise LoopError(f"total {total!r}: must be a number of steps, 1 or more")
+        if total is not None and (not isinstance(total, int) or isinstance(total, bool)):
+            raise LoopError(f"total {total!r}: must be a number of steps, 1 or more, or None")
+        if total is not None and total < 1:
+            raise LoopError(f"total {total!r}: must be a number of steps, 1 or more, or None")
         self._state = state
         self._total = total
         wrong = isinstance(init_only, str) or (init_only and not set(init_only) <= set(state))
         if wrong:
             raise LoopError(f"init_only {init_only!r}: must be names in state")
         self._init_only = None if init_only is None else sorted(init_only)
-        self._local = (run_dir, name, arguments, source, checkpoint_every)
-        self._beside = (init, model_output_path)
         self._world = ranks.world()
         self._leader: ranks.Leader | None = None
         self._rank_state = (
@@ -152,15 +129,21 @@ class Training:
         )
         self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
         self._tracker: trackers.Tracker | None = None
+        self._options = options
+        self._connection = Connection(options)
+        self._own = os.getpid()
         self._step = 0
         self._making: int | None = None
+        self._marked = False
+        """Whether the step being made has shown that its body runs."""
         self._started = self._finished = False
+        self._why = ""
+        """Why the training is over before its last step, as ``finish`` said."""
+        self._stopped = False
+        """Whether a request to stop was carried out."""
         self._row: dict[str, Any] = {}
         self._history = History()
         self._unproved = False
-        self._supervisor: LocalSupervisor | None = None
-        self._interrupts: Interrupts | None = None
-        self._terminated = False
         self._cleanup = contextlib.ExitStack()
 
     # What a trainer calls.
@@ -171,8 +154,8 @@ class Training:
         return self._step
 
     @property
-    def total(self) -> int:
-        """Steps of the whole training."""
+    def total(self) -> int | None:
+        """Steps of the whole training; None where only the loop knows."""
         return self._total
 
     @property
@@ -185,10 +168,17 @@ class Training:
         """Processes that make this training together; 1 without ``torchrun``."""
         return 1 if self._world is None else self._world.size
 
+    @property
+    def evals(self) -> list[dict[str, Any]]:
+        """All evaluations so far, in all attempts: the step and the values of each."""
+        return [dict(row) for row in self._history.rows]
+
     def steps(self) -> Iterator[int]:
         """The steps still to make: their numbers, from one more than what is done up to total.
 
-        Between two of them snapshots are handed over, and a requested stop exits with 75.
+        Between two of them snapshots are handed over, and a requested stop exits with 75. A step
+        counts once the next one is asked for; the last one before the loop is left counts if it
+        logged or evaluated anything, or called ``finish``.
         """
         if self._started:
             raise LoopError("run.steps() was used already; a run has one loop")
@@ -196,15 +186,37 @@ class Training:
         try:
             while True:
                 self._boundary()
-                if self._step >= self._total:
+                if self._is_over:
                     return
-                self._making = self._step + 1
+                self._making, self._marked = self._step + 1, False
                 yield self._making
-                self._step, self._making = self._making, None
+                self._count_step()
         finally:
-            if self._making is not None:  # left by break: that step counts as made
-                self._step, self._making = self._making, None
-            self._finished = True
+            self._leave_loop()
+
+    def _count_step(self) -> None:
+        if self._making is not None:
+            self._step, self._making = self._making, None
+
+    def _leave_loop(self) -> None:
+        """A step that was drawn counts if its body is known to have run: ``zip`` draws one more
+        than it uses, and a body may have ended in an error."""
+        if self._marked:
+            self._count_step()
+        self._making = None
+        self._finished = True
+
+    def finish(self, why: str) -> None:
+        """Say that training is over with the step being made, before all steps of the total: early
+        stopping, say. Call it once the step's update is done, then leave the loop; a loop that goes
+        on ends before its next step. ``why`` is recorded with the end.
+        """
+        if not isinstance(why, str) or not why.strip():
+            raise LoopError(f"finish {why!r}: must say why, such as 'no improvement in 5 evals'")
+        if not self._started:
+            raise LoopError("run.finish before the loop: call it in or after run.steps()")
+        self._why = " ".join(why.split())[:_WHY_MAX]
+        self._marked = True
 
     def log(self, **values: Any) -> None:
         """Values of the step being made; one row a step, the last value of a name stands."""
@@ -212,6 +224,7 @@ class Training:
             raise LoopError("run.log outside a step: call it in the body of run.steps()")
         if "step" in values:
             raise LoopError("run.log step: every row has its step already; use another name")
+        self._marked = True
         for name, value in values.items():
             plain = type(value) is float and math.isfinite(value)
             self._row[name] = value if plain else rows.cell(name, value)
@@ -233,6 +246,7 @@ class Training:
         step = self._making if self._making is not None else self._step
         self._history.add(step, cells)
         if self._making is not None:
+            self._marked = True
             self._row.update(cells)
             if best is not None and judged is not None:
                 self._saver.judge_best(judged, step, cells[judged], best)
@@ -249,16 +263,17 @@ class Training:
         try:
             found = data.find(path, lambda: self.tick("staging"))
         except LoopError:
-            # The terminal's Ctrl-C ended the download, too; it is gone on with.
-            if self._is_interrupted():
-                raise SystemExit(exits.INTERRUPTED) from None
+            # The terminal's Ctrl-C ended the download, too; it continues the next time.
+            if self._connection.is_interrupted():
+                self._stopped = True
+                raise interrupted() from None
             raise
-        self._tell_data()
+        self._connection.tell_data()
         return found
 
     def result(self, name: str) -> Path:
         """Where to write a file of the result; after the loop only, for it is made once."""
-        if not self._finished:
+        if not self._finished and not self._why:
             raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
         layout.check_object_name(name)
         if name == layout.METRICS_FILE:
@@ -283,37 +298,52 @@ class Training:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            try:
+        if os.getpid() != self._own:
+            return  # a forked child: the training is its parent's
+        self._leave_loop()
+        over = error is None or (ending.left_with_0(error) and self._is_over)
+        try:
+            if self._is_stopped(over):
+                ending.say_after_stop(error)
+                raise interrupted() from error
+            if over:
                 self._complete()
-            except BaseException as late:
-                self._end(late)
-                raise
-        self._end(error)
+            elif ending.left_with_0(error):
+                raise ending.left_early(self._step, self._total, "sys.exit(0) ended the program")
+        except BaseException as late:
+            self._end(late)
+            raise
+        self._end(None if over else error)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the training is known to have come to its end."""
+        return bool(self._why) or self._step == self._total
+
+    def _is_stopped(self, over: bool) -> bool:
+        """Whether this attempt ends because somebody asked it to, whatever the program made of it.
+        A training that has come to its end is complete."""
+        if self._stopped or self._connection.signals.impatient:
+            return True
+        return not (over and self._is_over) and self._connection.stop_asked()
 
     def _begin(self) -> None:
         state.check_top(self._state)
+        check_process()
         if self._world is not None:
             self._leader = ranks.Leader(self._world, before_exit=self._say_lost)
-        socket_path = os.environ.get(SOCKET_VARIABLE)
-        if socket_path:
-            self._leave_signals_to_supervisor()
-        else:
-            socket_path = self._start_supervisor()
-        self._session = Session(socket_path, total=self._total)
-        self._cleanup.callback(self._session.close)
-        if self._supervisor is not None:
-            self._supervisor.forget_socket()
-        answer = self._session.welcome()
+        answer = self._connection.open(self._total)
+        self._session = self._connection.session
         if self._leader is not None:
-            self._leader.gather(self._total, self._rank_state is not None, self._told_to_leave)
+            told = self._connection.told_to_leave
+            self._leader.gather(self._total, self._rank_state is not None, told)
         if isinstance(answer, Ended):
             say(answer.message)
             raise RunEnded(answer.exit)
-        self._tell_data()
+        self._connection.tell_data()
         os.environ.update(answer.environment())
         self._work = Path(answer.work)
-        self._result_folder = self._work / saving.RESULT
+        self._result_folder = Path(answer.result or answer.work) / saving.RESULT
         self._rows = self._cleanup.enter_context(rows.Rows(Path(answer.rows)))
         self._saver = saving.Saver(
             self._session,
@@ -330,6 +360,7 @@ class Training:
             ranks.check_parts(Path(answer.restore), self.world_size, here)
         if self._leader is not None:
             begin = {"restore": answer.restore, "init": answer.init, "work": answer.work}
+            begin["result"] = answer.result or answer.work
             self._leader.begin({**begin, "environment": answer.environment()})
         if answer.restore is None or answer.init:
             if answer.restore is not None:
@@ -341,7 +372,8 @@ class Training:
         if self._leader is not None:  # before the first tick, which gives the restored folder up
             self._leader.wait_ready(self._step)
         if self._tracker_name is not None:
-            self._tracker = trackers.Tracker(self._tracker_name, answer, self._local[2] or {})
+            arguments = self._options.arguments or {}
+            self._tracker = trackers.Tracker(self._tracker_name, answer, arguments)
         timing = schedule.Schedule(
             parse_every(answer.checkpoint_every),
             now_sec=time.monotonic(),
@@ -351,69 +383,7 @@ class Training:
         )
         restored = answer.restore is not None and not answer.init
         self._saver.begin(self._step, timing, restored=restored)
-
-    def _tell_data(self) -> None:
-        """On a laptop: what data is used, so that another attempt on other data is refused."""
-        used = data.take_used()
-        if self._supervisor is not None:
-            for url, path in used.items():
-                check_apart(url, self._supervisor.run_dir)
-                self._session.fetch(url, path, stopped=self._is_interrupted)
-
-    def _is_interrupted(self) -> bool:
-        """Whether Ctrl-C was pressed in a training on a laptop."""
-        return self._interrupts is not None and self._interrupts.requested
-
-    def _start_supervisor(self) -> str:
-        run_dir, name, arguments, source, checkpoint_every = self._local
-        parse_every(checkpoint_every)
-        called = sys.argv[0] if sys.argv else ""
-        program = Path("python" if called in ("", "-", "-c") else called)
-        if source is None and name is None and program.suffix == ".py" and program.is_file():
-            source = program
-        if arguments is None:
-            arguments = {"argv": sys.argv[1:]}
-        name = name or program.stem
-        source = None if source is None else Path(source)
-        init, model_output_path = self._beside
-        run = run_name(name, arguments, source, init)
-        folder = run_dir or default_folder(name, arguments, source, init)
-        self._interrupts = Interrupts()
-        self._interrupts.install()
-        self._cleanup.callback(self._interrupts.restore)
-        self._supervisor = LocalSupervisor(
-            folder,
-            trainer=name,
-            run=run,
-            checkpoint_every=checkpoint_every,
-            init=init,
-            model_output_path=model_output_path,
-        )
-        self._cleanup.callback(self._supervisor.forget_socket)
-        self._supervisor.wait_for_socket(CONNECT_SEC)
-        return str(self._supervisor.socket_path)
-
-    def _leave_signals_to_supervisor(self) -> None:
-        """The terminal's Ctrl-C and a stopping system's SIGTERM reach every process; what they
-        mean, the supervisor tells over the socket, with the time that is left."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        own = os.getpid()
-
-        def leave(number: int, _: object) -> None:
-            # A handler and not SIG_IGN: a child that was forked must die of SIGTERM as ever.
-            if os.getpid() != own:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-            self._terminated = True
-
-        for number, handler in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, leave)):
-            previous = signal.signal(number, handler)
-            self._cleanup.callback(signal.signal, number, previous)
-
-    def _told_to_leave(self) -> bool:
-        """Whether this process was signalled to; before the first step nothing is lost by it."""
-        return self._terminated or (self._interrupts is not None and self._interrupts.requested)
+        self._connection.describe("stopping after this step")
 
     def _take_init(self, folder: Path) -> None:
         """Begin with another run's state."""
@@ -425,10 +395,10 @@ class Training:
     def _restore(self, welcome: Welcome) -> None:
         folder = Path(welcome.restore or "")
         saved = snapshot.read(folder)
-        if saved.step != welcome.step or saved.step > self._total:
+        if saved.step != welcome.step or saved.step > (self._total or saved.step):
+            of = "" if self._total is None else f", of {self._total} in all"
             raise DoesNotFit(
-                f"the checkpoint is of step {saved.step}; expected was {welcome.step}, "
-                f"of {self._total} in all"
+                f"the checkpoint is of step {saved.step}; expected was {welcome.step}{of}"
             )
         state.restore_all(self._state, saved.nodes, saved.blobs)
         verify.check(self._state, saved)
@@ -440,42 +410,32 @@ class Training:
     def _complete(self) -> None:
         if not self._started:
             raise LoopError("the training has made no steps: loop over run.steps()")
+        if self._total is not None and not self._is_over:
+            raise ending.left_early(self._step, self._total)
+        self._connection.describe("the training is over, and its result is being kept")
         if self._leader is not None:
+            if self._why:
+                self._leader.over(self._step)
             self._leader.wait_finished(self._step)
         self._write_row()
         self._result_folder.mkdir(parents=True, exist_ok=True)
         (self._result_folder / layout.METRICS_FILE).write_bytes(self._history.metrics_json())
-        result = snapshot.publish(self._result_folder, self._work / "result")
-        self._saver.finish(STOP_SEC)
+        result = snapshot.publish(self._result_folder, self._result_folder.with_name("result"))
+        self._saver.finish(self._step, STOP_SEC)
         # The last snapshot may have been before the last rows.
-        self._session.complete(self._step, result, self._rows.flush())
+        self._session.complete(self._step, result, self._rows.flush(), self._why)
 
     def _end(self, error: BaseException | None) -> None:
         """Close everything; tell the supervisor why if training failed."""
-        session = self._session if hasattr(self, "_session") else None
-        if (
-            session is not None
-            and isinstance(error, Exception | KeyboardInterrupt)
-            and not isinstance(error, SupervisorLost)
-        ):
-            session.report(str(error) or type(error).__name__, _kind_of(error))
-        if session is not None:
-            session.close()
-        if self._tracker is not None:
-            self._tracker.close(interrupted=error is not None)
         try:
-            impatient = self._interrupts is not None and self._interrupts.impatient
-            if self._supervisor is not None and session is None:
-                self._supervisor.abandon()
-            if self._supervisor is not None and not impatient:
-                # It finishes what it was given; only a completed run must wait for all of it.
-                code = self._supervisor.wait(None if error is None else 10.0)
-                if isinstance(error, SupervisorLost) and error.exit is None:
-                    error.exit = code
-                if error is None:
-                    check_end(code)
+            if (said := ending.report(error)) is not None:
+                self._connection.report(*said)
+            if self._tracker is not None:
+                self._tracker.close(interrupted=error is not None)
+            self._connection.close(error)
         finally:
             self._cleanup.close()
+            self._connection.signals.restore()
             if self._leader is not None:
                 self._end_ranks(self._leader, error)
 
@@ -491,39 +451,39 @@ class Training:
 
     def _say_lost(self, why: str) -> None:
         """From the ranks' watch, before it ends this process."""
-        if hasattr(self, "_session"):
-            self._session.report(why, "trainer")
+        self._connection.report(why, "trainer")
 
     # Between two steps.
 
     def _boundary(self) -> None:
+        self._session.check_process()
+        self._connection.signals.keep()
         self._write_row()
         self._session.poll()
         self._saver.hear_answer()
         if self._unproved and self._step == 1:
             self._saver.prove()
             self._unproved = False
-        left_sec = self._session.stop_in_sec
-        if left_sec is None and self._is_interrupted():
-            left_sec = STOP_SEC
-            say("stopping; Ctrl-C again leaves at once")
+        left_sec = self._connection.stop_in_sec
         if left_sec is not None:
             self._leave(left_sec)
         self._say_alive("train")
-        self._saver.save_due(self._step, self._total)
+        self._saver.save_due(self._step, last=self._is_over)
         if self._leader is not None:
-            self._leader.go(self._step)
+            if self._why:
+                self._leader.over(self._step)
+            else:
+                self._leader.go(self._step)
 
     def _leave(self, budget_sec: float) -> None:
         """Hand over this step's state within ``budget_sec`` and exit 75."""
+        self._stopped = True
         deadline = time.monotonic() + budget_sec
         handed_over = self._saver.hand_over(self._step, deadline)
-        if self._supervisor is not None:
+        if self._connection.supervisor is not None:
             if handed_over and self._session.wait_committed(deadline - time.monotonic()):
-                say(
-                    f"stopped after step {self._step} of {self._total}; "
-                    "the same command goes on from there",
-                )
+                of = "" if self._total is None else f" of {self._total}"
+                say(f"stopped after step {self._step}{of}; the same command goes on from there")
             else:
                 handed_over = False
         if not handed_over:
@@ -531,7 +491,7 @@ class Training:
                 f"stopped, but step {self._step} could not be saved within "
                 f"{budget_sec:.0f} s; the run goes on from the checkpoint before",
             )
-        raise SystemExit(exits.INTERRUPTED)
+        raise interrupted()
 
     def _say_alive(self, phase: str) -> None:
         if self._session.tick(self._step, phase):
@@ -547,9 +507,3 @@ class Training:
             if self._tracker is not None:
                 self._tracker.log(self._step, self._row)
             self._row = {}
-
-
-def _kind_of(error: BaseException) -> str:
-    if isinstance(error, DoesNotFit):
-        return "does-not-fit"
-    return "usage" if isinstance(error, StateError | DataError) else "trainer"

@@ -1,5 +1,6 @@
 """What the loop tells whoever watches its terminal."""
 
+import contextlib
 import os
 import sys
 from typing import TextIO
@@ -12,8 +13,11 @@ def say(sentence: str) -> None:
         print(f"outlast: {sentence}", file=sys.stderr, flush=True)
     except BrokenPipeError:
         drop(sys.stderr)
-    except (OSError, ValueError):
-        pass
+    except RuntimeError:  # a signal handler, in the middle of another line
+        with contextlib.suppress(OSError):
+            os.write(2, f"outlast: {sentence}\n".encode(errors="replace"))
+    except (OSError, ValueError, AttributeError):
+        pass  # closed, or there is none
 
 
 def drop(stream: TextIO) -> None:

@@ -398,17 +398,6 @@ def test_an_error_in_the_training_is_reported_and_raised(supervisor: FakeSupervi
     assert supervisor.result is None
 
 
-def test_leaving_early_is_an_end_too(supervisor: FakeSupervisor) -> None:
-    toy = Toy()
-    with outlast.train(state=toy.state, total=TOTAL) as run:
-        for step in run.steps():
-            toy.step()
-            if step == 5:
-                break
-        assert run.step == 5
-    assert [message.step for message in supervisor.of(protocol.Complete)] == [5]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_are_the_supervisors_where_there_is_one(
     supervisor: FakeSupervisor, number: signal.Signals

@@ -28,7 +28,6 @@ from outlast.loop.command.runner import (
 )
 from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost, exit_code
 from outlast.loop.local import (
-    Interrupts,
     LocalSupervisor,
     check_apart,
     check_end,
@@ -36,6 +35,7 @@ from outlast.loop.local import (
     run_name,
 )
 from outlast.loop.session import CONNECT_SEC, Session
+from outlast.loop.signals import Interrupts
 from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
 from outlast.spec.identity import COMMAND
@@ -171,7 +171,9 @@ def _command(options: argparse.Namespace, words: list[str]) -> Command:
 def _run(command: Command, socket_path: str, signals: Interrupts | Heard) -> int:
     with contextlib.closing(Session(socket_path, total=None)) as session:
         try:
-            answer = session.welcome()
+            answer = session.welcome(
+                stopped=lambda: isinstance(signals, Interrupts) and signals.requested
+            )
             if isinstance(answer, Ended):
                 say(answer.message)
                 return answer.exit
@@ -198,6 +200,7 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
     home = (own if "://" in str(folder) else Path(folder)).absolute() / "live"
     with contextlib.ExitStack() as cleanup:
         interrupts = Interrupts()
+        interrupts.what = "stopping the command"
         interrupts.install()
         cleanup.callback(interrupts.restore)
         try:
@@ -225,6 +228,10 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
                 error.exit = supervisor.wait(LAST_WORDS_SEC)
             raise
         except (LoopError, OSError):
+            supervisor.wait(LAST_WORDS_SEC)
+            raise
+        except SystemExit:  # before the welcome: the supervisor may wait for a store that is away
+            supervisor.abandon()
             supervisor.wait(LAST_WORDS_SEC)
             raise
         # It finishes what it was given; only a completed run must wait for all of it.

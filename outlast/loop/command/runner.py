@@ -30,8 +30,9 @@ from outlast.loop.command import folder as folders
 from outlast.loop.command.mark import SOCKET_VARIABLE as MARK_VARIABLE
 from outlast.loop.command.marks import Marks
 from outlast.loop.errors import CheckpointFailed, LoopError
-from outlast.loop.local import STOP_SEC, Interrupts
+from outlast.loop.local import STOP_SEC
 from outlast.loop.session import Session
+from outlast.loop.signals import Interrupts
 from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Snapshot, Welcome, parse_every
 
@@ -422,7 +423,6 @@ class Runner:
             hand_over = self._session.last_snapshot_wanted
             if left_sec is None and self._interrupted:
                 left_sec = STOP_SEC
-                say("stopping the command; Ctrl-C again leaves at once")
             if left_sec is None:
                 return
             if hand_over:

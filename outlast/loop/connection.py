@@ -1,0 +1,137 @@
+"""The way of a training to its supervisor, and what asks the training to stop.
+
+The supervisor is the one that ``OUTLAST_SOCKET`` names or, without it, one that is started for a
+folder.
+"""
+
+import os
+import sys
+
+from outlast.base import exits
+from outlast.loop import data, local
+from outlast.loop.errors import LoopError, NotHere, SupervisorLost
+from outlast.loop.session import Session
+from outlast.loop.signals import Interrupts, Signals, Supervised
+from outlast.protocol import SOCKET_VARIABLE, Ended, Welcome
+
+ENDED_SEC = 10.0
+"""How long a stopped trainer waits for its supervisor's record of the end."""
+
+
+class Connection:
+    """Opened once for a training, and closed with it."""
+
+    def __init__(self, options: local.Options) -> None:
+        self._options = options
+        socket_path = os.environ.get(SOCKET_VARIABLE)
+        self._socket_path = socket_path
+        self.signals: Signals = Supervised() if socket_path else Interrupts()
+        self.supervisor: local.LocalSupervisor | None = None
+        self._session: Session | None = None
+        self._welcomed = False
+
+    @property
+    def session(self) -> Session:
+        if self._session is None:
+            raise LoopError("the training has not begun: use `with outlast.train(…) as run`")
+        return self._session
+
+    def open(self, total: int | None) -> Welcome | Ended:
+        """The supervisor's answer to this trainer; SystemExit 75 where Ctrl-C comes before it."""
+        check_process()
+        self.signals.install()
+        if self._socket_path is None:
+            self.supervisor = local.start(self._options)
+            socket_path = self.supervisor.socket_path
+        else:
+            socket_path = self._socket_path
+        try:
+            self._session = Session(socket_path, total=total)
+        finally:
+            if self.supervisor is not None:
+                self.supervisor.forget_socket()
+        answer = self._session.welcome(stopped=self.is_interrupted)
+        self._welcomed = True
+        return answer
+
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed in a training on a laptop."""
+        return self.supervisor is not None and self.signals.requested
+
+    def told_to_leave(self) -> bool:
+        """Whether this process was signalled to; before the first step nothing is lost by it."""
+        return self.signals.requested
+
+    @property
+    def stop_in_sec(self) -> float | None:
+        """Seconds in which the training is to be left; None where nobody asked for it."""
+        left_sec = self.session.stop_in_sec
+        return local.STOP_SEC if left_sec is None and self.is_interrupted() else left_sec
+
+    def stop_asked(self) -> bool:
+        """Whether anybody has asked this training to stop, as far as is known by now."""
+        return self.signals.requested or self.session.look_for_stop()
+
+    def tell_data(self) -> None:
+        """On a laptop: what data is used, so that another attempt on other data is refused."""
+        used = data.take_used()
+        if self.supervisor is not None:
+            for url, path in used.items():
+                local.check_apart(url, self.supervisor.run_dir)
+                self.session.fetch(url, path, stopped=self.is_interrupted)
+
+    def describe(self, what: str) -> None:
+        """What the first Ctrl-C does from now on, for the terminal."""
+        if isinstance(self.signals, Interrupts):
+            self.signals.what = what
+
+    def report(self, message: str, kind: str) -> None:
+        """Tell the supervisor why training ends, where there is one to be told."""
+        if self._session is not None:
+            self._session.report(message, kind)
+
+    def close(self, error: BaseException | None) -> None:
+        """Hang up, and wait until the supervisor has finished what it was given. SupervisorLost
+        where a completed training's result is not kept."""
+        if self._session is not None:
+            self._session.close()
+        supervisor = self.supervisor
+        if supervisor is None:
+            return
+        if not self._welcomed:
+            # It may wait for a store that is away, and take the run from this user's next try.
+            supervisor.abandon()
+        if self.signals.impatient:
+            return
+        if error is None:
+            code = supervisor.wait(None)
+        elif isinstance(error, SystemExit) or not self._welcomed:
+            code = supervisor.wait(ENDED_SEC)
+        else:
+            requested = self.signals.requested
+            self.signals.requested = False
+            code = supervisor.wait_for_commit(lambda: self.signals.requested)
+            self.signals.requested = requested or self.signals.requested
+        if isinstance(error, SupervisorLost) and error.exit is None:
+            error.exit = code
+        if error is None:
+            local.check_end(code)
+
+
+def check_process() -> None:
+    """NotHere where a multiprocessing child reaches ``outlast.train`` because it imports the
+    program, as ``spawn`` does: it would take the run from its own parent."""
+    frame = sys._getframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "<module>" and module == "__mp_main__":
+            raise NotHere(
+                "outlast.train was reached while a multiprocessing child imports the program; put "
+                'the training below `if __name__ == "__main__":`'
+            )
+        frame = frame.f_back
+
+
+def interrupted() -> SystemExit:
+    """What ends a program whose training was asked to stop."""
+    return SystemExit(exits.INTERRUPTED)

@@ -1,0 +1,48 @@
+"""How a training ends: which leaving is an end, and what is said of one that is not."""
+
+import sys
+import traceback
+
+from outlast.base import exits
+from outlast.loop.errors import DataError, DoesNotFit, LeftEarly, StateError, SupervisorLost
+from outlast.loop.words import say
+
+
+def left_with_0(error: BaseException | None) -> bool:
+    """Whether the program calls its leaving a success."""
+    return isinstance(error, SystemExit) and error.code in (None, exits.DONE)
+
+
+def left_early(step: int, total: int | None, what: str = "the loop was left") -> LeftEarly:
+    """The error of a loop that was left before its last step without a word."""
+    of = "" if total is None else f" of {total}"
+    return LeftEarly(
+        f"{what} after step {step}{of}, so the training is not complete; to end it there, call "
+        "run.finish('why') before leaving the loop; the same command continues from the last "
+        "checkpoint"
+    )
+
+
+def report(error: BaseException | None) -> tuple[str, str] | None:
+    """What the supervisor is told of an error that ends the program, and its kind in the protocol;
+    None where it needs no word."""
+    match error:
+        case None | SupervisorLost() | SystemExit(code=exits.INTERRUPTED):
+            return None
+        case SystemExit():
+            return f"the program left with sys.exit({error.code!r})", "trainer"
+        case DoesNotFit():
+            return str(error), "does-not-fit"
+        case StateError() | DataError():
+            return str(error), "usage"
+        case Exception() | KeyboardInterrupt():
+            return str(error) or type(error).__name__, "trainer"
+    return None
+
+
+def say_after_stop(error: BaseException | None) -> None:
+    """A stop goes before what the program raised because of it, or meanwhile; that is shown."""
+    if error is None or isinstance(error, SystemExit | KeyboardInterrupt):
+        return
+    say(f"the program was asked to stop, and then raised {type(error).__name__}:")
+    traceback.print_exception(error, file=sys.stderr)
