@@ -50,6 +50,10 @@ with outlast.train(
             raise ZeroDivisionError("on purpose")
         if os.environ.get("LEAVE") == f"{{rank}} {{step}}":
             break
+        if os.environ.get("FINISH") == f"{{rank}} {{step}}":
+            run.finish("early stopping")
+            if "BREAK" in os.environ:
+                break
         place["x"] += rng.gauss(0, 1)
         share["position"] += 1
         share["sum"] += own.gauss(0, 1)
@@ -200,12 +204,24 @@ def test_a_rank_that_fails_tells_the_others_why(tmp_path: Path) -> None:
 
 
 def test_ranks_that_make_other_steps_are_refused(tmp_path: Path) -> None:
-    with launched(tmp_path, LEAVE="1 5") as party:
+    with launched(tmp_path, FINISH="1 5", BREAK="1") as party:
         assert party.wait() == [1, 1]
     assert "all ranks must make the same steps" in party.err[1]
+    with launched(tmp_path, LEAVE="1 5") as party:
+        assert party.wait() == [1, 1]
+    assert "the loop was left after step 4 of 40" in party.err[1]
     with launched(tmp_path, TOTAL_1="41") as party:
         assert party.wait() == [1, 1]
     assert "total: is 41 in rank 1 and 40 in rank 0" in party.err[0]
+
+
+@pytest.mark.parametrize("more", [{}, {"BREAK": "1"}])
+def test_rank_0_ends_the_loop_of_all(tmp_path: Path, more: dict[str, str]) -> None:
+    with launched(tmp_path, FINISH="0 7", **more) as party:
+        assert party.wait() == [0, 0], party.err
+    assert party.last_steps() == ([7, 7] if not more else [6, 7])
+    head = programs.head(tmp_path / "run")
+    assert (head["state"], head["end"]["step"]) == ("done", 7)
 
 
 def test_a_checkpoint_of_two_ranks_does_not_fit_three(tmp_path: Path) -> None:
