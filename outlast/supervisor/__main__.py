@@ -59,17 +59,10 @@ from outlast.bucket.store import (
     put_new,
 )
 from outlast.spec.identity import COMMAND
-from outlast.supervisor.attempt import (
-    END_RECORD_SEC,
-    Attempt,
-    MachineClock,
-    Next,
-    Outcome,
-    Site,
-    ended_head,
-)
+from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.code import SOURCE, Code, Workshop
 from outlast.supervisor.door import Door
+from outlast.supervisor.ending import END_RECORD_SEC, ended_head
 from outlast.supervisor.environment import Builder
 from outlast.supervisor.group import (
     LEAVE_PERMISSIONS,
@@ -106,6 +99,7 @@ from outlast.supervisor.process import (
     trainer_argv,
     trainer_environment,
 )
+from outlast.supervisor.site import MachineClock, Next, Outcome, Site
 from outlast.supervisor.webhook import Webhook
 
 FAILED = 1

@@ -6,15 +6,14 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outlast.bucket.head import HeadError, HeadForbidden
+from outlast.base.console import Say
+from outlast.bucket.head import HeadError, HeadFile, HeadForbidden
 from outlast.bucket.layout import Beat
 from outlast.bucket.store import StoreError
 from outlast.supervisor.door import Post
-
-if TYPE_CHECKING:
-    from outlast.supervisor.attempt import Attempt
+from outlast.supervisor.progress import Progress
 
 LAST_WORDS_SEC = 5.0
 """For the beat that is under way when the pulse is closed."""
@@ -34,15 +33,31 @@ class HeadSpoke:
 class Pulse:
     """Beats, pieces of log, and a look at HEAD with each beat."""
 
-    def __init__(self, attempt: "Attempt", post: Post) -> None:
-        self._attempt = attempt
+    def __init__(
+        self,
+        head_file: HeadFile,
+        term: int,
+        progress: Progress,
+        *,
+        rows_path: Path,
+        log_path: Path | None,
+        beat_sec: float,
+        post: Post,
+        say: Say,
+    ) -> None:
+        self._head_file = head_file
+        self._term = term
+        self._progress = progress
+        self._rows_path = rows_path
+        self._log_path = log_path
+        self._beat_sec = beat_sec
         self._post = post
+        self._say = say
         self._closed = threading.Event()
-        self._log_path = attempt.site.log_of(attempt.term)
         self._log_offset = 0
         self._log_index = 0
         self._log_at = time.monotonic()
-        self._before = (time.monotonic(), attempt.step)
+        self._before = (time.monotonic(), progress.step)
         self._beat_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
@@ -61,38 +76,38 @@ class Pulse:
         while True:
             try:
                 # HEAD first: a fenced attempt does not beat any more.
-                self._attempt.head_file.check(term=self._attempt.term)
+                self._head_file.check(term=self._term)
                 self._beat()
                 if self._log_due():
                     self._put_log()
             except (HeadForbidden, StoreError, OSError) as error:
-                self._attempt.site.say(f"beat: {error}")
+                self._say(f"beat: {error}")
             except HeadError as error:
                 self._post(HeadSpoke(error))
                 return
-            if self._closed.wait(self._attempt.spec.waits.beat):
+            if self._closed.wait(self._beat_sec):
                 return
 
     def _beat(self) -> None:
-        attempt = self._attempt
-        now, step = time.monotonic(), attempt.step
+        progress, store = self._progress, self._head_file.store
+        now, step = time.monotonic(), progress.step
         before, step_before = self._before
         self._before = (now, step)
         rate = (step - step_before) / (now - before) if step > step_before else None
         beat = Beat(
-            term=attempt.term,
+            term=self._term,
             step=step,
-            total=attempt.total,
-            phase=attempt.phase,
+            total=progress.total,
+            phase=progress.phase,
             rate=None if rate is None else round(rate, 3),
-            committed=attempt.committed,
-            seconds_to_commit=attempt.seconds_to_commit,
-            rows=_last_rows(attempt.rows_path),
-            time=attempt.head_file.store.now(),
-            commit_sec=attempt.commit_sec,
+            committed=progress.committed,
+            seconds_to_commit=progress.seconds_to_commit,
+            rows=_last_rows(self._rows_path),
+            time=store.now(),
+            commit_sec=progress.commit_sec,
         )
         self._beat_at = now
-        attempt.head_file.store.put(attempt.head_file.layout.beat(attempt.term), beat.to_json())
+        store.put(self._head_file.layout.beat(self._term), beat.to_json())
 
     def _log_due(self) -> bool:
         if self._log_path is None or not self._log_path.exists():
@@ -111,9 +126,9 @@ class Pulse:
                 data = log.read(8 * LOG_PIECE_BYTES)
                 if not data:
                     return
-                path = self._attempt.head_file.layout.log_piece(self._attempt.term, self._log_index)
+                path = self._head_file.layout.log_piece(self._term, self._log_index)
                 # Only this attempt names it: a repeated piece is the same piece or a longer one.
-                self._attempt.head_file.store.put(path, data)
+                self._head_file.store.put(path, data)
                 self._log_offset += len(data)
                 self._log_index += 1
                 self._log_at = time.monotonic()

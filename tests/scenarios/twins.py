@@ -79,7 +79,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a finished run powers its VM off and leaves it in the group",
             (
                 Edit(
-                    "outlast/supervisor/attempt.py",
+                    "outlast/supervisor/jobs.py",
                     "return Outcome(Next.LEAVE, Reason.DONE, ",
                     "return Outcome(Next.STOP, Reason.DONE, ",
                 ),
@@ -92,7 +92,9 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a notice stops the trainer without a last snapshot",
             (
                 Edit(
-                    "outlast/supervisor/attempt.py", "wanted = found.plan.new\n", "wanted = False\n"
+                    "outlast/supervisor/shutdown.py",
+                    "wanted = found.plan.new\n",
+                    "wanted = False\n",
                 ),
             ),
         ),
@@ -155,7 +157,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
                 ),
                 Edit(
                     "outlast/supervisor/pulse.py",
-                    "                self._attempt.head_file.check(term=self._attempt.term)\n",
+                    "                self._head_file.check(term=self._term)\n",
                     "",
                 ),
             ),
@@ -225,10 +227,10 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
                     "outlast/supervisor/attempt.py",
                     "            reason = self._leaving.reason\n"
                     "            if reason is Reason.LIMIT:\n"
-                    "                self._submit_failed(Reason.LIMIT, ",
-                    "            reason, _ = self._cause()\n"
+                    "                self._submit_failed(link, Reason.LIMIT, ",
+                    "            reason, _ = self._cause(link)\n"
                     "            if reason is not Reason.INTERRUPTED:\n"
-                    "                self._submit_failed(reason, ",
+                    "                self._submit_failed(link, reason, ",
                 ),
             ),
         ),
@@ -275,8 +277,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             (
                 Edit(
                     "outlast/supervisor/attempt.py",
-                    "            message=outcome.message,\n            stderr=",
-                    '            message="",\n            stderr=',
+                    "                message=outcome.message,\n                stderr=",
+                    '                message="",\n                stderr=',
                 ),
             ),
         ),
@@ -332,7 +334,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a run that failed powers its VM off and leaves it in the group",
             (
                 Edit(
-                    "outlast/supervisor/attempt.py",
+                    "outlast/supervisor/jobs.py",
                     "return Outcome(Next.LEAVE, reason, message)",
                     "return Outcome(Next.STOP, reason, message)",
                 ),

@@ -60,17 +60,13 @@ from outlast.bucket.store import (
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import repair
 from outlast.supervisor import __main__ as main_module
-from outlast.supervisor import attempt as attempt_module
 from outlast.supervisor import group as group_module
-from outlast.supervisor.attempt import (
-    Attempt,
-    Next,
-    Outcome,
-    Site,
-)
+from outlast.supervisor import preparation as preparation_module
+from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.group import LEAVE_PERMISSIONS, Group
 from outlast.supervisor.metadata import Machine, Spec, Waits
 from outlast.supervisor.notice import Interrupted, Notices
+from outlast.supervisor.site import Next, Outcome, Site
 from outlast.supervisor.webhook import Webhook
 from tests.stores import START, FakeClock
 from tests.supervisor.scripted import (
@@ -325,11 +321,11 @@ class SteppedAttempt(Attempt):
         if self._restored is not None:
             state = (self._restored.path / "state").read_text()
         rows = b""
-        while self.step < STEPS:
+        while self.progress.step < STEPS:
             if Said.FAILS in machine.said:
                 machine.said.discard(Said.FAILS)
                 outcome = self._again(
-                    lambda: self._count_failure(Reason.USER_FAILED, "the trainer failed")
+                    lambda: self._jobs.count_failure(Reason.USER_FAILED, "the trainer failed", None)
                 )
                 if outcome.next is Next.AGAIN:
                     machine.world.watch.granted(self.spec.resume)
@@ -338,10 +334,10 @@ class SteppedAttempt(Attempt):
                 if rows:
                     self._commit_now(state, rows)
                 return Outcome(Next.STOP, Reason.PREEMPTED, "the machine stops")
-            self.step += 1
-            state = advanced(state, self.step)
-            rows += json.dumps({"step": self.step, "state": state}).encode() + b"\n"
-            if self.step % COMMIT_EVERY == 0:
+            self.progress.step += 1
+            state = advanced(state, self.progress.step)
+            rows += json.dumps({"step": self.progress.step, "state": state}).encode() + b"\n"
+            if self.progress.step % COMMIT_EVERY == 0:
                 self._commit_now(state, rows)
                 with contextlib.suppress(HeadForbidden, StoreError):
                     self.head_file.check(term=self.term)
@@ -350,19 +346,19 @@ class SteppedAttempt(Attempt):
         result = self._folder("result", {"model": state})
         self._again(
             lambda: self._committer.finish(
-                State.DONE, Reason.DONE, exit=0, step=self.step, result=result
+                State.DONE, Reason.DONE, exit=0, step=self.progress.step, result=result
             )
         )
         return Outcome(Next.LEAVE, Reason.DONE, "done")
 
     def _commit_now(self, state: str, rows: bytes) -> None:
-        folder = self._folder(f"snap-{self.step}", {"state": state, "deep/er": "the same"})
+        folder = self._folder(f"snap-{self.progress.step}", {"state": state, "deep/er": "the same"})
         self._again(
             lambda: self._committer.commit(
-                folder, step=self.step, rows=rows[self._committer.rows_flushed :]
+                folder, step=self.progress.step, rows=rows[self._committer.rows_flushed :]
             )
         )
-        self.committed = self.step
+        self.progress.committed = self.progress.step
 
     def _again(self, action: Callable[[], Any]) -> Any:
         """As the committing thread does: what the store did is tried again, whole."""
@@ -375,11 +371,11 @@ class SteppedAttempt(Attempt):
     def _beat_now(self) -> None:
         beat = Beat(
             term=self.term,
-            step=self.step,
+            step=self.progress.step,
             total=STEPS,
             phase="train",
             rate=None,
-            committed=self.committed,
+            committed=self.progress.committed,
             seconds_to_commit=None,
             rows=(),
             time=self.head_file.store.now(),
@@ -1046,7 +1042,7 @@ def a_world() -> Iterator[World]:
         for module in (store_module, group_module):
             stack.enter_context(mock.patch.object(module, "random", chance))
         stack.enter_context(mock.patch.object(main_module, "Attempt", SteppedAttempt))
-        stack.enter_context(mock.patch.object(attempt_module, "_versions", dict))
+        stack.enter_context(mock.patch.object(preparation_module, "_versions", dict))
         world = World(Path(folder))
         stack.callback(world.close)
         yield world

@@ -13,10 +13,10 @@ from outlast.bucket.commit import Committer, Restored
 from outlast.bucket.head import Claim, HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import MemoryStore
-from outlast.supervisor import attempt as attempt_module
-from outlast.supervisor.attempt import MachineClock
+from outlast.supervisor import site as site_module
 from outlast.supervisor.metadata import Waits
 from outlast.supervisor.notice import Interrupted, Notices
+from outlast.supervisor.site import MachineClock
 from tests.supervisor.world import (
     Life,
     Vm,
@@ -82,7 +82,7 @@ def test_a_restore_is_a_sign_for_each_object(store: MemoryStore, tmp_path: Path)
 
 
 def test_who_sleeps_on_purpose_gives_signs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt_module, "SLEEP_SIGN_SEC", 0.02)
+    monkeypatch.setattr(site_module, "SLEEP_SIGN_SEC", 0.02)
     signs: list[int] = []
     clock = MachineClock(Notices(Waits()), lambda: signs.append(1))
     clock.sleep(0.1)

@@ -43,8 +43,10 @@ from outlast.bucket.store import (
     checksum_of,
     delete_quietly,
 )
-from outlast.supervisor.attempt import Attempt, Next, Outcome
+from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.group import Group
+from outlast.supervisor.link import Link
+from outlast.supervisor.site import Next, Outcome
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -294,9 +296,9 @@ def exit_0_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 0 is the end of the run, also after a stop that the trainer was told of."""
     judge = Attempt._judge
 
-    def trusting(attempt: Attempt, now: float) -> None:
-        if attempt._exited is None or attempt._exited.code != 0:
-            return judge(attempt, now)
+    def trusting(attempt: Attempt, link: Link, now: float) -> None:
+        if link.exit_code != 0:
+            return judge(attempt, link, now)
         attempt._committer.finish(State.DONE, Reason.DONE, exit=0)
         attempt._outcome = Outcome(Next.LEAVE, Reason.DONE, "the trainer exited with 0")
 

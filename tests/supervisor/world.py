@@ -37,7 +37,6 @@ from outlast.protocol import (
     Welcome,
 )
 from outlast.supervisor.__main__ import Boot, supervise
-from outlast.supervisor.attempt import MachineClock, Site
 from outlast.supervisor.door import Door
 from outlast.supervisor.group import find_group
 from outlast.supervisor.metadata import (
@@ -48,6 +47,7 @@ from outlast.supervisor.metadata import (
 )
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import Exited
+from outlast.supervisor.site import MachineClock, Site
 from outlast.supervisor.webhook import Webhook
 from tests.stores import prove_stale_writes_are_refused
 from tests.supervisor.fake_cloud import FakeCloud

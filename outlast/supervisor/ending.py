@@ -1,0 +1,164 @@
+"""The end of an attempt: what an error means for it, and its record."""
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from outlast.base import places
+from outlast.base.exits import Reason, State
+from outlast.bucket.commit import Committer, RestoreError
+from outlast.bucket.head import (
+    Fenced,
+    Head,
+    HeadEnded,
+    HeadError,
+    HeadFile,
+    HeadForbidden,
+    HeadLost,
+    HeadUnreadable,
+)
+from outlast.bucket.layout import AttemptEnd
+from outlast.bucket.store import StoreError, Throttled, Unavailable, patiently, put_new
+from outlast.supervisor.metadata import Spec
+from outlast.supervisor.notice import Interrupted, Notices
+from outlast.supervisor.site import Next, Outcome, Site
+
+END_RECORD_SEC = 10.0
+"""The record of an end is tried for so long."""
+
+ENDING_ERRORS = (HeadError, RestoreError, StoreError, OSError, Interrupted)
+"""What HEAD, the store, the disk and a notice raise: each has its outcome."""
+
+
+class Ending:
+    """How one attempt ends."""
+
+    def __init__(self, spec: Spec, head_file: HeadFile, site: Site, committer: Committer) -> None:
+        self._spec = spec
+        self._head_file = head_file
+        self._site = site
+        self._committer = committer
+
+    # -- what an error means ------------------------------------------------------------------
+
+    def outcome_of(self, error: Exception, *, trained: bool) -> Outcome:
+        """The outcome of an attempt that one of ENDING_ERRORS ended; ``trained``: its trainer had
+        begun."""
+        match error:
+            case Fenced():
+                return Outcome(Next.WATCH, Reason.FENCED, str(error))
+            case HeadEnded():
+                end = error.head.end
+                reason = end.reason if end is not None else Reason.ENDED
+                return Outcome(Next.LEAVE, reason, str(error))
+            case HeadError():
+                return Outcome(Next.AGAIN, _reason_of(error), str(error))
+            case RestoreError():
+                return Outcome(Next.STOP, Reason.RESTORE_ERROR, str(error))
+            case StoreError():
+                silent = isinstance(error, Throttled | Unavailable)
+                what = "the store does not answer" if silent else "the store refuses"
+                return self._host_error(f"{what}: {error}")
+            case OSError():
+                message = self._disk_message(error)
+                if error.errno in places.FULL and not trained:
+                    # No VM of this machine type has the room either: ten of these end the run.
+                    return Outcome(Next.STOP, Reason.RESTORE_ERROR, message)
+                return self._host_error(message)
+            case Interrupted():
+                reason = reason_of_notice(self._site.notices)
+                return Outcome(Next.STOP, reason, "stopped before it trained")
+        raise error
+
+    def _host_error(self, message: str) -> Outcome:
+        """This machine cannot go on; another one may. One that is stopping has its own reason."""
+        stopping = self._site.notices.stopping
+        reason = Reason.HOST_ERROR if stopping is None else stopping.reason
+        return Outcome(Next.STOP, reason, message)
+
+    def _disk_message(self, error: OSError) -> str:
+        # A store in a folder names that; of what is written here the system mostly names no file.
+        work = self._site.work
+        named = Path(os.fsdecode(error.filename)) if error.filename else None
+        message = str(error) if named else f"files in {work}: {error}"
+        if error.errno not in places.FULL:
+            return message
+        sizes = []
+        if self._committer.restore_bytes is not None:
+            sizes.append(f"the checkpoint needs {self._committer.restore_bytes} bytes")
+        folders = [named] if named and named.is_dir() else [work, *self._site.places]
+        with contextlib.suppress(OSError):
+            sizes.append(places.told(folders))
+        return "; ".join([message, ", ".join(sizes), "make room or choose a larger machine"])
+
+    # -- the record ---------------------------------------------------------------------------
+
+    def state(self, outcome: Outcome) -> State:
+        """The run's state after this attempt, as far as it can be told."""
+        if outcome.next is Next.LEAVE:
+            with contextlib.suppress(HeadError, StoreError):
+                return self._head_file.read().head.state
+        return State.OPEN
+
+    def record(self, end: AttemptEnd) -> None:
+        """Write the record of the end, with the store's time, and tell the webhook. The record has
+        a name that no other attempt writes, so it harms nothing even when fenced."""
+        store, layout, clock = self._head_file.store, self._head_file.layout, self._site.clock
+        limit_sec = self._limit_sec()
+        try:
+            now = patiently(store.now, clock=clock, limit_seconds=limit_sec)
+            put_new(
+                store,
+                layout.attempt_end(end.term),
+                replace(end, time=now).to_json(),
+                clock=clock,
+                limit_seconds=limit_sec,
+            )
+        except (StoreError, OSError) as error:
+            self._site.say(f"the end of term {end.term} was not recorded: {error}")
+        self._site.webhook.post(
+            {
+                "run": layout.run,
+                "owner": self._spec.owner,
+                "term": end.term,
+                "reason": end.reason.value,
+                "state": end.state.value,
+                "step": end.step,
+                "message": end.message,
+            }
+        )
+
+    def _limit_sec(self) -> float:
+        """What a stopping machine has left, at most."""
+        stopping = self._site.notices.stopping
+        if stopping is None:
+            return END_RECORD_SEC
+        return max(0.0, min(END_RECORD_SEC, stopping.until - time.monotonic()))
+
+
+def reason_of_notice(notices: Notices) -> Reason:
+    """What the machine says of its end; SIGTERM alone does not tell."""
+    stopping = notices.look()
+    return stopping.reason if stopping is not None else Reason.INTERRUPTED
+
+
+def _reason_of(error: HeadError) -> Reason:
+    if isinstance(error, HeadLost):
+        return Reason.LOST
+    if isinstance(error, HeadUnreadable):
+        return Reason.UNREADABLE
+    if isinstance(error, HeadForbidden):
+        return Reason.FORBIDDEN
+    return Reason.INTERRUPTED
+
+
+def ended_head(head: Head) -> str:
+    """One sentence for people about a run that has ended."""
+    end = head.end
+    if end is None:
+        return "the run is open"
+    if head.state is State.DONE:
+        return f"this run is done, at step {end.step}"
+    return f"this run has {head.state}: {end.reason} at step {end.step}"

@@ -1,0 +1,163 @@
+"""All that an attempt does before its trainer starts: the permission to leave the group, the
+checkpoint to resume from, the record of the start, the code."""
+
+import contextlib
+import importlib.metadata
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outlast.base import places
+from outlast.base.exits import Reason
+from outlast.bucket.commit import Committer, Fresh, Restored, read_record, write_record
+from outlast.bucket.head import HeadFile
+from outlast.bucket.layout import AttemptStart
+from outlast.bucket.store import StoreError
+from outlast.spec import changes
+from outlast.supervisor.code import CodeRefused, CodeUnavailable
+from outlast.supervisor.driver import wait_for_gpus
+from outlast.supervisor.group import wait_for_permission
+from outlast.supervisor.initial import InitError, take_over
+from outlast.supervisor.jobs import Jobs
+from outlast.supervisor.metadata import Spec
+from outlast.supervisor.site import Next, Outcome, Site
+
+RECORDED_PACKAGES = ("outlast", "blake3", "google-cloud-storage", "numpy", "scikit-learn")
+
+
+class Preparation:
+    """What comes before one attempt's trainer, in this order: `allowed`, `restore`,
+    `record_start`, `code`. Raises what HEAD, the store and the disk do."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        head_file: HeadFile,
+        site: Site,
+        committer: Committer,
+        jobs: Jobs,
+        scratch: Sequence[Path],
+    ) -> None:
+        """``scratch``: folders for snapshots, this attempt's alone, the preferred one first."""
+        self._spec = spec
+        self._head_file = head_file
+        self._site = site
+        self._committer = committer
+        self._jobs = jobs
+        self._scratch = scratch
+        self._term = committer.term
+
+    def allowed(self) -> Outcome | None:
+        """An outcome where this machine must not train: it may not leave, or has no GPUs."""
+        waits, say, sleep = self._spec.waits, self._site.say, self._site.clock.sleep
+        if not wait_for_permission(
+            self._site.group, say, iam_sec=waits.iam, backoff_sec=waits.backoff, sleep=sleep
+        ):
+            return Outcome(
+                Next.IDLE,
+                Reason.REFUSED,
+                "this VM may not leave its group, so it must not train: the group would start the "
+                "finished run again and again",
+            )
+        if self._spec.gpus:
+            wrong = wait_for_gpus(self._spec.gpus, say, limit_sec=waits.driver, sleep=sleep)
+            if wrong:
+                return Outcome(Next.STOP, Reason.DRIVER, wrong)
+        return None
+
+    def restore(self) -> Restored | Outcome | None:
+        """The checkpoint to resume from; None to start from scratch; an outcome where what the run
+        was to begin with cannot be used."""
+        for place in self._scratch:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+        found = self._committer.restore(
+            self._scratch[0] / "restored", place=lambda size: places.choose(self._scratch, size)
+        )
+        if isinstance(found, Fresh) and self._spec.init:
+            try:
+                found = self._take_over()
+            except InitError as error:
+                return self._unusable(str(error))
+        restored = found if isinstance(found, Restored) else None
+        begin = f"resumes at step {restored.step}" if restored else "starts fresh"
+        self._site.say(f"term {self._term}: {begin}")
+        return restored
+
+    def record_start(self, restored: Restored | None) -> None:
+        """Writes down what this attempt is, and what was changed since its checkpoint."""
+        spec, machine = self._spec.to_json(), self._site.machine
+        before = self._content_before(restored)
+        if before is not None:
+            spec["before"] = before
+            changed = changes.said(changes.between(before, self._spec.content))
+            self._site.say(f"term {self._term}: goes on with what was changed: {changed}")
+        start = AttemptStart(
+            term=self._term,
+            resume=self._spec.resume,
+            place=self._spec.place,
+            instance=machine.instance,
+            instance_id=machine.instance_id,
+            boot_id=machine.boot_id,
+            zone=machine.zone,
+            machine_type=machine.machine_type,
+            image=machine.image,
+            trainer=self._spec.trainer,
+            spec=spec,
+            versions=_versions(),
+            step=restored.step if restored else 0,
+            restored=restored.checkpoint.path if restored else None,
+            time=self._head_file.store.now(),
+        )
+        path = self._head_file.layout.attempt_start(self._term)
+        write_record(self._head_file.store, path, start, clock=self._site.clock)
+
+    def code(self) -> Outcome | None:
+        """The trainer's code and its packages; an outcome where they cannot be had."""
+        try:
+            self._site.prepare_code()
+        except CodeRefused as error:
+            return self._unusable(str(error))
+        except CodeUnavailable as error:
+            return Outcome(Next.STOP, Reason.SETUP_FAILED, str(error))
+        return None
+
+    def _unusable(self, message: str) -> Outcome:
+        """What the run was told to begin with cannot be used; it would meet the same again."""
+        if self._site.restarts:
+            return self._jobs.finish_failed(Reason.USAGE, message, None)
+        return Outcome(Next.STOP, Reason.USAGE, message)
+
+    def _content_before(self, restored: Restored | None) -> dict[str, Any] | None:
+        """The content with which the restored checkpoint was made, where this attempt has another;
+        None where it is the same, or not known."""
+        if restored is None or not self._spec.content:
+            return None
+        store, layout = self._head_file.store, self._head_file.layout
+        with contextlib.suppress(StoreError):
+            maker = layout.attempt_start(restored.checkpoint.term)
+            record = read_record(store, maker, AttemptStart)
+            before = record.spec.get("content") if record else None
+            if before and before != self._spec.content:
+                return before
+        return None
+
+    def _take_over(self) -> Restored:
+        return take_over(
+            self._committer,
+            self._spec.init,
+            self._scratch[0] / "restored",
+            place=lambda size: places.choose(self._scratch, size),
+            clock=self._site.clock,
+            forbidden_sec=self._spec.waits.iam,
+        )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in RECORDED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions

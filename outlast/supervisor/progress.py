@@ -1,0 +1,32 @@
+"""How far an attempt has come."""
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass
+class Progress:
+    """How far an attempt has come: its one thread writes it, its heartbeat reads it."""
+
+    step: int = 0
+    total: int | None = None
+    phase: str = "start"
+    committed: int | None = None
+    """Step of the newest checkpoint of this attempt."""
+    seconds_to_commit: float | None = None
+    """From the trainer's start to the first checkpoint."""
+    commit_sec: float | None = None
+    """What the last commit took."""
+    step_sec: float = 0.0
+    """What a step takes; after a notice the trainer finishes the one it is in."""
+    _stepped_at: tuple[float, int] | None = None
+
+    def note_step(self, step: int) -> None:
+        """The trainer has made this step; measures how long one takes."""
+        now, before = time.monotonic(), self._stepped_at
+        if before is None or step < before[1]:
+            self._stepped_at = (now, step)
+        elif step > before[1]:
+            self.step_sec = (now - before[0]) / (step - before[1])
+            self._stepped_at = (now, step)
+        self.step = step

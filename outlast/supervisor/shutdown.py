@@ -1,0 +1,98 @@
+"""The end that a machine's notice or the run's limit sets: what is worth doing until then."""
+
+import time
+from dataclasses import dataclass
+
+from outlast.base.exits import Reason
+from outlast.bucket.commit import Committer
+from outlast.bucket.head import HeadFile
+from outlast.supervisor import planner
+from outlast.supervisor.progress import Progress
+
+LIMIT_MARGIN_SEC = 120.0
+LIMIT_MARGIN_SHARE = 0.1
+LIMIT_MARGIN_COMMITS = 3
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A stop that the trainer was told of."""
+
+    reason: Reason
+    message: str
+    until: float
+    """The machine ends then."""
+    trainer_until: float
+    """The trainer is killed then."""
+    snapshot: bool
+    """Whether it was asked for one."""
+
+
+class Outlooks:
+    """What is worth doing with the seconds left, by what was measured so far."""
+
+    def __init__(
+        self, committer: Committer, progress: Progress, commit_sec_before: float | None
+    ) -> None:
+        """``commit_sec_before``: what the last commit of an earlier attempt took, if known."""
+        self._committer = committer
+        self._progress = progress
+        self._commit_sec_before = commit_sec_before
+
+    def leaving(
+        self, reason: Reason, message: str, until: float, *, in_flight: bool, before: Leaving | None
+    ) -> tuple[Leaving, planner.Plan]:
+        """The stop to tell the trainer of, which gives it no more time than the one before."""
+        now = time.monotonic()
+        found = self.plan(until - now, in_flight=in_flight)
+        wanted = found.plan.new
+        # Where no snapshot is wanted it has all of the time to end by itself.
+        trainer_until = now + found.trainer_sec if wanted else until
+        if before is not None:
+            trainer_until = min(trainer_until, before.trainer_until)
+        return Leaving(reason, message, until, trainer_until, wanted), found.plan
+
+    def plan(self, left_sec: float, *, in_flight: bool, written: bool = False) -> planner.Decision:
+        """``in_flight``: a commit is on its way; ``written``: the trainer has its snapshot
+        ready."""
+        committer = self._committer
+        rate, overhead_sec = None, 0.0
+        new_bytes = committer.sent_bytes
+        if new_bytes is None:
+            new_bytes = committer.restore_bytes or 0
+        if committer.pace is not None:
+            rate, overhead_sec = committer.pace.bytes_per_sec, committer.pace.overhead_sec
+        elif self._commit_sec_before and committer.restore_bytes:
+            rate = committer.restore_bytes / self._commit_sec_before
+        return planner.decide(
+            planner.Outlook(
+                left_sec=left_sec,
+                in_flight_bytes=committer.bytes_left if in_flight else None,
+                new_bytes=new_bytes,
+                bytes_per_sec=rate,
+                overhead_sec=overhead_sec,
+                write_sec=0.0 if written else self._progress.step_sec,
+            )
+        )
+
+
+class Limit:
+    """The run's deadline, and the time before it that the last commits need."""
+
+    def __init__(self, head_file: HeadFile, term: int, progress: Progress) -> None:
+        self._head_file = head_file
+        self._term = term
+        self._progress = progress
+
+    @property
+    def margin_sec(self) -> float:
+        head = self._head_file.held(self._term)
+        whole_sec = (head.deadline - head.started).total_seconds()
+        margin = min(LIMIT_MARGIN_SEC, whole_sec * LIMIT_MARGIN_SHARE)
+        return max(margin, LIMIT_MARGIN_COMMITS * (self._progress.commit_sec or 0.0))
+
+    @property
+    def left_sec(self) -> float:
+        """Until the trainer has to be stopped."""
+        left = self._head_file.held(self._term).deadline - self._head_file.store.now()
+        return left.total_seconds() - self.margin_sec

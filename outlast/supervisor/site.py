@@ -1,0 +1,105 @@
+"""Where attempts happen, and what follows one: all that differs between a VM and a folder."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from outlast.base.console import Say
+from outlast.base.exits import Reason
+from outlast.bucket.data import Cache, user_cache
+from outlast.supervisor.door import Door
+from outlast.supervisor.group import Membership
+from outlast.supervisor.metadata import Machine, machine_age_sec
+from outlast.supervisor.notice import Notices
+from outlast.supervisor.process import Trainer
+from outlast.supervisor.webhook import Webhook
+
+SLEEP_SIGN_SEC = 10.0
+"""A longer sleep on purpose gives a sign of life in between."""
+
+
+class Next(Enum):
+    """What follows an attempt."""
+
+    LEAVE = "leave"
+    """The run has ended."""
+    STOP = "stop"
+    """The machine ends, or should, so that another takes its place."""
+    AGAIN = "again"
+    """Go through the table at boot."""
+    WATCH = "watch"
+    """Fenced: a higher term holds the run."""
+    IDLE = "idle"
+    """This machine may not leave its group, so it must not train: wait for the permission."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended."""
+
+    next: Next
+    reason: Reason
+    message: str
+
+
+class MachineClock:
+    """Time of this machine. While nothing is worth finishing, a sleep ends with SIGTERM."""
+
+    def __init__(self, notices: Notices, sign: Callable[[], None] = lambda: None) -> None:
+        """``sign`` is called while it sleeps: who waits on purpose is not stuck."""
+        self._notices = notices
+        self._sign = sign
+        self.training = False
+        """Whether an attempt would lose something, so that it watches for notices itself."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Raises Interrupted where SIGTERM came and nothing is worth finishing."""
+        until = time.monotonic() + seconds
+        sleep = time.sleep if self.training else self._notices.sleep
+        while True:
+            self._sign()
+            sleep(max(0.0, min(until - time.monotonic(), SLEEP_SIGN_SEC)))
+            if time.monotonic() >= until:
+                return
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where attempts happen: all that differs between a VM and a folder."""
+
+    machine: Machine
+    group: Membership
+    notices: Notices
+    door: Door
+    work: Path
+    """A folder for snapshots, this supervisor's alone."""
+    make_trainer: Callable[[int], Trainer]
+    """The trainer of a term; asked once its code is ready."""
+    log_of: Callable[[int], Path | None]
+    """The log file of a term's trainer; None where nobody keeps one."""
+    clock: MachineClock
+    say: Say
+    webhook: Webhook
+    log_dir_of: Callable[[int], Path] | None = None
+    """Where a term's trainer leaves files to be kept with the attempt; None for in ``work``."""
+    run_id: str = ""
+    """Name of the run, where the spec has none because it is in a folder."""
+    restarts: bool = True
+    """Whether an attempt that ended for a reason of the user's own ends the run; in a folder
+    whoever starts the command again retries."""
+    data: Cache = field(default_factory=lambda: Cache(user_cache()))
+    """Where data of buckets is fetched to."""
+    places: tuple[Path, ...] = ()
+    """Other folders for snapshots, this supervisor's alone, in order, where ``work`` has no room
+    for two."""
+    sign: Callable[[], None] = lambda: None
+    """Called for each sign of progress, for whoever asks this machine for its health."""
+    prepare_code: Callable[[], None] = lambda: None
+    """Makes ready what the trainer is started from; raises CodeRefused and CodeUnavailable."""
+    machine_age_sec: Callable[[], float] = machine_age_sec
+    """Since the machine was started."""
