@@ -18,9 +18,9 @@ from components.network import Network
 from components.vm_access import VmAccess
 from components.vm_identity import VmIdentity
 from components.vm_template import VmTemplate
+from outlast import settings
 from outlast.dynamic.foundation_guard import FoundationGuard
 from outlast.dynamic.run_pin import RunPin
-from outlast.settings import schema as settings
 
 config = settings.load()
 found = settings.look_up(config)

@@ -27,7 +27,7 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import judge
-from outlast.settings.schema import scripts
+from outlast.settings import scripts
 from outlast.spec import bundle as bundles
 
 ROOT = Path(__file__).resolve().parents[1]

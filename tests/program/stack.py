@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from outlast.settings import schema as settings
+from outlast import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from outlast.settings import schema as settings
-from outlast.settings.schema import SettingsError
+from outlast import settings
+from outlast.settings import SettingsError, reader
 from outlast.spec.delivery import Git, Remote
 from tests.program import stack
 
@@ -140,8 +140,8 @@ def test_a_run_from_git_is_named_by_commit_folder_and_raw_arguments():
 
 def test_a_trainer_of_a_folder_is_named_by_its_files(tmp_path, monkeypatch):
     known = settings.declared()
-    monkeypatch.setattr(settings, "declared", lambda: known)
-    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    monkeypatch.setattr(reader, "declared", lambda: known)
+    monkeypatch.setattr(reader, "ROOT", tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code/mine.py").write_text("1\n")
     first = check(trainer="mine", source="code", args={"epochs": 5})

@@ -8,7 +8,8 @@ import sys
 import pulumi
 import pytest
 
-from outlast.settings import schema as settings
+from outlast import settings
+from outlast.settings import lookups
 from tests.components import inventory
 from tests.program import stack
 
@@ -28,7 +29,7 @@ def program(monkeypatch):
     """Runs the program of the example stack with changed values; returns the recorder."""
     for key, value in stack.LOCAL_CLOUD.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(settings, "find_bucket", lambda config: FOUND)
+    monkeypatch.setattr(lookups, "find_bucket", lambda config: FOUND)
 
     def run(**changes):
         pulumi.runtime.set_all_config({**stack.of_file("dev"), **changes})
@@ -121,7 +122,7 @@ def test_the_program_only_wires():
 
 def test_the_program_loads_no_framework():
     heavy = "{'numpy', 'sklearn', 'torch'}"
-    code = f"import sys, outlast.settings.schema; print(sorted(set(sys.modules) & {heavy}))"
+    code = f"import sys, outlast.settings; print(sorted(set(sys.modules) & {heavy}))"
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         cwd=stack.ROOT,

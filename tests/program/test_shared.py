@@ -5,8 +5,7 @@ import json
 import pulumi
 import pytest
 
-from outlast.settings import schema as settings
-from outlast.settings.schema import SettingsError
+from outlast.settings import SettingsError, lookups
 from tests.program import stack
 from tests.program.test_program import only, program
 from tests.settings.test_settings import check, refusal
@@ -109,7 +108,7 @@ def test_a_foundation_bakes_the_family_of_its_experiments(program, monkeypatch):
     assert bake.urn in guard.dependencies
 
     outputs = {**OUTPUTS, "project": "outlast-rehearsal", "image": family}
-    monkeypatch.setattr(settings, "_read_foundation", lambda name: outputs)
+    monkeypatch.setattr(lookups, "read_foundation", lambda name: outputs)
     default = stack.defaults()["outlast:image"]
     recorder = program(**{"outlast:foundation": "base", "outlast:image": default})
     assert only(recorder, "RunPin").inputs["image"] == family
@@ -138,7 +137,7 @@ def test_what_a_builder_reads_it_may_read(program):
 def test_an_experiment_on_a_foundation_declares_none_of_it(program, monkeypatch):
     outputs = {**OUTPUTS, "project": "outlast-rehearsal"}
     asked = []
-    monkeypatch.setattr(settings, "_read_foundation", lambda name: asked.append(name) or outputs)
+    monkeypatch.setattr(lookups, "read_foundation", lambda name: asked.append(name) or outputs)
     recorder = program(**{"outlast:foundation": "base"})
     assert asked == ["organization/outlast/base"]
     assert kinds(recorder).isdisjoint({"Bucket", "Network", "IAMCustomRole", "FoundationGuard"})
@@ -265,7 +264,7 @@ def test_a_missing_foundation_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(pulumi.runtime, "invoke", fail)
     with pytest.raises(SettingsError) as caught:
-        settings._read_foundation("organization/outlast/base")
+        lookups.read_foundation("organization/outlast/base")
     assert str(caught.value) == (
         "outlast:foundation 'organization/outlast/base': cannot be read (unknown stack); bring that"
         " stack up first, in this backend"

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from components import metadata
-from outlast.settings import schema as settings
-from outlast.settings import sources
-from outlast.settings.schema import FoundBucket, SettingsError
+from outlast import settings
+from outlast.settings import FoundBucket, SettingsError, lookups, reader, sources
+from outlast.settings.rules import place, run
 from outlast.settings.sources import Answer
 from outlast.supervisor.metadata import (
     BadSpec,
@@ -68,7 +68,8 @@ def test_every_key_has_a_description_and_a_default_of_its_type():
 
 def test_every_declared_key_is_read():
     """A key that nothing reads would be a setting without effect."""
-    source = (stack.ROOT / "outlast/settings/schema.py").read_text()
+    files = sorted((stack.ROOT / "outlast/settings").rglob("*.py"))
+    source = "".join(file.read_text() for file in files)
     for key in settings.declared():
         assert f'("{key}"' in source or f'"{key}",' in source, key
 
@@ -107,7 +108,7 @@ def test_the_example_stack_is_accepted_with_a_local_cloud():
     waits = Waits.parse(found.waits)
     assert (waits.notice, waits.stop, waits.beat, waits.verdict, waits.backoff) == (3, 2, 1, 3, 1)
     assert (found.experiment, found.trainer, found.checkpoint_every) == ("dev", "digits", "2s")
-    assert found.project == settings.LOCAL_PROJECT
+    assert found.project == place.LOCAL_PROJECT
 
 
 def test_the_zone_of_outlast_goes_before_that_of_gcp():
@@ -292,7 +293,7 @@ def test_the_program_checks_the_words_that_the_vm_gives_its_trainer(args):
         deadline=datetime.max,
         args={flag: metadata.text(value) for flag, value in args.items()},
     )  # fmt: skip
-    assert settings._argv(args) == spec.argv()
+    assert run.argv(args) == spec.argv()
 
 
 FRAMEWORK_ARGS = {
@@ -643,23 +644,23 @@ def bucket_answer(monkeypatch):
 
 def test_a_bucket_with_our_label_is_adopted(bucket_answer):
     bucket_answer(FakeBucket({"managed-by": "outlast", "more": "x"}))
-    assert settings.find_bucket(check(HERE)) == FoundBucket("europe-west4", adopt=True)
+    assert lookups.find_bucket(check(HERE)) == FoundBucket("europe-west4", adopt=True)
 
 
 def test_no_bucket_is_made_new(bucket_answer):
     bucket_answer(None)
-    assert settings.find_bucket(check(HERE)) == FoundBucket("europe-west4")
+    assert lookups.find_bucket(check(HERE)) == FoundBucket("europe-west4")
 
 
 def test_a_strangers_bucket_is_refused(bucket_answer):
     bucket_answer(FakeBucket({}))
     with pytest.raises(SettingsError, match="has no label managed-by=outlast; set outlast:bucket"):
-        settings.find_bucket(check(HERE))
+        lookups.find_bucket(check(HERE))
 
 
 def test_an_existing_bucket_needs_no_label_and_is_not_adopted(bucket_answer):
     bucket_answer(FakeBucket({}))
-    found = settings.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+    found = lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
     assert found == FoundBucket("europe-west4")
 
 
@@ -673,14 +674,14 @@ def test_an_existing_bucket_needs_no_label_and_is_not_adopted(bucket_answer):
 def test_an_existing_bucket_must_do(bucket_answer, answer, said):
     bucket_answer(answer)
     with pytest.raises(SettingsError, match=said):
-        settings.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+        lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
 
 
 def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
     told = []
     monkeypatch.setattr(pulumi.log, "warn", told.append)
     bucket_answer(FakeBucket({"managed-by": "outlast"}, "US"))
-    assert settings.find_bucket(check(HERE)) == FoundBucket("us", adopt=True)
+    assert lookups.find_bucket(check(HERE)) == FoundBucket("us", adopt=True)
     (said,) = told
     assert "is in us, the VMs in europe-west4" in said and "billed" in said
 
@@ -691,14 +692,14 @@ def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
     monkeypatch.setattr(pulumi.log, "info", lambda message: None)
     for error in (DefaultCredentialsError("none"), ConnectionError("refused")):
         bucket_answer(error)
-        assert settings.find_bucket(check(HERE)) == FoundBucket()
+        assert lookups.find_bucket(check(HERE)) == FoundBucket()
 
 
 def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     told = []
     monkeypatch.setattr(pulumi.log, "info", told.append)
-    assert settings.find_bucket(check(HERE)) == FoundBucket()
+    assert lookups.find_bucket(check(HERE)) == FoundBucket()
     assert len(told) == 1 and "\n" not in told[0]
 
 
@@ -727,7 +728,7 @@ def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
         return FoundBucket("here")
 
     monkeypatch.setattr(sources, "ask", ask)
-    monkeypatch.setattr(settings, "find_bucket", find_bucket)
+    monkeypatch.setattr(lookups, "find_bucket", find_bucket)
     monkeypatch.setattr(pulumi.log, "warn", told.append)
     if said is None:
         with pytest.raises(SettingsError, match=answer.refusal):
@@ -739,7 +740,7 @@ def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
 
 
 def test_without_git_nobody_is_asked_for_the_code(monkeypatch):
-    monkeypatch.setattr(settings, "find_bucket", lambda config: FoundBucket("here"))
+    monkeypatch.setattr(lookups, "find_bucket", lambda config: FoundBucket("here"))
     monkeypatch.setattr(sources, "ask", None)
     assert settings.look_up(check(HERE)) == FoundBucket("here")
 
@@ -762,8 +763,8 @@ def test_a_command_is_a_line_or_a_list():
 
 def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkeypatch):
     known = settings.declared()
-    monkeypatch.setattr(settings, "declared", lambda: known)
-    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    monkeypatch.setattr(reader, "declared", lambda: known)
+    monkeypatch.setattr(reader, "ROOT", tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("1\n")
     (tmp_path / "needs.txt").write_text("keras==3.15.0\n")

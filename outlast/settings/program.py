@@ -1,0 +1,116 @@
+"""What the program calls: settings in, and what follows from them before any resource."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+
+from outlast.bucket.layout import Layout
+from outlast.cloud import recipe as recipes
+from outlast.settings import lookups, reader
+from outlast.settings.checks import check
+from outlast.settings.reader import SettingsError
+from outlast.settings.rules.code import requirement_files, source_files
+from outlast.settings.rules.place import foundation_name
+from outlast.settings.schema import Settings
+from outlast.spec import bundle as bundles
+
+
+@dataclass(frozen=True)
+class Code:
+    """The bundle of this checkout, and where it goes."""
+
+    path: str
+    object: str
+    sha256: str
+
+
+def load() -> Settings:
+    """The running stack's settings. Raises SettingsError."""
+    values = {**pulumi.runtime.config.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
+    organization, project = pulumi.get_organization(), pulumi.get_project()
+    name = foundation_name(values, organization, project)
+    found = check(
+        values,
+        organization=organization,
+        project=project,
+        stack=pulumi.get_stack(),
+        environ=os.environ,
+        foundation_outputs=lookups.read_foundation(name) if name else None,
+    )
+    for sentence in found.advice:
+        pulumi.log.info(sentence)
+    return found
+
+
+def bundle(settings: Settings) -> Code:
+    """Packs the checkout into `.outlast/bundles`. Raises SettingsError."""
+    try:
+        extra = {
+            f"{bundles.SOURCE}/{name}": data for name, data in source_files(settings.source).items()
+        }
+        if settings.delivery.git is None:
+            extra |= requirement_files(settings.requirements)
+        packed = bundles.build(reader.ROOT, reader.ROOT / ".outlast" / "bundles", extra)
+    except bundles.BundleError as error:
+        raise SettingsError(str(error)) from None
+    name = Layout(settings.prefix, settings.run).bundle(packed.sha256)
+    return Code(str(packed.path), name, packed.sha256)
+
+
+def baked(settings: Settings, code: Code) -> recipes.Baked:
+    """The stack's recipe with its files. Raises SettingsError."""
+    assert settings.recipe is not None
+    try:
+        return recipes.read(settings.recipe, reader.ROOT, bundle_sha256=code.sha256)
+    except recipes.RecipeError as error:
+        raise SettingsError(str(error)) from None
+
+
+def scripts() -> dict[str, str]:
+    """The startup scripts by metadata key, byte for byte."""
+    files = {
+        "startup-script": "boot.sh",
+        "outlast-sh-lib": "lib.sh",
+        "outlast-sh-system": "system.sh",
+        "outlast-sh-leave": "leave.sh",
+        "outlast-sh-ssd": "ssd.sh",
+    }
+    return {
+        key: (reader.ROOT / "startup" / file).read_bytes().decode() for key, file in files.items()
+    }
+
+
+def foundation_outputs(settings: Settings) -> dict[str, Any]:
+    """A foundation's outputs that are known beforehand, for `components.foundation.overlay`."""
+    chosen = settings.image != reader.declared()["image"]["default"]
+    image = settings.image if chosen else ""
+    return {
+        "part": settings.part,
+        "owner": settings.owner,
+        "project": settings.project,
+        "region": settings.region,
+        "externalIp": settings.reach.external_ip,
+        "nat": settings.reach.nat,
+        "image": settings.recipe.family_path if settings.recipe else image,
+    }
+
+
+def outputs(settings: Settings, code: Code) -> dict[str, Any]:
+    """The stack's outputs that are known beforehand."""
+    return {
+        "experiment": settings.experiment,
+        "project": settings.project,
+        "owner": settings.owner,
+        "run": settings.run,
+        "resume": settings.resume,
+        "prefix": settings.prefix,
+        "runPath": f"{settings.prefix}/{settings.run}",
+        "groupZone": settings.zone,
+        "zones": list(settings.zones),
+        "mode": settings.mode,
+        "region": settings.region,
+        "bundle": code.object,
+        "bundleSha256": code.sha256,
+    }

@@ -1,0 +1,1 @@
+"""The rules of the settings, by subject; each refuses with a SettingsError."""

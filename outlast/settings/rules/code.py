@@ -1,0 +1,76 @@
+"""Rules of the code and the packages that a VM gets."""
+
+from pathlib import Path
+
+from outlast.settings import reader
+from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+from outlast.spec import bundle as bundles
+from outlast.spec import delivery, identity
+
+
+def delivery_of(read: Reader, cloud: str) -> delivery.Delivery:
+    texts = ["delivery", "gitUrl", "gitCommit", "gitPath", "gitRef", "gitSecret", "requirements"]
+    try:
+        return delivery.check(
+            {key: read.text(key) for key in texts},
+            read.array("gitHostKeys"),
+            project=cloud,
+            source=read.text("source"),
+        )
+    except delivery.DeliveryError as error:
+        raise SettingsError(f"{NAMESPACE}:{error}") from None
+
+
+def source_files(folder: str) -> dict[str, bytes]:
+    """The command's or the trainer's own files by name. Raises BundleError."""
+    return bundles.source_files(_of_checkout("source", folder)) if folder else {}
+
+
+def requirement_files(name: str) -> dict[str, bytes]:
+    """What the user's packages are made of, by names in the bundle. Raises BundleError."""
+    if not name:
+        return {}
+    place = _of_checkout("requirements", name)
+    if place.is_file():
+        if not bundles.may_leave(place, reader.ROOT):
+            raise bundles.BundleError(
+                f"{name}: is a key, or a file that git ignores, and these leave no machine; name"
+                " another"
+            )
+        return {bundles.USER_REQUIREMENTS: place.read_bytes()}
+    files = bundles.source_files(place)
+    if not {"pyproject.toml", "requirements.txt"} & files.keys():
+        raise bundles.BundleError(
+            f"{name}: holds neither pyproject.toml nor requirements.txt; set"
+            f" {NAMESPACE}:requirements to a folder that does, or to a file"
+        )
+    return {f"{bundles.PACKAGE}/{file}": data for file, data in files.items()}
+
+
+def requirements_of(read: Reader, git: delivery.Git | None) -> str:
+    """The digest of the user's requirements, or their name in the commit; empty for none."""
+    name = read.text("requirements")
+    if not name:
+        return ""
+    if read.text("trainerPython"):
+        raise SettingsError(
+            f"{NAMESPACE}:requirements beside {NAMESPACE}:trainerPython: an environment is made of"
+            " the one, the other names one that is there; leave one of them out"
+        )
+    if git is not None:
+        return git.requirements
+    try:
+        return identity.files_digest(requirement_files(name))
+    except bundles.BundleError as error:
+        raise SettingsError(f"{NAMESPACE}:requirements {error}") from None
+
+
+def _of_checkout(key: str, name: str) -> Path:
+    """A folder of the checkout, or (`requirements`) a file."""
+    path = bundles.inside(reader.ROOT, name)
+    of_files = key == "requirements"
+    if path is None or bundles.is_hidden(path, reader.ROOT) or not (of_files or path.is_dir()):
+        kind = "file or a folder" if of_files else "folder"
+        rule = f"must be a {kind} in the checkout, and none that is hidden"
+        raise bad(key, name, rule, "or leave it empty")
+    return path

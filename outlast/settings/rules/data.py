@@ -1,0 +1,90 @@
+"""Rules of the data that a VM reads, and of the paths in a trainer's flags."""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components import metadata
+from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+from outlast.spec import identity
+
+DATA_PATHS_LIMIT = 16
+"""The platform takes 20 conditional bindings of one role and member; the bucket's own is one."""
+GS_PATH = re.compile(r"gs://[a-z0-9][-_.a-z0-9]*(?:/(?!\.{1,2}(?:/|$))[^/#'\\\\\s]+)+/?")
+
+
+def data_paths_of(read: Reader) -> tuple[str, ...]:
+    paths = read.array("dataPaths")
+    for path in paths:
+        if not isinstance(path, str) or not GS_PATH.fullmatch(path):
+            raise bad("dataPaths", path, "must be gs://BUCKET/PATH, an object or a folder")
+        if "*" in path:
+            raise bad(
+                "dataPaths",
+                path,
+                "takes no wildcards, a folder means all that is below it",
+                "to the folder",
+            )
+    if len(paths) > DATA_PATHS_LIMIT:
+        raise bad(
+            "dataPaths",
+            f"{len(paths)} paths",
+            f"at most {DATA_PATHS_LIMIT} are allowed, each is an IAM binding; name a folder above"
+            " them",
+        )
+    return tuple(dict.fromkeys(paths))
+
+
+def dests_of(flags: argparse.ArgumentParser | Mapping[str, Any]) -> dict[str, str]:
+    """What each flag sets, as its parser says, or as its name does where nobody can be asked."""
+    if not isinstance(flags, argparse.ArgumentParser):
+        return {flag: flag.replace("-", "_") for flag in flags}
+    return {
+        option.removeprefix("--"): action.dest
+        for action in flags._actions
+        for option in action.option_strings
+    }
+
+
+def check_paths(
+    dests: Mapping[str, str],
+    args: Mapping[str, metadata.Argument],
+    bucket: str,
+    prefix: str,
+    data_paths: Sequence[str],
+) -> None:
+    """Refuses paths in the trainer's flags that the VM could not read or write. `bucket` is
+    `gs://…/`, `prefix` the experiment's below it."""
+    for flag, value in args.items():
+        if dests[flag] in ("data", "eval_data") and value != "":
+            _check_data(flag, str(value), bucket, prefix, data_paths)
+        elif dests[flag] == "model_output_path" and value != "":
+            _check_output(flag, str(value), bucket + prefix)
+
+
+def _check_data(flag: str, path: str, bucket: str, prefix: str, data_paths: Sequence[str]) -> None:
+    if not path.startswith("gs://"):
+        raise SettingsError(
+            f"{NAMESPACE}:args {flag} {path!r}: a VM has no file of this machine; copy it to"
+            f" {bucket}data/ (gcloud storage cp --recursive) and give its gs:// path, or leave it"
+            " out"
+        )
+    if not GS_PATH.fullmatch(path):
+        raise bad(f"args.{flag}", path, "must be gs://BUCKET/PATH, an object or a folder")
+    folders = [f"{bucket}data/", bucket + prefix, *(f"{one.rstrip('/')}/" for one in data_paths)]
+    if path not in data_paths and not any(f"{path}/".startswith(one) for one in folders):
+        raise SettingsError(
+            f"{NAMESPACE}:args {flag} {path!r}: the VM may not read it; add it, or a folder above"
+            f" it, to {NAMESPACE}:dataPaths, or copy it to {bucket}data/"
+        )
+
+
+def _check_output(flag: str, path: str, own: str) -> None:
+    first = path.removeprefix(own).partition("/")[0]
+    taken = identity.RUN_PATTERN.fullmatch(first) or first in ("bundles", "environments")
+    if not GS_PATH.fullmatch(path) or not path.startswith(own) or taken:
+        raise SettingsError(
+            f"{NAMESPACE}:args {flag} {path!r}: the VM writes only below {own}, and there not into"
+            f" a run's folder, bundles/ or environments/; give a path such as {own}models/first"
+        )

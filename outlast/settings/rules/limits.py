@@ -1,0 +1,73 @@
+"""Rules of times, limits and notifications."""
+
+import re
+from urllib.parse import urlsplit
+
+from outlast.machines import machines
+from outlast.settings.reader import NAMESPACE, Reader, bad
+from outlast.spec import identity
+
+LIMIT_RUN_MINUTES = 525_600
+"""A year."""
+LIMIT_WAIT_SEC = 86_400
+"""A day."""
+
+
+def webhook_of(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        # Reading the port checks it.
+        good = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if url and not good:
+        raise bad(
+            "webhook", _without_password(url), "must be an https address", "or leave it empty"
+        )
+    if "@" in urlsplit(url).netloc:
+        raise bad(
+            "webhook",
+            _without_password(url),
+            "must hold no user or password, they would be read in the stack's state and in the VM's"
+            " metadata",
+            "to an address that needs none",
+        )
+    return url
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/?#]*@", "//…@", url)
+
+
+def waits_of(read: Reader, notice_sec: int, *, spot: bool) -> str:
+    return identity.canonical_json(
+        {
+            "beat": read.integer("waitBeatSec", 1, LIMIT_WAIT_SEC),
+            "verdict": read.integer("waitVerdictSec", 0, LIMIT_WAIT_SEC),
+            "backoff": read.integer("waitBackoffSec", 1, LIMIT_WAIT_SEC),
+            "iam": read.integer("waitIamSec", 0, LIMIT_WAIT_SEC),
+            "silent": read.integer("waitSilentSec", 1, LIMIT_WAIT_SEC),
+            "notice": notice_sec,
+            "stop": read.integer("stopSec", 0, LIMIT_WAIT_SEC) or machines.stop_sec(spot=spot),
+            "stall": read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60,
+            "driver": read.integer("waitDriverSec", 0, LIMIT_WAIT_SEC),
+            "store": read.integer("waitStoreSec", 1, LIMIT_WAIT_SEC),
+            "keep": _keep_minutes(read) * 60,
+        }
+    )
+
+
+def _keep_minutes(read: Reader) -> int:
+    """How long the VM stays after the run's end."""
+    minutes = read.integer("keepMinutes", 1, LIMIT_RUN_MINUTES)
+    if read.choice("onEnd", "delete", "keep") != "keep":
+        return 0
+    limit = read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES)
+    if minutes >= limit:
+        raise bad(
+            "keepMinutes",
+            minutes,
+            f"is not below {NAMESPACE}:limitRunMinutes {limit}, and no VM outlives the run's limit",
+            "lower, or outlast:limitRunMinutes higher",
+        )
+    return minutes

@@ -1,0 +1,165 @@
+"""Rules of where a stack is: project, bucket, foundation and labels."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from components import foundation, reach
+from components import labels as label_rules
+from outlast.cloud import recipe as recipes
+from outlast.settings import reader
+from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+
+LOCAL_PROJECT = "outlast-rehearsal"
+"""The local cloud's project: no real one is touched through the example stack."""
+_STACK = re.compile(r"(?:[-_.A-Za-z0-9]+/){0,2}[-_.A-Za-z0-9]+")
+_LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
+_LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
+_LABELS_LIMIT = 64 - len(label_rules.RESERVED)
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_OF_A_RUN = ("trainer", "args", "command", "source", "delivery", "init", "rerun", "run", "resume")
+"""What a foundation has no use for."""
+
+
+def cloud_project(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    project = str(values.get("gcp:project") or environ.get("GOOGLE_PROJECT", ""))
+    if not project:
+        raise SettingsError(
+            "gcp:project: is not set; run pulumi config set gcp:project with your project's id"
+        )
+    if not re.fullmatch(rf"{recipes.PROJECT}|[0-9]+", project):
+        raise SettingsError(
+            f"gcp:project {project!r}: must be a project's id such as acme-research, which is not"
+            " its display name; set gcp:project (gcloud projects list shows the ids)"
+        )
+    if project == LOCAL_PROJECT and not _local_cloud(values, environ):
+        raise SettingsError(
+            f"gcp:project {project!r}: is the local cloud's project, and no local cloud is set in"
+            " this shell; run outlast cloud start and export what it prints, or set gcp:project to"
+            " a project of yours"
+        )
+    return project
+
+
+def _local_cloud(values: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Whether both APIs that the program and its VMs need are on this machine."""
+    compute = values.get("gcp:computeCustomEndpoint") or environ.get(
+        "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", ""
+    )
+    storage = environ.get("STORAGE_EMULATOR_HOST", "")
+    return all(_is_loopback(str(url)) for url in (compute, storage))
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        return urlsplit(url if "//" in url else f"//{url}").hostname in _LOOPBACK
+    except ValueError:
+        return False
+
+
+def bucket_of(read: Reader, cloud: str) -> str:
+    name = read.text("bucket") or f"{cloud}-outlast"
+    if rule := reach.bucket_rule(name):
+        raise bad("bucket", name, rule)
+    return name
+
+
+def soft_delete_days(read: Reader) -> int:
+    days = read.integer("softDeleteDays", 0, 90)
+    if days not in reach.SOFT_DELETE_DAYS:
+        raise bad("softDeleteDays", days, "must be 0, or 7 to 90 as the platform takes")
+    if days:
+        _refuse_of_managed(read, "softDeleteDays")
+    return days
+
+
+def versioning(read: Reader) -> bool:
+    kept = read.boolean("versioning")
+    if kept:
+        _refuse_of_managed(read, "versioning")
+    return kept
+
+
+def _refuse_of_managed(read: Reader, key: str) -> None:
+    """An option of a bucket that is not changed would do nothing."""
+    if read.text("bucketMode") == "existing":
+        raise SettingsError(
+            f"{NAMESPACE}:{key} {read.text(key)!r} beside {NAMESPACE}:bucketMode existing: somebody"
+            " else's bucket is used as it is; leave it out, or set it on the bucket"
+        )
+
+
+def part_of(read: Reader) -> str:
+    part = read.choice("part", "experiment", "foundation")
+    if part == "foundation" and read.text("foundation"):
+        raise SettingsError(
+            f"{NAMESPACE}:foundation beside {NAMESPACE}:part foundation: a foundation stands on no"
+            " other; leave one of them out"
+        )
+    if part == "foundation":
+        known = reader.declared()
+        for key in _OF_A_RUN:
+            default = known[key]["default"]
+            given = read.text(key) if isinstance(default, str | int) else read.mapping(key)
+            if given != (str(default) if isinstance(default, int) else default):
+                raise SettingsError(
+                    f"{NAMESPACE}:{key} {given!r} beside {NAMESPACE}:part foundation: is a run's,"
+                    " and a foundation has none; leave it out here, and set it in the experiment"
+                )
+    return part
+
+
+def foundation_name(values: Mapping[str, Any], organization: str, project: str) -> str:
+    """The foundation as the engine names a stack; empty for none."""
+    name = str(values.get(f"{NAMESPACE}:foundation", "")).strip()
+    if not name:
+        return ""
+    if not _STACK.fullmatch(name):
+        raise bad(
+            "foundation", name, "must be a stack's name, or organization/project/stack", "to one"
+        )
+    return "/".join([organization, project][: 2 - name.count("/")] + [name])
+
+
+def overlaid(
+    read: Reader,
+    values: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    cloud: str,
+    region: str,
+) -> dict[str, Any]:
+    defaults = {key: entry["default"] for key, entry in reader.declared().items()}
+    try:
+        return foundation.overlay(
+            values, outputs, defaults, stack=read.text("foundation"), project=cloud, region=region
+        )
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+def labels_of(user: Mapping[str, Any]) -> dict[str, str]:
+    if len(user) > _LABELS_LIMIT:
+        raise bad("labels", f"{len(user)} labels", f"at most {_LABELS_LIMIT} are allowed")
+    for key, value in user.items():
+        if key in label_rules.RESERVED:
+            raise SettingsError(
+                f"{NAMESPACE}:labels {key}: is set by Outlast itself; choose another key"
+            )
+        if not _LABEL_KEY.fullmatch(key):
+            raise bad(
+                "labels",
+                key,
+                "a key has at most 63 lower-case letters, digits, dashes and underscores, the first"
+                " a letter",
+            )
+        if not isinstance(value, str):
+            raise bad(f"labels.{key}", value, "must be a text, in quotes")
+        if not _LABEL_VALUE.fullmatch(value):
+            raise bad(
+                f"labels.{key}",
+                value,
+                "a value is a text of at most 63 lower-case letters, digits, dashes and"
+                " underscores",
+            )
+    return dict(user)
