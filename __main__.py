@@ -55,7 +55,7 @@ def identify() -> VmIdentity:
     return VmIdentity("identity", {
         "project": config.project, "experiment": config.experiment, "bucket": bucket,
         "prefix": config.prefix, "leave_role": leave_role, "reads": config.reads,
-        "secret": config.delivery.secret})
+        "secrets": config.secret_owners})
 
 
 def deliver(code: settings.Code) -> BundleObject:
@@ -132,6 +132,7 @@ def experiment() -> dict[str, Any]:
             "bundle": object, "bundle_sha256": code.sha256, "trainer": config.trainer,
             "arguments": config.args, "deadline": pin.deadline, "waits": config.waits,
             "checkpoint_every": config.checkpoint_every, "webhook": config.webhook,
+            "webhook_secret": config.webhook_secret, "secret_env": config.secret_env,
             "retries_failures": config.retries_failures, "trainer_python": config.trainer_python,
             "keep_every_steps": config.keep_every_steps, "processes": config.processes,
             "delivery": config.delivery.kind, "git": config.git,

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import pulumi
 
-from outlast.spec import identity
+from outlast.spec import identity, secrets
 from outlast.spec.delivery import BUCKET, VALUE_LIMIT
 
 TOTAL_LIMIT = 512 * 1024
@@ -55,6 +55,10 @@ class MetadataArgs(TypedDict):
     """Of a command."""
     webhook: str
     """Empty for none."""
+    webhook_secret: str
+    """Name of the secret that holds the webhook's address; empty for none."""
+    secret_env: Mapping[str, str]
+    """Variables of the trainer, each with the name of its secret. Only names, no values."""
     init: str
     """A pinned checkpoint; empty for none."""
     content: Mapping[str, Any]
@@ -116,6 +120,10 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         items["outlast-health"] = args["health"]
     if args["oslogin"]:
         items["enable-oslogin"] = "TRUE"
+    if args["secret_env"]:
+        items["outlast-secret-env"] = secrets.to_json(args["secret_env"])
+    if args["webhook_secret"]:
+        items["outlast-webhook-secret"] = args["webhook_secret"]
     if args["webhook"]:
         items["outlast-webhook"] = args["webhook"]
     _check_sizes(items)

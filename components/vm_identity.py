@@ -22,8 +22,8 @@ class VmIdentityArgs(TypedDict):
     """What the VM may write, without a slash at the end."""
     leave_role: pulumi.Input[str]
     """The custom role by which a VM leaves its group."""
-    secret: NotRequired[tuple[str, str] | None]
-    """(project, name) of the one secret that it may read; None for none."""
+    secrets: NotRequired[Sequence[tuple[str, str]]]
+    """(project, name) of each secret that it may read. Plain texts: each is a binding."""
     reads: NotRequired[Sequence[str]]
     """`gs://` paths that it may read besides, in any bucket: objects, and folders with all that is
     below them. Plain texts: each is a binding."""
@@ -92,13 +92,12 @@ class VmIdentity(pulumi.ComponentResource):
         ]
         self.email = account.email
         self.bindings = [leave, write, read, *besides]
-        if secret := args.get("secret"):
-            project, secret_id = secret
+        for project, secret in args.get("secrets", ()):
             self.bindings.append(
                 secretmanager.SecretIamMember(
-                    f"{name}-secret",
+                    f"{name}-secret-{_short_digest(f'{project}/{secret}')}",
                     project=project,
-                    secret_id=secret_id,
+                    secret_id=secret,
                     role="roles/secretmanager.secretAccessor",
                     member=member,
                     opts=pulumi.ResourceOptions(parent=self),

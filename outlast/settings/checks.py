@@ -1,6 +1,6 @@
 """From the engine's values to Settings; needs no engine."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import trainers
@@ -36,6 +36,11 @@ from outlast.settings.rules.run import (
     pinned_of,
     slips,
 )
+from outlast.settings.rules.secret import (
+    refuse_secret_values,
+    secret_env_of,
+    webhook_secret_of,
+)
 from outlast.settings.schema import Settings
 from outlast.spec import identity
 
@@ -48,9 +53,12 @@ def check(
     stack: str,
     environ: Mapping[str, str],
     foundation_outputs: Mapping[str, Any] | None = None,
+    secret_keys: Collection[str] = (),
 ) -> Settings:
     """Settings from the engine's `values` (full key to text), and the outputs of the stack that
-    `outlast:foundation` names. Raises SettingsError."""
+    `outlast:foundation` names. `secret_keys` are those of the values that were set with --secret.
+    Raises SettingsError."""
+    refuse_secret_values(secret_keys)  # first: another refusal would print the value
     read = Reader(values, reader.declared())
     read.refuse_unknown()
 
@@ -129,7 +137,9 @@ def check(
         data_paths=data_paths,
         init=init_of(read, command),
         labels=label_rules.of_stack(project, stack, experiment, labels_of(read.mapping("labels"))),
+        secret_env=secret_env_of(read, cloud),
         webhook=webhook_of(read.text("webhook")),
+        webhook_secret=webhook_secret_of(read, cloud),
         notice_sec=notice_sec,
         waits=waits_of(read, notice_sec, spot=machine.spot),
         advice=(*machine.advice, *slips(command)),

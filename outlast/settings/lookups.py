@@ -22,20 +22,19 @@ class FoundBucket:
 
 
 def look_up(settings: Settings) -> FoundBucket:
-    """What the program asks before it declares anything, side by side: whether the code can be had,
-    and where the bucket is. Raises SettingsError."""
-    answer = None
-    if settings.delivery.git:
+    """What the program asks before it declares anything, side by side: whether the code and the
+    secrets can be had, and where the bucket is. Raises SettingsError."""
+    answers = lambda: []  # noqa: E731
+    if settings.delivery.git or settings.secrets:
         from outlast.settings import sources
 
-        answer = sources.ask(settings.delivery.git)
+        answers = sources.ask(settings.delivery.git, settings.secrets)
     found = find_bucket(settings)
-    if answer:
-        told = answer()
-        if told.refusal:
-            raise SettingsError(told.refusal)
-        if told.warning:
-            pulumi.log.warn(told.warning)
+    for answer in answers():
+        if answer.refusal:
+            raise SettingsError(answer.refusal)
+        if answer.warning:
+            pulumi.log.warn(answer.warning)
     return found
 
 

@@ -38,6 +38,10 @@ def load() -> Settings:
         stack=pulumi.get_stack(),
         environ=os.environ,
         foundation_outputs=lookups.read_foundation(name) if name else None,
+        secret_keys={
+            *pulumi.runtime.config.get_config_secret_keys_env(),
+            *filter(pulumi.runtime.config.is_config_secret, values),
+        },
     )
     for sentence in found.advice:
         pulumi.log.info(sentence)

@@ -7,7 +7,7 @@ from typing import Any
 from components import foundation, metadata, reach
 from outlast.bucket.layout import Pin
 from outlast.cloud import recipe as recipes
-from outlast.spec import delivery, identity
+from outlast.spec import delivery, identity, secrets
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,11 @@ class Settings:
     """A pinned checkpoint; empty for none."""
     labels: Mapping[str, str]
     """The stack's, with the user's."""
+    secret_env: Mapping[str, str]
+    """Variable of the trainer to its secret, `projects/P/secrets/NAME/versions/V`."""
     webhook: str
+    webhook_secret: str
+    """The secret that holds the webhook's address; empty for none."""
     notice_sec: int
     waits: str
     """Canonical JSON object of seconds, as the VM reads it."""
@@ -106,6 +110,19 @@ class Settings:
     def git(self) -> str:
         """What the VM is told of the commit that it fetches; empty for none."""
         return self.delivery.git.to_json() if self.delivery.git else ""
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Setting to the secret that it names; what the VM must be allowed to read."""
+        named = {f"secretEnv.{variable}": name for variable, name in self.secret_env.items()}
+        git = self.delivery.git.secret if self.delivery.git else ""
+        named |= {"gitSecret": git, "webhookSecret": self.webhook_secret}
+        return {setting: name for setting, name in named.items() if name}
+
+    @property
+    def secret_owners(self) -> list[tuple[str, str]]:
+        """(project, name) of each secret once, for one binding each."""
+        return sorted({secrets.parts(name)[:2] for name in self.secrets.values()})
 
     @property
     def prefix(self) -> str:

@@ -1,13 +1,15 @@
-"""Whether a stack's code can be had, asked before anything is made of it: the secret in Secret
-Manager, or where there is none, the repository.
+"""Whether a VM will find the secrets that a stack's settings name, and a repository that needs
+none: asked before anything is created.
 
-It is asked beside whatever else the program looks up, for some seconds at most. What cannot be
-told is no refusal: a preview needs no cloud, and a VM asks again. A secret itself is never read.
+The questions run beside the program's other look-ups, for some seconds at most. A question without
+an answer only warns: a preview needs no cloud, and a VM asks again. No secret is read here.
 """
 
+import functools
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from outlast.cloud.compute import (
@@ -16,7 +18,8 @@ from outlast.cloud.compute import (
     ComputeError,
     Missing,
 )
-from outlast.spec.delivery import Git, secret_parts
+from outlast.spec import secrets
+from outlast.spec.delivery import Git
 
 ENDPOINT = "https://secretmanager.googleapis.com/v1/"
 ENDPOINT_VARIABLE = "GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT"
@@ -29,30 +32,44 @@ class Answer:
 
     refusal: str = ""
     warning: str = ""
-    """Nobody could tell."""
+    """Why it could not be found out."""
 
 
-def ask(git: Git) -> Callable[[], Answer]:
-    """Begins to ask; what is returned waits for the answer."""
-    found: list[Answer] = []
-    asks = secret if git.secret else repository
-    thread = threading.Thread(target=lambda: found.append(asks(git)), daemon=True)
-    thread.start()
-
-    def answer() -> Answer:
-        thread.join(ANSWER_SEC)
-        if found:
-            return found[0]
-        return Answer(warning=f"{_about(git)}: not looked up (no answer in {ANSWER_SEC:.0f} s)")
-
-    return answer
+def ask(git: Git | None, named: Mapping[str, str]) -> Callable[[], list[Answer]]:
+    """Asks about each secret once, and about a repository that is read without one. `named`:
+    setting to the secret that it names. The returned function waits for the answers."""
+    once = {name: setting for setting, name in named.items()}
+    waiting = [
+        _Asked(_about_secret(setting, name), functools.partial(secret, setting, name))
+        for name, setting in once.items()
+    ]
+    if git and not git.secret:
+        waiting.append(_Asked(_about_repository(git), functools.partial(repository, git)))
+    return lambda: [asked.answer() for asked in waiting]
 
 
-def secret(git: Git) -> Answer:
-    """Whether the secret is there, with an enabled version."""
-    project, name, version = secret_parts(git.secret)
+class _Asked:
+    """One question, asked in a thread."""
+
+    def __init__(self, about: str, question: Callable[[], Answer]) -> None:
+        self._about = about
+        self._found: list[Answer] = []
+        self._until = time.monotonic() + ANSWER_SEC
+        self._thread = threading.Thread(target=lambda: self._found.append(question()), daemon=True)
+        self._thread.start()
+
+    def answer(self) -> Answer:
+        self._thread.join(max(0.0, self._until - time.monotonic()))
+        if self._found:
+            return self._found[0]
+        return Answer(warning=f"{self._about}: not looked up (no answer in {ANSWER_SEC:.0f} s)")
+
+
+def secret(setting: str, full_name: str) -> Answer:
+    """Whether the secret that the setting names exists and has an enabled version."""
+    project, name, version = secrets.parts(full_name)
     api = Compute(project, endpoint=os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT)
-    field = _about(git)
+    field = _about_secret(setting, full_name)
     gcloud = f"gcloud secrets {{}} {name} --project {project}"
     new = f"{gcloud.format('versions add')} --data-file FILE"
     try:
@@ -101,7 +118,7 @@ def repository(git: Git) -> Answer:
     except fetching.GitRefused as error:
         return Answer(f"outlast:{error}")
     except fetching.GitUnreachable as error:
-        return Answer(warning=f"{_about(git)}: not looked up ({error})")
+        return Answer(warning=f"{_about_repository(git)}: not looked up ({error})")
     return Answer()
 
 
@@ -116,7 +133,9 @@ def _is_there(api: Compute, name: str) -> bool:
     return True
 
 
-def _about(git: Git) -> str:
-    if git.secret:
-        return f"outlast:gitSecret {git.secret.removesuffix('/versions/latest')!r}"
+def _about_secret(setting: str, name: str) -> str:
+    return f"outlast:{setting} {name.removesuffix('/versions/latest')!r}"
+
+
+def _about_repository(git: Git) -> str:
     return f"outlast:gitUrl {git.url!r}"

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from outlast.spec import secrets
+
 BUCKET = "bucket"
 IMAGE = "image"
 GIT = "git"
@@ -26,13 +28,6 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _SCP = re.compile(r"(?P<user>[\w.-]+)@(?P<host>[\w.-]+):(?P<path>(?!//)[^\s:]+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REF = re.compile(r"(?![-/.])(?!.*(?:\.\.|//|@\{|\.lock$|[/.]$))[^\s~^:?*\[\\\x00-\x1f]+")
-_SECRET = re.compile(
-    r"(?:projects/(?P<project>[a-z0-9:.-]+)/secrets/)?(?P<name>[A-Za-z0-9_-]{1,255})"
-    r"(?:/versions/(?P<version>[1-9][0-9]*|latest))?"
-)
-_A_SECRET_ITSELF = re.compile(
-    r"gh[opsur]_|github_pat_|gl[a-z]{2,5}-[A-Za-z0-9_-]{10}|ATCTT|-----BEGIN|\S{60,}:"
-)
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_KEY = re.compile(
     r"(?P<hosts>[^\s|#@]\S*) (?:ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}(?: .*)?"
@@ -68,7 +63,7 @@ class Remote:
             parts, port, password = urlsplit(""), None, None
         # An address with a password is never repeated.
         user = parts.username or ""
-        if password is not None or _A_SECRET_ITSELF.search(user):
+        if password is not None or secrets.looks_secret(user):
             raise DeliveryError(
                 f"gitUrl of {parts.hostname}: holds a password; keep it as a secret of Secret"
                 " Manager, name that in outlast:gitSecret, and take it out of the address"
@@ -149,11 +144,6 @@ class Delivery:
     ref: str = ""
     """Branch that `outlast up --latest` follows; empty for none."""
 
-    @property
-    def secret(self) -> tuple[str, str] | None:
-        """(project, name) of the secret that the VM must be allowed to read."""
-        return secret_parts(self.git.secret)[:2] if self.git and self.git.secret else None
-
 
 def check(
     texts: Mapping[str, str],
@@ -195,7 +185,7 @@ def check(
         requirements=_inside(
             "requirements", texts["requirements"], "file or folder below outlast:gitPath"
         ),
-        secret=_secret(texts["gitSecret"], project),
+        secret=_secret_name(texts["gitSecret"], project),
         host_keys=_host_keys(remote, host_keys),
     )
     if remote.scheme == "ssh" and not git.secret:
@@ -204,12 +194,6 @@ def check(
             " secret of Secret Manager and name it in outlast:gitSecret"
         )
     return Delivery(GIT, git, _ref(texts["gitRef"]))
-
-
-def secret_parts(name: str) -> tuple[str, str, str]:
-    """(project, name, version) of a secret as `Git.secret` has it."""
-    _, project, _, secret, _, version = name.split("/")
-    return project, secret, version
 
 
 def check_module(name: str) -> str:
@@ -257,24 +241,11 @@ def _ref(text: str) -> str:
     return text
 
 
-def _secret(text: str, project: str) -> str:
-    if not text:
-        return ""
-    if _A_SECRET_ITSELF.search(text):
-        raise DeliveryError(
-            "gitSecret: looks like a token or a key itself, which must not stand in a"
-            " configuration; withdraw it, keep a new one as a secret of Secret Manager, and name"
-            " that secret here"
-        )
-    match = _SECRET.fullmatch(text)
-    if match is None:
-        raise DeliveryError(
-            f"gitSecret {text[:80]!r}: must name a secret of Secret Manager, NAME or"
-            " projects/PROJECT/secrets/NAME, with /versions/N at the end where one is meant; set"
-            " outlast:gitSecret"
-        )
-    owner, version = match["project"] or project, match["version"] or "latest"
-    return f"projects/{owner}/secrets/{match['name']}/versions/{version}"
+def _secret_name(text: str, project: str) -> str:
+    try:
+        return secrets.check_name("gitSecret", text, project)
+    except secrets.SecretNameError as error:
+        raise DeliveryError(str(error)) from None
 
 
 def _host_keys(remote: Remote, lines: Sequence[Any]) -> tuple[str, ...]:

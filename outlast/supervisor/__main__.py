@@ -52,6 +52,7 @@ from outlast.bucket.head import (
 from outlast.bucket.head import NotMember as TermRefused
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.store import (
+    SYSTEM_CLOCK,
     Foreign,
     Store,
     StoreError,
@@ -99,6 +100,7 @@ from outlast.supervisor.process import (
     trainer_argv,
     trainer_environment,
 )
+from outlast.supervisor.secrets import Mask, SecretReader, TrainerSecrets
 from outlast.supervisor.site import MachineClock, Next, Outcome, Site
 from outlast.supervisor.webhook import Webhook
 
@@ -449,7 +451,8 @@ def check_origin(bundle: Path, trainer: str | None) -> None:
 def run_vm(stop: "Stop") -> int:
     """The whole life on a VM."""
     life = Life(rooted(HEALTH_SIGN) if rooted(HEALTH_SIGN).exists() else None)
-    say = _serial_say(life)
+    mask = Mask()
+    say = _serial_say(life, mask)
     metadata = Metadata()
     try:
         attributes = metadata.attributes()
@@ -467,7 +470,7 @@ def run_vm(stop: "Stop") -> int:
     notices = Notices(spec.waits, metadata)
     stop.connect(notices)
     notices.start()
-    site = _vm_site(spec, machine, group, notices, bundle, say, life)
+    site = _vm_site(spec, machine, group, notices, bundle, say, life, mask)
     store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
     layout = Layout(spec.prefix, spec.run)
     boot = Boot(spec, HeadFile(store, layout, site.clock), site, records=True)
@@ -500,6 +503,7 @@ def _vm_site(
     bundle: Path,
     say: Say,
     life: Life,
+    mask: Mask,
 ) -> Site:
     shared = rooted("/dev/shm")
     work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
@@ -509,12 +513,16 @@ def _vm_site(
     for place in (work, *more):
         shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
         place.mkdir(parents=True)
-    door = Door(rooted("/run/outlast/supervisor.sock"))
+    door = Door(rooted("/run/outlast/supervisor.sock"), mask=mask)
     logs = rooted("/var/log/outlast")
 
     clock = MachineClock(notices, life.sign)
     home = rooted("/var/lib/outlast")
     code = Code()
+    reader = SecretReader(
+        Metadata(), clock, say, forbidden_sec=spec.waits.iam, backoff_sec=spec.waits.backoff
+    )
+    secrets = TrainerSecrets(reader, spec.secret_env, mask)
 
     def prepare_code() -> None:
         nonlocal code
@@ -523,14 +531,7 @@ def _vm_site(
         baked = rooted("/opt/outlast/user-venv")
         builder = Builder(home, store, kept, logs / "pip-user.log", clock, say, baked)
         workshop = Workshop(
-            bundle,
-            home,
-            Metadata(),
-            builder,
-            clock,
-            say,
-            forbidden_sec=spec.waits.iam,
-            backoff_sec=spec.waits.backoff,
+            bundle, home, secrets, builder, clock, say, backoff_sec=spec.waits.backoff
         )
         code = workshop.prepare(spec.git)
 
@@ -546,8 +547,13 @@ def _vm_site(
         return TrainerProcess(
             argv,
             folder=work / "cwd",
-            environment={**trainer_environment(door.socket_path, bundle), **own},
+            environment={
+                **trainer_environment(door.socket_path, bundle),
+                **own,
+                **secrets.environment,
+            },
             log=log_of(term),
+            mask=mask,
         )
 
     return Site(
@@ -560,7 +566,7 @@ def _vm_site(
         log_of=log_of,
         clock=clock,
         say=say,
-        webhook=Webhook(spec.webhook, say),
+        webhook=_webhook(spec, reader, mask),
         log_dir_of=log_dir_of,
         data=Cache(
             ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"),
@@ -569,7 +575,15 @@ def _vm_site(
         places=tuple(more),
         sign=life.sign,
         prepare_code=prepare_code,
+        mask=mask,
     )
+
+
+def _webhook(spec: Spec, reader: SecretReader, mask: Mask) -> Webhook:
+    if not spec.webhook_secret:
+        return Webhook(spec.webhook, reader.say)
+    # Its wait is no sign of life of this machine's training.
+    return Webhook.of_secret(spec.webhook_secret, replace(reader, clock=SYSTEM_CLOCK), mask)
 
 
 def _is_bundled(spec: Spec, bundle: Path) -> bool:
@@ -604,14 +618,14 @@ def power_off(say: Say) -> None:
         say(f"poweroff: {error}")
 
 
-def _serial_say(life: Life) -> Say:
+def _serial_say(life: Life, mask: Mask) -> Say:
     """One line to stderr and, on its own, to the serial port; who speaks gets on."""
     serial = rooted("/dev/ttyS0")
 
     def say(message: str) -> None:
         life.sign()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        line = f"{now} info supervisor {' '.join(message.splitlines())}\n"
+        line = f"{now} info supervisor {' '.join(mask.text(message).splitlines())}\n"
         sys.stderr.write(line)
         sys.stderr.flush()
         with contextlib.suppress(OSError):

@@ -572,7 +572,8 @@ class Attempt:
 
     def _put_log_file(self, name: str, data: bytes) -> None:
         # Only this attempt names it: a repeated write is the same file or a longer one.
-        self.head_file.store.put(self.head_file.layout.log_file(self.term, name), data)
+        path = self.head_file.layout.log_file(self.term, name)
+        self.head_file.store.put(path, self.site.mask.data(data))
 
     def _end(self, outcome: Outcome) -> None:
         """The last beat, the rest of the logs, and the record of the end."""

@@ -5,12 +5,6 @@ where the settings say so, and the environment of its own packages.
     CodeUnavailable  another time, or another machine, may do
 """
 
-import base64
-import http.client
-import json
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +13,7 @@ from outlast.bucket.store import Clock
 from outlast.spec.delivery import Git
 from outlast.supervisor import git as fetching
 from outlast.supervisor.environment import Builder, EnvironmentRefused, EnvironmentUnreachable
-from outlast.supervisor.metadata import Metadata, MetadataError
+from outlast.supervisor.secrets import SecretRefused, SecretUnavailable, TrainerSecrets
 
 Say = Callable[[str], None]
 
@@ -29,9 +23,6 @@ PACKAGE = "package"
 """In the bundle: a project whose packages are needed."""
 REQUIREMENTS = "requirements/user.txt"
 """In the bundle: what the trainer needs."""
-SECRETS_ENDPOINT = "https://secretmanager.googleapis.com/"
-ANSWER_SEC = 30.0
-SECRET_BYTES_MAX = 16_384
 TRIES = 5
 
 
@@ -62,18 +53,17 @@ class Workshop:
     bundle: Path
     home: Path
     """Kept between boots; what lies in it is whole."""
-    metadata: Metadata
+    secrets: TrainerSecrets
     builder: Builder
     clock: Clock
     say: Say
-    forbidden_sec: float
-    """A refusal may be IAM that is still spreading, for so long."""
     backoff_sec: float
 
     def prepare(self, git: Git | None) -> Code:
         """Everything there, whole. Raises CodeRefused and CodeUnavailable, and what `clock.sleep`
         raises on a machine that stops."""
         try:
+            self.secrets.load()
             if git is None:
                 source = self.bundle / SOURCE
                 code = Code(source if source.is_dir() else None)
@@ -84,9 +74,9 @@ class Workshop:
             if need is None:
                 return code
             programs = self.builder.ensure(need)
-        except (fetching.GitRefused, EnvironmentRefused) as error:
+        except (fetching.GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
-        except (EnvironmentUnreachable, MetadataError, OSError) as error:
+        except (EnvironmentUnreachable, SecretUnavailable, OSError) as error:
             raise CodeUnavailable(str(error)) from None
         return Code(code.source, code.folder, programs)
 
@@ -113,7 +103,7 @@ class Workshop:
     def _fetched(self, git: Git) -> Path:
         place = self._place(git)
         if not place.is_dir():
-            secret = self._secret(git.secret) if git.secret else None
+            secret = self.secrets.reader.read("gitSecret", git.secret) if git.secret else None
             self._with_patience(
                 lambda: fetching.fetch(git, secret, place, pause=self.clock.sleep),
                 fetching.GitUnreachable,
@@ -138,69 +128,3 @@ class Workshop:
                 self.say(f"{error}; trying again")
                 self.clock.sleep(wait_sec)
                 wait_sec *= 2
-
-    # -- the secret -------------------------------------------------------------------------------
-
-    def _secret(self, name: str) -> bytes:
-        """The secret's bytes, which nobody else here is told."""
-        found: list[bytes] = []
-        began = self.clock.monotonic()
-
-        def read() -> None:
-            while True:
-                try:
-                    found.append(self._read_secret(name))
-                    return
-                except _Forbidden as error:
-                    if self.clock.monotonic() - began >= self.forbidden_sec:
-                        raise CodeRefused(str(error)) from None
-                    self.say(f"{error}; new permissions may still be spreading")
-                    self.clock.sleep(min(5.0, self.backoff_sec))
-
-        self._with_patience(read, _Unanswered)
-        return found[0]
-
-    def _read_secret(self, name: str) -> bytes:
-        endpoint = os.environ.get("OUTLAST_SECRET_MANAGER_ENDPOINT", SECRETS_ENDPOINT)
-        told = f"gitSecret {name}"
-        request = urllib.request.Request(
-            f"{endpoint}v1/{name}:access",
-            headers={"Authorization": f"Bearer {self.metadata.token()}"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SEC) as answer:
-                secret = base64.b64decode(json.load(answer)["payload"]["data"])
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in (401, 403):
-                self.metadata.forget_token()
-                raise _Forbidden(
-                    f"{told}: may not be read by this VM; grant its service account"
-                    " roles/secretmanager.secretAccessor on it, as pulumi up does"
-                ) from None
-            if error.code == 404:
-                raise CodeRefused(
-                    f"{told}: is not there, or has no version; add one with gcloud secrets"
-                    " versions add"
-                ) from None
-            if error.code == 400:
-                raise CodeRefused(
-                    f"{told}: is disabled or destroyed; enable it, or add a version"
-                ) from None
-            raise _Unanswered(f"{told}: status {error.code}") from None
-        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
-            raise _Unanswered(f"{told}: no usable answer ({type(error).__name__})") from None
-        if len(secret) > SECRET_BYTES_MAX:
-            raise CodeRefused(
-                f"{told}: has {len(secret)} bytes, more than a token or a key has; add a version"
-                " that is one"
-            )
-        return secret
-
-
-class _Forbidden(Exception):
-    """401 or 403."""
-
-
-class _Unanswered(Exception):
-    """No answer, or one that may be another the next time."""

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from outlast.protocol import (
     Listener,
     Message,
     ProtocolError,
+    Tick,
     greet,
 )
+from outlast.supervisor.secrets import Mask
 
 HELLO_SEC = 60.0
 
@@ -55,7 +57,9 @@ class Hung:
 class Door:
     """Accepts trainers, for as long as the supervisor lives, for the attempt that listens."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, *, mask: Mask | None = None) -> None:
+        """`mask` is laid over all that a trainer says for people to read."""
+        self._mask = mask
         socket_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path = socket_path
         self._listener = Listener(socket_path)
@@ -100,6 +104,16 @@ class Door:
             if channel is not None:
                 threading.Thread(target=self._read, args=(channel,), daemon=True).start()
 
+    def _masked(self, message: Message) -> Message:
+        if self._mask is None:
+            return message
+        match message:
+            case Error(text):
+                return replace(message, message=self._mask.text(text))
+            case Tick(phase=phase):
+                return replace(message, phase=self._mask.text(phase))
+        return message
+
     def _read(self, channel: Channel) -> None:
         self._open.wait()
         post = self._post
@@ -113,7 +127,7 @@ class Door:
             asks = isinstance(first, Fetch)
             post(Asked(channel, first) if asks else Connected(channel, first))
             for message in channel:
-                post(Said(channel, message))
+                post(Said(channel, self._masked(message)))
         except ProtocolError as error:
             with contextlib.suppress(Closed):
                 channel.send(Error(str(error), "protocol"))

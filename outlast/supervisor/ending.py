@@ -107,6 +107,7 @@ class Ending:
         a name that no other attempt writes, so it harms nothing even when fenced."""
         store, layout, clock = self._head_file.store, self._head_file.layout, self._site.clock
         limit_sec = self._limit_sec()
+        end = replace(end, message=self._site.mask.text(end.message))
         try:
             now = patiently(store.now, clock=clock, limit_seconds=limit_sec)
             put_new(

@@ -29,6 +29,7 @@ from typing import Any
 
 from outlast.bucket.layout import Pin, format_time
 from outlast.protocol import parse_every
+from outlast.spec import secrets
 from outlast.spec.delivery import Git
 
 DEFAULT_HOST = "metadata.google.internal"
@@ -304,7 +305,11 @@ class Spec:
     bucket: str = ""
     bundle: str = ""
     bundle_sha256: str = ""
+    secret_env: dict[str, str] = field(default_factory=dict)
+    """Variable of the trainer to the secret that holds its value: names only."""
     webhook: str = ""
+    webhook_secret: str = ""
+    """Name of the secret that holds the webhook's address; empty for none."""
     init: str = ""
     """Another run's checkpoint that this one begins with, pinned by its digest; empty for none."""
     model_output_path: str = ""
@@ -344,6 +349,7 @@ class Spec:
             "model_output_path": self.model_output_path,
             "command": self.command,
             "quiet_sec": self.quiet_sec,
+            "secret_env": self.secret_env,
             "git": None if self.git is None else asdict(self.git),
             "data": self.data,
             "waits": {spec.name: getattr(self.waits, spec.name) for spec in fields(Waits)},
@@ -404,7 +410,9 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         git=_parse_git(attributes.get("outlast-git", "")),
         bundle=attributes.get("outlast-bundle", ""),
         bundle_sha256=attributes.get("outlast-bundle-sha256", ""),
+        secret_env=_parse_secret_env(attributes.get("outlast-secret-env", "")),
         webhook=attributes.get("outlast-webhook", ""),
+        webhook_secret=attributes.get("outlast-webhook-secret", ""),
         init=_parse_init(attributes.get("outlast-init", "")),
         model_output_path=attributes.get("outlast-arg-model-output-path", ""),
         content=_parse_object(attributes, "outlast-content"),
@@ -451,6 +459,13 @@ def _parse_command(text: str) -> str | tuple[str, ...] | None:
 def _parse_git(text: str) -> Git | None:
     try:
         return Git.from_json(text) if text else None
+    except ValueError as error:
+        raise BadSpec(f"metadata key outlast-{error}") from None
+
+
+def _parse_secret_env(text: str) -> dict[str, str]:
+    try:
+        return secrets.from_json(text)
     except ValueError as error:
         raise BadSpec(f"metadata key outlast-{error}") from None
 

@@ -15,6 +15,7 @@ from typing import IO, Protocol
 from outlast.base import tree
 from outlast.base.tree import kill_tree
 from outlast.protocol import SOCKET_VARIABLE
+from outlast.supervisor.secrets import Mask
 
 LAST_LINES = 100
 LINE_BYTES_MAX = 4096
@@ -64,8 +65,16 @@ class TrainerProcess:
     restarts = True
 
     def __init__(
-        self, argv: list[str], *, folder: Path, environment: Mapping[str, str], log: Path
+        self,
+        argv: list[str],
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        log: Path,
+        mask: Mask | None = None,
     ) -> None:
+        """`mask` is laid over all that it prints, before anybody reads it."""
+        self._mask = mask or Mask()
         self._argv = argv
         self._folder = folder
         self._environment = dict(environment)
@@ -90,8 +99,10 @@ class TrainerProcess:
         assert process.stdout is not None and process.stderr is not None
         log = self._log_path.open("ab", buffering=0)
         readers = [
-            threading.Thread(target=_copy, args=(process.stdout, log, None), daemon=True),
-            threading.Thread(target=_copy, args=(process.stderr, log, self._tail), daemon=True),
+            threading.Thread(target=self._copy, args=(process.stdout, log), daemon=True),
+            threading.Thread(
+                target=self._copy, args=(process.stderr, log, self._tail), daemon=True
+            ),
         ]
         for reader in readers:
             reader.start()
@@ -121,6 +132,14 @@ class TrainerProcess:
 
     def last_lines(self) -> tuple[str, ...]:
         return self._tail.lines()
+
+    def _copy(self, stream: IO[bytes], log: IO[bytes], tail: "_Tail | None" = None) -> None:
+        """Bytes of a stream to the log, until everybody has closed it."""
+        masked = self._mask.stream()
+        with stream:
+            while data := os.read(stream.fileno(), 65536):
+                _show(masked.feed(data), log, tail)
+            _show(masked.end(), log, tail)
 
 
 class CallingTrainer:
@@ -226,12 +245,9 @@ def _shown(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2][-LINE_BYTES_MAX:].decode(errors="replace")
 
 
-def _copy(stream: IO[bytes], log: IO[bytes], tail: _Tail | None) -> None:
-    """Bytes of a stream to the log, until everybody has closed it."""
-    with stream:
-        while data := os.read(stream.fileno(), 65536):
-            # A full disk must not stop the training; ValueError: closed after the trainer's end.
-            with contextlib.suppress(OSError, ValueError):
-                log.write(data)
-            if tail is not None:
-                tail.feed(data)
+def _show(data: bytes, log: IO[bytes], tail: _Tail | None) -> None:
+    # A full disk must not stop the training; ValueError: closed after the trainer's end.
+    with contextlib.suppress(OSError, ValueError):
+        log.write(data)
+    if tail is not None:
+        tail.feed(data)

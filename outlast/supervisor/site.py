@@ -14,6 +14,7 @@ from outlast.supervisor.group import Membership
 from outlast.supervisor.metadata import Machine, machine_age_sec
 from outlast.supervisor.notice import Notices
 from outlast.supervisor.process import Trainer
+from outlast.supervisor.secrets import Mask
 from outlast.supervisor.webhook import Webhook
 
 SLEEP_SIGN_SEC = 10.0
@@ -103,3 +104,5 @@ class Site:
     """Makes ready what the trainer is started from; raises CodeRefused and CodeUnavailable."""
     machine_age_sec: Callable[[], float] = machine_age_sec
     """Since the machine was started."""
+    mask: Mask = field(default_factory=Mask)
+    """Laid over all that is recorded for people: it holds the trainer's secrets."""

@@ -1,23 +1,36 @@
-"""Tells an address of the user's choice how attempts end."""
+"""Sends how attempts end to an address of the user's choice."""
 
 import json
 import threading
 from typing import Any
+from urllib.parse import urlsplit
 
 from outlast.supervisor.group import Say
+from outlast.supervisor.secrets import Mask, SecretReader, SecretRefused, SecretUnavailable
 
 
 class Webhook:
-    """Tells an address of the user's choice about ends; never waited for, never retried."""
+    """Sends how attempts end; the supervisor never waits for it, and nothing is sent twice."""
 
     def __init__(self, url: str, say: Say) -> None:
         self._url = url
         self._say = say
+        self._reading: threading.Thread | None = None
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    def of_secret(cls, name: str, reader: SecretReader, mask: Mask) -> "Webhook":
+        """Its address is the value of a secret, which is read now, in the background."""
+        found = cls("", reader.say)
+        found._reading = threading.Thread(
+            target=found._read, args=(name, reader, mask), daemon=True
+        )
+        found._reading.start()
+        return found
 
     def post(self, body: dict[str, Any]) -> None:
         """Send in the background; does nothing without an address."""
-        if self._url:
+        if self._url or self._reading:
             self._thread = threading.Thread(target=self._send, args=(body,), daemon=True)
             self._thread.start()
 
@@ -26,10 +39,36 @@ class Webhook:
         if self._thread is not None:
             self._thread.join(timeout_sec)
 
+    def _read(self, name: str, reader: SecretReader, mask: Mask) -> None:
+        try:
+            value = reader.read("webhookSecret", name).strip()
+        except (SecretRefused, SecretUnavailable) as error:
+            self._say(f"webhook: {error}; no message is sent")
+            return
+        mask.add(value)
+        url = value.decode(errors="replace")
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            self._say(
+                f"webhook: webhookSecret {name}: does not hold an https address; add a version that"
+                " does; no message is sent"
+            )
+            return
+        mask.add(url.partition(parts.netloc)[2].encode())  # as some errors repeat it
+        self._url = url
+
     def _send(self, body: dict[str, Any]) -> None:
         import http.client
         import urllib.request
 
+        if self._reading is not None:
+            self._reading.join()
+        if not self._url:
+            return
         try:
             request = urllib.request.Request(
                 self._url,

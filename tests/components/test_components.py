@@ -165,7 +165,7 @@ CASES = {
     "checkpoint_bucket": bucket,
     "checkpoint_bucket_adopted": lambda: bucket(adopt=True),
     "vm_identity": identity,
-    "vm_identity_secret": lambda: identity(secret=("keys", "deploy")),
+    "vm_identity_secret": lambda: identity(secrets=[("keys", "deploy"), ("p", "wandb")]),
     "vm_identity_reads": lambda: identity(reads=["gs://other/digits", "gs://p-outlast/faces/"]),
     "bundle_object": lambda: BundleObject(
         "bundle",

@@ -1,5 +1,7 @@
 """The instance metadata: every key that a VM reads, its text, and its size."""
 
+import json
+
 import pulumi
 import pytest
 
@@ -34,6 +36,8 @@ ARGS = {
     "mode": "survive",
     "data": (),
     "webhook": "",
+    "webhook_secret": "",
+    "secret_env": {},
     "init": "",
     "content": {"trainer": "digits", "arguments": {"epochs": 5}},
     "billed": '{"disk":"pd-balanced","disk_gb":50,"spot":true}',
@@ -113,6 +117,14 @@ def test_a_checkpoint_to_begin_with_is_optional():
 def test_the_supervisor_knows_where_a_copy_of_the_result_goes():
     given = composed(arguments={"model-output-path": "gs://b/experiments/dev/models/"})
     assert parse_spec(given).model_output_path == "gs://b/experiments/dev/models/"
+
+
+def test_of_secrets_only_the_names_are_there():
+    name = "projects/p/secrets/wandb/versions/latest"
+    assert not [key for key in composed() if "secret" in key]
+    items = composed(secret_env={"WANDB_API_KEY": name}, webhook_secret=name)
+    assert json.loads(items["outlast-secret-env"]) == {"WANDB_API_KEY": name}
+    assert items["outlast-webhook-secret"] == name
 
 
 def test_a_webhook_is_optional():

@@ -110,11 +110,11 @@ def test_the_vm_is_told_the_secrets_name_and_may_read_that_secret():
     assert Git.from_json(found.git) == Git(
         HTTPS, COMMIT, "train", ".", "projects/acme-research/secrets/deploy/versions/latest"
     )
-    assert found.delivery.secret == ("acme-research", "deploy")
+    assert found.secret_owners == [("acme-research", "deploy")]
     elsewhere = from_git(gitSecret="projects/keys/secrets/s/versions/3")
     assert json.loads(elsewhere.git)["secret"] == "projects/keys/secrets/s/versions/3"
-    assert elsewhere.delivery.secret == ("keys", "s")
-    assert from_git().delivery.secret is None and check().git == ""
+    assert elsewhere.secret_owners == [("keys", "s")]
+    assert from_git().secrets == {} and check().git == ""
     ssh = from_git(gitUrl="git@git.example:team/code", gitSecret="key", gitHostKeys=[HOST_KEY])
     assert ssh.delivery.git and ssh.delivery.git.host_keys == (HOST_KEY,)
 

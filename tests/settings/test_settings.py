@@ -27,7 +27,7 @@ from tests.program import stack
 REAL = {"gcp:project": "acme-research", "gcp:zone": "europe-west4-a"}
 
 
-def check(values=None, *, environ=None, name="dev", foundation=None):
+def check(values=None, *, environ=None, name="dev", foundation=None, secret_keys=()):
     return settings.check(
         {**stack.defaults(), **REAL, **(values or {})},
         organization="organization",
@@ -35,6 +35,7 @@ def check(values=None, *, environ=None, name="dev", foundation=None):
         stack=name,
         environ=environ or {},
         foundation_outputs=foundation,
+        secret_keys=secret_keys,
     )
 
 
@@ -719,9 +720,10 @@ def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
     config = check({**HERE, **command(**git, trainer="mine")})
     order, told = [], []
 
-    def ask(git):
+    def ask(git, named):
         order.append(git.url)
-        return lambda: answer
+        assert named == {}
+        return lambda: [Answer(), answer]
 
     def find_bucket(config):
         order.append("bucket")
@@ -737,6 +739,27 @@ def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
         assert settings.look_up(config) == FoundBucket("here")
         assert told == said
     assert order == ["https://git.example/code", "bucket"]
+
+
+def test_each_secret_is_looked_up_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(lookups, "find_bucket", lambda config: FoundBucket("here"))
+
+    def secret(setting, name):
+        asked.append(name)
+        return (
+            Answer(refusal=f"outlast:{setting}: no") if name.endswith("hf/versions/1") else Answer()
+        )
+
+    monkeypatch.setattr(sources, "secret", secret)
+    variables = {"A_KEY": "wandb", "B_KEY": "wandb", "C_KEY": "hf/versions/1"}
+    config = check({**HERE, **command(secretEnv=json.dumps(variables), webhookSecret="wandb")})
+    with pytest.raises(SettingsError, match=r"outlast:secretEnv\.C_KEY: no"):
+        settings.look_up(config)
+    assert sorted(asked) == [
+        "projects/acme-research/secrets/hf/versions/1",
+        "projects/acme-research/secrets/wandb/versions/latest",
+    ]
 
 
 def test_without_git_nobody_is_asked_for_the_code(monkeypatch):

@@ -24,6 +24,7 @@ from outlast.supervisor.environment import (
     layers,
 )
 from outlast.supervisor.metadata import Metadata
+from outlast.supervisor.secrets import SecretReader, TrainerSecrets
 from tests.stores import FakeClock
 
 SECRET = "projects/p/secrets/deploy/versions/latest"
@@ -80,18 +81,18 @@ def workshop(answers: Answers, tmp_path: Path, said: list[str]) -> Workshop:
     store = MemoryStore()
     builder = Builder(home, store, "e/environments/", tmp_path / "pip.log", clock, said.append)
     metadata = Metadata(f"{answers.url}/computeMetadata/v1")
+    reader = SecretReader(metadata, clock, said.append, forbidden_sec=30, backoff_sec=1)
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    return Workshop(
-        bundle, home, metadata, builder, clock, said.append, forbidden_sec=30, backoff_sec=1
-    )
+    secrets = TrainerSecrets(reader, {})
+    return Workshop(bundle, home, secrets, builder, clock, said.append, backoff_sec=1)
 
 
 def test_a_secret_is_read_with_the_vms_own_token_once_permissions_have_spread(
     workshop: Workshop, answers: Answers, said: list[str]
 ):
     answers.statuses = [403, 503, 403, 200]
-    assert workshop._secret(SECRET) == b"the-secret"
+    assert workshop.secrets.reader.read("gitSecret", SECRET) == b"the-secret"
     secrets = [call for call in answers.asked if call[0].startswith("/v1/")]
     assert secrets == [(f"/v1/{SECRET}:access", "Bearer t")] * 4
     assert not any("the-secret" in line for line in said)

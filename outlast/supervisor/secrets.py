@@ -1,0 +1,281 @@
+"""Secrets of Secret Manager, read with the VM's own token, and kept out of what people read.
+
+SecretRefused      the same try fails again, on every machine; one sentence for people
+SecretUnavailable  another time, or another machine, may do
+"""
+
+import base64
+import http.client
+import json
+import os
+import re
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from outlast.bucket.store import Clock
+from outlast.supervisor.metadata import Metadata, MetadataError
+
+Say = Callable[[str], None]
+
+ENDPOINT = "https://secretmanager.googleapis.com/"
+ENDPOINT_VARIABLE = "OUTLAST_SECRET_MANAGER_ENDPOINT"
+ANSWER_SEC = 30.0
+BYTES_MAX = 65_536
+"""What Secret Manager holds in one version."""
+TRIES = 5
+MASK = b"***"
+MASKED_BYTES_MIN = 6
+"""A shorter secret is not masked: the log would lose words that only look like it."""
+MASKED_LINE_BYTES_MIN = 8
+"""Of a secret of several lines, each line that has so many bytes is masked by itself too."""
+_ENCODED_BYTES_MIN = 8
+_PART_BYTES_MIN = 3
+"""The beginning of a secret at a stream's very end is masked where it is longer than this."""
+
+
+class SecretRefused(Exception):
+    """The run cannot have the secret that its settings name."""
+
+
+class SecretUnavailable(Exception):
+    """The secret could not be read here and now."""
+
+
+class _Forbidden(Exception):
+    """401 or 403."""
+
+
+class _Unanswered(Exception):
+    """No answer, or one that may differ the next time."""
+
+
+@dataclass(frozen=True)
+class SecretReader:
+    """Reads secrets for this VM."""
+
+    metadata: Metadata
+    clock: Clock
+    say: Say
+    forbidden_sec: float
+    """A refusal may be IAM that is still spreading, for so long."""
+    backoff_sec: float
+
+    def read(self, setting: str, name: str) -> bytes:
+        """The bytes of the secret `name` (`projects/P/secrets/NAME/versions/V`), which `setting`
+        names. Raises SecretRefused, SecretUnavailable, and what `clock.sleep` raises."""
+        wait_sec, tries = self.backoff_sec, 1
+        began = self.clock.monotonic()
+        while True:
+            try:
+                return self._ask(f"{setting} {name}", name)
+            except _Forbidden as error:
+                if self.clock.monotonic() - began >= self.forbidden_sec:
+                    raise SecretRefused(str(error)) from None
+                self.say(f"{error}; new permissions may still be spreading")
+                self.clock.sleep(min(5.0, self.backoff_sec))
+            except _Unanswered as error:
+                if tries == TRIES:
+                    raise SecretUnavailable(str(error)) from None
+                self.say(f"{error}; trying again")
+                self.clock.sleep(wait_sec)
+                wait_sec, tries = wait_sec * 2, tries + 1
+
+    def _ask(self, field: str, name: str) -> bytes:
+        try:
+            token = self.metadata.token()
+        except MetadataError as error:
+            raise _Unanswered(f"{field}: no token for this VM ({error})") from None
+        request = urllib.request.Request(
+            f"{os.environ.get(ENDPOINT_VARIABLE, ENDPOINT)}v1/{name}:access",
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SEC) as answer:
+                return base64.b64decode(json.load(answer)["payload"].get("data", ""))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in (401, 403):
+                self.metadata.forget_token()
+            raise _refusal(field, name, error.code) from None
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+            raise _Unanswered(f"{field}: no usable answer ({type(error).__name__})") from None
+
+
+def _refusal(field: str, name: str, status: int) -> Exception:
+    _, project, _, secret, *_ = name.split("/")
+    gcloud = f"gcloud secrets versions {{}} {secret} --project {project}"
+    if status in (401, 403):
+        return _Forbidden(
+            f"{field}: may not be read by this VM; grant its service account"
+            " roles/secretmanager.secretAccessor on it, as pulumi up does"
+        )
+    if status == 404:
+        add = gcloud.format("add")
+        return SecretRefused(
+            f"{field}: is not there, or has no version; add one with {add} --data-file FILE"
+        )
+    if status == 400:
+        listed = gcloud.format("list")
+        return SecretRefused(
+            f"{field}: is disabled or destroyed ({listed}); enable it, or add a version"
+        )
+    return _Unanswered(f"{field}: status {status}")
+
+
+# ---------------------------------------------------------------------------------------------
+# A trainer's variables
+
+
+@dataclass
+class TrainerSecrets:
+    """The trainer's secret variables, and the mask of what it says. Safe to share."""
+
+    reader: SecretReader
+    names: Mapping[str, str]
+    """Variable to secret."""
+    mask: "Mask" = field(default_factory=lambda: Mask())
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    """Variable to value, once `load` has read them."""
+
+    def load(self) -> None:
+        """Reads all secrets, as they are now. Raises SecretRefused and SecretUnavailable."""
+        for variable, name in self.names.items():
+            setting = f"secretEnv.{variable}"
+            value = self.reader.read(setting, name).rstrip(b"\r\n")  # what echo leaves behind
+            if not value or b"\0" in value:
+                what = "holds a null byte, and a variable cannot" if value else "is empty"
+                raise SecretRefused(f"{setting} {name}: {what}; add a version with a value")
+            if len(value) < MASKED_BYTES_MIN and variable not in self.environment:
+                self.reader.say(
+                    f"{setting}: has fewer than {MASKED_BYTES_MIN} bytes, so it is not masked in"
+                    " what the trainer prints"
+                )
+            self.mask.add(value)
+            self.environment[variable] = os.fsdecode(value)
+
+
+# ---------------------------------------------------------------------------------------------
+# The mask
+
+
+class Mask:
+    """Replaces secrets in bytes and texts by ``***``: as they are, and as they look in base64, in a
+    URL and in JSON. Without secrets it changes nothing."""
+
+    def __init__(self) -> None:
+        self._secrets: set[bytes] = set()
+        self._patterns: tuple[bytes, ...] = ()
+        """Longest first."""
+        self._any: re.Pattern[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def add(self, secret: bytes) -> None:
+        """Mask this one too, from now on; one that is too short is left as it is."""
+        with self._lock:
+            if len(secret) < MASKED_BYTES_MIN or secret in self._secrets:
+                return
+            self._secrets.add(secret)
+            found = {form for each in self._secrets for form in _forms(each)}
+            self._patterns = tuple(sorted(found, key=lambda form: (-len(form), form)))
+            self._any = re.compile(b"|".join(map(re.escape, self._patterns)))
+
+    def data(self, data: bytes) -> bytes:
+        """All of the data at once."""
+        masked, held = self.split(data)
+        return masked + self.rest(held)
+
+    def text(self, text: str) -> str:
+        """All of the text at once."""
+        if self._any is None:
+            return text
+        return self.data(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+
+    def split(self, data: bytes) -> tuple[bytes, bytes]:
+        """The data masked as far as it is certain, and its end that may be the beginning of a
+        secret, as it is; both empty for empty."""
+        if self._any is None:
+            return data, b""
+        hold = self._hold(data)
+        pieces, done = [], 0
+        for match in self._any.finditer(data):
+            if match.start() >= hold:
+                break
+            pieces += [data[done : match.start()], MASK]
+            done = match.end()
+        hold = max(hold, done)
+        return b"".join([*pieces, data[done:hold]]), data[hold:]
+
+    def rest(self, held: bytes) -> bytes:
+        """The end of a stream: whole secrets in it are masked, and one of which at least half is
+        there."""
+        if self._any is None or not held:
+            return held
+        masked = self._any.sub(MASK, held)
+        for pattern in self._patterns:
+            for size in range(len(pattern) - 1, max((len(pattern) - 1) // 2, _PART_BYTES_MIN), -1):
+                if masked.endswith(pattern[:size]):
+                    return masked[:-size] + MASK
+        return masked
+
+    def stream(self) -> "MaskedStream":
+        """For bytes that arrive in pieces."""
+        return MaskedStream(self)
+
+    def _hold(self, data: bytes) -> int:
+        """Where the end begins that may become a secret with what follows."""
+        hold = len(data)
+        for pattern in self._patterns:
+            start = max(0, len(data) - len(pattern) + 1)
+            while (start := data.find(pattern[:1], start, hold)) >= 0:
+                if pattern.startswith(data[start:]):
+                    hold = start
+                    break
+                start += 1
+        return hold
+
+
+class MaskedStream:
+    """One stream's mask: a secret that is written in several pieces is masked too."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be shown now."""
+        masked, self._held = self._mask.split(self._held + data)
+        return masked
+
+    def end(self) -> bytes:
+        """What was held back."""
+        held, self._held = self._held, b""
+        return self._mask.rest(held)
+
+
+def _forms(secret: bytes) -> Iterator[bytes]:
+    """What the secret looks like where it is written as it is, or encoded."""
+    yield secret
+    lines = [line.strip() for line in secret.splitlines()]
+    if len(lines) > 1:
+        yield from (line for line in lines if len(line) >= MASKED_LINE_BYTES_MIN)
+    yield urllib.parse.quote(secret, safe="").encode()
+    yield urllib.parse.quote_plus(secret, safe="").encode()
+    yield urllib.parse.quote(secret).encode()
+    text = secret.decode(errors="replace")
+    yield json.dumps(text)[1:-1].encode()
+    yield json.dumps(text, ensure_ascii=False)[1:-1].encode()
+    yield repr(text)[1:-1].encode()
+    # In base64 a secret looks one of three ways, by where in the text it begins (user:secret); the
+    # characters at both ends hold bits of its neighbours and are left out.
+    for before in range(3):
+        encoded = base64.b64encode(bytes(before) + secret)
+        begin = (before * 8 + 5) // 6
+        whole = (before + len(secret)) * 8 // 6
+        core = encoded[begin:whole]
+        if len(core) >= _ENCODED_BYTES_MIN:
+            yield core
+            yield core.translate(bytes.maketrans(b"+/", b"-_"))
