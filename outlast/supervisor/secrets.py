@@ -13,13 +13,12 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from outlast.base.console import Say
 from outlast.bucket.store import Clock
 from outlast.supervisor.metadata import Metadata, MetadataError
-
-Say = Callable[[str], None]
 
 ENDPOINT = "https://secretmanager.googleapis.com/"
 ENDPOINT_VARIABLE = "OUTLAST_SECRET_MANAGER_ENDPOINT"
