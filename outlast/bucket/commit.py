@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from outlast.base.exits import Reason, State
+from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import (
     Checkpoint,
     End,
@@ -48,9 +49,7 @@ from outlast.bucket.layout import (
     check_object_name,
 )
 from outlast.bucket.store import (
-    SYSTEM_CLOCK,
     Checksum,
-    Clock,
     Damaged,
     NotFound,
     Object,
@@ -59,7 +58,6 @@ from outlast.bucket.store import (
     StoreError,
     copy_new,
     delete_quietly,
-    patiently,
     put_new,
 )
 
@@ -201,7 +199,7 @@ class Committer:
         """Fixed: what the head file's process takes later is another committer's."""
         self._store: Store = head_file.store
         self._layout: Layout = head_file.layout
-        self._clock: Clock = head_file.clock
+        self._patience = head_file.patience
         self._retention = retention or Retention()
         self._say = say
         self._part_bytes = part_bytes
@@ -261,7 +259,7 @@ class Committer:
                 manifest, found = self._download_twice(checkpoint, into, place)
             except (Damaged, NotFound) as error:
                 # What a successor's retention removed is not damaged: HEAD tells, and raises.
-                patiently(lambda: self._head_file.check(term=self.term), clock=self._clock)
+                self._patience(lambda: self._head_file.check(term=self.term))
                 skipped.append(checkpoint)
                 self._say(f"checkpoint {checkpoint.path}: {error}; going to the one before")
                 continue
@@ -334,16 +332,15 @@ class Committer:
                 self._store.stream(path, place, generation=entry.generation)
             return place
 
-        place = patiently(once, clock=self._clock)
+        place = self._patience(once)
         found = place.hasher.hexdigest()
         if place.written != entry.size or found != entry.blake3:
             raise Damaged(f"{path}: BLAKE3 is {found}, committed was {entry.blake3}")
         self._sign()
 
     def _manifest(self, checkpoint: Checkpoint) -> Manifest:
-        data, _ = patiently(
-            lambda: self._store.get(checkpoint.manifest, generation=checkpoint.generation),
-            clock=self._clock,
+        data, _ = self._patience(
+            lambda: self._store.get(checkpoint.manifest, generation=checkpoint.generation)
         )
         found = blake3(data).hexdigest()
         if found != checkpoint.blake3:
@@ -402,7 +399,7 @@ class Committer:
             rows=self._rows,
             objects=objects,
         ).to_json()
-        written = put_new(self._store, f"{prefix}MANIFEST.json", manifest, clock=self._clock)
+        written = put_new(self._store, f"{prefix}MANIFEST.json", manifest, patience=self._patience)
         checkpoint = Checkpoint(
             path=prefix,
             generation=written.generation,
@@ -458,7 +455,7 @@ class Committer:
                 raise BadSnapshot("rows: do not go on where the last ones of unknown fate began")
             self._pending_piece = piece
             path = self._layout.metrics_piece(self.term, self._piece)
-            put_new(self._store, path, piece, clock=self._clock)
+            put_new(self._store, path, piece, patience=self._patience)
             self._pending_piece = None
             self._piece += 1
             self._rows_flushed += len(piece)
@@ -515,7 +512,8 @@ class Committer:
         written, sent_bytes = self._copied(piece, digest, path), 0
         if written is None:
             part = Slice(piece.path, piece.offset, piece.size, crc32c)
-            written, sent_bytes = put_new(self._store, path, part, clock=self._clock), piece.size
+            written = put_new(self._store, path, part, patience=self._patience)
+            sent_bytes = piece.size
         upload.written[piece.name] = ManifestObject(
             name=piece.name,
             size=written.size,
@@ -540,7 +538,7 @@ class Committer:
                 path,
                 source_generation=entry.generation,
                 expected=(entry.size, entry.crc32c),
-                clock=self._clock,
+                patience=self._patience,
             )
         except Damaged as error:
             raise _BadCopy(str(error)) from None
@@ -648,7 +646,7 @@ class Committer:
 
         after = self._head_file.swap(change, term=self.term)
         self._note_dropped(before, after)
-        write_end_copy(self._store, self._layout, after, clock=self._clock)
+        write_end_copy(self._store, self._layout, after, patience=self._patience)
         return after
 
     def _put_result(self, folder: Path) -> Result:
@@ -657,7 +655,7 @@ class Committer:
         def put(name: str, path: Path) -> ResultFile:
             sha256, crc32c = _sha256_and_crc32c(path)
             whole = Slice(path, 0, path.stat().st_size, crc32c)
-            put_new(self._store, prefix + name, whole, clock=self._clock)
+            put_new(self._store, prefix + name, whole, patience=self._patience)
             return ResultFile(name, whole.size, sha256)
 
         files = in_parallel(
@@ -666,7 +664,7 @@ class Committer:
         )
         manifest = ResultManifest.of(files)
         path = self._layout.result_manifest(self.term)
-        written = put_new(self._store, path, manifest.to_json(), clock=self._clock)
+        written = put_new(self._store, path, manifest.to_json(), patience=self._patience)
         return Result(path=prefix, generation=written.generation, digest=manifest.digest)
 
 
@@ -727,19 +725,17 @@ def read_record(store: Store, path: str, kind: type[AnyRecord]) -> AnyRecord | N
         raise Damaged(f"{path}: {error}") from None
 
 
-def write_record(store: Store, path: str, record: Record, *, clock: Clock = SYSTEM_CLOCK) -> Object:
+def write_record(store: Store, path: str, record: Record, *, patience: Patience = BRIEF) -> Object:
     """Writes a record, over an older one too; for those that decide nothing."""
     data = record.to_json()
-    return patiently(lambda: store.put(path, data), clock=clock)
+    return patience(lambda: store.put(path, data))
 
 
 def fetch_result(
-    store: Store, result: Result, into: Path, *, clock: Clock = SYSTEM_CLOCK
+    store: Store, result: Result, into: Path, *, patience: Patience = BRIEF
 ) -> ResultManifest:
     """Downloads a result into the folder `into` and verifies each file; Damaged where one fails."""
-    data, _ = patiently(
-        lambda: store.get(f"{result.path}RESULT.json", generation=result.generation), clock=clock
-    )
+    data, _ = patience(lambda: store.get(f"{result.path}RESULT.json", generation=result.generation))
     try:
         manifest = ResultManifest.from_json(data)
     except ValueError as error:
@@ -757,7 +753,7 @@ def fetch_result(
                 store.stream(path, place)
             return place
 
-        place = patiently(once, clock=clock)
+        place = patience(once)
         found = place.hasher.hexdigest()
         if place.written != file.size or found != file.sha256:
             raise Damaged(f"{path}: sha256 is {found}, committed was {file.sha256}")

@@ -36,13 +36,12 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import DataFingerprint
 from outlast.bucket.layout import check_object_name
 from outlast.bucket.store import (
     CHUNK_BYTES,
-    SYSTEM_CLOCK,
     Checksum,
-    Clock,
     Damaged,
     Forbidden,
     NotFound,
@@ -50,7 +49,6 @@ from outlast.bucket.store import (
     Store,
     checksum_of,
     open_store,
-    patiently,
 )
 
 WORKERS = 8
@@ -58,8 +56,6 @@ RANGE_BYTES = CHUNK_BYTES
 """What one request reads; so many times ``WORKERS`` are in memory at once."""
 SIGN_SEC = 1.0
 """Between two signs of life of a download."""
-PATIENCE_SEC = 900.0
-"""How long a store that does not answer is asked again."""
 LOOKS = 3
 """Data that is rewritten while it is fetched is begun anew so often."""
 ROOM_SPARE_BYTES = 16 << 20
@@ -138,20 +134,36 @@ def parse_url(url: str) -> tuple[str, str]:
 
 
 def find(
-    store: Store, url: str, *, clock: Clock = SYSTEM_CLOCK, patience_sec: float = PATIENCE_SEC
+    store: Store,
+    url: str,
+    *,
+    patience: Patience = BRIEF,
+    progress: Progress = lambda done, of: None,
 ) -> Source:
     """What the path names now. Raises DataError where nothing is there or a name cannot be a
-    file's, and the store's errors."""
+    file's, and the store's errors; `progress` is called before each try."""
     _, path = parse_url(url)
     clean = url.rstrip("/")
-    if not url.endswith("/"):
-        # Forbidden: who may read what is below a path need not be allowed to read the path.
-        with contextlib.suppress(NotFound, Forbidden):
-            only = patiently(lambda: store.stat(path), clock=clock, limit_seconds=patience_sec)
-            return Source(clean, ((path.rpartition("/")[2], only),), is_folder=False)
-    listed = patiently(
-        lambda: list(store.list(f"{path}/")), clock=clock, limit_seconds=patience_sec
-    )
+
+    def look() -> Object | list[Object]:
+        progress(0, 0)
+        refused: Forbidden | None = None
+        if not url.endswith("/"):
+            try:
+                return store.stat(path)
+            except NotFound:
+                pass
+            except Forbidden as error:
+                # Whoever may read what is below a path need not be allowed to read the path.
+                refused = error
+        listed = list(store.list(f"{path}/"))
+        if refused is not None and not listed:
+            raise refused
+        return listed
+
+    listed = patience(look)
+    if isinstance(listed, Object):
+        return Source(clean, ((path.rpartition("/")[2], listed),), is_folder=False)
     objects = []
     for found in listed:
         name = found.path.removeprefix(f"{path}/")
@@ -282,16 +294,11 @@ class Cache:
         home: Path,
         *,
         opener: Callable[[str], Store] = open_store,
-        clock: Clock = SYSTEM_CLOCK,
-        forbidden_sec: float = 0.0,
-        patience_sec: float = PATIENCE_SEC,
+        patience: Patience | None = None,
     ) -> None:
-        """A 401 or 403 is asked again for ``forbidden_sec``: permissions may be spreading."""
         self.folder = home / "data"
         self._opener = opener
-        self._clock = clock
-        self._forbidden_sec = forbidden_sec
-        self._patience_sec = patience_sec
+        self._patience = patience or Patience()
 
     def stage(self, url: str, progress: Progress = lambda done, of: None) -> Staged:
         """The data of a ``gs://`` path, fetched unless it is here already, every byte checked.
@@ -302,31 +309,17 @@ class Cache:
         bucket, _ = parse_url(url)
         store = self._opener(f"gs://{bucket}")
         for _ in range(LOOKS):
-            source = self._permitted(url, lambda: self._find(store, url), progress)
             try:
-                return self._permitted(
-                    url, lambda s=source: self._staged(store, s, progress), progress
-                )
+                source = find(store, url, patience=self._patience, progress=progress)
+                return self._staged(store, source, progress)
             except NotFound:
                 continue  # rewritten since it was looked at
-        raise DataError(f"data {url}: was rewritten {LOOKS} times while it was fetched")
-
-    def _find(self, store: Store, url: str) -> Source:
-        return find(store, url, clock=self._clock, patience_sec=self._patience_sec)
-
-    def _permitted(self, url: str, action: Callable[[], T], progress: Progress) -> T:
-        began = self._clock.monotonic()
-        while True:
-            try:
-                return action()
             except Forbidden as error:
-                if self._clock.monotonic() - began >= self._forbidden_sec:
-                    raise DataError(
-                        f"data {url}: may not be read ({error}); for a VM, add it to "
-                        "outlast:dataPaths or put it below data/ in the run's own bucket"
-                    ) from None
-                progress(0, 0)
-                self._clock.sleep(min(5.0, self._forbidden_sec))
+                raise DataError(
+                    f"data {url}: may not be read ({error}); for a VM, add it to "
+                    "outlast:dataPaths or put it below data/ in the run's own bucket"
+                ) from None
+        raise DataError(f"data {url}: was rewritten {LOOKS} times while it was fetched")
 
     def known(self, path: Path) -> DataFingerprint | None:
         """The fingerprint of what ``stage`` gave; None for a path that it did not give."""
@@ -343,7 +336,7 @@ class Cache:
             with _locked(entry.with_name(f"{entry.name}.lock"), progress):
                 if _read_complete(entry) != fingerprint or not _same_sizes(source, path):
                     self._drop_unfinished(entry)
-                    fetch = _Download(store, source, entry, self._clock, self._patience_sec)
+                    fetch = _Download(store, source, entry, self._patience)
                     fetch.run(progress)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -471,14 +464,11 @@ def _write_at(path: Path, data: bytes, offset: int) -> None:
 class _Download:
     """All objects of a source, into its entry of the cache; its lock is held."""
 
-    def __init__(
-        self, store: Store, source: Source, entry: Path, clock: Clock, patience_sec: float
-    ) -> None:
+    def __init__(self, store: Store, source: Source, entry: Path, patience: Patience) -> None:
         self._store = store
         self._source = source
         self._entry = entry
-        self._clock = clock
-        self._patience_sec = patience_sec
+        self._patience = patience
         self._counting = threading.Lock()
         self._stopped = threading.Event()
         self._bytes = 0
@@ -529,10 +519,8 @@ class _Download:
         if self._stopped.is_set():
             return
         found, (start, size) = part.found, part.bounds(number)
-        data = patiently(
-            lambda: self._store.read_range(found.path, start, size, generation=found.generation),
-            clock=self._clock,
-            limit_seconds=self._patience_sec,
+        data = self._patience(
+            lambda: self._store.read_range(found.path, start, size, generation=found.generation)
         )
         part.take(number, data)
         with self._counting:

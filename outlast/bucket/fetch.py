@@ -16,6 +16,7 @@ from pathlib import Path
 from outlast.base import exits
 from outlast.base.console import Say
 from outlast.base.exits import State
+from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.commit import fetch_result
 from outlast.bucket.data import Cache, DataError
 from outlast.bucket.head import (
@@ -32,8 +33,6 @@ from outlast.bucket.layout import (
     check_result,
 )
 from outlast.bucket.store import (
-    SYSTEM_CLOCK,
-    Clock,
     Forbidden,
     NotFound,
     PreconditionFailed,
@@ -41,10 +40,8 @@ from outlast.bucket.store import (
     StoreError,
     checksum_of,
     open_store,
-    patiently,
 )
 
-LAPTOP_PATIENCE_SEC = 60.0
 SAY_SEC = 5.0
 
 
@@ -76,7 +73,7 @@ def fetch(url: str, kind: str, home: Path, say: Say) -> Path:
             said_at = time.monotonic()
             say(f"data {url}: {done} of {of} bytes")
 
-    return Cache(home, patience_sec=LAPTOP_PATIENCE_SEC).stage(url, progress).path
+    return Cache(home, patience=BRIEF).stage(url, progress).path
 
 
 def _run_at(url: str) -> tuple[Store, Layout]:
@@ -119,7 +116,7 @@ def _copied_result(url: str, store: Store, layout: Layout, home: Path) -> Path:
         store.stat(layout.root + RESULT_FILE)
     except NotFound:
         raise DataError(f"run {url}: holds no run; train there first") from None
-    cache = Cache(home, patience_sec=LAPTOP_PATIENCE_SEC)
+    cache = Cache(home, patience=BRIEF)
     folder = cache.stage(f"{store.url}/{layout.root}").path
     try:
         check_result(folder)
@@ -159,7 +156,7 @@ def _intact(folder: Path, digest: str) -> bool:
 
 
 def deliver(
-    store: Store, head: Head, output: str, work: Path, say: Say, clock: Clock = SYSTEM_CLOCK
+    store: Store, head: Head, output: str, work: Path, say: Say, patience: Patience = BRIEF
 ) -> bool:
     """Copies the verified result of a finished run to ``output``, a ``gs://`` path or a folder;
     whether it is there now.
@@ -175,10 +172,10 @@ def deliver(
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir(parents=True)
-        manifest = fetch_result(store, result, folder, clock=clock)
+        manifest = fetch_result(store, result, folder, patience=patience)
         (folder / RESULT_FILE).write_bytes(manifest.to_json())
         names = [*(file.name for file in manifest.files), RESULT_FILE]
-        target = _Bucket(output, clock) if output.startswith("gs://") else _Folder(Path(output))
+        target = _Bucket(output, patience) if output.startswith("gs://") else _Folder(Path(output))
         other = [name for name in names if target.has_other(name, folder / name)]
         if other:
             say(
@@ -201,15 +198,15 @@ def deliver(
 class _Bucket:
     """Files below a ``gs://`` path."""
 
-    def __init__(self, output: str, clock: Clock) -> None:
+    def __init__(self, output: str, patience: Patience) -> None:
         bucket, _, path = output.removeprefix("gs://").strip("/").partition("/")
         self._store = open_store(f"gs://{bucket}")
         self._prefix = f"{path}/" if path else ""
-        self._clock = clock
+        self._patience = patience
 
     def has_other(self, name: str, file: Path) -> bool:
         try:
-            found = patiently(lambda: self._store.stat(self._prefix + name), clock=self._clock)
+            found = self._patience(lambda: self._store.stat(self._prefix + name))
         except NotFound:
             return False
         return (found.size, found.crc32c) != checksum_of(file)
@@ -221,7 +218,7 @@ class _Bucket:
             with contextlib.suppress(PreconditionFailed):  # ours of an earlier try
                 self._store.put(path, file, if_generation_match=0)
 
-        patiently(once, clock=self._clock)
+        self._patience(once)
 
 
 class _Folder:

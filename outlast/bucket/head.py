@@ -22,12 +22,14 @@ from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
+from outlast.base.clock import SYSTEM_CLOCK, Clock
 from outlast.base.exits import (
     MAX_BARREN,
     SHORT_BARREN_REASONS,
     Reason,
     State,
 )
+from outlast.base.retry import BRIEF, Patience, Trouble, pause_after
 from outlast.bucket.layout import (
     AttemptEnd,
     Beat,
@@ -36,8 +38,6 @@ from outlast.bucket.layout import (
     Record,
 )
 from outlast.bucket.store import (
-    SYSTEM_CLOCK,
-    Clock,
     Damaged,
     Forbidden,
     NotFound,
@@ -47,9 +47,6 @@ from outlast.bucket.store import (
     StoreError,
     Throttled,
     Unavailable,
-    jittered,
-    patiently,
-    pause_after,
 )
 
 RETRY_SECONDS = 1.0
@@ -92,6 +89,8 @@ class HeadUnreadable(HeadError):
 
 class HeadForbidden(HeadError):
     """HEAD may not be read, past the time that permissions need to spread."""
+
+    trouble = Trouble.FORBIDDEN
 
 
 class NotMember(HeadError):
@@ -586,9 +585,7 @@ def end_copy(layout: Layout, head: Head) -> EndCopy:
     )
 
 
-def write_end_copy(
-    store: Store, layout: Layout, head: Head, *, clock: Clock = SYSTEM_CLOCK
-) -> None:
+def write_end_copy(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> None:
     """Creates `END-r<resume>.json` where it is absent; an older one stays as it is."""
     data = end_copy(layout, head).to_json()
 
@@ -596,7 +593,7 @@ def write_end_copy(
         with contextlib.suppress(PreconditionFailed):
             store.put(layout.end(head.resume), data, if_generation_match=0)
 
-    patiently(once, clock=clock)
+    patience(once)
 
 
 def silent_seconds(store: Store, layout: Layout, term: int, since: datetime) -> float:
@@ -620,27 +617,6 @@ def silent_seconds(store: Store, layout: Layout, term: int, since: datetime) -> 
 Change = Callable[[Head], Head]
 
 
-class _Patience:
-    """The time that a boot waits for permissions to spread, said once."""
-
-    def __init__(self, clock: Clock, seconds: float, say: Callable[[str], None]) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._say = say
-        self._start = clock.monotonic()
-        self._said = False
-
-    def wait(self, why: str) -> bool:
-        """A few seconds of it; False where it is used up."""
-        if self._clock.monotonic() - self._start >= self._seconds:
-            return False
-        if not self._said:
-            self._say(f"{why}; waiting up to {self._seconds:.0f} s for permissions to spread")
-            self._said = True
-        self._clock.sleep(jittered(min(5.0, self._seconds)))
-        return True
-
-
 class _Held(NamedTuple):
     """HEAD as the holder wrote it last, and the generation that the next write names."""
 
@@ -658,13 +634,19 @@ class HeadFile:
     says the attempt's own term: once this process took a later one, that is Fenced too.
     """
 
-    LOST_ANSWER_SECONDS = 120.0
-    """How long a write of unknown fate is asked about before the store counts as gone."""
-
-    def __init__(self, store: Store, layout: Layout, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        patience: Patience | None = None,
+    ) -> None:
+        """``patience``: how the store's troubles are met, in every read and write of this run."""
         self.store = store
         self.layout = layout
-        self.clock = clock
+        self.patience = patience or Patience(clock)
+        self.clock = self.patience.clock
         self._lock = threading.RLock()
         self._held: _Held | None = None
         self._unsure: set[str] = set()
@@ -672,7 +654,7 @@ class HeadFile:
 
     def fresh(self) -> "HeadFile":
         """Another for the same run, which holds no term yet and shares nothing with this one."""
-        return HeadFile(self.store, self.layout, self.clock)
+        return HeadFile(self.store, self.layout, patience=self.patience.fresh())
 
     @property
     def head(self) -> Head:
@@ -686,7 +668,10 @@ class HeadFile:
 
     def read(self) -> Reading:
         """HEAD as it is now, asked for patiently; see `read_head` for what it raises."""
-        return patiently(lambda: read_head(self.store, self.layout), clock=self.clock)
+        return self._read(self.patience)
+
+    def _read(self, patience: Patience) -> Reading:
+        return patience(lambda: read_head(self.store, self.layout))
 
     def held(self, term: int) -> Head:
         """HEAD as it was written last for the term; Fenced where this process took another."""
@@ -715,59 +700,70 @@ class HeadFile:
         """Goes through the table at boot until it is settled; writes what the table says.
 
         After a TAKE this object holds the term; after an END the end and its copy are written.
-        Before every retry `still_member` is asked; False raises NotMember. A 401 or 403 is
-        waited for `forbidden_seconds`, said once by `say`.
+        Before every retry `still_member` is asked; False raises NotMember. A store that does not
+        answer is waited for as long as the patience has it, a 401 or 403 for `forbidden_seconds`;
+        both are said by `say`.
         """
         tried: dict[str, Decision] = {}
-        patience = _Patience(self.clock, forbidden_seconds, say)
-        while True:
-            try:
-                look, generation = self._look(say)
-                if isinstance(look, Head) and is_own(look, tried):
-                    return self._settled(tried[look.nonce], generation)
-                decision = self._decision(look, claim)
-                if decision.reason is Reason.LOST and self._look(say)[0] is not Missing.ABSENT:
-                    # Another machine began the run after this one had looked for HEAD.
-                    continue
-                if decision.act is Act.TAKE and isinstance(look, Head):
-                    known = look
-                    stale = patiently(
-                        lambda: contradicted(self.store, self.layout, known),  # noqa: B023
-                        clock=self.clock,
+        patience = self.patience.permitting(forbidden_seconds).saying(say)
+        with patience.spell() as spell:
+            while True:
+                try:
+                    look, generation = self._look(patience, say)
+                    if isinstance(look, Head) and is_own(look, tried):
+                        return self._settled(tried[look.nonce], generation, patience)
+                    decision = self._decision(look, claim, patience)
+                    if (
+                        decision.reason is Reason.LOST
+                        and self._look(patience, say)[0] is not Missing.ABSENT
+                    ):
+                        # Another machine began the run after this one had looked for HEAD.
+                        continue
+                    if decision.act is Act.TAKE and isinstance(look, Head):
+                        stale = self._contradicted(look, patience)
+                        if stale is not None:
+                            again = self._look(patience, say)[0]
+                            if not isinstance(again, Head) or again.nonce != look.nonce:
+                                continue  # HEAD went on meanwhile
+                            decision = Decision(
+                                Act.REFUSE,
+                                Reason.UNREADABLE,
+                                f"HEAD is older than the run: it names no checkpoint, and {stale}; "
+                                "`outlast repair` mends it, then `outlast resume`",
+                            )
+                    if decision.act is Act.LEAVE and decision.head is not None:
+                        write_end_copy(self.store, self.layout, decision.head, patience=patience)
+                    if decision.act in (Act.LEAVE, Act.REFUSE):
+                        return decision
+                    assert decision.head is not None
+                    tried[decision.head.nonce] = decision
+                    self._pace()
+                    written = self.store.put(
+                        self.layout.head, decision.head.to_json(), if_generation_match=generation
                     )
-                    if stale is not None:
-                        again = self._look(say)[0]
-                        if not isinstance(again, Head) or again.nonce != look.nonce:
-                            continue  # HEAD went on meanwhile
-                        decision = Decision(
-                            Act.REFUSE,
-                            Reason.UNREADABLE,
-                            f"HEAD is older than the run: it names no checkpoint, and {stale}; "
-                            "`outlast repair` mends it, then `outlast resume`",
-                        )
-                if decision.act is Act.LEAVE and decision.head is not None:
-                    write_end_copy(self.store, self.layout, decision.head, clock=self.clock)
-                if decision.act in (Act.LEAVE, Act.REFUSE):
-                    return decision
-                assert decision.head is not None
-                tried[decision.head.nonce] = decision
-                self._pace()
-                written = self.store.put(
-                    self.layout.head, decision.head.to_json(), if_generation_match=generation
-                )
-            except (HeadForbidden, Forbidden) as error:
-                # Bindings spread one by one: reading may be allowed long before writing.
-                if not patience.wait(str(error)):
-                    return self._decision(Missing.FORBIDDEN, claim)
-                continue
-            except (PreconditionFailed, Throttled, Unavailable) as error:
-                self.clock.sleep(pause_after(error, 1.0))
-                if not still_member():
-                    raise NotMember(
-                        "this VM is no member of its group any more; it may take no term"
-                    ) from None
-                continue
-            return self._settled(decision, written.generation)
+                except PreconditionFailed as error:
+                    self.clock.sleep(pause_after(error, 1.0))
+                    self._demand_member(still_member)
+                except (HeadForbidden, StoreError) as error:
+                    # Bindings spread one by one: reading may be allowed long before writing.
+                    try:
+                        spell.wait(error)
+                    except (HeadForbidden, Forbidden):
+                        return self._decision(Missing.FORBIDDEN, claim, patience)
+                    if not isinstance(error, HeadForbidden | Forbidden):
+                        self._demand_member(still_member)
+                else:
+                    spell.over()
+                    return self._settled(decision, written.generation, patience)
+
+    def _demand_member(self, still_member: Callable[[], bool]) -> None:
+        if not still_member():
+            raise NotMember(
+                "this VM is no member of its group any more; it may take no term"
+            ) from None
+
+    def _contradicted(self, look: Head, patience: Patience) -> str | None:
+        return patience(lambda: contradicted(self.store, self.layout, look))
 
     def swap(self, change: Change, *, term: int) -> Head:
         """Rewrites HEAD by the term's holder; gives what it is then.
@@ -806,26 +802,31 @@ class HeadFile:
 
         Keeps what was committed. The attempt that holds the term sees it with its next beat.
         """
-        while True:
-            found = self.read()
-            if found.head.state.ended:
-                return found.head
-            end = End(reason=reason, exit=None, step=found.head.step, result=None)
-            mine = replace(found.head.ended(state, end), nonce=new_nonce())
-            try:
-                self._pace()
-                self.store.put(
-                    self.layout.head, mine.to_json(), if_generation_match=found.object.generation
-                )
-                return mine
-            except (PreconditionFailed, Throttled, Unavailable) as error:
-                # An own write with a lost answer is found as the end on the next look.
-                self.clock.sleep(pause_after(error, RETRY_SECONDS))
+        with self.patience.spell() as spell:
+            while True:
+                found = self.read()
+                if found.head.state.ended:
+                    return found.head
+                end = End(reason=reason, exit=None, step=found.head.step, result=None)
+                mine = replace(found.head.ended(state, end), nonce=new_nonce())
+                try:
+                    self._pace()
+                    self.store.put(
+                        self.layout.head,
+                        mine.to_json(),
+                        if_generation_match=found.object.generation,
+                    )
+                    return mine
+                except PreconditionFailed as error:
+                    self.clock.sleep(pause_after(error, RETRY_SECONDS))
+                except StoreError as error:
+                    # An own write with a lost answer is found as the end on the next look.
+                    spell.wait(error)
 
-    def _look(self, say: Callable[[str], None]) -> tuple[Look, int]:
+    def _look(self, patience: Patience, say: Callable[[str], None]) -> tuple[Look, int]:
         """A patient look at HEAD, and the generation to swap from; 0 where it is absent."""
         try:
-            found = self.read()
+            found = self._read(patience)
             return found.head, found.object.generation
         except HeadLost:
             return Missing.ABSENT, 0
@@ -833,32 +834,29 @@ class HeadFile:
             say(str(error))
             return Missing.UNREADABLE, 0
 
-    def _decision(self, look: Look, claim: Claim) -> Decision:
+    def _decision(self, look: Look, claim: Claim, patience: Patience) -> Decision:
         previous = None
         has_attempts = False
         if isinstance(look, Head):
             if not look.state.ended:
-                previous = patiently(
-                    lambda: last_term(self.store, self.layout, look), clock=self.clock
-                )
+                previous = patience(lambda: last_term(self.store, self.layout, look))
         elif look is Missing.ABSENT:
-            has_attempts = patiently(
-                lambda: next(self.store.list(self.layout.attempts), None) is not None,
-                clock=self.clock,
+            has_attempts = patience(
+                lambda: next(self.store.list(self.layout.attempts), None) is not None
             )
         return decide(
             look,
             claim,
             has_attempts=has_attempts,
-            now=patiently(self.store.now, clock=self.clock),
+            now=patience(self.store.now),
             nonce=new_nonce(),
             last_term=previous,
         )
 
-    def _settled(self, decision: Decision, generation: int) -> Decision:
+    def _settled(self, decision: Decision, generation: int, patience: Patience) -> Decision:
         assert decision.head is not None
         if decision.act is Act.END:
-            write_end_copy(self.store, self.layout, decision.head, clock=self.clock)
+            write_end_copy(self.store, self.layout, decision.head, patience=patience)
             return decision
         with self._lock:
             self._held = _Held(decision.head, generation)
@@ -872,24 +870,23 @@ class HeadFile:
         late an answer or a replay comes.
         """
         data = wanted.to_json()
-        limit = self.clock.monotonic() + self.LOST_ANSWER_SECONDS
-        while True:
-            try:
-                self._pace()
-                written = self.store.put(self.layout.head, data, if_generation_match=generation)
-                self._held = _Held(wanted, written.generation)
-                return True
-            except PreconditionFailed:
-                found = self.read()
-                outcome = resolve(found.head, term=wanted.term, nonces=self._unsure)
-                if outcome is not Outcome.OURS:
-                    raise self._refusal(found.head, wanted.term) from None
-                self._held = _Held(found.head, found.object.generation)
-                return found.head.nonce == wanted.nonce
-            except (Throttled, Unavailable) as error:
-                if self.clock.monotonic() >= limit:
-                    raise
-                self.clock.sleep(pause_after(error, RETRY_SECONDS))
+        with self.patience.spell() as spell:
+            while True:
+                try:
+                    self._pace()
+                    written = self.store.put(self.layout.head, data, if_generation_match=generation)
+                    self._held = _Held(wanted, written.generation)
+                    spell.over()
+                    return True
+                except PreconditionFailed:
+                    found = self.read()
+                    outcome = resolve(found.head, term=wanted.term, nonces=self._unsure)
+                    if outcome is not Outcome.OURS:
+                        raise self._refusal(found.head, wanted.term) from None
+                    self._held = _Held(found.head, found.object.generation)
+                    return found.head.nonce == wanted.nonce
+                except StoreError as error:
+                    spell.wait(error)
 
     def _refusal(self, found: Head, term: int) -> HeadError:
         if found.state.ended:

@@ -22,7 +22,6 @@ import fcntl
 import io
 import itertools
 import os
-import random
 import re
 import threading
 import time
@@ -38,6 +37,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import google_crc32c
 
 from outlast.base.places import FULL, file_system_type
+from outlast.base.retry import BRIEF, RETRY_AFTER_MAX_SEC, Patience, Trouble
 
 T = TypeVar("T")
 
@@ -46,9 +46,6 @@ CHUNK_BYTES = 8 * 1024 * 1024
 PIECE_BYTES = 1 << 18
 """Read at a time to be hashed and copied: small enough to stay in the processor's cache."""
 
-RETRY_AFTER_MAX_SEC = 60.0
-"""A server that asks for a longer pause is asked again after this one."""
-
 STALL_SEC = 30.0
 """A chunk that takes longer than this is sent again; an answer may take twice as long."""
 
@@ -56,6 +53,8 @@ STALL_SEC = 30.0
 class StoreError(Exception):
     """Base of everything that a store raises."""
 
+    trouble: Trouble | None = None
+    """What may pass by itself."""
     retry_after_sec: float | None = None
     """The pause that the server asked for, where it did."""
 
@@ -67,6 +66,8 @@ class NotFound(StoreError):
 class Forbidden(StoreError):
     """The caller may not do this, or may not yet."""
 
+    trouble = Trouble.FORBIDDEN
+
 
 class PreconditionFailed(StoreError):
     """The object's generation is not the one that the write named."""
@@ -75,9 +76,13 @@ class PreconditionFailed(StoreError):
 class Throttled(StoreError):
     """Too many writes of one object; nothing was applied."""
 
+    trouble = Trouble.SILENT
+
 
 class Unavailable(StoreError):
     """No answer came; whether a write was applied, or will be, is unknown."""
+
+    trouble = Trouble.SILENT
 
 
 class Damaged(StoreError):
@@ -191,63 +196,12 @@ class Store(Protocol):
         ...
 
 
-class Clock(Protocol):
-    """The passing of time on this machine; tests give one that does not wait."""
-
-    def monotonic(self) -> float: ...
-
-    def sleep(self, seconds: float) -> None: ...
-
-
-class SystemClock:
-    """The machine's own clock."""
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-SYSTEM_CLOCK = SystemClock()
-
-
-def patiently(
-    action: Callable[[], T], *, clock: Clock = SYSTEM_CLOCK, limit_seconds: float = 60.0
-) -> T:
-    """`action()`, repeated with jitter while the store throttles or does not answer.
-
-    Only for what may be done twice: reads, and writes that recognise their own earlier try.
-    """
-    start = clock.monotonic()
-    for attempt in itertools.count():
-        try:
-            return action()
-        except (Throttled, Unavailable) as error:
-            if clock.monotonic() - start >= limit_seconds:
-                raise
-            clock.sleep(pause_after(error, min(1.0 * 2**attempt, 16.0)))
-    raise AssertionError("unreachable")
-
-
-def pause_after(error: Exception, seconds: float) -> float:
-    """How long to wait before the next try: about `seconds`, or what the server asked for."""
-    asked = error.retry_after_sec if isinstance(error, StoreError) else None
-    return max(jittered(seconds), min(asked or 0.0, RETRY_AFTER_MAX_SEC))
-
-
-def jittered(seconds: float) -> float:
-    """Between half of it and one and a half, so that two writers do not meet again."""
-    return seconds * (0.5 + random.random())
-
-
 def put_new(
     store: Store,
     path: str,
     data: Data,
     *,
-    clock: Clock = SYSTEM_CLOCK,
-    limit_seconds: float = 60.0,
+    patience: Patience = BRIEF,
 ) -> Object:
     """Creates an object that only this writer can name; an earlier try of ours counts as success.
 
@@ -260,8 +214,7 @@ def put_new(
         path,
         lambda: store.put(path, data, if_generation_match=0),
         expected,
-        clock=clock,
-        limit_seconds=limit_seconds,
+        patience,
     )
     if (written.size, written.crc32c) != expected:
         raise Damaged(f"{path}: arrived as {(written.size, written.crc32c)}, sent was {expected}")
@@ -275,7 +228,7 @@ def copy_new(
     *,
     source_generation: int,
     expected: tuple[int, str],
-    clock: Clock = SYSTEM_CLOCK,
+    patience: Patience = BRIEF,
 ) -> Object | None:
     """As `put_new`, with the content of an object that is in the store already.
 
@@ -287,7 +240,7 @@ def copy_new(
         return store.copy(source, path, source_generation=source_generation, if_generation_match=0)
 
     try:
-        written = _create(store, path, once, expected, clock=clock, limit_seconds=60.0)
+        written = _create(store, path, once, expected, patience)
     except (NotFound, PreconditionFailed, Damaged):
         return None
     if (written.size, written.crc32c) != expected:
@@ -300,9 +253,7 @@ def _create(
     path: str,
     write: Callable[[], Object],
     expected: tuple[int, str],
-    *,
-    clock: Clock,
-    limit_seconds: float,
+    patience: Patience,
 ) -> Object:
     def once() -> Object:
         try:
@@ -316,7 +267,7 @@ def _create(
                 raise
             return found
 
-    return patiently(once, clock=clock, limit_seconds=limit_seconds)
+    return patience(once)
 
 
 def delete_quietly(store: Store, path: str, generation: int) -> bool:

@@ -30,11 +30,13 @@ from pathlib import Path
 
 from outlast import protocol
 from outlast.base import exits
+from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.exits import Reason, State
 from outlast.base.places import local_ssds
+from outlast.base.retry import Limits, Patience
 from outlast.bucket import fetch as fetching
 from outlast.bucket.commit import read_record
-from outlast.bucket.data import Cache, DataError
+from outlast.bucket.data import Cache, DataError, user_cache
 from outlast.bucket.fetch import deliver, place_of
 from outlast.bucket.head import (
     Act,
@@ -52,7 +54,6 @@ from outlast.bucket.head import (
 from outlast.bucket.head import NotMember as TermRefused
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.store import (
-    SYSTEM_CLOCK,
     Foreign,
     Store,
     StoreError,
@@ -200,7 +201,7 @@ def _deliver(boot: Boot) -> bool:
         boot.site.say(f"model-output-path {output}: not written ({error})")
         return False
     store = boot.head_file.store
-    return deliver(store, head, output, boot.site.work, boot.site.say, boot.site.clock)
+    return deliver(store, head, output, boot.site.work, boot.site.say, boot.head_file.patience)
 
 
 def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
@@ -415,8 +416,7 @@ def _record_boot_end(boot: Boot, reason: Reason, code: int, message: str) -> Non
             time=store.now(),
         )
         path = layout.boot_end(machine.instance_id, machine.boot_id)
-        clock = boot.site.clock
-        put_new(store, path, end.to_json(), clock=clock, limit_seconds=END_RECORD_SEC)
+        put_new(store, path, end.to_json(), patience=boot.head_file.patience.within(END_RECORD_SEC))
     except StoreError as error:
         boot.site.say(f"the end of this boot was not recorded: {error}")
 
@@ -473,7 +473,8 @@ def run_vm(stop: "Stop") -> int:
     site = _vm_site(spec, machine, group, notices, bundle, say, life, mask)
     store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
     layout = Layout(spec.prefix, spec.run)
-    boot = Boot(spec, HeadFile(store, layout, site.clock), site, records=True)
+    patience = _vm_patience(spec, site.clock, say)
+    boot = Boot(spec, HeadFile(store, layout, patience=patience), site, records=True)
     try:
         check_origin(bundle, spec.trainer if _is_bundled(spec, bundle) else None)
     except SetupFailed as error:
@@ -517,6 +518,7 @@ def _vm_site(
     logs = rooted("/var/log/outlast")
 
     clock = MachineClock(notices, life.sign)
+    patience = _vm_patience(spec, clock, say)
     home = rooted("/var/lib/outlast")
     code = Code()
     reader = SecretReader(
@@ -529,7 +531,7 @@ def _vm_site(
         store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
         kept = Layout(spec.prefix, spec.run).environments
         baked = rooted("/opt/outlast/user-venv")
-        builder = Builder(home, store, kept, logs / "pip-user.log", clock, say, baked)
+        builder = Builder(home, store, kept, logs / "pip-user.log", patience, say, baked)
         workshop = Workshop(
             bundle, home, secrets, builder, clock, say, backoff_sec=spec.waits.backoff
         )
@@ -569,8 +571,7 @@ def _vm_site(
         webhook=_webhook(spec, reader, mask),
         log_dir_of=log_dir_of,
         data=Cache(
-            ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"),
-            forbidden_sec=spec.waits.iam,
+            ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"), patience=patience
         ),
         places=tuple(more),
         sign=life.sign,
@@ -584,6 +585,11 @@ def _webhook(spec: Spec, reader: SecretReader, mask: Mask) -> Webhook:
         return Webhook(spec.webhook, reader.say)
     # Its wait is no sign of life of this machine's training.
     return Webhook.of_secret(spec.webhook_secret, replace(reader, clock=SYSTEM_CLOCK), mask)
+
+
+def _vm_patience(spec: Spec, clock: MachineClock, say: Say) -> Patience:
+    """With storage: for as long as a permission needs to spread, and 15 minutes of silence."""
+    return Patience(clock.unsigned, limits=Limits(forbidden_sec=spec.waits.iam), say=say)
 
 
 def _is_bundled(spec: Spec, bundle: Path) -> bool:
@@ -667,6 +673,8 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     )
     notices = Notices(spec.waits)
     stop.connect(notices)
+    clock = MachineClock(notices)
+    patience = Patience(clock, say=say)
     door = Door(options.socket)
     try:
         where, layout = place_of(options.run_dir)
@@ -692,13 +700,14 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
             work=work,
             make_trainer=lambda term: CallingTrainer(parent),
             log_of=lambda term: None,
-            clock=MachineClock(notices),
+            clock=clock,
             say=say,
             webhook=Webhook("", say),
             run_id=options.run,
             restarts=False,
+            data=Cache(user_cache(), patience=patience.fresh()),
         )
-        head_file = HeadFile(store, layout, site.clock)
+        head_file = HeadFile(store, layout, patience=patience)
         return supervise(Boot(spec, head_file, site, records=False, run_dir=options.run_dir))
     except Interrupted:
         return exits.INTERRUPTED

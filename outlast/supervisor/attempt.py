@@ -190,7 +190,7 @@ class Attempt:
         self.site.clock.training = True
         self._started_at = self._sign_at = time.monotonic()
         post = self._inbox.put
-        self._worker = Worker(post, self.site.say, forbidden_sec=self.spec.waits.iam)
+        self._worker = Worker(post, self.head_file.patience)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._logs = Logs(self._log_dir, self._put_log_file, self.site.say)
         self._commit_sec_before = self._read_commit_sec()
@@ -363,13 +363,7 @@ class Attempt:
             self.site.say(f"snapshots are written to {place}")
         self._snapshots += 1
         link.send(Accepted(snapshot.id))
-        commit = Job(
-            "commit",
-            lambda: self._jobs.commit(snapshot),
-            snapshot,
-            bytes_left=lambda: self._committer.bytes_left,
-        )
-        self._submit(commit)
+        self._submit(Job("commit", lambda: self._jobs.commit(snapshot), snapshot))
 
     def _fits(self, link: Link, leaving: Leaving) -> bool:
         """Whether a commit begun now can finish before the machine ends; says so where not."""
@@ -597,7 +591,8 @@ class Attempt:
                 stderr=link.trainer.last_lines() if link else (),
                 staged_sec=round(self._staging.seconds, 3),
                 time=datetime.now(UTC),
-            )
+            ),
+            outcome,
         )
         self.site.clock.training = False
         for place in self._scratch:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.bucket.store import Clock
+from outlast.base.clock import Clock
 from outlast.spec.delivery import Git
 from outlast.supervisor import git as fetching
 from outlast.supervisor.environment import Builder, EnvironmentRefused, EnvironmentUnreachable

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outlast.base import places
 from outlast.base.exits import Reason, State
+from outlast.base.retry import Patience
 from outlast.bucket.commit import Committer, RestoreError
 from outlast.bucket.head import (
     Fenced,
@@ -20,13 +21,14 @@ from outlast.bucket.head import (
     HeadUnreadable,
 )
 from outlast.bucket.layout import AttemptEnd
-from outlast.bucket.store import StoreError, Throttled, Unavailable, patiently, put_new
+from outlast.bucket.store import StoreError, Throttled, Unavailable, put_new
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import Next, Outcome, Site
 
 END_RECORD_SEC = 10.0
-"""The record of an end is tried for so long."""
+"""The record of an end is tried for so long where a person waits, where the store was given up
+already, or where a higher term holds the run."""
 
 ENDING_ERRORS = (HeadError, RestoreError, StoreError, OSError, Interrupted)
 """What HEAD, the store, the disk and a notice raise: each has its outcome."""
@@ -40,6 +42,8 @@ class Ending:
         self._head_file = head_file
         self._site = site
         self._committer = committer
+        self._gave_up = False
+        """Whether the store was given up."""
 
     # -- what an error means ------------------------------------------------------------------
 
@@ -59,6 +63,7 @@ class Ending:
                 return Outcome(Next.STOP, Reason.RESTORE_ERROR, str(error))
             case StoreError():
                 silent = isinstance(error, Throttled | Unavailable)
+                self._gave_up = silent
                 what = "the store does not answer" if silent else "the store refuses"
                 return self._host_error(f"{what}: {error}")
             case OSError():
@@ -99,24 +104,19 @@ class Ending:
         """The run's state after this attempt, as far as it can be told."""
         if outcome.next is Next.LEAVE:
             with contextlib.suppress(HeadError, StoreError):
-                return self._head_file.read().head.state
+                return self._head_file.fresh().read().head.state
         return State.OPEN
 
-    def record(self, end: AttemptEnd) -> None:
+    def record(self, end: AttemptEnd, outcome: Outcome) -> None:
         """Write the record of the end, with the store's time, and tell the webhook. The record has
         a name that no other attempt writes, so it harms nothing even when fenced."""
-        store, layout, clock = self._head_file.store, self._head_file.layout, self._site.clock
-        limit_sec = self._limit_sec()
+        store, layout = self._head_file.store, self._head_file.layout
+        patience = self._patience(outcome)
         end = replace(end, message=self._site.mask.text(end.message))
         try:
-            now = patiently(store.now, clock=clock, limit_seconds=limit_sec)
-            put_new(
-                store,
-                layout.attempt_end(end.term),
-                replace(end, time=now).to_json(),
-                clock=clock,
-                limit_seconds=limit_sec,
-            )
+            now = patience(store.now)
+            data = replace(end, time=now).to_json()
+            put_new(store, layout.attempt_end(end.term), data, patience=patience)
         except (StoreError, OSError) as error:
             self._site.say(f"the end of term {end.term} was not recorded: {error}")
         self._site.webhook.post(
@@ -131,12 +131,13 @@ class Ending:
             }
         )
 
-    def _limit_sec(self) -> float:
-        """What a stopping machine has left, at most."""
-        stopping = self._site.notices.stopping
-        if stopping is None:
-            return END_RECORD_SEC
-        return max(0.0, min(END_RECORD_SEC, stopping.until - time.monotonic()))
+    def _patience(self, outcome: Outcome) -> Patience:
+        """A stopping machine has until its end, at most."""
+        patience, stopping = self._head_file.patience.fresh(), self._site.notices.stopping
+        if stopping is not None:
+            return patience.within(max(0.0, stopping.until - time.monotonic()))
+        brief = self._gave_up or not self._site.restarts or outcome.next is Next.WATCH
+        return patience.within(END_RECORD_SEC) if brief else patience
 
 
 def reason_of_notice(notices: Notices) -> Reason:

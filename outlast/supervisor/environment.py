@@ -19,17 +19,18 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlast.base.retry import Patience
 from outlast.bucket.store import (
-    Clock,
     NotFound,
+    Object,
     PreconditionFailed,
     Store,
     StoreError,
-    patiently,
 )
 from outlast.spec import identity
 from outlast.supervisor import errand
@@ -43,6 +44,8 @@ MARK = ".complete"
 HASHED = "--require-hashes"
 TRIES = 3
 LAST_LINES = 20
+BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+"""What reading a zip raises that is none, or is encrypted, or is damaged inside."""
 
 _OTHER_FILES = re.compile(
     r"^\s*(?:-r|-c|-e|--requirement|--constraint|--editable|\.|/|file:)", re.M
@@ -159,7 +162,7 @@ class Builder:
     kept: str
     """Prefix of what is kept in the bucket, with a slash at the end."""
     log: Path
-    clock: Clock
+    patience: Patience
     say: Say
     baked: Path | None = None
     """The environment that the image may have: of the file whose SHA-256 stands in its mark."""
@@ -223,22 +226,45 @@ class Builder:
     def _fetch(self, layer: Layer, scratch: Path, into: Path) -> bool:
         packed = scratch / "kept.zip"
         try:
-            patiently(lambda: self.store.fetch(self._name(layer), packed), clock=self.clock)
+            kept = self.patience(lambda: self.store.fetch(self._name(layer), packed))
         except NotFound:
             return False
         except StoreError as error:
             raise EnvironmentUnreachable(f"environment {self._name(layer)}: {error}") from None
+        try:
+            self._unpack(layer, packed, into)
+        except BAD_ZIP as error:
+            self._drop_bad(layer, kept, error)
+            shutil.rmtree(into)
+            into.mkdir()
+            return False
+        packed.unlink()
+        self.say(f"environment: the {layer.name} are in the bucket already")
+        return True
+
+    def _unpack(self, layer: Layer, packed: Path, into: Path) -> None:
         with zipfile.ZipFile(packed) as archive:
             for name in archive.namelist():
                 if "/" in name or not name.endswith(".whl"):
                     raise EnvironmentRefused(
                         f"environment {self._name(layer)}: holds {name!r}, and may hold wheels"
-                        " only; delete the object, and the next boot makes it anew"
+                        " only; delete the object, and the next boot makes it again"
                     )
             archive.extractall(into)
-        packed.unlink()
-        self.say(f"environment: the {layer.name} are in the bucket already")
-        return True
+
+    def _drop_bad(self, layer: Layer, kept: Object, error: Exception) -> None:
+        """What is kept is no zip: every boot would meet it, so it makes room for a good one."""
+        name = self._name(layer)
+        self.say(f"environment {name}: is not a whole zip file ({error}); making it again")
+        try:
+            self.patience(lambda: self.store.delete(name, generation=kept.generation))
+        except (NotFound, PreconditionFailed):
+            pass  # another machine was first
+        except StoreError as refused:
+            raise EnvironmentRefused(
+                f"environment {name}: is not a whole zip file and could not be deleted"
+                f" ({refused}); delete the object, and the next boot makes it again"
+            ) from None
 
     def _make(self, layer: Layer, into: Path, venv: Path) -> None:
         argv = [*_pip(venv), "wheel", "--progress-bar=off", f"--wheel-dir={into}", *layer.argv]
@@ -256,7 +282,7 @@ class Builder:
                     if tried == TRIES:
                         raise
                     self.say(f"environment: {str(error).splitlines()[0]}; trying again")
-                    self.clock.sleep(2.0**tried)
+                    self.patience.clock.sleep(2.0**tried)
 
     def _keep(self, layer: Layer, scratch: Path, made: Path) -> None:
         """The first to come counts, so that all boots have the same."""
@@ -266,7 +292,7 @@ class Builder:
                 archive.write(wheel, wheel.name)
         name = self._name(layer)
         try:
-            patiently(lambda: self.store.put(name, packed, if_generation_match=0), clock=self.clock)
+            self.patience(lambda: self.store.put(name, packed, if_generation_match=0))
         except PreconditionFailed:
             shutil.rmtree(made)
             made.mkdir()
@@ -283,9 +309,11 @@ class Builder:
             if not name.startswith("PYTHON") and not (isolated and name.startswith("PIP_"))
         }
         try:
-            done = errand.run(argv, pause=self.clock.sleep, both=True, env=env, cwd=cwd)
+            done = errand.run(argv, pause=self.patience.clock.sleep, both=True, env=env, cwd=cwd)
         except OSError as error:
             raise EnvironmentUnreachable(f"{argv[0]}: cannot be started ({error})") from None
+        except errand.Stuck as error:
+            raise EnvironmentUnreachable(f"{what}: {error}") from None
         said = done.said.decode(errors="replace")
         with self.log.open("a") as log:
             log.write(said)

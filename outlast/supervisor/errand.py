@@ -1,6 +1,7 @@
 """A process that the supervisor waits for before there is a trainer.
 
-It is killed with all that it started where the wait is ended.
+It is killed with all that it started where the wait is ended, and where it neither writes nor
+computes for `STUCK_SEC`: a build may be silent for an hour, but then it keeps a processor busy.
 """
 
 import contextlib
@@ -8,11 +9,22 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 POLL_SEC = 0.05
+STUCK_SEC = 1800.0
+"""Without output and without work for so long, it is stuck."""
+LOOK_SEC = 5.0
+"""Between two looks at its work."""
+IDLE_SHARE = 0.01
+"""Less of a processor than this is no work: a thread that waits wakes up now and then."""
+
+
+class Stuck(Exception):
+    """It neither wrote nor computed for too long, and was killed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,8 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Done:
-    """Run it to its end. What `pause` raises while waiting ends it. OSError: it cannot start."""
+    """Run it to its end. What `pause` raises while waiting ends it. OSError: it cannot start;
+    Stuck: it was killed for being so."""
     # A pipe, not a file: it may be a secret. It is small enough to fit in whole.
     reads, writes = os.pipe()
     os.write(writes, stdin)
@@ -52,9 +65,14 @@ def run(
             cwd=cwd,
             start_new_session=True,
         )
+        work = _Work(process.pid, said.fileno())
         try:
             while process.poll() is None:
                 pause(POLL_SEC)
+                if work.idle_sec() >= STUCK_SEC:
+                    raise Stuck(
+                        f"{Path(argv[0]).name} neither wrote nor computed for {STUCK_SEC:.0f} s"
+                    )
         finally:
             # What it started may outlive it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -62,3 +80,37 @@ def run(
             process.wait()
         said.seek(0)
         return Done(process.returncode, said.read())
+
+
+class _Work:
+    """What a process does, with all that it started: its output grows, or it computes."""
+
+    def __init__(self, session: int, output: int) -> None:
+        self._session = session
+        self._output = output
+        self._looked_at = self._busy_at = time.monotonic()
+        self._written, self._cpu_sec = 0, 0.0
+
+    def idle_sec(self) -> float:
+        """Since it was last seen at work."""
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_SEC:
+            self._looked_at = now
+            written, cpu_sec = os.fstat(self._output).st_size, _cpu_sec(self._session)
+            # Of processes that have gone the time is gone, too: less than before is work.
+            idle = 0 <= cpu_sec - self._cpu_sec < IDLE_SHARE * (now - self._busy_at)
+            if written != self._written or not idle:
+                self._busy_at, self._written, self._cpu_sec = now, written, cpu_sec
+        return now - self._busy_at
+
+
+def _cpu_sec(session: int) -> float:
+    """Processor time of the processes of a session, and of their children that have gone."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # After the name, which may hold anything: state ppid pgrp session ... utime at 11.
+            fields = stat.read_bytes().rpartition(b")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from outlast.base.retry import Patience
 from outlast.bucket.commit import Committer, Restored
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.layout import Pin
 from outlast.bucket.store import (
-    Clock,
     Damaged,
     Forbidden,
     NotFound,
@@ -24,7 +24,6 @@ from outlast.bucket.store import (
     Store,
     StoreError,
     open_store,
-    patiently,
 )
 
 TAG = "init"
@@ -46,33 +45,27 @@ def take_over(
     into: Path,
     *,
     place: Callable[[int], Path] | None = None,
-    clock: Clock,
-    forbidden_sec: float,
+    patience: Patience,
 ) -> Restored:
     """Reads the pinned checkpoint as `Committer.restore` does, every byte hashed, and commits it as
-    step 0. A 401 or 403 is asked again for `forbidden_sec`. Raises InitError, and what commits
+    step 0. Raises InitError, and what commits
     and stores raise."""
     pin = Pin.parse(text)
     store, root = _store_of(pin)
-    began = clock.monotonic()
-    while True:
-        try:
-            found = _read(committer, store, root + pin.folder, pin, into, place, clock)
-            break
-        except Forbidden as error:
-            if clock.monotonic() - began >= forbidden_sec:
-                raise InitError(
-                    f"init {pin.path}: may not be read by this VM ({error}); run pulumi up again, "
-                    "or copy that run into this bucket"
-                ) from None
-            clock.sleep(min(5.0, forbidden_sec))
-        except NotFound as error:
-            raise InitError(
-                f"init {pin.path}: is no checkpoint any more ({error}); see what that run keeps "
-                "with outlast checkpoints"
-            ) from None
-        except Damaged as error:
-            raise InitError(f"init {pin.path}: {error}; pin another one") from None
+    try:
+        found = _read(committer, store, root + pin.folder, pin, into, place, patience)
+    except Forbidden as error:
+        raise InitError(
+            f"init {pin.path}: may not be read by this VM ({error}); run pulumi up again, "
+            "or copy that run into this bucket"
+        ) from None
+    except NotFound as error:
+        raise InitError(
+            f"init {pin.path}: is no checkpoint any more ({error}); see what that run keeps "
+            "with outlast checkpoints"
+        ) from None
+    except Damaged as error:
+        raise InitError(f"init {pin.path}: {error}; pin another one") from None
     checkpoint = committer.commit(found, step=0, tags=[TAG])
     return Restored(found, 0, checkpoint, ())
 
@@ -97,12 +90,12 @@ def _read(
     pin: Pin,
     into: Path,
     place: Callable[[int], Path] | None,
-    clock: Clock,
+    patience: Patience,
 ) -> Path:
     def manifest() -> tuple[bytes, Object]:
         return store.get(f"{path}MANIFEST.json")
 
-    data, found = patiently(manifest, clock=clock)
+    data, found = patience(manifest)
     digest = blake3(data).hexdigest()
     if digest != pin.digest:
         raise InitError(

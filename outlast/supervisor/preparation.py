@@ -89,6 +89,7 @@ class Preparation:
     def record_start(self, restored: Restored | None) -> None:
         """Writes down what this attempt is, and what was changed since its checkpoint."""
         spec, machine = self._spec.to_json(), self._site.machine
+        store, patience = self._head_file.store, self._head_file.patience
         before = self._content_before(restored)
         if before is not None:
             spec["before"] = before
@@ -109,10 +110,10 @@ class Preparation:
             versions=_versions(),
             step=restored.step if restored else 0,
             restored=restored.checkpoint.path if restored else None,
-            time=self._head_file.store.now(),
+            time=patience(store.now),
         )
         path = self._head_file.layout.attempt_start(self._term)
-        write_record(self._head_file.store, path, start, clock=self._site.clock)
+        write_record(store, path, start, patience=patience)
 
     def code(self) -> Outcome | None:
         """The trainer's code and its packages; an outcome where they cannot be had."""
@@ -150,8 +151,7 @@ class Preparation:
             self._spec.init,
             self._scratch[0] / "restored",
             place=lambda size: places.choose(self._scratch, size),
-            clock=self._site.clock,
-            forbidden_sec=self._spec.waits.iam,
+            patience=self._head_file.patience,
         )
 
 

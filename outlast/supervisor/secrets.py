@@ -16,8 +16,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from outlast.base.clock import Clock
 from outlast.base.console import Say
-from outlast.bucket.store import Clock
 from outlast.supervisor.metadata import Metadata, MetadataError
 
 ENDPOINT = "https://secretmanager.googleapis.com/"

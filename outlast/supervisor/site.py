@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from outlast.base.clock import Clock
 from outlast.base.console import Say
 from outlast.base.exits import Reason
 from outlast.bucket.data import Cache, user_cache
@@ -55,18 +56,37 @@ class MachineClock:
         self.training = False
         """Whether an attempt would lose something, so that it watches for notices itself."""
 
+    @property
+    def unsigned(self) -> Clock:
+        """The same clock for who waits for something that may never come: it gives no signs."""
+        return _Unsigned(self)
+
     def monotonic(self) -> float:
         return time.monotonic()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, *, sign: bool = True) -> None:
         """Raises Interrupted where SIGTERM came and nothing is worth finishing."""
         until = time.monotonic() + seconds
         sleep = time.sleep if self.training else self._notices.sleep
         while True:
-            self._sign()
+            if sign:
+                self._sign()
             sleep(max(0.0, min(until - time.monotonic(), SLEEP_SIGN_SEC)))
             if time.monotonic() >= until:
                 return
+
+
+class _Unsigned:
+    """A machine's clock whose sleeps are no signs of progress."""
+
+    def __init__(self, clock: MachineClock) -> None:
+        self._clock = clock
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep(seconds, sign=False)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.exits import Reason, State
 from outlast.bucket.commit import (
     BadSnapshot,
@@ -40,7 +41,6 @@ from outlast.bucket.layout import (
     ResultManifest,
 )
 from outlast.bucket.store import (
-    SYSTEM_CLOCK,
     Damaged,
     FolderStore,
     Forbidden,

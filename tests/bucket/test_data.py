@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from outlast.base.retry import Patience
 from outlast.bucket import data as data_module
 from outlast.bucket.data import (
     Cache,
@@ -211,7 +212,7 @@ def test_a_busy_store_is_asked_again(memory: MemoryStore, tmp_path: Path, clock:
             raise error
         return perform()
 
-    staged = cache_of(memory.view(around), tmp_path, clock=clock).stage("gs://b/d")
+    staged = cache_of(memory.view(around), tmp_path, patience=Patience(clock)).stage("gs://b/d")
     assert staged.path.stat().st_size == 3 * RANGE and clock.elapsed > 0
 
 
@@ -253,8 +254,8 @@ def test_permissions_may_be_spreading(
 
     view = memory.view(around)
     with pytest.raises(DataError, match="add it to outlast:dataPaths or put it"):
-        cache_of(view, tmp_path, clock=clock, forbidden_sec=10).stage("gs://b/d")
-    assert cache_of(view, tmp_path, clock=clock, forbidden_sec=60).stage("gs://b/d")
+        cache_of(view, tmp_path, patience=Patience(clock).permitting(10)).stage("gs://b/d")
+    assert cache_of(view, tmp_path, patience=Patience(clock).permitting(60)).stage("gs://b/d")
 
 
 def test_a_reader_of_what_is_below_a_path_needs_no_right_to_the_path(memory: MemoryStore) -> None:

@@ -55,9 +55,10 @@ with outlast.train({{"place": place}}, {TOTAL}, run_dir=run_dir, checkpoint_ever
 """
 
 BUDGETS = """
-import outlast.loop.saving, outlast.supervisor.worker
-outlast.loop.saving.FULL_RETRY_SEC = outlast.supervisor.worker.FULL_LIMIT_SEC = 0.5
-outlast.supervisor.worker.RETRY_SEC = 0.1
+import outlast.base.retry, outlast.loop.saving
+outlast.loop.saving.FULL_RETRY_SEC = 0.5
+outlast.base.retry.PAUSE_SEC = 0.1
+outlast.base.retry.Limits.of = lambda limits, trouble: 0.5
 """
 """What both processes begin with where no time shall be spent on a disk that stays full."""
 

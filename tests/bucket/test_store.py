@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 import requests
 
+from outlast.base.retry import Patience
 from outlast.bucket import store as store_module
 from outlast.bucket.store import (
     Damaged,
@@ -37,7 +38,6 @@ from outlast.bucket.store import (
     checksum_of,
     copy_new,
     open_store,
-    patiently,
     put_new,
 )
 
@@ -285,7 +285,7 @@ def test_patiently_waits_for_an_answer(clock: Any) -> None:
             raise answer
         return answer
 
-    assert patiently(ask, clock=clock) == 7
+    assert Patience(clock)(ask) == 7
     assert clock.elapsed > 1
 
 
@@ -294,7 +294,7 @@ def test_patiently_gives_up_and_never_repeats_a_refusal(clock: Any) -> None:
         raise Unavailable("gone")
 
     with pytest.raises(Unavailable):
-        patiently(fail, clock=clock, limit_seconds=30)
+        Patience(clock).within(30)(fail)
     assert 30 <= clock.elapsed < 60
 
     calls = []
@@ -304,7 +304,7 @@ def test_patiently_gives_up_and_never_repeats_a_refusal(clock: Any) -> None:
         raise Forbidden("no")
 
     with pytest.raises(Forbidden):
-        patiently(refuse, clock=clock)
+        Patience(clock)(refuse)
     assert calls == [1]
 
 

@@ -12,10 +12,11 @@ import pytest
 
 import outlast
 from outlast.base.exits import Reason, State
+from outlast.base.retry import BRIEF
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import Claim, HeadFile
 from outlast.bucket.layout import Layout
-from outlast.bucket.store import GcsStore, patiently
+from outlast.bucket.store import GcsStore
 from outlast.loop import DataError, LoopError, data, local
 from outlast.protocol import SOCKET_VARIABLE, Error, Fetched
 from tests.loop import programs
@@ -106,11 +107,11 @@ def test_local_data_that_changed_ends_the_attempt_and_that_moved_does_not(folder
 
 def test_data_of_a_bucket_is_fetched_once(folder: Path, bucket: GcsStore) -> None:
     bucket.put("data/total", b"6")
-    patiently(lambda: bucket.put("data/more", b"more of it"))  # one write a second a name
+    BRIEF(lambda: bucket.put("data/more", b"more of it"))  # one write a second a name
     urls = [f"gs://{BUCKET}/data/{name}" for name in ("total", "more")]
     said, _ = train(folder, *urls, LEAVE_AT="5", code=9)
     assert "more of it" in said
-    patiently(lambda: bucket.put("data/more", b"more of it"))  # one write a second a name
+    BRIEF(lambda: bucket.put("data/more", b"more of it"))  # one write a second a name
     said, _ = train(folder, *urls)
     assert "made 5" in said and "made 1" not in said
     assert [entry["name"] for entry in programs.head(folder / "run")["data"]] == urls
@@ -273,7 +274,7 @@ def test_a_result_in_a_bucket_is_fetched_and_verified(folder: Path, bucket: GcsS
     assert (found / "model.bin").read_bytes() == b"model" and found.is_relative_to(folder)
     path = f"{layout.result(1)}model.bin"
     generation = bucket.stat(path).generation
-    patiently(lambda: bucket.put(path, b"other", if_generation_match=generation))
+    BRIEF(lambda: bucket.put(path, b"other", if_generation_match=generation))
     assert local.finished_result(url) == found, "what was verified is kept under its digest"
     (found / "model.bin").write_bytes(b"spoilt")
     with pytest.raises(LoopError, match="sha256 is"):
@@ -291,6 +292,6 @@ def test_a_copy_of_a_result_in_a_bucket_is_as_good_as_its_run(
     assert found != result
     assert (found / "sums.json").read_bytes() == (result / "sums.json").read_bytes()
     generation = bucket.stat("models/sums/sums.json").generation
-    patiently(lambda: bucket.put("models/sums/sums.json", b"mine", if_generation_match=generation))
+    BRIEF(lambda: bucket.put("models/sums/sums.json", b"mine", if_generation_match=generation))
     with pytest.raises(DataError, match="sums.json: has other bytes than the run gave it"):
         local.finished_result(f"gs://{BUCKET}/models/sums")

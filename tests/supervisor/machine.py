@@ -26,10 +26,11 @@ from unittest import mock
 
 from blake3 import blake3
 
+from outlast.base import retry as retry_module
 from outlast.base.exits import Reason, State
+from outlast.base.retry import Patience
 from outlast.bucket import commit as commit_module
 from outlast.bucket import head as head_module
-from outlast.bucket import store as store_module
 from outlast.bucket.commit import fetch_result, read_rows, write_record
 from outlast.bucket.head import (
     Checkpoint,
@@ -384,7 +385,7 @@ class SteppedAttempt(Attempt):
             self.head_file.store,
             LAYOUT.beat(self.term),
             beat,
-            clock=self.site.clock,
+            patience=self.head_file.patience,
         )
 
     def _folder(self, name: str, files: Mapping[str, str]) -> Path:
@@ -569,7 +570,7 @@ class World:
                 if head.end is not None and head.end.result is not None:
                     into = self.folder / "read"
                     shutil.rmtree(into, ignore_errors=True)
-                    fetch_result(store, head.end.result, into, clock=self.clock)
+                    fetch_result(store, head.end.result, into, patience=Patience(self.clock))
                     if (into / "model").read_text() != TRUTH[STEPS]:
                         self.broken.append("a reader gets another model")
                 return
@@ -1039,7 +1040,7 @@ def a_world() -> Iterator[World]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=WORK))
         for module in (head_module, commit_module):
             stack.enter_context(mock.patch.object(module, "new_nonce", nonce))
-        for module in (store_module, group_module):
+        for module in (retry_module, group_module):
             stack.enter_context(mock.patch.object(module, "random", chance))
         stack.enter_context(mock.patch.object(main_module, "Attempt", SteppedAttempt))
         stack.enter_context(mock.patch.object(preparation_module, "_versions", dict))

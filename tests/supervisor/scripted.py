@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import Reason, State
+from outlast.base.retry import Patience
 from outlast.bucket.commit import (
     Committer,
     Restored,
@@ -44,7 +45,6 @@ from outlast.bucket.store import (
     Operation,
     StoreError,
     Unavailable,
-    patiently,
 )
 from tests.stores import START, FakeClock
 
@@ -121,7 +121,7 @@ class Attempt:
                 )
                 flushed = b"".join(rows)[committer.rows_flushed :]
                 committer.commit(folder, step=step, rows=flushed)
-                patiently(lambda: head_file.check(term=committer.term), clock=self.clock)
+                head_file.patience(lambda: head_file.check(term=committer.term))
         result = self._folder("result", {"model": state})
         committer.finish(State.DONE, Reason.DONE, exit=0, result=result)
 
@@ -143,7 +143,9 @@ class Attempt:
             restored=None,
             time=self.clock.now(),
         )
-        write_record(self.store, LAYOUT.attempt_start(record.term), record, clock=self.clock)
+        write_record(
+            self.store, LAYOUT.attempt_start(record.term), record, patience=Patience(self.clock)
+        )
 
     def _folder(self, name: str, files: dict[str, str]) -> Path:
         folder = self.work / name

@@ -35,7 +35,6 @@ from outlast.bucket.store import (
     Unsupported,
 )
 from outlast.protocol import Accepted, Busy, Checkpoint, Error, Failed, Stop
-from outlast.supervisor import worker as worker_module
 from outlast.supervisor.__main__ import _record_boot_end
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
 from tests.supervisor.world import (
@@ -463,8 +462,7 @@ def test_a_commit_that_stays_impossible_ends_the_attempt(
     world: World, error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the machine's: it powers off, and the group tries anew."""
-    monkeypatch.setattr(worker_module, "RETRY_SEC", 0.05)
-    monkeypatch.setattr(worker_module, "RETRY_LIMIT_SEC", 0.3)
+    world.silent_sec = 0.3
     spec = spec_with(iam=0.3)
     store = disturbed(world, raising(error, "state.json"))
     monkeypatch.setattr(commit_module, "put_new", put_once)  # not a minute of patience for each
@@ -485,7 +483,6 @@ def put_once(store: Store, path: str, data: bytes | Path, **_: Any) -> Any:
 def test_permissions_may_spread_during_a_commit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "RETRY_SEC", 0.05)
     store = disturbed(world, raising(Forbidden("403"), "MANIFEST.json", times=2))
     assert world.boot(finish, store=store, spec=spec_with(iam=10.0)).run() == 0
     assert world.head.state is State.DONE
@@ -495,8 +492,6 @@ def test_a_failure_of_unknown_fate_is_counted_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count was written, no answer came; the second try finds its own."""
-    monkeypatch.setattr(worker_module, "RETRY_SEC", 0.05)
-    monkeypatch.setattr(HeadFile, "LOST_ANSWER_SECONDS", 0.0)
     lost = iter([True])
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
@@ -752,7 +747,7 @@ def test_a_head_that_may_not_be_read(world: World) -> None:
     assert vm.run() == 0
     end = world.boot_end_of(vm)
     assert end is not None and end.reason is Reason.FORBIDDEN and "outlast repair" in end.message
-    assert sum("waiting up to" in line for line in vm.said) == 1
+    assert sum("may still be spreading" in line for line in vm.said) == 1
     assert vm.trainers == [] and world.head == before
     assert world.cloud.groups["group"] == []
 

@@ -12,6 +12,7 @@ from threading import Thread
 
 import pytest
 
+from outlast.base.retry import Patience
 from outlast.bucket.store import MemoryStore
 from outlast.spec.delivery import Git
 from outlast.supervisor import code as coding
@@ -79,7 +80,9 @@ def workshop(answers: Answers, tmp_path: Path, said: list[str]) -> Workshop:
     clock = FakeClock()
     home = tmp_path / "home"
     store = MemoryStore()
-    builder = Builder(home, store, "e/environments/", tmp_path / "pip.log", clock, said.append)
+    builder = Builder(
+        home, store, "e/environments/", tmp_path / "pip.log", Patience(clock), said.append
+    )
     metadata = Metadata(f"{answers.url}/computeMetadata/v1")
     reader = SecretReader(metadata, clock, said.append, forbidden_sec=30, backoff_sec=1)
     bundle = tmp_path / "bundle"
@@ -191,7 +194,7 @@ def asked(tmp_path: Path) -> Path:
 
 def anew(builder: Builder, home: Path) -> Builder:
     """Another VM's."""
-    return Builder(home, builder.store, builder.kept, builder.log, builder.clock, builder.say)
+    return Builder(home, builder.store, builder.kept, builder.log, builder.patience, builder.say)
 
 
 def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(

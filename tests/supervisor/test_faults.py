@@ -12,6 +12,7 @@ import pytest
 import requests
 from google.cloud.storage.retry import DEFAULT_RETRY
 
+from outlast.base.retry import Patience, pause_after
 from outlast.bucket import store as store_module
 from outlast.bucket.commit import Committer, Restored
 from outlast.bucket.head import Claim, HeadFile, read_head
@@ -23,8 +24,6 @@ from outlast.bucket.store import (
     NotFound,
     Throttled,
     Unavailable,
-    patiently,
-    pause_after,
 )
 from tests.stores import START, FakeClock
 
@@ -231,7 +230,7 @@ def test_a_server_that_asks_for_a_pause_gets_it(bucket: Bucket, clock: FakeClock
     """By a writer, who repeats the write himself."""
     bucket.fault("before", {"status": 503, "retry_after_sec": 40}, object="/x$", method="POST")
     path = f"{bucket.layout.root}x"
-    patiently(lambda: bucket.store.put(path, b"x", if_generation_match=0), clock=clock)
+    Patience(clock)(lambda: bucket.store.put(path, b"x", if_generation_match=0))
     assert clock.elapsed == 40
 
 

@@ -16,15 +16,13 @@ from outlast.bucket.commit import RestoreError
 from outlast.bucket.head import Claim, HeadFile
 from outlast.bucket.store import MemoryStore
 from outlast.supervisor.metadata import Metadata
+from tests.bucket import test_commit, test_crash_points, test_head
 from tests.stores import START, FakeClock, prove_stale_writes_are_refused
 from tests.supervisor import machine as machine_module
 from tests.supervisor import (
     scripted,
     test_attempt,
-    test_commit,
-    test_crash_points,
     test_group,
-    test_head,
     test_protocol_machine,
     twins,
 )

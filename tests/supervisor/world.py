@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from outlast.base.retry import SILENT_SEC, Limits, Patience
 from outlast.bucket.commit import read_record, read_rows
 from outlast.bucket.data import Cache
 from outlast.bucket.head import Head, HeadFile, read_head
@@ -213,8 +214,8 @@ class ScriptedTrainer:
 class QuickClock(MachineClock):
     """Waits between two writes of HEAD are for Cloud Storage, not for these tests."""
 
-    def sleep(self, seconds: float) -> None:
-        super().sleep(min(seconds, 0.02))
+    def sleep(self, seconds: float, *, sign: bool = True) -> None:
+        super().sleep(min(seconds, 0.02), sign=sign)
 
 
 @dataclass
@@ -265,6 +266,7 @@ class World:
         self.data: Store = MemoryStore()
         """All buckets of data."""
         self.patience_sec = 60.0
+        self.silent_sec = SILENT_SEC
         self._boots = 0
 
     def boot(
@@ -305,10 +307,14 @@ class World:
             say=said.append,
             webhook=Webhook(spec.webhook, said.append),
             data=Cache(
-                root / "cache", opener=lambda url: self.data, patience_sec=self.patience_sec
+                root / "cache",
+                opener=lambda url: self.data,
+                patience=Patience(clock, limits=Limits(silent_sec=self.patience_sec)),
             ),
         )
-        head_file = HeadFile(store or self.store, LAYOUT, clock)
+        limits = Limits(self.silent_sec, spec.waits.iam)
+        patience = Patience(clock.unsigned, limits=limits, say=said.append)
+        head_file = HeadFile(store or self.store, LAYOUT, patience=patience)
         boot = Boot(spec, head_file, site, records=True)
         vm = Vm(boot, notices, said, list(scripts))
         return vm

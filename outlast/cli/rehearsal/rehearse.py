@@ -572,12 +572,13 @@ class Stage:
         )
 
     def _run(self, side: Side) -> Run:
+        from outlast.base.retry import BRIEF
         from outlast.bucket.commit import read_rows
-        from outlast.bucket.store import NotFound, StoreError, patiently
+        from outlast.bucket.store import NotFound, StoreError
 
         with reading(side.name):
             # What was read before the VM had left may lack the record of its end.
-            side.note(patiently(lambda: ledger.read(self.store, side.layout)))
+            side.note(BRIEF(lambda: ledger.read(self.store, side.layout)))
             book = side.ledger
             boots = ledger.read_boots(self.store, side.layout)
             if book is None:

@@ -1,0 +1,25 @@
+"""The passing of time on this machine."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time that passes; tests give one that does not wait."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+SYSTEM_CLOCK = SystemClock()

@@ -1,0 +1,244 @@
+"""Trouble that may pass by itself is tried again: one policy and its limits, for every phase of a
+run.
+
+An error says what kind of trouble it is in its attribute `trouble`; a full disk is known by its
+errno. Everything else is final at the first try.
+"""
+
+import copy
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NoReturn, TypeVar
+
+from outlast.base.clock import SYSTEM_CLOCK, Clock
+from outlast.base.console import Say
+from outlast.base.places import FULL
+
+T = TypeVar("T")
+
+SILENT_SEC = 900.0
+"""Storage that does not answer for so long ends an attempt: another machine may reach it."""
+PERSON_SEC = 60.0
+"""The same where a person waits for the answer."""
+FULL_SEC = 60.0
+"""A full disk is tried for so long: somebody may make room."""
+
+PAUSE_SEC = 1.0
+"""Before the second try; it doubles with each one."""
+PAUSE_MAX_SEC = 30.0
+PERMISSION_PAUSE_MAX_SEC = 5.0
+"""A permission that has come is used soon: whole boots wait for it."""
+RETRY_AFTER_MAX_SEC = 60.0
+"""A server that asks for a longer pause is asked again after this one."""
+
+
+class Trouble(Enum):
+    """What may pass by itself."""
+
+    SILENT = "silent"
+    """No answer, or too many requests."""
+    FORBIDDEN = "forbidden"
+    """A refusal by permissions that may still be spreading."""
+    FULL = "full"
+    """A disk without room."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """For how long each trouble is tried, in seconds."""
+
+    silent_sec: float = SILENT_SEC
+    forbidden_sec: float = 0.0
+    full_sec: float = FULL_SEC
+
+    def of(self, trouble: Trouble) -> float:
+        return {
+            Trouble.SILENT: self.silent_sec,
+            Trouble.FORBIDDEN: self.forbidden_sec,
+            Trouble.FULL: self.full_sec,
+        }[trouble]
+
+    def within(self, seconds: float) -> "Limits":
+        """None of them longer than ``seconds``."""
+        return Limits(
+            min(self.silent_sec, seconds),
+            min(self.forbidden_sec, seconds),
+            min(self.full_sec, seconds),
+        )
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """What trouble an error is; None where it is final, or was tried for long enough."""
+    if getattr(error, "tried_enough", False):
+        return None
+    if isinstance(error, OSError) and error.errno in FULL:
+        return Trouble.FULL
+    return getattr(error, "trouble", None)
+
+
+def jittered(seconds: float) -> float:
+    """Between half of it and one and a half, so that two writers do not meet again."""
+    return seconds * (0.5 + random.random())
+
+
+def pause_after(error: BaseException, seconds: float) -> float:
+    """How long to wait before the next try: about ``seconds``, or what the server asked for."""
+    asked = getattr(error, "retry_after_sec", None)
+    return max(jittered(seconds), min(asked or 0.0, RETRY_AFTER_MAX_SEC))
+
+
+class Patience:
+    """Calls what may fail for a while, again and again until it goes through or a limit is reached.
+
+    Only for what may be done twice: reads, and writes that recognise their own earlier try. Safe to
+    share between threads: what they meet at the same time is said once. A call within a call is
+    tried once: what the inner one gave up the outer one gives up too.
+    """
+
+    def __init__(
+        self,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        limits: Limits | None = None,
+        say: Say = lambda message: None,
+    ) -> None:
+        self.clock = clock
+        self.limits = limits or Limits()
+        self._say = say
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._tellers: dict[Trouble, Spell] = {}
+
+    def __call__(self, action: Callable[[], T], what: str = "") -> T:
+        """What ``action`` returns; ``what`` names it in sentences. Raises its last error."""
+        with self.spell(what) as spell:
+            while True:
+                try:
+                    value = action()
+                except Exception as error:
+                    spell.wait(error)
+                else:
+                    spell.over()
+                    return value
+
+    def spell(self, what: str = "") -> "Spell":
+        """One action's trouble, for a caller with a loop of its own."""
+        return Spell(self, what)
+
+    def fresh(self) -> "Patience":
+        """Another with the same limits, which is not closed with this one."""
+        return Patience(self.clock, limits=self.limits, say=self._say)
+
+    def within(self, seconds: float) -> "Patience":
+        """The same, which gives nothing longer than ``seconds``."""
+        return self._with(limits=self.limits.within(seconds))
+
+    def permitting(self, forbidden_sec: float) -> "Patience":
+        """The same, which gives permissions so long to spread."""
+        return self._with(limits=replace(self.limits, forbidden_sec=forbidden_sec))
+
+    def saying(self, say: Say) -> "Patience":
+        """The same, which says its sentences by ``say``."""
+        return self._with(_say=say)
+
+    def _with(self, **fields: object) -> "Patience":
+        other = copy.copy(self)
+        other.__dict__.update(fields)
+        return other
+
+    def close(self) -> None:
+        """From now on every error is final; who sleeps raises after the pause."""
+        self._closed.set()
+
+
+class Spell:
+    """One action's trouble, from its first failed try until it goes through; as a context manager
+    it is forgotten at the end, however that comes."""
+
+    def __init__(self, patience: Patience, what: str) -> None:
+        self._patience = patience
+        self._what = f"{what}: " if what else ""
+        self._since: float | None = None
+        self._tries = 0
+        self._told = False
+
+    def __enter__(self) -> "Spell":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
+    def wait(self, error: Exception) -> None:
+        """Sleep before the next try. Raises the error where it is final or its time is used up."""
+        patience, trouble = self._patience, trouble_of(error)
+        self._tries += 1
+        now = patience.clock.monotonic()
+        self._since = now if self._since is None else self._since
+        limit_sec = patience.limits.of(trouble) if trouble else 0.0
+        if trouble is None:
+            raise error
+        if now - self._since >= limit_sec or patience._closed.is_set():
+            self._give_up(error)
+        self._tell(error, trouble, now - self._since, limit_sec)
+        longest_sec = PERMISSION_PAUSE_MAX_SEC if trouble is Trouble.FORBIDDEN else PAUSE_MAX_SEC
+        pause_sec = min(PAUSE_SEC * 2 ** min(self._tries - 1, 10), longest_sec)
+        patience.clock.sleep(pause_after(error, pause_sec))
+        if patience._closed.is_set():
+            self._give_up(error)
+
+    def note(self, error: Exception) -> None:
+        """Say it as `wait` does, for who tries again anyway, and only then."""
+        self._tries += 1
+        now = self._patience.clock.monotonic()
+        self._since = now if self._since is None else self._since
+        if not self._told or (self._tries >= 4 and self._tries.bit_count() == 1):
+            count = f" (tried {self._tries} times)" if self._tries > 1 else ""
+            self._patience._say(f"{self._what}{error}; trying again{count}")
+            self._told = True
+
+    def over(self) -> None:
+        """It went through."""
+        if self._told:
+            self._patience._say(f"{self._what or 'storage: '}went through at try {self._tries + 1}")
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing more is tried."""
+        with self._patience._lock:
+            tellers = self._patience._tellers
+            for trouble in [trouble for trouble, spell in tellers.items() if spell is self]:
+                del tellers[trouble]
+        self._since, self._tries, self._told = None, 0, False
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        error.tried_enough = True  # type: ignore[attr-defined]
+        raise error
+
+    def _tell(self, error: Exception, trouble: Trouble, since_sec: float, limit_sec: float) -> None:
+        """The trouble once, then the 4th, 8th, 16th try: who waits still hears of it."""
+        with self._patience._lock:
+            if self._patience._tellers.setdefault(trouble, self) is not self:
+                return
+        if not self._told:
+            why = "permissions may still be spreading, " if trouble is Trouble.FORBIDDEN else ""
+            self._patience._say(
+                f"{self._what}{error}; {why}trying again for up to {duration(limit_sec)}"
+            )
+            self._told = True
+        elif self._tries >= 4 and self._tries.bit_count() == 1:
+            self._patience._say(
+                f"{self._what}{error}; trying again (tried {self._tries} times in "
+                f"{duration(since_sec)})"
+            )
+
+
+def duration(seconds: float) -> str:
+    """For people: seconds, or minutes from two on."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+BRIEF = Patience(limits=Limits(silent_sec=PERSON_SEC))
+"""Where a person waits for the answer."""
