@@ -8,18 +8,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from outlast.machines.families import FAMILIES, N1_GPUS, Family  # noqa: E402
+from outlast.machines.families import (  # noqa: E402
+    FAMILIES,
+    MIGRATE,
+    N1_GPUS,
+    TERMINATE,
+    Family,
+)
+from outlast.machines.machines import parse  # noqa: E402
 
 PAGE = ROOT / "docs" / "machines.md"
 _SIZE = re.compile(r"-(\d+)(?=g?(?:-|$))")
+WAYS = {"": "moved, or stopped as the mode has it", MIGRATE: "moved", TERMINATE: "stopped"}
 BEGIN, END = "<!-- machines: written by tools/machines_table.py -->\n", "<!-- /machines -->\n"
 
 
 def table() -> str:
     """One row a family, then the GPUs that N1 takes, then the sizes."""
     rows = [
-        "| family | GPU | local SSDs | boot disks | CPU platforms, newest last | custom | Spot |",
-        "|---|---|---|---|---|---|---|",
+        "| family | GPU | local SSDs | boot disks | CPU platforms, newest last | custom | Spot |"
+        " standard VM while its host is maintained |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     rows += [f"| {' | '.join(_row(name, family))} |" for name, family in FAMILIES.items()]
     rows += [
@@ -56,7 +65,17 @@ def _row(name: str, family: Family) -> Sequence[str]:
         ", ".join(family.platforms),
         "yes" if family.custom else "",
         spot,
+        _maintenance(family),
     )
+
+
+def _maintenance(family: Family) -> str:
+    ways = {parse(name).maintenance for name in family.types}
+    said = [words for way, words in WAYS.items() if way in ways]
+    exceptions = [name for name in family.types if parse(name).maintenance == TERMINATE]
+    if len(said) > 1:
+        return f"{said[0]}; stopped: {', '.join(exceptions)}"
+    return said[0]
 
 
 def _ssds(family: Family) -> str:

@@ -160,6 +160,8 @@ class Catalogue:
         if machine_type(name) is None:
             path = f"projects/{self.project}/zones/{zone}/machineTypes/{name}"
             return Fault("RESOURCE_NOT_FOUND", f"The resource '{path}' was not found")
+        if fault := _vet_maintenance(name, properties):
+            return fault
         for disk in properties.get("disks") or []:
             parameters = disk.get("initializeParams") or {}
             reference = parameters.get("sourceImage")
@@ -180,3 +182,28 @@ class Catalogue:
                     f"Must be at least the size of the image, {image.size_gb} GB.",
                 )
         return None
+
+
+def _vet_maintenance(name: str, properties: Mapping) -> Fault | None:
+    """Whether VMs of that machine type are moved, or stopped, when their host is maintained."""
+    scheduling = properties.get("scheduling") or {}
+    if scheduling.get("preemptible") or scheduling.get("provisioningModel") == "SPOT":
+        return None
+    policy = scheduling.get("onHostMaintenance") or "MIGRATE"
+    series = name.split("-")[0]
+    if properties.get("guestAccelerators") or series in ("a2", "a3", "a4", "g2", "g4"):
+        if policy == "MIGRATE":
+            return _invalid("Instances with guest accelerators do not support live migration.")
+    elif (series in ("h3", "h4d") or name.endswith("-metal")) and policy == "MIGRATE":
+        return _invalid(
+            "This machine type only supports on_host_maintenance = OnHostMaintenance.TERMINATE."
+        )
+    elif series == "e2" and policy == "TERMINATE":
+        return _invalid(
+            "e2 instances do not support onHostMaintenance=TERMINATE unless they are preemptible."
+        )
+    return None
+
+
+def _invalid(message: str) -> Fault:
+    return Fault("INVALID_FIELD_VALUE", message)

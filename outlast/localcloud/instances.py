@@ -215,6 +215,9 @@ class Instances:
         if set(changes) - CHANGED_WHILE_RUNNING:
             self._must_be_stopped(instance, "scheduling")
         scheduling = rules.checked_scheduling({**instance.scheduling, **changes}, "scheduling")
+        fault = self._compute.vet({**instance.properties, "scheduling": scheduling}, instance.zone)
+        if fault:
+            raise _refusal(fault)
         self._fleet.change_instance(instance, scheduling=scheduling)
         return self._instance_operation("setScheduling", instance)
 

@@ -14,9 +14,13 @@ Where the two differ in sizes, both count. Scheduling of A3 and A4X: the Compute
 document, revision 20261106. How many CPUs N2's custom types may have, and the most memory of N1's
 and N2D's: Google's sample `create_custom_machine_type`.
 
-From memory: the CPU platforms of A3, the memory of a GB300, `pd-extreme` as a boot disk of N2, how
-many CPUs an N1 machine may have beside a GPU. Where the API takes what is refused here, the table
-is wrong.
+What is moved and what is stopped when its host is maintained: "Live migration process during
+maintenance events" (GPUs, bare metal, Z3 above 18 TiB), and the API's own refusals of E2, Z3 and
+H4D in public reports.
+
+From memory: that H3 is stopped, the CPU platforms of A3, the memory of a GB300, `pd-extreme` as a
+boot disk of N2, how many CPUs an N1 machine may have beside a GPU. Where the API takes what is
+refused here, the table is wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +33,10 @@ PERSISTENT = ("pd-standard", "pd-balanced", "pd-ssd")
 BALANCED_SSD = ("pd-balanced", "pd-ssd")
 HYPERDISK = ("hyperdisk-balanced",)
 """Other Hyperdisks are attached and do not boot."""
+
+MIGRATE, TERMINATE = "migrate", "terminate"
+"""What happens to a standard VM when its host is maintained: it is moved as it runs, or stopped and
+booted again."""
 
 Counts = Mapping[int, tuple[int, ...]]
 """By the most CPUs that it holds for: how many local SSDs may be attached."""
@@ -89,6 +97,11 @@ class Family:
     """Its machine types that come as Spot (or flex-start) VMs and no other way."""
     arm: bool = False
     """Its CPUs run no x86 image."""
+    maintenance: str = ""
+    """MIGRATE or TERMINATE where the platform takes only that of a standard VM; empty: either.
+    Machines with GPUs and bare metal are stopped in any family."""
+    stopped: tuple[str, ...] = ()
+    """Its machine types that are stopped, where the rest of the family is moved."""
 
 
 def _types(series: str, suffix: str = "", **sizes: Sequence[int]) -> tuple[str, ...]:
@@ -143,6 +156,7 @@ FAMILIES: Mapping[str, Family] = {
             *_types("e2", highmem=(2, 4, 8, 16)),
         ),
         custom=Custom(2, 32, {32: 2}, 0.5, 8, total_gb=128, extended=False),
+        maintenance=MIGRATE,
     ),
     "f1": Family(types=("f1-micro",)),
     "g1": Family(types=("g1-small",)),
@@ -273,12 +287,14 @@ FAMILIES: Mapping[str, Family] = {
         disks=("pd-balanced", *HYPERDISK),
         platforms=_SAPPHIRE,
         spot=False,
+        maintenance=TERMINATE,
     ),
     "h4d": Family(
         types=("h4d-standard-192", "h4d-highmem-192", "h4d-highmem-192-lssd"),
         disks=HYPERDISK,
         own_ssds="-lssd",
         platforms=_TURIN,
+        maintenance=TERMINATE,
     ),
     "z3": Family(
         types=(
@@ -290,6 +306,13 @@ FAMILIES: Mapping[str, Family] = {
         disks=(*BALANCED_SSD, *HYPERDISK),
         own_ssds="all",
         platforms=_SAPPHIRE,
+        maintenance=MIGRATE,
+        # More than 18 TiB of local SSDs.
+        stopped=(
+            *_types("z3", highmem=(88, 176)),
+            "z3-highmem-176-standardlssd",
+            "z3-highmem-88-highlssd",
+        ),
     ),
     "m3": Family(
         types=_types("m3", megamem=(64, 128), ultramem=(32, 64, 128)),

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from outlast.machines.families import (
     AS_OF,
     FAMILIES,
+    MIGRATE,
     N1_GPUS,
+    TERMINATE,
     Custom,
     Family,
 )
@@ -69,6 +71,16 @@ class Machine:
         return FAMILIES.get(self.family)
 
     @property
+    def maintenance(self) -> str:
+        """MIGRATE or TERMINATE where nothing else can be asked for; empty: either, or unknown."""
+        rules = self.rules
+        if self.gpus or self.type.endswith("-metal"):
+            return TERMINATE
+        if rules is None:
+            return ""
+        return TERMINATE if self.type in rules.stopped else rules.maintenance
+
+    @property
     def gpus(self) -> int:
         """GPUs that it has without being asked."""
         rules = self.rules
@@ -115,7 +127,8 @@ class Checked:
     gpus: int
     """GPUs that each of its VMs has at least."""
     restarts: bool
-    """A standard VM whose host is maintained stops and boots again; any other is moved."""
+    """A standard VM whose host is maintained stops and boots again; any other is moved. What mode
+    dedicated wants is the first, where its machine types can be stopped."""
     advice: tuple[str, ...]
 
 
@@ -156,8 +169,26 @@ def check(choice: Choice) -> Checked:
             "some have GPUs and some have none",
             "name machine types with GPUs, or without",
         )
-    restarts = not spot and (choice.mode == DEDICATED or gpus > 0)
+    restarts = not spot and _stops(choice, machines)
     return Checked(spot, gpus, restarts, tuple(_advice(choice, machines)))
+
+
+def _stops(choice: Choice, machines: Sequence[Machine]) -> bool:
+    """Whether a standard VM is stopped for its host's maintenance: all types share one template."""
+    if choice.accelerator:
+        return True
+    only = {machine.type: machine.maintenance for machine in machines}
+    moved = [name for name, way in only.items() if way == MIGRATE]
+    stopped = [name for name, way in only.items() if way == TERMINATE]
+    if moved and stopped:
+        raise MachineError(
+            "machineTypes",
+            list(choice.more_types),
+            f"while its host is maintained, {moved[0]} can only be moved and {stopped[0]} only be"
+            " stopped, and all machine types of a group have one policy",
+            f"leave out {moved[0]} or {stopped[0]}, or set outlast:provisioning spot",
+        )
+    return bool(stopped) or (choice.mode == DEDICATED and not moved)
 
 
 def check_builder(key: str, name: str, disk_type: str, unlisted: Sequence[str] = ()) -> None:

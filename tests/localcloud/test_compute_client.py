@@ -66,7 +66,7 @@ def template_of(name: str, **scheduling: Any) -> compute.InstanceTemplate:
     return compute.InstanceTemplate(
         name=name,
         properties=compute.InstanceProperties(
-            machine_type="e2-small",
+            machine_type="n2-standard-2",
             disks=[disk],
             network_interfaces=[compute.NetworkInterface(network="global/networks/default")],
             scheduling=compute.Scheduling(**{**spot, **scheduling}),
@@ -256,7 +256,7 @@ def test_what_changes_in_a_vm(platform: Callable[[Any], Any]) -> None:
         instances.set_tags(**vm, tags_resource=tags)
 
     larger = compute.InstancesSetMachineTypeRequest(
-        machine_type=f"zones/{ZONE}/machineTypes/e2-standard-4"
+        machine_type=f"zones/{ZONE}/machineTypes/n2-standard-4"
     )
     with pytest.raises(BadRequest, match="only while it is TERMINATED") as refused:
         instances.set_machine_type(**vm, instances_set_machine_type_request_resource=larger)
@@ -270,7 +270,7 @@ def test_what_changes_in_a_vm(platform: Callable[[Any], Any]) -> None:
     spot = compute.Scheduling(provisioning_model="SPOT", preemptible=True, automatic_restart=False)
     instances.set_scheduling(**vm, scheduling_resource=spot).result(WAIT_SEC)
     found = live()
-    assert found.machine_type.endswith("/e2-standard-4")
+    assert found.machine_type.endswith("/n2-standard-4")
     assert (found.scheduling.provisioning_model, found.scheduling.automatic_restart) == (
         "SPOT",
         False,

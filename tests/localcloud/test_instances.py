@@ -93,10 +93,10 @@ def test_labels_and_tags_are_changed_by_who_has_read_them(cloud: LocalCloud) -> 
 
 
 def test_what_needs_a_stopped_vm_is_refused_while_it_runs(cloud: LocalCloud) -> None:
-    insert(cloud, scheduling=STANDARD)
+    insert(cloud, scheduling=STANDARD, machineType="n2-standard-2")
     after = change(cloud, "setScheduling", {"onHostMaintenance": "TERMINATE"})
     assert after["scheduling"]["onHostMaintenance"] == "TERMINATE"
-    larger = {"machineType": f"zones/{ZONE}/machineTypes/e2-standard-4"}
+    larger = {"machineType": f"zones/{ZONE}/machineTypes/n2-standard-4"}
     spot = {"provisioningModel": "SPOT", "preemptible": True, "automaticRestart": False}
     for verb, body in (("setMachineType", larger), ("setScheduling", spot)):
         status, reason, message = refused(cloud, verb, body)
@@ -105,7 +105,9 @@ def test_what_needs_a_stopped_vm_is_refused_while_it_runs(cloud: LocalCloud) -> 
 
     ok(cloud, "POST", f"{VMS}/vm1/stop")
     after = change(cloud, "setMachineType", larger)
-    assert after["machineType"].endswith("/e2-standard-4")
+    assert after["machineType"].endswith("/n2-standard-4")
+    moved = refused(cloud, "setMachineType", {"machineType": "zones/x/machineTypes/e2-medium"})
+    assert moved[0] == 400 and "e2 instances do not support" in moved[2]
     assert refused(cloud, "setMachineType", {"machineType": "zones/x/machineTypes/no"})[0] in (
         400,
         404,

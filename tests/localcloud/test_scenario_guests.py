@@ -68,6 +68,7 @@ class Play:
             metadata={"items": items},
             serviceAccounts=[{"email": email, "scopes": [SCOPE]}],
             scheduling=scheduling or spot,
+            machineType="n2-standard-2",  # either policy of maintenance
         )
         cloud.ok("POST", f"{BASE}/global/instanceTemplates", template)
         body = group_body(1, baseInstanceName=self.group) | {"name": self.group}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from outlast.machines import machines, regions
-from outlast.machines.families import FAMILIES
+from outlast.machines.families import FAMILIES, MIGRATE, TERMINATE
 from outlast.machines.machines import (
     BURST,
     DEDICATED,
@@ -75,6 +75,53 @@ def test_the_whole_table(provisioning, gpu, mode, place):
     assert found.gpus == (0 if gpu == "none" else 1)
     # A machine with a GPU cannot be moved; a dedicated one shall stop and go on by the same way.
     assert found.restarts == (provisioning == STANDARD and (mode == DEDICATED or gpu != "none"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "machine_type", "stops"),
+    [
+        (DEDICATED, "e2-standard-2", False),  # refused by the API
+        (DEDICATED, "e2-custom-4-8192", False),
+        (DEDICATED, "z3-highmem-14-standardlssd", False),
+        (DEDICATED, "z3-highmem-176-standardlssd", True),
+        (DEDICATED, "n2-standard-4", True),
+        ("survive", "n2-standard-4", False),
+        ("survive", "e2-standard-2", False),
+        ("survive", "h3-standard-88", True),
+        ("survive", "h4d-standard-192", True),
+        ("survive", "z3-highmem-88-highlssd", True),
+        ("survive", "z3-highmem-44-highlssd", False),
+        ("survive", "z3-highmem-192-highlssd-metal", True),
+        ("survive", "c3-standard-192-metal", True),
+        ("survive", "c4a-highmem-96-metal", True),
+        ("survive", "g2-standard-8", True),
+        ("survive", "x9-standard-64-metal", True),  # of a family that the table does not know
+    ],
+)
+def test_a_standard_vm_is_maintained_as_its_family_can_be(mode, machine_type, stops):
+    disk = "hyperdisk-balanced" if machine_type[:2] in ("h4", "c4") else "pd-balanced"
+    choice = Choice(mode=mode, provisioning=STANDARD, machine_type=machine_type, disk_type=disk)
+    assert machines.check(choice).restarts is stops
+
+
+def test_types_of_one_group_that_are_maintained_in_different_ways_are_refused():
+    ranked = {"machine_type": "h3-standard-88", "more_types": ("e2-standard-32",)}
+    choice = Choice(provisioning=STANDARD, regional=True, **ranked)
+    with pytest.raises(MachineError, match="e2-standard-32 can only be moved and h3-standard-88"):
+        machines.check(choice)
+    mixed = replace(choice, machine_type="n2-standard-4", mode=DEDICATED)
+    assert not machines.check(mixed).restarts  # one template serves both
+    machines.check(replace(choice, machine_type="n2-standard-4", more_types=("h3-standard-88",)))
+    assert not machines.check(replace(mixed, mode="survive", provisioning=SPOT)).restarts
+
+
+def test_every_machine_type_of_the_table_has_one_way_to_be_maintained():
+    for name, family in FAMILIES.items():
+        for machine_type in family.types:
+            way = machines.parse(machine_type).maintenance
+            assert way in ("", MIGRATE, TERMINATE)
+            assert (way == TERMINATE) or (not family.gpu and not machine_type.endswith("metal"))
+        assert set(family.stopped) <= set(family.types), name
 
 
 @pytest.mark.parametrize(("mode", "spot"), [("survive", True), (BURST, True), (DEDICATED, False)])
