@@ -57,9 +57,9 @@ def checkout(tmp_path):
 def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
     assert sorted(bundle.members(checkout)) == [
         "outlast/__init__.py",
+        "outlast/bucket/store.py",
         "outlast/py.typed",
         "outlast/supervisor/__init__.py",
-        "outlast/bucket/store.py",
         "requirements/vm.txt",
         "trainers/__init__.py",
         "trainers/digits.py",

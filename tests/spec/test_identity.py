@@ -273,7 +273,7 @@ def test_every_python_agrees(version, tmp_path):
     ]
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path\nfrom outlast import identity\n"
+        "from pathlib import Path\nfrom outlast.spec import identity\n"
         "for name in sys.argv[2:]: print(identity.source_digest(Path(name)))\n"
     )
     found = subprocess.run(

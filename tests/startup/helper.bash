@@ -158,7 +158,7 @@ json() {
 is_record() {
   PYTHONPATH="$REPO" "$PYTHON" -c '
 import sys
-from outlast import layout
+from outlast.bucket import layout
 print(getattr(layout, sys.argv[1]).from_json(open(sys.argv[2], "rb").read()))' "$1" "$2"
 }
 
