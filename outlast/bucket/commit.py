@@ -11,6 +11,7 @@ generation; a write whose fate is unknown is left for a later term's sweep.
     └── RestoreError      no checkpoint of the chain can be read
 """
 
+import bisect
 import copy
 import hashlib
 import json
@@ -19,7 +20,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -562,7 +563,8 @@ class Committer:
 
     def _note_dropped(self, before: Iterable[Checkpoint], after: Head) -> None:
         """Remembers what a swap that is known to have succeeded took out of the chain."""
-        self._dropped += [entry for entry in before if entry not in after.chain]
+        kept = set(after.chain)
+        self._dropped += [entry for entry in before if entry not in kept]
         self._bad.clear()
 
     def _delete_dropped(self) -> None:
@@ -696,10 +698,16 @@ def _rows_of_term(store: Store, layout: Layout, term: int) -> list[dict[str, Any
     for piece in store.list(layout.metrics(term)):
         data, _ = store.get(piece.path, generation=piece.generation)
         repeated = [_row(piece.path, line) for line in data.splitlines()]
+        repeated.sort(key=_step)
         if repeated:
-            first = min(row["step"] for row in repeated)
-            rows = [row for row in rows if row["step"] < first] + repeated
+            # Only what is repeated goes, so that all pieces together cost what their rows do.
+            del rows[bisect.bisect_left(rows, repeated[0]["step"], key=_step) :]
+            rows += repeated
     return rows
+
+
+def _step(row: Mapping[str, Any]) -> int:
+    return row["step"]
 
 
 def _row(path: str, line: bytes) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.exits import Reason, State
+from outlast.bucket import commit as commit_module
 from outlast.bucket.commit import (
     BadSnapshot,
     Committer,
@@ -608,6 +609,27 @@ def test_a_trainer_begun_again_in_one_term_repeats_no_row(bench: Bench) -> None:
     assert steps_of(bench) == [1, 2, 3]
     manifest = read_record(bench.store, checkpoint.manifest, Manifest)
     assert manifest is not None and manifest.rows == 3
+
+
+def test_each_row_is_looked_at_a_few_times_however_many_pieces_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted, not timed: reading was quadratic in the pieces once."""
+    store, layout, pieces = MemoryStore(), Layout("experiments/demo", "r"), 256
+    for piece in range(pieces):
+        store.put(layout.metrics_piece(1, piece), rows(2 * piece + 1, 2 * piece + 2))
+    looks = 0
+    step = commit_module._step
+
+    def counted(row: Mapping[str, Any]) -> int:
+        nonlocal looks
+        looks += 1
+        return step(row)
+
+    monkeypatch.setattr(commit_module, "_step", counted)
+    found = commit_module._rows_of_term(store, layout, 1)
+    assert [row["step"] for row in found] == list(range(1, 2 * pieces + 1))
+    assert looks <= 2 * pieces * 10
 
 
 @pytest.mark.parametrize(
