@@ -495,10 +495,7 @@ def base_refusal(base: str, found: images.Image | images.Gone | images.Unknown) 
 
 def _builders(compute: Compute, labels: Mapping[str, str]) -> list[Json]:
     """The builders that this stack has made, wherever they are and for whatever family."""
-    scopes = compute.call("GET", "aggregated/instances").get("items") or {}
-    return [
-        vm for scope in scopes.values() for vm in scope.get("instances") or [] if _is_of(labels, vm)
-    ]
+    return [vm for vm in compute.aggregated("instances") if _is_of(labels, vm)]
 
 
 def _is_of(labels: Mapping[str, str], made: Json) -> bool:
@@ -521,11 +518,9 @@ def _images(compute: Compute, family: str) -> list[Json]:
 
 def _named_images(compute: Compute) -> set[str]:
     """What the project's templates boot from: names of images, and `family/NAME`."""
-    scopes = compute.call("GET", "aggregated/instanceTemplates").get("items") or {}
     return {
         source.partition("global/images/")[2]
-        for scope in scopes.values()
-        for template in scope.get("instanceTemplates") or []
+        for template in compute.aggregated("instanceTemplates")
         for disk in (template.get("properties") or {}).get("disks") or []
         if (source := str((disk.get("initializeParams") or {}).get("sourceImage") or ""))
     }

@@ -130,12 +130,23 @@ class Compute:
 
     def listed(self, path: str, *, filter: str = "") -> Iterator[Json]:
         """The items of a list, whatever pages it has. Raises ComputeError."""
+        for answer in self._pages(path, filter=filter):
+            yield from answer.get("items") or []
+
+    def aggregated(self, kind: str) -> Iterator[Json]:
+        """What the project has of a kind, such as `instances`, in whatever place and on whatever
+        page. Raises ComputeError."""
+        for answer in self._pages(f"aggregated/{kind}"):
+            for scope in (answer.get("items") or {}).values():
+                yield from scope.get(kind) or []
+
+    def _pages(self, path: str, *, filter: str = "") -> Iterator[Json]:
         page = ""
         while True:
             asked = {"filter": filter, "pageToken": page}
             query = urllib.parse.urlencode({key: text for key, text in asked.items() if text})
             answer = self.call("GET", f"{path}?{query}" if query else path)
-            yield from answer.get("items") or []
+            yield answer
             page = str(answer.get("nextPageToken") or "")
             if not page:
                 return

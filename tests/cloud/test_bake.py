@@ -37,10 +37,11 @@ class Platform:
             self._get(path.partition("/getGuest")[0])
             items = [{"key": key, "value": value} for key, value in self.told.items()]
             return {"queryValue": {"items": items}}
-        if path == "aggregated/instances":
-            vms = [one for name, one in self.there.items() if "/instances/" in name]
-            return {"items": {"zones/all": {"instances": vms}}}
-        return {} if path.startswith("aggregated/") else self._get(path)
+        return self._get(path)
+
+    def aggregated(self, kind: str) -> list[dict[str, Any]]:
+        self._refuse(f"GET aggregated/{kind}")
+        return [one for name, one in self.there.items() if f"/{kind}/" in name]
 
     def listed(self, path: str, **_: Any) -> list[dict[str, Any]]:
         return [one for name, one in self.there.items() if name.startswith(path)]
