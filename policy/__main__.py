@@ -89,7 +89,10 @@ def hour_ceiling(args: StackValidationArgs, report_violation: ReportViolation) -
     resources = _resources(args)
     zone = next((where for one in resources if (where := _zone(one.inputs))), "")
     hour = sum(
-        pricing.vm(one.inputs, _zone(one.inputs) or zone).hour
+        pricing.dearest(
+            [choice.inputs for choice in rules.choices(one, resources)],
+            _zone(one.inputs) or zone,
+        ).hour
         for one in resources
         if one.type in rules.MACHINES
     )

@@ -17,6 +17,8 @@ TEMPLATES = (
 )
 MACHINES = (*TEMPLATES, "gcp:compute/instance:Instance")
 BUCKET = "gcp:storage/bucket:Bucket"
+RANKED_GROUP = "gcp:compute/regionInstanceGroupManager:RegionInstanceGroupManager"
+"""The one kind of group that chooses among machine types."""
 
 REASON_LABEL = "external-ip"
 """The label that says why a VM has an external address."""
@@ -201,7 +203,8 @@ GPU_CEILING = "gpu-ceiling"
 
 def gpu_ceiling(resources: Iterable[Resource], limits: Limits) -> str | None:
     """The one rule about a whole stack."""
-    total = sum(gpus(resource) for resource in resources)
+    known = list(resources)
+    total = sum(max(map(gpus, choices(resource, known))) for resource in known)
     if total <= limits.gpus:
         return None
     return (
@@ -277,6 +280,33 @@ def check(resources: Iterable[Resource], limits: Limits = Limits()) -> list[Brok
     ]
     why = gpu_ceiling(known, limits)
     return broken + ([Broken(GPU_CEILING, "", why)] if why else [])
+
+
+def choices(resource: Resource, resources: Iterable[Resource]) -> list[Resource]:
+    """The resource with each machine type that its VMs may have: a template's own, and those that
+    the stack's groups rank: which of them uses the template is not known before `up`."""
+    if resource.type not in TEMPLATES:
+        return [resource]
+    ranked = {
+        str(name).rpartition("/")[2]: None
+        for group in resources
+        if group.type == RANKED_GROUP
+        for selection in _selections(group.inputs)
+        for name in selection.get("machineTypes") or ()
+    }
+    return [
+        resource,
+        *(
+            Resource(resource.type, resource.name, {**resource.inputs, "machineType": name})
+            for name in ranked
+        ),
+    ]
+
+
+def _selections(inputs: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    policy = inputs.get("instanceFlexibilityPolicy")
+    found = policy.get("instanceSelections") if isinstance(policy, Mapping) else None
+    return [one for one in found or () if isinstance(one, Mapping)]
 
 
 def gpus(resource: Resource) -> int:

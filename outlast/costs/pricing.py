@@ -130,6 +130,16 @@ def vm(template: Mapping[str, Any], zone: str) -> Sum:
     return Sum(tuple(items))
 
 
+def dearest(templates: Sequence[Mapping[str, Any]], zone: str) -> Sum:
+    """The VM that costs most of several, one of which is made. What has no known price in the
+    others may cost more yet, and is unknown in the sum."""
+    sums = [vm(template, zone) for template in templates]
+    most = max(sums, key=lambda one: one.hour)
+    unknown = dict.fromkeys(what for one in sums for what in one.unknown)
+    known = [item for item in most.items if item.hour is not None]
+    return Sum((*known, *(Item(what, None) for what in unknown)))
+
+
 def nat(vms: int = 1) -> Sum:
     """A NAT gateway before so many VMs, without what passes through it."""
     network = prices()["network"]

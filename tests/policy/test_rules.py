@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from outlast.cli.review.preview import _rules
+from outlast.costs import pricing
 
 rules = _rules()
+
+ZONE = "europe-west4-a"
 
 TEMPLATE = "gcp:compute/instanceTemplate:InstanceTemplate"
 MEMBER = "gcp:storage/bucketIAMMember:BucketIAMMember"
@@ -134,6 +137,25 @@ def test_the_ceiling_counts_the_stack_and_is_the_organisations():
     (found,) = rules.check([four, four, four])
     assert found.rule == "gpu-ceiling" and "have 12 GPUs, and 8 are allowed" in found.why
     assert rules.check([four], rules.Limits(gpus=3))
+
+
+def test_the_ceilings_take_the_dearest_machine_type_that_a_group_ranks():
+    own = rules.Resource(TEMPLATE, "a", template(machineType="a2-highgpu-1g"))
+    ranked = ["a2-highgpu-1g", "a2-megagpu-16g"]
+    policy = {"instanceSelections": [{"name": n, "machineTypes": [n]} for n in ranked]}
+    group = rules.Resource(rules.RANKED_GROUP, "g", {"instanceFlexibilityPolicy": policy})
+    assert rules.check([own], rules.Limits(gpus=1)) == []
+    (found,) = rules.check([own, group], rules.Limits(gpus=1))
+    assert found.rule == "gpu-ceiling" and "have 16 GPUs, and 1 are allowed" in found.why
+    priced = pricing.dearest([one.inputs for one in rules.choices(own, [own, group])], ZONE)
+    assert priced.hour == pricing.vm({**own.inputs, "machineType": ranked[1]}, ZONE).hour
+    assert priced.hour > pricing.vm(own.inputs, ZONE).hour > 0
+
+
+def test_a_choice_without_a_known_price_makes_the_sum_a_lower_bound():
+    known = {"machineType": "n2-highcpu-80", "scheduling": {"provisioningModel": "SPOT"}}
+    sums = pricing.dearest([known, {**known, "machineType": "x9-mega-2"}], ZONE)
+    assert sums.hour == pricing.vm(known, ZONE).hour and sums.said().startswith("at least")
 
 
 def test_an_organisation_may_ask_for_labels_of_its_own():

@@ -142,6 +142,8 @@ class Side:
     hours: float
     """How long it may still run."""
     until: str
+    most: pricing.Sum
+    """`sum` with the dearest of the machine types that the group may choose."""
 
     @property
     def an_hour(self) -> str:
@@ -151,12 +153,12 @@ class Side:
     def at_the_limit(self) -> str:
         if not self.sum.items:
             return "nothing"
-        return f"{self.sum.said(self.hours)} ({self.hours:.1f} h, {self.until})"
+        return f"{self.most.said(self.hours)} ({self.hours:.1f} h, {self.until})"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "hour": round(self.sum.hour, 6),
-            "limit": round(self.sum.hour * self.hours, 4),
+            "limit": round(self.most.hour * self.hours, 4),
             "hours": round(self.hours, 2),
             "unknown": list(self.sum.unknown),
             "items": [{"what": item.what, "hour": item.hour} for item in self.sum.items],
@@ -340,7 +342,7 @@ def _against_rules(
         rules.Resource(step.type, step.name, step.new) for step in news if not step.is_component
     ]
     found = rules.check(resources, config.limits)
-    why = rules.hour_ceiling(after.sum.hour, config.limits)
+    why = rules.hour_ceiling(after.most.hour, config.limits)
     if why:
         found.append(rules.Broken(rules.HOUR_CEILING, "", why))
     return (
@@ -536,11 +538,11 @@ def _side(
     template = next((resources[kind] for kind in TEMPLATES if kind in resources), None)
     group = next((resources[kind] for kind in GROUPS if kind in resources), {})
     if template is None or pin is None:
-        return Side(pricing.Sum(), 0.0, "")
-    parts = [pricing.vm(template, _zone(group, pin))]
-    if NAT in resources:
-        parts.append(pricing.nat())
-    total = pricing.added(parts)
+        return Side(pricing.Sum(), 0.0, "", pricing.Sum())
+    zone = _zone(group, pin)
+    others = [pricing.nat()] if NAT in resources else []
+    total = pricing.added([pricing.vm(template, zone), *others])
+    most = pricing.added([pricing.dearest(_choices(template, resources), zone), *others])
     head = looks.get(pin.run)
     deadline = pin.deadline
     if anew and isinstance(head, Head) and head.resume == pin.resume:
@@ -548,9 +550,19 @@ def _side(
     elif anew:
         deadline = None
     if deadline is None:
-        return Side(total, pin.limit_minutes / 60, "its whole limit")
+        return Side(total, pin.limit_minutes / 60, "its whole limit", most)
     left = max((deadline - now).total_seconds() / 3600, 0.0)
-    return Side(total, left, f"until {deadline:%Y-%m-%d %H:%M} UTC")
+    return Side(total, left, f"until {deadline:%Y-%m-%d %H:%M} UTC", most)
+
+
+def _choices(
+    template: Mapping[str, Any], resources: Mapping[str, Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The template with each machine type that its group may choose."""
+    rules = _rules()
+    known = [rules.Resource(kind, "", inputs) for kind, inputs in resources.items()]
+    own = rules.Resource(rules.TEMPLATES[0], "", template)
+    return [one.inputs for one in rules.choices(own, known)]
 
 
 def _zone(group: Mapping[str, Any], pin: Pin) -> str:
