@@ -42,6 +42,11 @@ def choose(folders: Sequence[Path], size: int) -> Path:
     return folders[rooms.index(max(rooms))]
 
 
+def on_disk(folders: Sequence[Path]) -> Path:
+    """The first of the folders that is not in memory; the first one where all are."""
+    return next((folder for folder in folders if not in_memory(folder)), folders[0])
+
+
 def told(folders: Sequence[Path]) -> str:
     """The folders with the room they have, for a message."""
     return ", ".join(f"{folder} has {room(folder)} bytes free" for folder in folders)

@@ -624,10 +624,12 @@ class Committer:
         exit: int | None = None,
         step: int | None = None,
         result: Path | None = None,
+        why: str = "",
     ) -> Head:
         """Ends the run: result under the term, sweep, HEAD swapped to its end, copy for people.
 
-        `step` is the last committed step where it is not given. Each part can be repeated; a
+        `step` is the last committed step where it is not given; `why`, the trainer's reason to end
+        before all its steps were made. Each part can be repeated; a
         boot that finds HEAD ended writes a missing copy.
         """
         if not state.ended:
@@ -643,7 +645,7 @@ class Committer:
             whole = tuple(entry for entry in head.chain if entry not in self._bad)
             ended = head.with_lineage(self.term, self._from_step)
             return replace(ended, chain=whole).ended(
-                state, End(reason=reason, exit=exit, step=at, result=written)
+                state, End(reason=reason, exit=exit, step=at, result=written, why=why)
             )
 
         after = self._head_file.swap(change, term=self.term)

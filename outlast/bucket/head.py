@@ -147,6 +147,8 @@ class End:
     exit: int | None
     step: int
     result: Result | None
+    why: str = field(default="", metadata={"omit": True})
+    """Why the trainer ended it before all its steps were made, as ``run.finish`` said."""
 
 
 @dataclass(frozen=True)
@@ -582,6 +584,7 @@ def end_copy(layout: Layout, head: Head) -> EndCopy:
         result=result.path if result else None,
         digest=result.digest if result else None,
         started=head.started,
+        why=head.end.why,
     )
 
 
@@ -694,13 +697,15 @@ class HeadFile:
         claim: Claim,
         *,
         still_member: Callable[[], bool] = lambda: True,
+        wanted: Callable[[], bool] = lambda: True,
         forbidden_seconds: float = 600.0,
         say: Callable[[str], None] = lambda message: None,
     ) -> Decision:
         """Goes through the table at boot until it is settled; writes what the table says.
 
         After a TAKE this object holds the term; after an END the end and its copy are written.
-        Before every retry `still_member` is asked; False raises NotMember. A store that does not
+        Before every retry `still_member` is asked, and before every write whether the term is still
+        `wanted`; False raises NotMember. A store that does not
         answer is waited for as long as the patience has it, a 401 or 403 for `forbidden_seconds`;
         both are said by `say`.
         """
@@ -736,8 +741,10 @@ class HeadFile:
                     if decision.act in (Act.LEAVE, Act.REFUSE):
                         return decision
                     assert decision.head is not None
-                    tried[decision.head.nonce] = decision
                     self._pace()
+                    if not wanted():
+                        raise NotMember("nothing waits for this term any more; it is not taken")
+                    tried[decision.head.nonce] = decision
                     written = self.store.put(
                         self.layout.head, decision.head.to_json(), if_generation_match=generation
                     )

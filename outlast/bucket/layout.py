@@ -462,6 +462,8 @@ class EndCopy(Record):
     result: str | None
     digest: str | None
     started: datetime
+    why: str = dataclasses.field(default="", metadata={"omit": True})
+    """Why the trainer ended the run before all its steps were made."""
 
 
 def result_digest(files: typing.Iterable[ResultFile]) -> str:
@@ -530,6 +532,7 @@ def _plain(value: Any) -> Any:
         return {
             _json_name(field): _plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
+            if not (_is_omitted(field) and getattr(value, field.name) == field.default)
         }
     if isinstance(value, datetime):
         return format_time(value)
@@ -545,6 +548,11 @@ def _plain(value: Any) -> Any:
 def _json_name(field: dataclasses.Field[Any]) -> str:
     """The field's name in JSON: `from_step` is kept as `from`, which Python reserves."""
     return field.metadata.get("json", field.name)
+
+
+def _is_omitted(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field is left out of the JSON where it has its default."""
+    return bool(field.metadata.get("omit"))
 
 
 def _decoded(kind: Any, value: Any, where: str) -> Any:
@@ -594,13 +602,15 @@ def _decoded_record(kind: type, value: Any, where: str) -> Any:
     unknown = sorted(set(value) - set(fields))
     if unknown:
         raise ValueError(f"{where}.{unknown[0]}: unknown field; upgrade outlast to read it")
-    missing = sorted(set(fields) - set(value))
+    needed = {name for name, field in fields.items() if not _is_omitted(field)}
+    missing = sorted(needed - set(value))
     if missing:
         raise ValueError(f"{where}.{missing[0]}: is missing")
     return kind(
         **{
             field.name: _decoded(hints[field.name], value[name], f"{where}.{name}")
             for name, field in fields.items()
+            if name in value
         }
     )
 

@@ -63,6 +63,7 @@ class Status:
             "url": self.url,
             "state": self.state,
             "reason": end.reason if end else None,
+            "why": end.why if end else "",
             "step": book.step if book else 0,
             "total": book.total if book else None,
             "boots": self.boots,

@@ -17,6 +17,9 @@ from outlast.protocol import SOCKET_VARIABLE, Ended, Welcome
 ENDED_SEC = 10.0
 """How long a stopped trainer waits for its supervisor's record of the end."""
 
+_completed: set[tuple[str, str, str]] = set()
+"""The runs that this process has completed: trainer, run and folder."""
+
 
 class Connection:
     """Opened once for a training, and closed with it."""
@@ -29,6 +32,7 @@ class Connection:
         self.supervisor: local.LocalSupervisor | None = None
         self._session: Session | None = None
         self._welcomed = False
+        self._run: tuple[str, str, str] | None = None
 
     @property
     def session(self) -> Session:
@@ -41,6 +45,7 @@ class Connection:
         check_process()
         self.signals.install()
         if self._socket_path is None:
+            self._refuse_second()
             self.supervisor = local.start(self._options)
             socket_path = self.supervisor.socket_path
         else:
@@ -53,6 +58,16 @@ class Connection:
         answer = self._session.welcome(stopped=self.is_interrupted)
         self._welcomed = True
         return answer
+
+    def _refuse_second(self) -> None:
+        """NotHere where this program has completed the very same run: it is one training's."""
+        run = local.named(self._options)
+        self._run = (run.trainer, run.run, os.path.abspath(run.folder))
+        if self._run in _completed and not local.in_notebook():
+            raise NotHere(
+                f"run {run.folder}: this program has completed it already, and calls outlast.train "
+                "a second time; give each of its trainings a name= or a run_dir= of its own"
+            )
 
     def is_interrupted(self) -> bool:
         """Whether Ctrl-C was pressed in a training on a laptop."""
@@ -116,6 +131,8 @@ class Connection:
             error.exit = code
         if error is None:
             local.check_end(code)
+            if self._run is not None:
+                _completed.add(self._run)
 
 
 def check_process() -> None:

@@ -58,9 +58,9 @@ class Named:
 
 def named(options: Options) -> Named:
     """What the run of this program is called: by its own name, command line and text."""
-    program = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-", "-c") else "python")
+    program = _program()
     arguments, source = options.arguments, options.source
-    if program.stem in KERNELS or program.parent.name in KERNELS:
+    if in_notebook():
         # A new kernel has a new connection file: nothing of its command line may name the run.
         program = Path(_notebook())
         arguments = _cell(options) if arguments is None else arguments
@@ -73,6 +73,16 @@ def named(options: Options) -> Named:
     run = run_name(trainer, arguments, source, options.init)
     folder = options.run_dir or default_folder(trainer, arguments, source, options.init)
     return Named(trainer, run, folder)
+
+
+def in_notebook() -> bool:
+    """Whether this process runs a notebook's cells, any of which may run again."""
+    program = _program()
+    return program.stem in KERNELS or program.parent.name in KERNELS
+
+
+def _program() -> Path:
+    return Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-", "-c") else "python")
 
 
 def _notebook() -> str:

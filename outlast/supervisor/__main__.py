@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -94,6 +95,7 @@ from outlast.supervisor.metadata import (
 )
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import (
+    PARENT_POLL_SEC,
     CallingTrainer,
     Trainer,
     TrainerProcess,
@@ -142,6 +144,7 @@ def supervise(boot: Boot) -> int:
             decision = head_file.take_term(
                 claim,
                 still_member=lambda: _still_member(site, waits),
+                wanted=site.wanted,
                 forbidden_seconds=waits.iam,
                 say=site.say,
             )
@@ -689,6 +692,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         code = _refuse(door, message)
         door.close()
         return code
+    _watch_parent(parent, clock, notices)
     _drop_left_work()
     work, held = _make_work()
     try:
@@ -705,6 +709,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
             webhook=Webhook("", say),
             run_id=options.run,
             restarts=False,
+            wanted=lambda: os.getppid() == parent,
             data=Cache(user_cache(), patience=patience.fresh()),
         )
         head_file = HeadFile(store, layout, patience=patience)
@@ -722,6 +727,20 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         door.close()
         shutil.rmtree(work, ignore_errors=True)
         os.close(held)
+
+
+def _watch_parent(parent: int, clock: MachineClock, notices: Notices) -> None:
+    """End the wait for a store or a term, in a thread, once the trainer that started this
+    supervisor has gone: it would take the run from its user's next try. An attempt sees to its
+    trainer's end itself."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_SEC)
+        if not clock.training:
+            notices.handle_signal(signal.SIGTERM, None)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _set_aside(run_dir: Path, owner: str, say: Say) -> None:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from outlast.base import places
 from outlast.base.exits import (
     FINAL_USER_REASONS,
     RETRIED_USER_REASONS,
@@ -82,6 +83,13 @@ TRAINERS_ERRORS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADi
 """What reading a folder raises where the trainer made it badly, not the machine."""
 MAINTENANCE_EVERY_SEC = 30.0
 
+AFTER_SEC = 600.0
+"""A program may go on for so long after its training is complete."""
+SECOND_TRAINING = (
+    "outlast.train was called a second time in one program, which is one run: its result would be "
+    "the first training's alone; make it one training, or a stack for each"
+)
+
 
 class Attempt:
     """The holder of a term. Use once: ``run``."""
@@ -95,7 +103,9 @@ class Attempt:
         self._scratch = [place / f"t{self.term:06d}" for place in (site.work, *site.places)]
         self._work = self._scratch[0]
         self._place_said = self._work
-        self._rows_path = self._work / "rows.jsonl"
+        self._disk = places.on_disk(self._scratch)
+        """For what is not read again soon, and may grow: rows, and the files of the result."""
+        self._rows_path = self._disk / "rows.jsonl"
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
         self._committer = Committer(head_file, retention=retention, say=site.say, sign=site.sign)
@@ -117,8 +127,12 @@ class Attempt:
         self._bytes_left = 0
         self._started_at = self._sign_at = time.monotonic()
         self._complete: Complete | None = None
+        self._completed_at = 0.0
+        self._keeping = False
+        """Whether the completed training's result is being kept."""
         self._leaving: Leaving | None = None
         self._stalled = False
+        self._silence_said = False
         self._under_way = 0
         """Jobs submitted and not finished."""
         self._snapshots = 0
@@ -195,6 +209,7 @@ class Attempt:
         self._logs = Logs(self._log_dir, self._put_log_file, self.site.say)
         self._commit_sec_before = self._read_commit_sec()
         self._outlooks = Outlooks(self._committer, self.progress, self._commit_sec_before)
+        self._limit.begin()
         self._link = Link(self.site.make_trainer(self.term), self.site.say)
         self.site.door.listen(post)
         self._link.trainer.start(post)
@@ -268,12 +283,18 @@ class Attempt:
     def _note_sign(self) -> None:
         """The trainer gets on: it is not stuck, and neither is this machine."""
         self._sign_at = time.monotonic()
+        self._silence_said = False
         self.site.sign()
 
     def _welcome(self, link: Link, channel: Channel, hello: Hello) -> None:
         if link.channel is not None or link.gone:
+            refusal = Error("another trainer is connected already", "supervisor")
+            if self._complete is not None and not self._keeping:
+                refusal = Error(SECOND_TRAINING, "usage")
+                self._complete = None
+                link.note_error(refusal)
             with contextlib.suppress(Closed):
-                channel.send(Error("another trainer is connected already", "supervisor"))
+                channel.send(refusal)
             channel.close()
             return
         link.channel = channel
@@ -292,6 +313,7 @@ class Attempt:
                 run_url=f"{self.head_file.store.url}/{self.head_file.layout.root}",
                 log_dir=str(self._log_dir),
                 places=[str(place) for place in self._scratch[1:]],
+                result=str(self._disk),
                 machine_age_sec=self.site.machine_age_sec(),
                 commit_sec=self._commit_sec_before,
                 init=restored is not None and is_init(restored.checkpoint),
@@ -311,9 +333,8 @@ class Attempt:
                 self._offer(link, message)
             case Complete():
                 self.progress.step = message.step
-                self._complete = message
+                self._complete, self._completed_at = message, time.monotonic()
                 link.send(Accepted(COMPLETE_ID))
-                self._submit(Job("result", lambda: self._jobs.finish_done(message)))
             case Error():
                 link.note_error(message)
             case Fetch() if link.channel is not None:
@@ -407,7 +428,7 @@ class Attempt:
                 link.send(Failed(snapshot.id, str(error)))
         elif isinstance(error, CommitError | OSError):
             # Only a result can be so: its files are the trainer's.
-            self._complete, self._finishing = None, False
+            self._complete, self._finishing, self._keeping = None, False, False
             link.error = Error(f"the result could not be kept: {error}", "trainer")
         elif error is not None:
             raise error
@@ -434,10 +455,23 @@ class Attempt:
         if bytes_left != self._bytes_left:  # an upload gets on, whatever its trainer does
             self._bytes_left = bytes_left
             self.site.sign()
-        if not link.gone and self._complete is None:
+        if self._complete is not None:
+            self._finish(link, self._complete, now)
+        elif not link.gone:
             self._watch(link, now, quiet=quiet)
         if link.gone and self._under_way == 0 and self._complete is None and not self._judged:
             self._judge(link, now)
+
+    def _finish(self, link: Link, complete: Complete, now: float) -> None:
+        """End the run as done, once the program that completed its training has ended: one that
+        begins another training instead is refused, and its run is not done. It has a limited time,
+        and none where the machine stops."""
+        waits = link.trainer.restarts and not link.gone and self._leaving is None
+        if waits and now - self._completed_at < AFTER_SEC and self._limit.left_sec > 0:
+            return
+        if not self._keeping:
+            self._keeping = True
+            self._submit(Job("result", lambda: self._jobs.finish_done(complete)))
 
     def _watch(self, link: Link, now: float, *, quiet: bool) -> None:
         """The time of a trainer that is at work."""
@@ -446,7 +480,7 @@ class Attempt:
         elif self._leaving is not None:
             if now >= self._leaving.trainer_until:
                 link.kill("did not stop in time")
-        elif quiet and now - self._sign_at >= self.spec.waits.stall:
+        elif quiet and now - self._sign_at >= self.spec.waits.stall and self._is_stuck(link):
             self._stall(link)
         elif (left_sec := self._limit.left_sec) <= 0:
             margin_sec = self._limit.margin_sec
@@ -491,6 +525,19 @@ class Attempt:
     def _tell_stop(self, link: Link, leaving: Leaving) -> None:
         left_sec = max(0.0, leaving.trainer_until - time.monotonic())
         link.send(Stop(left_sec, leaving.snapshot))
+
+    def _is_stuck(self, link: Link) -> bool:
+        """Whether a trainer that gives no sign is to be ended. One that a person started may be
+        paused (Ctrl-Z, a closed lid, a debugger): that is only said, once."""
+        if link.trainer.restarts:
+            return True
+        if not self._silence_said:
+            self._silence_said = True
+            self.site.say(
+                f"no step for {self.spec.waits.stall:.0f} s at step {self.progress.step}; the "
+                "program may be paused or stuck, and is left alone"
+            )
+        return False
 
     def _stall(self, link: Link) -> None:
         self._stalled = True

@@ -162,5 +162,6 @@ def ended_head(head: Head) -> str:
     if end is None:
         return "the run is open"
     if head.state is State.DONE:
-        return f"this run is done, at step {end.step}"
+        why = f" ({end.why})" if end.why else ""
+        return f"this run is done, at step {end.step}{why}"
     return f"this run has {head.state}: {end.reason} at step {end.step}"

@@ -47,8 +47,10 @@ class Jobs:
             exit=exits.DONE,
             step=complete.step,
             result=Path(complete.result),
+            why=complete.why,
         )
-        return Outcome(Next.LEAVE, Reason.DONE, f"done at step {complete.step}")
+        why = f": {complete.why}" if complete.why else ""
+        return Outcome(Next.LEAVE, Reason.DONE, f"done at step {complete.step}{why}")
 
     def finish_failed(self, reason: Reason, message: str, exit_code: int | None) -> Outcome:
         self._committer.finish(State.FAILED, reason, exit=exit_code)

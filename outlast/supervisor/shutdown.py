@@ -12,6 +12,9 @@ from outlast.supervisor.progress import Progress
 LIMIT_MARGIN_SEC = 120.0
 LIMIT_MARGIN_SHARE = 0.1
 LIMIT_MARGIN_COMMITS = 3
+LIMIT_MARGIN_MOST = 0.5
+"""Share of the run's whole time, and of what was left as the attempt began, that commits may take
+from training."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +86,27 @@ class Limit:
         self._head_file = head_file
         self._term = term
         self._progress = progress
+        self._at_start_sec: float | None = None
+
+    def begin(self) -> None:
+        """Training begins now."""
+        self._at_start_sec = self._to_deadline_sec
 
     @property
     def margin_sec(self) -> float:
         head = self._head_file.held(self._term)
         whole_sec = (head.deadline - head.started).total_seconds()
         margin = min(LIMIT_MARGIN_SEC, whole_sec * LIMIT_MARGIN_SHARE)
-        return max(margin, LIMIT_MARGIN_COMMITS * (self._progress.commit_sec or 0.0))
+        commits_sec = LIMIT_MARGIN_COMMITS * (self._progress.commit_sec or 0.0)
+        at_start_sec = whole_sec if self._at_start_sec is None else self._at_start_sec
+        return max(margin, min(commits_sec, LIMIT_MARGIN_MOST * min(whole_sec, at_start_sec)))
 
     @property
     def left_sec(self) -> float:
         """Until the trainer has to be stopped."""
+        return self._to_deadline_sec - self.margin_sec
+
+    @property
+    def _to_deadline_sec(self) -> float:
         left = self._head_file.held(self._term).deadline - self._head_file.store.now()
-        return left.total_seconds() - self.margin_sec
+        return left.total_seconds()

@@ -124,5 +124,7 @@ class Site:
     """Makes ready what the trainer is started from; raises CodeRefused and CodeUnavailable."""
     machine_age_sec: Callable[[], float] = machine_age_sec
     """Since the machine was started."""
+    wanted: Callable[[], bool] = lambda: True
+    """Whether a term is still wanted: in a folder, whether the trainer that waits for it lives."""
     mask: Mask = field(default_factory=Mask)
     """Laid over all that is recorded for people: it holds the trainer's secrets."""

@@ -21,7 +21,7 @@ from outlast.base.exits import (
 from outlast.bucket import commit as commit_module
 from outlast.bucket.commit import read_record, write_record
 from outlast.bucket.head import Head, HeadFile
-from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat
+from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, EndCopy
 from outlast.bucket.store import (
     Damaged,
     Forbidden,
@@ -34,7 +34,18 @@ from outlast.bucket.store import (
     Unavailable,
     Unsupported,
 )
-from outlast.protocol import Accepted, Busy, Checkpoint, Error, Failed, Stop
+from outlast.protocol import (
+    VERSION,
+    Accepted,
+    Busy,
+    Channel,
+    Checkpoint,
+    Error,
+    Failed,
+    Hello,
+    Stop,
+)
+from outlast.supervisor import attempt
 from outlast.supervisor.__main__ import _record_boot_end
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
 from tests.supervisor.world import (
@@ -555,6 +566,8 @@ def test_a_checkpoint_without_room_is_said(world: World, monkeypatch: pytest.Mon
         (exits_with(0), Reason.USER_FAILED),
         (exits_with(-9), Reason.OUT_OF_MEMORY),
         (exits_with(137), Reason.OUT_OF_MEMORY),
+        (exits_with(-6), Reason.USER_FAILED),
+        (exits_with(-2), Reason.USER_FAILED),
         (exits_with(64), Reason.USAGE),
         (exits_with(75, steps=2), Reason.USER_FAILED),
         (exits_with(1, error=Error("too small", "does-not-fit")), Reason.DOES_NOT_FIT),
@@ -567,6 +580,57 @@ def test_a_failure_ends_the_run(world: World, script: Any, reason: Reason) -> No
     assert head.state is State.FAILED and head.end is not None
     assert head.end.reason is reason and world.end_of(1).reason is reason
     assert world.cloud.groups["group"] == []
+
+
+def test_why_a_training_ended_early_is_recorded(world: World) -> None:
+    def script(life: Life) -> int:
+        life.advance(4)
+        return life.complete(why="no improvement in 3 evals")
+
+    assert world.boot(script).run() == 0
+    end = world.head.end
+    assert end is not None and (end.step, end.why) == (4, "no improvement in 3 evals")
+    assert world.end_of(1).message == "done at step 4: no improvement in 3 evals"
+    copy = EndCopy.from_json(world.store.get(LAYOUT.end(0))[0])
+    assert copy.why == "no improvement in 3 evals"
+
+
+def test_a_record_of_a_whole_training_has_no_word_about_why(world: World) -> None:
+    assert world.boot(finish).run() == 0
+    assert b"why" not in world.store.get(LAYOUT.head)[0]
+
+
+def test_a_second_training_in_one_program_is_refused_and_its_run_is_not_done(
+    world: World,
+) -> None:
+    def script(life: Life) -> int:
+        life.advance(10)
+        life.complete()
+        life.channel.close()
+        with Channel.connect(vm.boot.site.door.socket_path) as again:
+            again.send(Hello(VERSION, 1, 10))
+            answer = again.receive(30)
+            assert isinstance(answer, Error) and answer.kind == "usage"
+        return 1
+
+    vm = world.boot(script)
+    assert vm.run() == 0
+    assert world.head.state is State.FAILED
+    assert world.end_of(1).reason is Reason.USAGE
+    assert "outlast.train was called a second time" in world.end_of(1).message
+
+
+def test_a_program_that_does_not_end_after_its_training_is_not_waited_for_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "AFTER_SEC", 0.3)
+
+    def script(life: Life) -> int:
+        finish(life)
+        return life.hang()
+
+    assert world.boot(script).run() == 0
+    assert world.head.state is State.DONE
 
 
 def test_what_the_trainer_said_is_kept(world: World) -> None:

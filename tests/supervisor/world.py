@@ -125,12 +125,12 @@ class Life:
         assert isinstance(self.offer(weight=weight), Accepted)
         self.hear(Committed)
 
-    def complete(self) -> int:
+    def complete(self, why: str = "") -> int:
         folder = self.work / "result"
         folder.mkdir()
         (folder / "metrics.json").write_text("{}")
         size = Path(self.welcome.rows).stat().st_size
-        self.channel.send(Complete(self.step, str(folder), size))
+        self.channel.send(Complete(self.step, str(folder), size, why))
         answer = self.hear(Accepted)
         assert isinstance(answer, Accepted) and answer.id == COMPLETE_ID
         return 0
