@@ -27,6 +27,7 @@ from outlast.spec import identity
 STOP_SEC = 120.0
 """How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
 CONNECT_SEC = 30.0
+ABANDON_SEC = 1.0
 WAIT_POLL_SEC = 0.2
 WAIT_SAID_SEC = 3.0
 """Who has waited for the supervisor's last commit for so long is told what for."""
@@ -279,6 +280,8 @@ class LocalSupervisor:
     def abandon(self) -> None:
         """End a supervisor whose trainer leaves before it was answered."""
         self._process.terminate()
+        if self.wait(ABANDON_SEC) is None:  # deep in a request to a store that is away
+            self._process.kill()
 
     def forget_socket(self) -> None:
         """Remove the socket's folder: once connected it is of no use, and a kill would leave it."""

@@ -43,6 +43,8 @@ WELCOME_SEC = 1200.0
 ANSWER_SEC = 120.0
 TICK_SEC = 1.0
 STOPPED_POLL_SEC = 0.2
+WELCOME_SAID_SEC = 5.0
+"""Who has waited so long is told what for."""
 
 
 class Session:
@@ -73,7 +75,14 @@ class Session:
         """What the supervisor answers to hello; waits while it restores. SystemExit 75 once
         ``stopped`` says so."""
         deadline = time.monotonic() + WELCOME_SEC
+        told = False
         while (left := deadline - time.monotonic()) > 0:
+            if not told and WELCOME_SEC - left >= WELCOME_SAID_SEC:
+                told = True
+                say(
+                    "waiting until the run is opened: a large checkpoint takes its time, and "
+                    "storage may not answer yet"
+                )
             if stopped():
                 raise SystemExit(exits.INTERRUPTED)
             message = self._receive(min(left, STOPPED_POLL_SEC))

@@ -692,7 +692,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         code = _refuse(door, message)
         door.close()
         return code
-    _watch_parent(parent, clock, notices)
+    _watch_parent(parent, clock)
     _drop_left_work()
     work, held = _make_work()
     try:
@@ -729,16 +729,16 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         os.close(held)
 
 
-def _watch_parent(parent: int, clock: MachineClock, notices: Notices) -> None:
-    """End the wait for a store or a term, in a thread, once the trainer that started this
-    supervisor has gone: it would take the run from its user's next try. An attempt sees to its
-    trainer's end itself."""
+def _watch_parent(parent: int, clock: MachineClock) -> None:
+    """End this process, from a thread, once the trainer that started it has gone before there was
+    an attempt: a supervisor that waits for a store would take the run from its user's next try.
+    Nothing is lost by it. An attempt sees to its trainer's end itself."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_SEC)
         if not clock.training:
-            notices.handle_signal(signal.SIGTERM, None)
+            os._exit(exits.INTERRUPTED)  # it may be deep in a request, and hear nothing
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 

@@ -20,7 +20,7 @@ from outlast.base.exits import (
 )
 from outlast.bucket import commit as commit_module
 from outlast.bucket.commit import read_record, write_record
-from outlast.bucket.head import Head, HeadFile
+from outlast.bucket.head import Claim, Head, HeadFile
 from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, EndCopy
 from outlast.bucket.store import (
     Damaged,
@@ -48,6 +48,8 @@ from outlast.protocol import (
 from outlast.supervisor import attempt
 from outlast.supervisor.__main__ import _record_boot_end
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
+from outlast.supervisor.progress import Progress
+from outlast.supervisor.shutdown import Limit
 from tests.supervisor.world import (
     LAYOUT,
     SPEC,
@@ -1107,3 +1109,44 @@ def test_code_that_is_out_of_reach_is_another_machines_to_try_ten_times(world: W
     head = world.head
     assert head.state is State.FAILED and head.end is not None
     assert head.end.reason is Reason.SETUP_FAILED
+
+
+@pytest.mark.parametrize(
+    ("minute", "commit_min", "stops_at"), [(25, 20, 30), (10, 17, 30), (10, 5, 45), (10, 0, 58)]
+)
+def test_the_margin_of_the_limit_leaves_half_of_the_time_to_training(
+    world: World, monkeypatch: pytest.MonkeyPatch, minute: int, commit_min: int, stops_at: int
+) -> None:
+    """An hour in all; what is left before the trainer is stopped, in minutes."""
+    head_file = world.boot().boot.head_file
+    head_file.take_term(Claim(SPEC.owner, SPEC.resume, SPEC.place, SPEC.deadline))
+    held = dataclasses.replace(
+        head_file.head, deadline=head_file.head.started + timedelta(minutes=60)
+    )
+    monkeypatch.setattr(HeadFile, "held", lambda self, term: held)
+    monkeypatch.setattr(
+        world.store, "now", lambda: held.started + timedelta(minutes=minute), raising=False
+    )
+    progress = Progress()
+    progress.commit_sec = commit_min * 60.0
+    limit = Limit(head_file, head_file.term, progress)
+    assert round(limit.left_sec / 60) == stops_at - minute
+
+
+def test_rows_and_results_are_kept_out_of_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    monkeypatch.setattr(places, "in_memory", lambda folder: not folder.is_relative_to(disk))
+    seen = []
+
+    def script(life: Life) -> int:
+        seen.append(life.welcome)
+        return finish(life)
+
+    vm = world.boot(script)
+    vm.boot = replaced_site(vm, places=(disk,))
+    assert vm.run() == 0
+    (welcome,) = seen
+    assert Path(welcome.result).is_relative_to(disk) and Path(welcome.rows).is_relative_to(disk)
+    assert not Path(welcome.work).is_relative_to(disk)

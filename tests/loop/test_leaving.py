@@ -1,0 +1,270 @@
+"""How real programs leave their training on a laptop: a test for each row of the guide's table."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.loop import programs
+
+TOTAL = 40
+PROGRAM = f"""
+import atexit, contextlib, multiprocessing, os, signal, sys, threading, time
+import outlast
+
+def body(run, each):
+    for step in run.steps():
+        counts["steps"] += 1
+        run.log(x=step)
+        print(step, flush=True)
+        each(step)
+        time.sleep(float(os.environ.get("PACE", "0")))
+
+def train(each=lambda step: None, loop=body, **more):
+    with outlast.train(
+        {{"counts": counts}}, **{{"total": {TOTAL}, "run_dir": "run", "arguments": {{}},
+        "checkpoint_every": "5", **more}}
+    ) as run:
+        loop(run, each)
+    print("after", flush=True)
+
+def at(number, act):
+    return lambda step: act() if step == number else None
+
+def crash():
+    raise ZeroDivisionError("on purpose")
+
+counts = {{"steps": 0}}
+"""
+
+
+def argv(tmp_path: Path, lines: str, name: str = "walk.py") -> list[str]:
+    """A program that ends with these lines."""
+    (tmp_path / name).write_text(f"{PROGRAM}\n{lines}\n")
+    return [sys.executable, "-W", "ignore::SyntaxWarning", str(tmp_path / name)]
+
+
+def end_of(tmp_path: Path) -> dict:
+    return json.loads((tmp_path / "run" / "attempts" / "000001" / "end.json").read_text())
+
+
+# What the program does by itself.
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "said"),
+    [
+        ("crash()", 1, "ZeroDivisionError: on purpose"),
+        ("sys.exit(0)", 1, "sys.exit(0) ended the program after step 12 of 40"),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('no such file')", 1, "no such file"),
+        ("os._exit(0)", 0, "the same command goes on from step"),
+        ("os.abort()", -signal.SIGABRT, "the same command goes on from step"),
+        ("os.kill(os.getpid(), 9)", -signal.SIGKILL, "the same command goes on from step"),
+        ("exec('raise KeyboardInterrupt')", -signal.SIGINT, ""),
+    ],
+)
+def test_a_program_that_leaves_in_the_loop_leaves_its_run_open(
+    tmp_path: Path, act: str, code: int, said: str
+) -> None:
+    left = programs.run(tmp_path, argv(tmp_path, f"train(at(12, lambda: {act}))"))
+    assert left.returncode == code, left.stderr
+    assert said in left.stderr
+    programs.wait_until_alone(tmp_path)
+    assert programs.head(tmp_path / "run")["state"] == "open"
+    assert programs.newest(tmp_path / "run") > 0, "what was committed is kept"
+
+
+@pytest.mark.parametrize(
+    ("before", "act"),
+    [
+        ("", "threading.Thread(target=sys.exit).start()"),
+        ("atexit.register(os._exit, 3)", "None"),
+        ("", "os.fork() or sys.exit(0)"),
+        ("", "os.fork() or crash()"),
+        ("", "os.fork() or os._exit(0)"),
+        ("", "os.fork() or os.kill(os.getpid(), 9)"),
+    ],
+)
+def test_what_does_not_end_the_training(tmp_path: Path, before: str, act: str) -> None:
+    """Threads and children leave alone; and once a training is complete, so does the program."""
+    each = f"at(12, lambda: {act})"
+    done = programs.run(tmp_path, argv(tmp_path, f"{before}\ntrain({each})"))
+    assert "after" in done.stdout, done.stderr
+    assert done.returncode == (3 if before else 0)
+    head = programs.head(tmp_path / "run")
+    assert (head["state"], head["end"]["step"]) == ("done", TOTAL)
+
+
+def test_a_program_that_goes_on_after_an_early_end_resumes_there(tmp_path: Path) -> None:
+    command = argv(tmp_path, "train(at(int(os.environ['CUT']), lambda: sys.exit(0)))")
+    assert programs.run(tmp_path, command, CUT="12").returncode == 1
+    done = programs.run(tmp_path, command, CUT="0")
+    assert done.returncode == 0, done.stderr
+    assert 1 < int(done.stdout.split()[0]) <= 13
+    assert programs.head(tmp_path / "run")["end"]["step"] == TOTAL
+
+
+def test_why_it_ended_early_is_said_and_kept(tmp_path: Path) -> None:
+    loop = "lambda run, each: [run.finish('converged') for step in run.steps() if step == 7]"
+    done = programs.run(tmp_path, argv(tmp_path, f"train(loop={loop})"))
+    assert done.returncode == 0, done.stderr
+    end = programs.head(tmp_path / "run")["end"]
+    assert (end["step"], end["why"]) == (7, "converged")
+    assert end_of(tmp_path)["message"] == "done at step 7: converged"
+
+
+# A stop.
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "try: body(run, each)\n    except: pass",
+        "try: body(run, each)\n    finally: return",
+        "try: body(run, each)\n    except SystemExit: sys.exit(0)",
+        "with contextlib.suppress(BaseException): body(run, each)",
+    ],
+)
+def test_ctrl_c_that_the_program_swallows_is_interrupted(tmp_path: Path, lines: str) -> None:
+    command = argv(tmp_path, f"def swallow(run, each):\n    {lines}\ntrain(loop=swallow)")
+    code, err = programs.interrupt_at_a_commit(tmp_path, tmp_path / "run", command, PACE="0.05")
+    assert code == 75, err
+    assert programs.head(tmp_path / "run")["state"] == "open"
+    assert end_of(tmp_path)["reason"] == "interrupted"
+    assert programs.run(tmp_path, command).returncode == 0
+    assert programs.head(tmp_path / "run")["end"]["step"] == TOTAL
+
+
+def test_the_first_ctrl_c_says_at_once_what_it_does(tmp_path: Path) -> None:
+    command = argv(tmp_path, "train(at(2, lambda: time.sleep(3)))")
+    with programs.started(tmp_path, command) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "1\n" and process.stdout.readline() == "2\n"
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        line = ""
+        while "stopping" not in line:
+            line = process.stderr.readline()
+        assert time.monotonic() - begun < 2.0, "before the step is over"
+        assert "stopping after this step; Ctrl-C again leaves at once, without" in line
+        assert process.wait(60) == 75
+    assert programs.newest(tmp_path / "run") == 2
+
+
+def test_a_paused_program_is_left_alone(tmp_path: Path) -> None:
+    """Ctrl-Z and fg, a closed lid, a debugger."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'outlast.supervisor' in sys.orig_argv:\n"
+        "    from outlast.supervisor import metadata\n"
+        "    defaults = metadata.Waits.__init__.__defaults__\n"
+        "    metadata.Waits.__init__.__defaults__ = tuple(\n"
+        "        1.0 if value == 1800.0 else value for value in defaults)\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{programs.ROOT}"
+    command = argv(tmp_path, "train()")
+    with programs.started(tmp_path, command, PACE="0.1", PYTHONPATH=path) as process:
+        programs.wait_for(lambda: programs.newest(tmp_path / "run") > 0, process)
+        process.send_signal(signal.SIGSTOP)
+        assert process.stderr is not None
+        while "may be paused or stuck, and is left alone" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    assert programs.head(tmp_path / "run")["state"] == "done"
+    assert programs.head(tmp_path / "run")["term"] == 1
+
+
+def test_a_supervisor_without_a_trainer_takes_no_term(tmp_path: Path) -> None:
+    """A run in a bucket that is begun offline, and given up: Ctrl-C, and a kill."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = "gs://runs/experiments/e/first"
+    command = argv(tmp_path, f"train(run_dir={url!r})")
+    more = {"STORAGE_EMULATOR_HOST": nowhere, "OUTLAST_CACHE": str(tmp_path / "cache")}
+    for number, code in ((signal.SIGINT, 75), (signal.SIGKILL, -signal.SIGKILL)):
+        with programs.started(tmp_path, command, **more) as process:
+            programs.wait_for(lambda: bool(programs.supervisors(tmp_path)), process)
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith("outlast: waiting until the run is opened")
+            process.send_signal(number)
+            assert process.wait(20) == code
+        programs.wait_until_alone(tmp_path)
+
+
+# Programs that reach outlast.train again.
+
+
+def test_a_spawned_child_that_imports_the_program_does_not_train(tmp_path: Path) -> None:
+    spawn = "multiprocessing.get_context('spawn').Process(target=print)"
+    lines = f"def start():\n    child = {spawn}\n    child.start()\n    child.join()\n"
+    done = programs.run(tmp_path, argv(tmp_path, f"{lines}\ntrain(at(12, start))"))
+    assert done.returncode == 0, done.stderr
+    assert "put the training below `if __name__" in done.stderr
+    assert "Traceback" not in done.stderr
+    head = programs.head(tmp_path / "run")
+    assert (head["state"], head["term"], head["end"]["step"]) == ("done", 1, TOTAL)
+
+
+def test_a_second_training_of_the_same_run_is_refused(tmp_path: Path) -> None:
+    done = programs.run(tmp_path, argv(tmp_path, "train()\ntrain()\nprint('twice')"))
+    assert done.returncode == 64
+    assert "give each of its trainings a name= or a run_dir= of its own" in done.stderr
+    assert "Traceback" not in done.stderr and "twice" not in done.stdout
+
+
+def test_trainings_with_folders_of_their_own_follow_one_another(tmp_path: Path) -> None:
+    lines = "for fold in range(3):\n    counts['steps'] = 0\n    train(run_dir=f'fold{fold}')"
+    done = programs.run(tmp_path, argv(tmp_path, lines))
+    assert done.returncode == 0, done.stderr
+    for fold in range(3):
+        assert programs.head(tmp_path / f"fold{fold}")["end"]["step"] == TOTAL
+
+
+@pytest.mark.parametrize("run_dir", ["run", None])
+def test_a_notebook_goes_on_after_a_restart_of_its_kernel(
+    tmp_path: Path, run_dir: str | None
+) -> None:
+    lines = (
+        "sys.argv = ['/usr/lib/ipykernel_launcher.py', '-f', f'/run/kernel-{os.getpid()}.json']\n"
+        f"train(at(int(os.environ['CUT']), lambda: os._exit(9)), run_dir={run_dir!r}, "
+        "arguments=None)"
+    )
+    command = argv(tmp_path, lines)
+    folder = tmp_path / "run"
+    first = programs.run(tmp_path, command, CUT="25", PACE="0.02")
+    assert first.returncode == 9, first.stderr
+    programs.wait_until_alone(tmp_path)
+    if run_dir is None:
+        (folder,) = (tmp_path / "runs").iterdir()
+    done = programs.run(tmp_path, command, CUT="0")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 1, "it has resumed"
+    assert programs.head(folder)["end"]["step"] == TOTAL
+
+
+def test_who_is_left_by_an_error_waits_for_the_commit_under_way(tmp_path: Path) -> None:
+    """Starting the same command again at once would fence it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "if 'outlast.supervisor' in sys.orig_argv:\n"
+        "    from outlast.bucket import commit\n"
+        "    real = commit.Committer.commit\n"
+        "    def slow(self, *given, **named):\n"
+        "        time.sleep(11)\n"
+        "        return real(self, *given, **named)\n"
+        "    commit.Committer.commit = slow\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{programs.ROOT}"
+    failed = programs.run(tmp_path, argv(tmp_path, "train(at(12, crash))"), PYTHONPATH=path)
+    assert failed.returncode == 1 and "ZeroDivisionError" in failed.stderr
+    assert "waiting for the last checkpoint to be committed" in failed.stderr
+    assert programs.newest(tmp_path / "run") == 5
+    assert not programs.supervisors(tmp_path)
