@@ -7,121 +7,40 @@ what is listed here and in the adapters can be saved, and everything else is ref
 
 Nodes: null, booleans, integers, finite floats, strings, lists and objects with plain keys are
 themselves; anything else is an object with one ``$`` key: ``$float``, ``$bytes``, ``$tuple``,
-``$dict``, ``$same`` (an object met before, by its path), ``$array`` and ``$scalar`` (numpy),
-``$tensor`` (torch), ``$object`` (something with a state of its own, named by its framework).
+``$dict``, ``$same`` (an object met before, by its path), ``$value`` (a value of Python's that
+cannot change), ``$array`` and ``$scalar`` (numpy), ``$tensor`` (torch), ``$object`` (something
+with a state of its own, named by its adapter), ``$new`` (what has taken the place of something
+that the program starts with; see outlast.loop.start).
 
 One object in two places is saved once and comes back as one object. Arrays are one where they
 are the same memory seen in the same way; arrays that overlap in any other way are refused.
+
+An adapter is a module of outlast.loop.adapters. It has to capture and restore, and may say more of
+its objects: ``describe`` (their kind, with what a restore cannot change, such as a shape),
+``is_immutable`` (a restore makes another object) and ``parts`` (a live object's parts beside those
+of a node, so that one object at two places is found where it is alive).
 """
 
 import base64
-import bisect
 import importlib
 import math
 import random
 import sys
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
-from outlast.loop.errors import DoesNotFit, StateError
+from outlast.loop import classes
+from outlast.loop.blobs import DEPTH_MAX, MISSING, Blob, Blobs, Memory, Node, kind_of
+from outlast.loop.errors import DoesNotFit, LoopError, StateError
+from outlast.loop.start import Start
 
-Node = Any  # a JSON value; the type checker has no recursive alias worth its reading
+__all__ = ["MISSING", "Blob", "Blobs", "Memory", "Node", "kind_of"]  # what adapters need as well
 
 INLINE_BYTES = 256
 """``bytes`` longer than this stand among the arrays and not in the JSON."""
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "MISSING"
-
-
-MISSING: Any = _Missing()
-"""The target of a restore where there is nothing to restore into."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """The raw bytes of one array, in the order in which they lie in memory."""
-
-    dtype: str
-    """As the framework that wrote it names it: numpy's ``<f4``, torch's ``bfloat16``."""
-    shape: tuple[int, ...]
-    source: memoryview | bytes | Callable[[], memoryview]
-    """The bytes, or what fetches them from a device when they are written."""
-    nbytes: int
-    order: tuple[int, ...] | None = None
-    """Dimensions from the outermost in memory to the innermost; None for C order."""
-
-    @property
-    def data(self) -> memoryview | bytes:
-        """The bytes themselves, in this machine's memory."""
-        return self.source() if callable(self.source) else self.source
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Where an array lies: what tells one array from another."""
-
-    device: str
-    start: int
-    end: int
-    layout: tuple[Any, ...]
-    """dtype, shape and strides: equal memory of equal layout is one array."""
-
-
-class Blobs:
-    """The arrays and objects that one capture has met, or that one restore has put back."""
-
-    def __init__(self, items: list[Blob] | None = None) -> None:
-        self.items: list[Blob] = [] if items is None else items
-        self.adapters: list[Adapter] = _adapters()
-        self.keep: list[object] = []
-        """An id or an address is unique only while its owner lives."""
-        # while capturing
-        self.seen: dict[int, str] = {}
-        self.open: set[int] = set()
-        self._index: dict[Memory, int] = {}
-        self._extents: list[tuple[str, int, int, str]] = []
-        # while restoring
-        self.places: dict[str, Any] = {}
-        """Restored objects by their path, for ``$same``."""
-        self.restored: dict[int, Any] = {}
-        """Restored arrays by their blob."""
-        self._taken: set[int] = set()
-
-    def add(self, owner: object, memory: Memory | None, path: str, make: Callable[[], Blob]) -> int:
-        """Index of the blob of the array at ``memory`` (None: of no other array's)."""
-        if memory is not None:
-            index = self._index.get(memory)
-            if index is not None:
-                return index
-            self._refuse_overlap(memory, path)
-            self._index[memory] = len(self.items)
-        self.items.append(make())
-        self.keep.append(owner)
-        return len(self.items) - 1
-
-    def take(self, target: Any) -> Any:
-        """``target``, or MISSING where something else was restored into it already."""
-        if target is MISSING or id(target) in self._taken:
-            return MISSING
-        self._taken.add(id(target))
-        self.keep.append(target)
-        return target
-
-    def _refuse_overlap(self, memory: Memory, path: str) -> None:
-        extent = (memory.device, memory.start, memory.end, path)
-        at = bisect.bisect(self._extents, extent)
-        for device, start, end, other in self._extents[max(at - 1, 0) : at + 1]:
-            if device == memory.device and start < memory.end and memory.start < end:
-                raise StateError(
-                    f"{path} shares a part of its memory with {other}, which cannot be saved as "
-                    "two; keep only the array that both look into, or a copy of one"
-                )
-        self._extents.insert(at, extent)
+_INT_BITS = 10_000
+"""Longer numbers are not JSON's: Python itself reads and writes 4300 decimal digits at most."""
+_INT_MAX = 1 << 64
 
 
 class Adapter(Protocol):
@@ -135,18 +54,20 @@ class Adapter(Protocol):
 
 
 # An object can only be a framework's if that framework is imported already. The order matters:
-# with its backend torch, Keras' layers are torch modules too.
+# with its backend torch, Keras' layers are torch modules too. The first two are Python's own.
+_PYTHON = ("values", "containers")
 _FRAMEWORKS = ("numpy", "keras", "xgboost", "torch", "sklearn")
-_ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in _FRAMEWORKS}
-_LEAVES = {"$array": "numpy", "$scalar": "numpy", "$tensor": "torch"}
-_DICTS: dict[str, type[dict]] = {"OrderedDict": OrderedDict, "Counter": Counter}
+_ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in (*_PYTHON, *_FRAMEWORKS)}
+_LEAVES = {"$value": "values", "$array": "numpy", "$scalar": "numpy", "$tensor": "torch"}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""What is replaced at a restore whatever it was."""
 
 
 def _adapters() -> list[Adapter]:
     return [
         importlib.import_module(home)  # type: ignore[misc]
-        for framework, home in _ADAPTERS.items()
-        if framework in sys.modules
+        for name, home in _ADAPTERS.items()
+        if name in _PYTHON or name in sys.modules
     ]
 
 
@@ -154,23 +75,42 @@ def check_top(state: Mapping[str, object]) -> None:
     """Refuse what could be saved but never restored: values that cannot be changed in place."""
     if not state:
         raise StateError("state is empty: name the objects to save, such as {'model': model}")
+    adapters = _adapters()
     for name, value in state.items():
         if not isinstance(name, str) or not name:
             raise StateError(f"state key {name!r}: must be a non-empty string")
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple):
+        plain = isinstance(value, (*_PLAIN, tuple))
+        if plain or any(getattr(each, "is_immutable", _no)(value) for each in adapters):
+            shown = _shown(value)
             raise StateError(
-                f"state[{name!r}] is {value!r}, which cannot be restored in place; "
-                f"put it into a dict, such as state={{{name!r}: {{'value': {value!r}}}}}"
+                f"state[{name!r}] is {shown}, which cannot be restored in place; "
+                f"put it into a dict, such as state={{{name!r}: {{'value': {shown}}}}}"
             )
 
 
-def capture_all(state: Mapping[str, object]) -> tuple[dict[str, Node], Blobs]:
+def survey(state: Mapping[str, object]) -> Start:
+    """What the program has built by itself; to be taken before anything is restored into it."""
+    found = Start()
+    _capture_all(state, Blobs(adapters=_adapters(), survey=found))
+    return found
+
+
+def capture_all(
+    state: Mapping[str, object], begun: Start | None = None
+) -> tuple[dict[str, Node], Blobs]:
     """The nodes of every named object, and their arrays.
 
-    The arrays are not copied: they must not change before the blobs are written.
+    The arrays are not copied: they must not change before the blobs are written. With ``begun``,
+    what this program's start has built, a StateError names what a resumed one could not restore.
     """
-    blobs = Blobs()
-    return {name: capture(value, f"state[{name!r}]", blobs) for name, value in state.items()}, blobs
+    blobs = Blobs(adapters=_adapters(), begun=begun)
+    nodes = _capture_all(state, blobs)
+    blobs.refuse_late()
+    return nodes, blobs
+
+
+def _capture_all(state: Mapping[str, object], blobs: Blobs) -> dict[str, Node]:
+    return {name: capture(value, f"state[{name!r}]", blobs) for name, value in state.items()}
 
 
 def restore_all(state: Mapping[str, object], nodes: Mapping[str, Node], blobs: Blobs) -> None:
@@ -196,9 +136,10 @@ def restore_named(
             f"state has {', '.join(missing)}, which the checkpoint does not hold; it holds "
             f"{', '.join(sorted(nodes))}"
         )
-    for name, node in nodes.items():  # the checkpoint's order: $same looks back
-        if name not in names:
-            continue
+    chosen = {name: node for name, node in nodes.items() if name in names}
+    for name, node in chosen.items():
+        _find_homes(state[name], node, f"state[{name!r}]", blobs)
+    for name, node in chosen.items():  # the checkpoint's order: $same looks back
         path, target = f"state[{name!r}]", state[name]
         if restore(target, node, path, blobs) is not target:
             raise DoesNotFit(
@@ -210,18 +151,44 @@ def restore_named(
 def capture(value: object, path: str, blobs: Blobs) -> Node:
     """The node of one value; StateError naming ``path`` if it cannot be saved."""
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int and value.bit_length() <= _INT_BITS:  # type: ignore[attr-defined]
         return value
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}  # type: ignore[arg-type]
     if kind is bytes:
         return _capture_bytes(value, path, blobs)  # type: ignore[arg-type]
-    if kind is tuple:
-        return {"$tuple": [capture(item, f"{path}[{i}]", blobs) for i, item in enumerate(value)]}  # type: ignore[arg-type]
+    if blobs.depth >= DEPTH_MAX:
+        raise StateError(
+            f"{path[:80]}… is a {kind_of(value)} in more than {DEPTH_MAX} others, which cannot be "
+            "saved; keep what is in there in a flat list or an array"
+        )
+    blobs.depth += 1
+    try:
+        node = _capture_once(value, path, blobs)
+    except LoopError:
+        raise
+    except RecursionError:
+        raise StateError(f"{path[:80]}… is nested too deep to be saved; make it flatter") from None
+    except Exception as error:  # whatever foreign code raises means the same
+        raise StateError(
+            f"{path} is {kind_of(value)}, whose state cannot be read: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        blobs.depth -= 1
+    return _placed(value, node, path, blobs)
+
+
+def _capture_once(value: object, path: str, blobs: Blobs) -> Node:
+    if type(value) is tuple:
+        return {"$tuple": [capture(item, f"{path}[{i}]", blobs) for i, item in enumerate(value)]}
     me = id(value)
     if me in blobs.seen:
         if me in blobs.open:
             raise StateError(f"{path} is {blobs.seen[me]} again, which contains it; cut the circle")
+        blobs.meet_again(value, path)
         return {"$same": blobs.seen[me]}
     blobs.seen[me] = path
     blobs.open.add(me)
@@ -234,24 +201,138 @@ def capture(value: object, path: str, blobs: Blobs) -> Node:
     return node
 
 
+def _placed(value: object, node: Node, path: str, blobs: Blobs) -> Node:
+    """The node, marked where its value has taken the place of another kind."""
+    if blobs.detached:
+        return node
+    if blobs.survey is not None:
+        blobs.survey.kinds[path] = _describe(value, blobs)
+    elif blobs.begun is not None:
+        before = blobs.begun.kinds.get(path)
+        if before is not None and before != _describe(value, blobs):
+            return {"$new": node, "instead": before}
+    return node
+
+
+def _describe(value: object, blobs: Blobs) -> str:
+    """The kind of a value, with what a restore into it cannot change."""
+    if type(value) not in (list, dict, tuple):
+        for adapter in blobs.adapters:
+            describe = getattr(adapter, "describe", None)
+            if describe is not None and (found := describe(value)) is not None:
+                return found
+    return kind_of(value)
+
+
 def _capture_object(value: Any, path: str, blobs: Blobs) -> Node:
     if type(value) is list:
         return [capture(item, f"{path}[{i}]", blobs) for i, item in enumerate(value)]
-    if isinstance(value, dict):
+    if type(value) is dict:
         return _capture_dict(value, path, blobs)
     for adapter in blobs.adapters:
         node = adapter.capture(value, path, blobs)
         if node is not MISSING:
             return node
     if _is_python_random(value):
-        return {"$object": "random", "state": capture(value.getstate(), path, blobs)}
+        return _capture_random(value, path, blobs)
     if not isinstance(value, type) and _has(value, "state_dict", "load_state_dict"):
-        inner = foreign(f"{path}.state_dict()", value.state_dict)
-        return {"$object": "state_dict", "state": capture(inner, f"{path}.state_dict()", blobs)}
+        return _capture_state_dict(value, path, blobs)
+    node = containers().capture_own(value, path, blobs)
+    if node is not MISSING:
+        return node
     raise StateError(
         f"{path} is {kind_of(value)}, which cannot be saved; give it state_dict() and "
         "load_state_dict(), or put what matters of it into a dict of numbers, strings and arrays"
     )
+
+
+def _capture_state_dict(value: Any, path: str, blobs: Blobs) -> Node:
+    blobs.need_target(value, path, kind_of(value))
+    inner = foreign(f"{path}.state_dict()", value.state_dict)
+    refuse_empty(value, inner, path, blobs)
+    return {"$object": "state_dict", "state": capture_part(inner, f"{path}.state_dict()", blobs)}
+
+
+def refuse_empty(value: object, inner: Any, path: str, blobs: Blobs) -> None:
+    """StateError where ``inner``, the state of an object at the start, is nothing at all."""
+    empty = inner is None or (isinstance(inner, Mapping | list | tuple) and not inner)
+    if not empty or blobs.survey is None:
+        return
+    # A container that the object itself holds may fill as it trains.
+    if inner is not None and any(item is inner for item in classes.attributes(value).values()):
+        return
+    raise StateError(
+        f"{path} is {kind_of(value)}, whose state_dict() is empty: nothing of it would be saved; "
+        "have state_dict() give all that training changes in it, or leave it out of the state if "
+        "that is nothing"
+    )
+
+
+def capture_part(value: object, path: str, blobs: Blobs) -> Node:
+    """The node of something that is restored from plain data, and not into a live object."""
+    with blobs.without_target():
+        return capture(value, path, blobs)
+
+
+def capture_key(key: object, path: str, blobs: Blobs) -> Node:
+    """The node of a key of a dict or a member of a set, which holds no arrays."""
+    kind = type(key)
+    if kind is str or kind is bool or (kind is int and -_INT_MAX < key < _INT_MAX):  # type: ignore[operator]
+        return key
+    inner = Blobs(adapters=blobs.adapters, begun=blobs.begun)
+    inner.in_key, inner.depth = True, blobs.depth
+    node = capture_part(key, f"{path}: key {_shown(key)}", inner)
+    if not _is_value(node):
+        raise StateError(
+            f"{path}: key {_shown(key)} is {kind_of(key)}, must be a string, a number or another "
+            "value that cannot change"
+        )
+    return node
+
+
+def restore_key(node: Node, path: str) -> Any:
+    """A key or a member again."""
+    if not isinstance(node, dict):
+        return node
+    return restore(MISSING, node, f"{path}: a key", Blobs(adapters=_adapters()))
+
+
+def _is_value(node: Node) -> bool:
+    if isinstance(node, list):
+        return False
+    if not isinstance(node, dict) or not {"$float", "$bytes", "$value", "$scalar"}.isdisjoint(node):
+        return True
+    inner = node.get("$tuple")
+    if inner is None and node.get("$object") in ("containers.namedtuple", "containers.items"):
+        inner = node.get("items", node.get("members") if node.get("base") == "frozenset" else None)
+    return inner is not None and all(map(_is_value, inner))
+
+
+def at_key(path: str, key: object) -> str:
+    """The path of what a dict at ``path`` has under a key."""
+    return f"{path}[{_shown(key)}]"
+
+
+def _shown(value: object) -> str:
+    """A value as a sentence shows it, however long it is."""
+    try:
+        text = repr(value)
+    except Exception:  # a number too long for Python's own limit, or foreign code
+        return f"a {kind_of(value)}"
+    return text if len(text) <= 200 else f"{text[:150]}…{text[-40:]}"
+
+
+def _capture_random(value: Any, path: str, blobs: Blobs) -> Node:
+    if isinstance(value, random.SystemRandom):
+        raise StateError(
+            f"{path} is a SystemRandom, which takes its numbers from the system and cannot "
+            "repeat them; use random.Random(seed)"
+        )
+    if value is not random and type(value) is not random.Random:
+        blobs.need_target(value, path, kind_of(value))
+    inner = capture_part(value.getstate(), f"{path}.getstate()", blobs)
+    node = {"$object": "random", "state": inner}
+    return {**node, "module": True} if value is random else node
 
 
 def foreign(what: str, call: Callable[..., Any], *args: Any, fits: bool = False) -> Any:
@@ -268,13 +349,16 @@ def foreign(what: str, call: Callable[..., Any], *args: Any, fits: bool = False)
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     """Put ``node`` into ``target`` (or MISSING) and return what stands there now."""
     if isinstance(node, list):
-        value = _restore_list(blobs.take(target), node, path, blobs)
+        value = _restore_list(_live(target, path, blobs), node, path, blobs)
     elif not isinstance(node, dict):
         return node
     elif "$float" in node:
         return float(node["$float"])
     elif "$bytes" in node:
         return _restore_bytes(node["$bytes"], blobs)
+    elif "$new" in node:
+        gone = target is not MISSING and _describe(target, blobs) == node["instead"]
+        return restore(MISSING if gone else target, node["$new"], path, blobs)
     elif "$tuple" in node:
         olds = target if isinstance(target, tuple) and len(target) == len(node["$tuple"]) else ()
         return tuple(
@@ -288,15 +372,62 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     elif leaf := next((key for key in _LEAVES if key in node), None):
         return _adapter(_LEAVES[leaf], path).restore(target, node, path, blobs)
     elif "$object" in node:
-        value = _restore_object(blobs.take(target), node, path, blobs)
+        value = _restore_object(_live(target, path, blobs), node, path, blobs)
     else:
-        value = _restore_dict(blobs.take(target), node, path, blobs)
+        value = _restore_dict(_live(target, path, blobs), node, path, blobs)
     blobs.places[path] = value
     return value
 
 
+def _live(target: Any, path: str, blobs: Blobs) -> Any:
+    """The live object for a place: what stands there, or the same object found at another."""
+    if target is MISSING or isinstance(target, _PLAIN):
+        target = blobs.homes.get(path, MISSING)
+    return blobs.take(target)
+
+
+def _find_homes(target: Any, node: Any, path: str, blobs: Blobs) -> None:
+    """Note the live objects and arrays that the checkpoint has from a place where they are not."""
+    if target is MISSING or isinstance(target, _PLAIN) or type(node) not in (dict, list):
+        return
+    if "$new" in node:
+        if _describe(target, blobs) != node["instead"]:
+            _find_homes(target, node["$new"], path, blobs)
+    elif "$same" in node:
+        blobs.homes.setdefault(node["$same"], target)
+    elif leaf := next((key for key in ("$array", "$tensor") if key in node), None):
+        blobs.array_homes.setdefault(node[leaf], target)
+    else:
+        for old, item, place in _parts(target, node, path):
+            _find_homes(old, item, place, blobs)
+
+
+def _parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
+    if isinstance(node, list) or "$tuple" in node:
+        items, olds = node if isinstance(node, list) else node["$tuple"], target
+        if isinstance(olds, list | tuple):
+            for i, item in enumerate(items[: len(olds)]):
+                yield olds[i], item, f"{path}[{i}]"
+    elif "$object" in node:
+        kind = node["$object"].partition(".")[0]
+        if kind in _ADAPTERS and (parts := getattr(_adapter(kind, path), "parts", None)):
+            yield from parts(target, node, path)
+    elif type(target) is dict:
+        for key, item in _pairs(node, path):
+            yield target.get(key, MISSING), item, at_key(path, key)
+
+
+def without_history(node: Node) -> Node:
+    """A node without what it has of the program's start, which no value depends on."""
+    if isinstance(node, dict) and "$new" in node:
+        node = node["$new"]
+    if isinstance(node, dict) and "$object" in node and "began" in node:
+        node = {key: item for key, item in node.items() if key != "began"}
+    return node
+
+
 def _capture_bytes(value: bytes, path: str, blobs: Blobs) -> Node:
-    if len(value) <= INLINE_BYTES:
+    if len(value) <= INLINE_BYTES or blobs.in_key:
         return {"$bytes": base64.b64encode(value).decode()}
     size = len(value)
     index = blobs.add(value, None, path, lambda: Blob("bytes", (size,), value, size))
@@ -310,63 +441,52 @@ def _restore_bytes(node: Node, blobs: Blobs) -> bytes:
 
 
 def _capture_dict(value: dict, path: str, blobs: Blobs) -> Node:
-    kind = type(value)
-    if kind is dict and all(isinstance(key, str) and not key.startswith("$") for key in value):
+    if all(type(key) is str and not key.startswith("$") for key in value):
         return {key: capture(item, f"{path}[{key!r}]", blobs) for key, item in value.items()}
-    if kind not in (dict, defaultdict, *_DICTS.values()):
-        raise StateError(
-            f"{path} is {kind_of(value)}, a dict of its own kind, which cannot be saved; "
-            "give it state_dict() and load_state_dict(), or use a plain dict"
-        )
-    pairs = []
-    for key, item in value.items():
-        if type(key) not in (str, int, float, bool, tuple, type(None)):
-            raise StateError(f"{path}: key {key!r} is {kind_of(key)}, must be a string or a number")
-        pairs.append([capture(key, path, blobs), capture(item, f"{path}[{key!r}]", blobs)])
-    return {"$dict": pairs} if kind is dict else {"$dict": pairs, "type": kind.__name__}
+    return {
+        "$dict": [
+            [capture_key(key, path, blobs), capture(item, at_key(path, key), blobs)]
+            for key, item in value.items()
+        ]
+    }
+
+
+def _pairs(node: Any, path: str) -> list[tuple[Any, Node]]:
+    if "$dict" in node:
+        return [(restore_key(key, path), item) for key, item in node["$dict"]]
+    return list(node.items())
 
 
 def _restore_dict(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
-    cls: Any = dict
-    if "$dict" in node:
-        pairs = [(restore(MISSING, key, path, blobs), item) for key, item in node["$dict"]]
-        name = node.get("type", "dict")
-        cls = _DICTS.get(name, dict)
-        if name == "defaultdict":
-            if type(target) is not defaultdict:
-                raise DoesNotFit(
-                    f"{path} is {kind_of(target)}: the checkpoint holds a defaultdict, "
-                    "whose default is known to the program only"
-                )
-            cls = defaultdict
-    else:
-        pairs = list(node.items())
-    if target is not MISSING and type(target) is not cls:
-        if target is None or isinstance(target, bool | int | float | str | tuple):
-            target = MISSING
-        else:
-            raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a {cls.__name__}")
+    _check_kind(target, dict, path)
     olds = {} if target is MISSING else dict(target)
     news = {
-        key: restore(olds.get(key, MISSING), item, f"{path}[{key!r}]", blobs) for key, item in pairs
+        key: restore(olds.get(key, MISSING), item, at_key(path, key), blobs)
+        for key, item in _pairs(node, path)
     }
     if target is MISSING:
-        return news if cls is dict else cls(news)
+        return news
     target.clear()  # not update alone: the order of keys is part of the state
-    dict.update(target, news)
+    target.update(news)
     return target
 
 
 def _restore_list(target: Any, node: list, path: str, blobs: Blobs) -> Any:
-    olds = target if isinstance(target, list) else []
+    _check_kind(target, list, path)
+    olds = [] if target is MISSING else list(target)
     news = [
         restore(olds[i] if i < len(olds) else MISSING, item, f"{path}[{i}]", blobs)
         for i, item in enumerate(node)
     ]
-    if not isinstance(target, list):
+    if target is MISSING:
         return news
     target[:] = news
     return target
+
+
+def _check_kind(target: Any, kind: type, path: str) -> None:
+    if target is not MISSING and type(target) is not kind:
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a {kind.__name__}")
 
 
 def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
@@ -375,15 +495,22 @@ def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
         return _adapter(kind.partition(".")[0], path).restore(target, node, path, blobs)
     if kind == "random":
         value = restore(MISSING, node["state"], path, blobs)
+        if target is MISSING:
+            target = random if node.get("module") else random.Random()
         if not _is_python_random(target):
             raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a random.Random")
-        target.setstate(value)
+        foreign(f"{path}.setstate", target.setstate, value, fits=True)
         return target
     if not _has(target, "state_dict", "load_state_dict"):
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a state_dict")
     value = restore(MISSING, node["state"], f"{path}.state_dict()", blobs)
     foreign(f"{path}.load_state_dict", target.load_state_dict, value, fits=True)
     return target
+
+
+def containers() -> Any:
+    """The adapter of Python's containers, which also has rules for a trainer's own classes."""
+    return _adapter("containers", "state")
 
 
 def _adapter(framework: str, path: str) -> Adapter:
@@ -400,13 +527,12 @@ def _is_python_random(value: object) -> bool:
     return isinstance(value, random.Random) or value is random
 
 
+def _no(value: object) -> bool:
+    return False
+
+
 def _has(value: object, *names: str) -> bool:
-    return all(callable(getattr(value, name, None)) for name in names)
-
-
-def kind_of(value: object) -> str:
-    """How a sentence names the kind of a value."""
-    if value is MISSING:
-        return "absent"
-    cls = type(value)
-    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+    try:
+        return all(callable(getattr(value, name, None)) for name in names)
+    except Exception:  # an object whose __getattr__ raises has none of them
+        return False

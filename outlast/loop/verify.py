@@ -105,6 +105,7 @@ class _Comparison:
         return None
 
     def _walk(self, one: Node, two: Node, path: str) -> str | None:
+        one, two = state.without_history(one), state.without_history(two)
         if isinstance(one, dict) and isinstance(two, dict):
             if self._moved:
                 one, two = _placeless(one, two)

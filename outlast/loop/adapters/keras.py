@@ -14,6 +14,7 @@ state too.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import re
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,7 +37,17 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
     kind = next((name for name, cls in _KINDS.items() if isinstance(value, cls)), None)
     if kind is None:
         return MISSING
-    node = {"$object": f"keras.{kind}", "variables": _capture_all(_of(value, path), path, blobs)}
+    variables = _of(value, path)
+    if not variables and blobs.begun is None:
+        raise StateError(
+            f"{path} is {kind_of(value)}, which has no variables: nothing of it would be saved; "
+            "leave it out of the state"
+        )
+    shapes = zlib.crc32(repr([tuple(item.shape) for item in variables]).encode())
+    blobs.need_target(
+        value, path, f"{kind_of(value)} of {len(variables)} variables (shapes {shapes:08x})"
+    )
+    node = {"$object": f"keras.{kind}", "variables": _capture_all(variables, path, blobs)}
     if _is_compiled(value):
         model_optimizer = value.optimizer
         _build(model_optimizer, value)
@@ -100,7 +111,7 @@ def _build(optimizer: Any, model: Any) -> None:
 
 def _capture_all(variables: Iterable[Any], path: str, blobs: Blobs) -> Node:
     return [
-        {"path": item.path, "value": state.capture(_raw(item), f"{path}.{item.path}", blobs)}
+        {"path": item.path, "value": state.capture_part(_raw(item), f"{path}.{item.path}", blobs)}
         for item in variables
     ]
 

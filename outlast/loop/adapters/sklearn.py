@@ -2,14 +2,18 @@
 
 What an estimator has learnt is what its instance holds beside its constructor's parameters. For
 MLPClassifier that includes the optimiser with its moments and the random state that partial_fit
-keeps. Parameters must be equal on both sides: a changed one is another model. XGBoost's
-estimators are scikit-learn's too; their Booster is the XGBoost adapter's.
+keeps. Parameters must be equal on both sides: a changed one is another model. Where training
+itself has changed one (``set_params(eta0=…)``), the checkpoint also has what the program started
+with, and that must be equal. XGBoost's estimators are scikit-learn's too; their Booster is the
+XGBoost adapter's.
 
-scikit-learn's own compiled objects (a loss) are saved as the class and the arguments that rebuild
-them, where that is all they are made of.
+scikit-learn's own compiled losses are saved as the class and the arguments that rebuild them. New
+objects are built of scikit-learn's and XGBoost's own estimators only.
 """
 
 import importlib
+import re
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sklearn.base import BaseEstimator
@@ -17,15 +21,20 @@ from sklearn.neural_network._stochastic_optimizers import BaseOptimizer
 
 from outlast.loop import state
 from outlast.loop.errors import DoesNotFit
-from outlast.loop.state import MISSING, Blobs, Node
+from outlast.loop.state import MISSING, Blobs, Node, foreign, kind_of
 
 _PLAIN = (type(None), bool, int, float, str)
-_PACKAGES = ("sklearn.", "xgboost.")
+_ESTIMATORS = re.compile(r"(sklearn|xgboost)(\.\w+)+")
+_NOT_ESTIMATORS = ("externals", "tests", "conftest")
+_LOSSES = ("sklearn._loss._loss", "sklearn.linear_model._sgd_fast")
+_OPTIMIZERS = "sklearn.neural_network._stochastic_optimizers"
 
 
 def capture(value: object, path: str, blobs: Blobs) -> Node:
     if isinstance(value, BaseEstimator):
-        params = value.get_params(deep=False)
+        if not _is_own(type(value)):
+            blobs.need_target(value, path, kind_of(value))
+        params = foreign(f"{path}.get_params()", lambda: value.get_params(deep=False))
         learnt = {name: item for name, item in vars(value).items() if name not in params}
     elif isinstance(value, BaseOptimizer):
         params, learnt = {}, vars(value)
@@ -34,22 +43,36 @@ def capture(value: object, path: str, blobs: Blobs) -> Node:
         if args is None:
             return MISSING
         return {"$object": "sklearn.object", "class": _class_of(value), "args": args}
-    return {
+    node = {
         "$object": "sklearn.estimator",
         "class": _class_of(value),
         "params": {
             name: state.capture(item, f"{path}.{name}", blobs) for name, item in params.items()
         },
         "state": {
-            name: state.capture(item, f"{path}.{name}", blobs) for name, item in learnt.items()
+            name: _capture_learnt(item, f"{path}.{name}", blobs) for name, item in learnt.items()
         },
     }
+    shown = {name: repr(item) for name, item in params.items()}
+    before = blobs.noted(path, shown)
+    changed = {name: text for name, text in before.items() if name in shown and shown[name] != text}
+    return {**node, "began": changed} if changed else node
+
+
+def _capture_learnt(value: object, path: str, blobs: Blobs) -> Node:
+    """What is learnt is not restored into what is there, as it may change its shape; only
+    estimators inside of estimators stay the objects that they are."""
+    if isinstance(value, BaseEstimator):
+        return state.capture(value, path, blobs)
+    return state.capture_part(value, path, blobs)
 
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     if node["$object"] == "sklearn.object":
-        return _class(node, path)(*node["args"])
-    if target is MISSING or target is None:
+        if not all(type(item) in _PLAIN for item in node["args"]):
+            raise DoesNotFit(f"{path}: the checkpoint holds a {node['class']} of other objects")
+        return _class(node, path, _LOSSES)(*node["args"])
+    if target is MISSING:
         target = _build(node, path, blobs)
     theirs, ours = node["class"], _class_of(target)
     if theirs != ours:
@@ -59,11 +82,16 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         if name not in params:
             raise DoesNotFit(f"{path}: this version of {ours} has no parameter {name}")
         value = state.restore(params[name], item, f"{path}.{name}", blobs)
-        if value is not params[name] and repr(value) != repr(params[name]):
+        if value is params[name] or repr(value) == repr(params[name]):
+            continue
+        began = node.get("began", {}).get(name)
+        if repr(params[name]) != began:
+            before = "" if began is None else f" and began as {began}"
             raise DoesNotFit(
-                f"{path} has {name}={params[name]!r}: the checkpoint's is {value!r}; "
+                f"{path} has {name}={params[name]!r}: the checkpoint's is {value!r}{before}; "
                 "a changed model is a new run"
             )
+        setattr(target, name, value)  # as set_params does, which training called
     held = vars(target)
     for name in [name for name in held if name not in params and name not in node["state"]]:
         del held[name]
@@ -78,6 +106,15 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     return target
 
 
+def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
+    """The live parameters and estimators inside of an estimator."""
+    if node["$object"] == "sklearn.estimator" and isinstance(target, BaseEstimator):
+        for name, item in node["params"].items():
+            yield vars(target).get(name, MISSING), item, f"{path}.{name}"
+        for name, item in node["state"].items():
+            yield _kept(vars(target).get(name, MISSING)), item, f"{path}.{name}"
+
+
 def _kept(value: Any) -> Any:
     """Estimators inside estimators stay the objects that they are."""
     return value if isinstance(value, BaseEstimator) else MISSING
@@ -86,7 +123,7 @@ def _kept(value: Any) -> Any:
 def _arguments(value: object) -> list[Any] | None:
     """The plain arguments that make an equal compiled object of scikit-learn, if there are."""
     cls = type(value)
-    if not cls.__module__.startswith("sklearn.") or hasattr(value, "__dict__"):
+    if cls.__module__ not in _LOSSES or hasattr(value, "__dict__"):
         return None
     try:
         made = value.__reduce__()
@@ -98,27 +135,44 @@ def _arguments(value: object) -> list[Any] | None:
 
 
 def _class_of(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    return _class_of_type(type(value))
 
 
-def _class(node: Node, path: str) -> type:
-    """The class that the checkpoint names; scikit-learn's and XGBoost's own only."""
+def _class_of_type(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _class(node: Node, path: str, modules: Collection[str] | None = None) -> Any:
+    """The class that the checkpoint names: an estimator of scikit-learn's or XGBoost's own, or a
+    class of one of ``modules``."""
     module, _, name = node["class"].rpartition(".")
     cls = None
-    if module.startswith(_PACKAGES):
-        cls = getattr(importlib.import_module(module), name, None)
-    if not isinstance(cls, type):
-        raise DoesNotFit(f"{path}: the checkpoint holds {node['class']}, which cannot be rebuilt")
-    return cls
+    if module in modules if modules is not None else _is_package(module):
+        cls = vars(importlib.import_module(module)).get(name)
+    known = isinstance(cls, type) and _class_of_type(cls) == node["class"]
+    if known and (modules is not None or issubclass(cls, BaseEstimator)):
+        return cls
+    raise DoesNotFit(f"{path}: the checkpoint holds {node['class']}, which cannot be rebuilt")
+
+
+def _is_own(cls: type) -> bool:
+    """Whether a class is an estimator that a restore can build."""
+    return _is_package(cls.__module__) and "." not in cls.__qualname__
+
+
+def _is_package(module: str) -> bool:
+    words = module.split(".")
+    return bool(_ESTIMATORS.fullmatch(module)) and not any(
+        word in _NOT_ESTIMATORS or word.startswith("test_") for word in words
+    )
 
 
 def _build(node: Node, path: str, blobs: Blobs) -> Any:
     """A new object of the class that the checkpoint names."""
-    cls = _class(node, path)
-    if issubclass(cls, BaseOptimizer):
+    if node["class"].rpartition(".")[0] == _OPTIMIZERS:
+        cls = _class(node, path, (_OPTIMIZERS,))
         return cls.__new__(cls)  # its constructor wants the parameters; its state is all it has
-    if not issubclass(cls, BaseEstimator):
-        raise DoesNotFit(f"{path}: the checkpoint holds {node['class']}, which is no estimator")
+    cls = _class(node, path)
     return cls(
         **{
             key: state.restore(MISSING, item, f"{path}.{key}", blobs)

@@ -21,7 +21,8 @@ onto the device of what they are restored into.
 
 import ctypes
 import sys
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node, foreign, kind
 from outlast.loop.words import say
 
 _COMPILED = "_orig_mod."
+_SHAPES_MAX = 4
 _SHARDED = "sharded over the ranks; rank 0 saves what is whole in every rank, use DDP"
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NAMES = {
@@ -54,6 +56,9 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
         return {"$object": "torch.Generator", "device": str(value.device), "state": inner}
     if value is torch.random:
         return _capture_global(path, blobs)
+    if isinstance(value, torch.amp.GradScaler) and not value.is_enabled():
+        blobs.need_target(value, path, f"{kind_of(value)} that is disabled")
+        return {"$object": "torch.disabled"}
     if isinstance(value, torch.dtype):
         return {"$object": "torch.dtype", "name": _NAMES[value]}
     if isinstance(value, torch.device):
@@ -75,6 +80,10 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             return _restore_generator(target, node, path, blobs)
         case "torch.random":
             return _restore_global(target, node, path, blobs)
+        case "torch.disabled":
+            if not isinstance(target, torch.amp.GradScaler) or target.is_enabled():
+                raise DoesNotFit(f"{path}: the checkpoint holds a GradScaler that is disabled")
+            return target
         case "torch.dtype":
             return _DTYPES[node["name"]]
         case "torch.device":
@@ -82,6 +91,23 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         case "torch.Size":
             return torch.Size(node["sizes"])
     raise DoesNotFit(f"{path}: the checkpoint holds {node['$object']}, unknown here")
+
+
+def describe(value: Any) -> str | None:
+    """A tensor's kind with its dtype and shape."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return f"a tensor {tuple(value.shape)} of {_NAMES[value.dtype]}"
+
+
+def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
+    """The tensors of a live module."""
+    if node["$object"] == "torch.Module" and isinstance(target, torch.nn.Module):
+        held = unwrapped(target).state_dict(keep_vars=True)
+        for key, item in held.items():
+            name = key.replace(_COMPILED, "")
+            if name in node["entries"]:
+                yield item, node["entries"][name], f"{path}.{name}"
 
 
 # Tensors
@@ -194,7 +220,14 @@ def _restore_tensor(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     done = blobs.restored.get(index)
     if done is not None:
         same = isinstance(target, torch.Tensor) and _memory(target) == _memory(done)
-        return target if same and target.numel() else done
+        return target if same and target.numel() else _alias(done, node)
+    home = blobs.array_homes.get(index)
+    if not isinstance(target, torch.Tensor) and isinstance(home, torch.Tensor):
+        _check_fits(home, blob, path)
+        with torch.no_grad():
+            home.copy_(_view(blob, path))
+        blobs.restored[index] = home
+        return _alias(home, node)
     target = blobs.take(target) if isinstance(target, torch.Tensor) else MISSING
     if target is MISSING:
         target = _view(blob, path).clone(memory_format=torch.preserve_format)
@@ -209,6 +242,17 @@ def _restore_tensor(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             target.copy_(_view(blob, path))
     blobs.restored[index] = target
     return target
+
+
+def _alias(tensor: torch.Tensor, node: Any) -> torch.Tensor:
+    """Another tensor of the same memory, as ``state_dict()`` gives of a parameter."""
+    grad = bool(node.get("grad"))
+    if node.get("parameter"):
+        same = isinstance(tensor, torch.nn.Parameter)
+        return tensor if same else torch.nn.Parameter(tensor.detach(), requires_grad=grad)
+    if not isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad == grad:
+        return tensor
+    return tensor.detach().requires_grad_(grad)
 
 
 def _devices() -> set[str]:
@@ -240,7 +284,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _capture_module(value: torch.nn.Module, path: str, blobs: Blobs) -> Node:
-    value = unwrapped(value)
+    module, value = value, unwrapped(value)
     for name, inner in value.named_modules():
         # Its state_dict() waits for all ranks, and its optimiser holds a part of the state.
         if _is_of(inner, "torch.distributed.fsdp", "FullyShardedDataParallel"):
@@ -249,14 +293,16 @@ def _capture_module(value: torch.nn.Module, path: str, blobs: Blobs) -> Node:
                 f"{place} is {kind_of(inner)}, which cannot be saved: it is {_SHARDED}"
             )
     tensors = foreign(f"{path}.state_dict()", lambda: value.state_dict(keep_vars=True))
+    state.refuse_empty(value, tensors, path, blobs)
+    blobs.need_target(module, path, _kind_of_module(value, tensors))
     entries = {
-        key: state.capture(item, f"{path}.{key}", blobs) for key, item in _named(tensors, path)
+        key: state.capture_part(item, f"{path}.{key}", blobs) for key, item in _named(tensors, path)
     }
     return {
         "$object": "torch.Module",
         "entries": entries,
         # Some modules read their state by the version that wrote it.
-        "versions": state.capture(
+        "versions": state.capture_part(
             {_plain(name): dict(item) for name, item in _versions(tensors)},
             f"{path}.state_dict()._metadata",
             blobs,
@@ -298,6 +344,17 @@ def _restore_module(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     for name, inner in _modules(module):
         inner.training = name not in asleep
     return target
+
+
+def _kind_of_module(value: torch.nn.Module, tensors: Any) -> str:
+    """The kind of a module, with the shapes of its tensors: what a restore cannot change."""
+    shapes = [
+        f"{name} {tuple(item.shape)}" for name, item in tensors.items() if hasattr(item, "shape")
+    ]
+    if len(shapes) <= _SHAPES_MAX:
+        return f"{kind_of(value)} with {', '.join(shapes)}"
+    digest = zlib.crc32("\n".join(shapes).encode())
+    return f"{kind_of(value)} with {len(shapes)} tensors (shapes {digest:08x})"
 
 
 class _WithVersions(dict):
@@ -363,10 +420,12 @@ def _capture_optimizer(value: torch.optim.Optimizer, path: str, blobs: Blobs) ->
             f"{path}.state_dict() has no state and param_groups, as those of torch.optim have; "
             "put the optimiser that it wraps into the state"
         )
+    sizes = ", ".join(str(len(group["params"])) for group in value.param_groups)
+    blobs.need_target(value, path, f"{kind_of(value)} with groups of {sizes} parameters")
     return {
         "$object": "torch.Optimizer",
         "params": [[list(p.shape), str(p.device)] for p in _parameters(value)],
-        "state": state.capture(inner, f"{path}.state_dict()", blobs),
+        "state": state.capture_part(inner, f"{path}.state_dict()", blobs),
     }
 
 
@@ -431,6 +490,8 @@ def _capture_global(path: str, blobs: Blobs) -> Node:
 
 def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     cpu, *cuda = state.restore(MISSING, node["state"], f"{path}.states", blobs)
+    if target is MISSING:
+        target = torch.random
     if target is not torch.random:
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds torch.random")
     torch.set_rng_state(cpu)

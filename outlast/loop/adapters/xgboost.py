@@ -36,7 +36,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
-    if target is MISSING or target is None:
+    if target is MISSING:
         target = xgboost.Booster()
     if not isinstance(target, xgboost.Booster):
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds an XGBoost Booster")

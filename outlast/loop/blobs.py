@@ -1,0 +1,199 @@
+"""What one capture has met, or one restore has put back: arrays, objects, and where they are."""
+
+import bisect
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlast.loop import classes, start
+from outlast.loop.errors import StateError
+from outlast.loop.start import Start
+
+if TYPE_CHECKING:
+    from outlast.loop.state import Adapter
+
+Node = Any  # a JSON value; the type checker has no recursive alias worth its reading
+
+DEPTH_MAX = 100
+"""Containers in containers; deeper ones would exceed Python's own limit somewhere."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
+"""The target of a restore where there is nothing to restore into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """The raw bytes of one array, in the order in which they lie in memory."""
+
+    dtype: str
+    """As the framework that wrote it names it: numpy's ``<f4``, torch's ``bfloat16``."""
+    shape: tuple[int, ...]
+    source: memoryview | bytes | Callable[[], memoryview]
+    """The bytes, or what fetches them from a device when they are written."""
+    nbytes: int
+    order: tuple[int, ...] | None = None
+    """Dimensions from the outermost in memory to the innermost; None for C order."""
+
+    @property
+    def data(self) -> memoryview | bytes:
+        """The bytes themselves, in this machine's memory."""
+        return self.source() if callable(self.source) else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where an array lies: what tells one array from another."""
+
+    device: str
+    start: int
+    end: int
+    layout: tuple[Any, ...]
+    """dtype, shape and strides: equal memory of equal layout is one array."""
+
+
+class Blobs:
+    """The arrays and objects that one capture has met, or that one restore has put back."""
+
+    def __init__(
+        self,
+        items: list[Blob] | None = None,
+        *,
+        adapters: "list[Adapter] | None" = None,
+        begun: Start | None = None,
+        survey: Start | None = None,
+    ) -> None:
+        self.items: list[Blob] = [] if items is None else items
+        self.adapters: list[Adapter] = adapters or []
+        self.keep: list[object] = []
+        """An id or an address is unique only while its owner lives."""
+        # while capturing
+        self.begun = begun
+        """What the program started with; None: not known, nothing is too late."""
+        self.survey = survey
+        """To be filled with what is met, by a capture that is not to be written."""
+        self.seen: dict[int, str] = {}
+        self.open: set[int] = set()
+        self.depth = 0
+        self.detached = 0
+        """Above 0 within what is restored from plain data, without a live object."""
+        self.in_key = False
+        self._late: dict[int, tuple[str, str, set[str]]] = {}
+        self._index: dict[Memory, int] = {}
+        self._extents: list[tuple[str, int, int, str]] = []
+        # while restoring
+        self.places: dict[str, Any] = {}
+        """Restored objects by their path, for ``$same``."""
+        self.restored: dict[int, Any] = {}
+        """Restored arrays by their blob."""
+        self.homes: dict[str, Any] = {}
+        """Live objects by the path at which they were saved, where they live at another."""
+        self.array_homes: dict[int, Any] = {}
+        """Live arrays by their blob."""
+        self._taken: set[int] = set()
+
+    def add(self, owner: object, memory: Memory | None, path: str, make: Callable[[], Blob]) -> int:
+        """Index of the blob of the array at ``memory`` (None: of no other array's)."""
+        if self.survey is not None:
+            return 0
+        if memory is not None:
+            index = self._index.get(memory)
+            if index is not None:
+                return index
+            self._refuse_overlap(memory, path)
+            self._index[memory] = len(self.items)
+        self.items.append(make())
+        self.keep.append(owner)
+        return len(self.items) - 1
+
+    def need_target(self, value: object, path: str, kind: str, remedy: str = "") -> None:
+        """Only a live object of this ``kind`` can take what is captured of ``value``; StateError
+        if a resumed program has none at ``path``. ``remedy``: what to do, before ``or``."""
+        if self.survey is not None and not self.detached:
+            self.survey.live.setdefault(path, set()).add(kind)
+        if self.detached:
+            raise StateError(start.not_rebuilt(path, kind, remedy))
+        if self.begun is None or self.survey is not None:
+            return
+        before = self.begun.live.get(path, set())
+        if kind in before:
+            return
+        sentence = start.changed(path, kind, before) if before else ""
+        late = (path, sentence or start.too_late(path, kind, remedy), set())
+        self._late.setdefault(id(value), late)[2].add(kind)
+
+    def meet_again(self, value: object, path: str) -> None:
+        """The object stands at ``path``, too, and a resumed program may have it there."""
+        late = self._late.get(id(value))
+        if late is not None and late[2] <= (self.begun or Start()).live.get(path, set()):
+            del self._late[id(value)]
+
+    def refuse_late(self) -> None:
+        """StateError naming an object that a resumed program has at none of its places."""
+        for _, sentence, _ in self._late.values():
+            raise StateError(sentence)
+
+    def finds(self, cls: type) -> bool:
+        """Whether a resumed program finds a class by its name."""
+        return classes.is_findable(cls, None if self.begun is None else self.begun.modules)
+
+    def noted(self, path: str, now: Any) -> Any:
+        """What was noted of ``path`` at the start of the program: ``now`` where it starts now."""
+        if self.detached:
+            return now
+        if self.survey is not None:
+            self.survey.notes[path] = now
+        return now if self.begun is None else self.begun.notes.get(path, now)
+
+    @contextlib.contextmanager
+    def without_target(self) -> Iterator[None]:
+        """What is captured meanwhile is restored from plain data, not into a live object."""
+        self.detached += 1
+        try:
+            yield
+        finally:
+            self.detached -= 1
+
+    def take(self, target: Any) -> Any:
+        """``target``, or MISSING where something else was restored into it already."""
+        if target is MISSING or id(target) in self._taken:
+            return MISSING
+        self._taken.add(id(target))
+        self.keep.append(target)
+        return target
+
+    def claim(self, memory: Memory | None, path: str) -> None:
+        """StateError if what lies at ``memory``, which is no blob, is also captured elsewhere."""
+        if memory is None or self.survey is not None:
+            return
+        if memory in self._index:
+            raise StateError(
+                f"{path} is a view of an array that the state holds at another place; keep one"
+            )
+        self._refuse_overlap(memory, path)
+        self._index[memory] = -1
+
+    def _refuse_overlap(self, memory: Memory, path: str) -> None:
+        extent = (memory.device, memory.start, memory.end, path)
+        at = bisect.bisect(self._extents, extent)
+        for device, first, last, other in self._extents[max(at - 1, 0) : at + 1]:
+            if device == memory.device and first < memory.end and memory.start < last:
+                raise StateError(
+                    f"{path} shares a part of its memory with {other}, which cannot be saved as "
+                    "two; keep only the array that both look into, or a copy of one"
+                )
+        self._extents.insert(at, extent)
+
+
+def kind_of(value: object) -> str:
+    """How a sentence names the kind of a value."""
+    if value is MISSING:
+        return "absent"
+    cls = type(value)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
