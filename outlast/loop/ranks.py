@@ -511,6 +511,7 @@ class RankState:
     def __init__(self, values: Mapping[str, object], rank: int, size: int) -> None:
         with _named():
             state.check_top(values)
+            self._begun = state.survey(values)
         self._values = values
         self._rank = rank
         self._size = size
@@ -518,7 +519,7 @@ class RankState:
     def write(self, folder: Path, step: int) -> None:
         """This rank's part of a snapshot, into ``folder``."""
         with _named():
-            nodes, blobs = state.capture_all(self._values)
+            nodes, blobs = state.capture_all(self._values, self._begun)
         snapshot.write(folder / part_name(self._rank), snapshot.Saved(step, {}, nodes, blobs))
 
     def restore(self, folder: Path) -> None:
@@ -532,7 +533,7 @@ class RankState:
         """Save, restore and compare: what does not survive is a StateError that names it."""
         folder = work / f"tmp-proof-{part_name(self._rank)}"
         with _named():
-            verify.prove(self._values, state.capture_all(self._values), folder)
+            verify.prove(self._values, state.capture_all(self._values, self._begun), folder)
         shutil.rmtree(folder)
 
 

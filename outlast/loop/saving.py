@@ -53,6 +53,7 @@ class Saver:
         that of the supervisor's choice."""
         self._session = session
         self._state = values
+        self._begun = state.survey(values)
         self._history = history
         self._rows = rows
         self._rank_state = rank_state
@@ -177,7 +178,7 @@ class Saver:
         begun_sec = time.monotonic()
         self._count += 1
         identifier = f"{self._count:06d}"
-        nodes, blobs = state.capture_all(self._state)
+        nodes, blobs = state.capture_all(self._state, self._begun)
         self._choose_place(sum(blob.nbytes for blob in blobs.items))
         temporary = self._place / f"tmp-{identifier}"
         parts = self._place / f"tmp-{identifier}-ranks"
@@ -211,7 +212,7 @@ class Saver:
 
     def prove(self) -> None:
         """Save the state, restore it and compare: what does not survive fails now, by name."""
-        before = state.capture_all(self._state)
+        before = state.capture_all(self._state, self._begun)
         size = sum(blob.nbytes for blob in before[1].items)
         self._choose_place(size)
         folder = self._place / "tmp-proof"

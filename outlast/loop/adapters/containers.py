@@ -243,7 +243,7 @@ def _keyed(node: Any, path: str) -> list[tuple[Any, Node]]:
 
 
 def _listed(target: Any) -> list[Any]:
-    base = next((base for base in (list, deque, tuple) if isinstance(target, base)), None)
+    base: Any = next((base for base in (list, deque, tuple) if isinstance(target, base)), None)
     return [] if base is None else list(base.__iter__(target))
 
 

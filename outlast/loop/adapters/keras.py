@@ -38,7 +38,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
     if kind is None:
         return MISSING
     variables = _of(value, path)
-    if not variables and blobs.begun is None:
+    if not variables and blobs.survey is not None:
         raise StateError(
             f"{path} is {kind_of(value)}, which has no variables: nothing of it would be saved; "
             "leave it out of the state"

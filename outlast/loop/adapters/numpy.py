@@ -11,7 +11,7 @@ module ``numpy.random`` itself stands for its global generator.
 import importlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -281,6 +281,10 @@ def _restore_objects(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
     return _with_flag(target, bool(node.get("readonly")))
 
 
+def _is_masked(value: object) -> bool:
+    return type(value) is np.ma.MaskedArray
+
+
 def _capture_masked(value: Any, path: str, blobs: Blobs) -> Node:
     mask, fill = value._mask, value._fill_value
     return {
@@ -293,7 +297,7 @@ def _capture_masked(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def _restore_masked(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
-    if target is not MISSING and type(target) is not np.ma.MaskedArray:
+    if target is not MISSING and not _is_masked(target):
         raise DoesNotFit(f"{path} is {type(target).__name__}: the checkpoint holds a masked array")
     held = MISSING if target is MISSING else np.ma.getdata(target)
     data = state.restore(held, node["data"], f"{path}.data", blobs)
@@ -302,7 +306,7 @@ def _restore_masked(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
         old = MISSING if target is MISSING or target._mask is np.ma.nomask else target._mask
         mask = state.restore(old, node["mask"], f"{path}.mask", blobs)
     if data is not held or target is MISSING:
-        target = np.ma.MaskedArray(data)
+        target = cast(Any, np.ma.MaskedArray(data))
     target._mask = mask  # not the property, which makes an array of nomask
     target._fill_value = None
     if node["fill"] is not None:
@@ -387,7 +391,8 @@ def _fields(dtype: np.dtype) -> Any:
         return [_fields(dtype.subdtype[0]), list(dtype.shape)]
     if dtype.names is None:
         return _name(dtype)
-    fields = [(dtype.fields or {})[name] for name in dtype.names]
+    found: Any = dtype.fields
+    fields = [found[name] for name in dtype.names]
     return {
         "names": list(dtype.names),
         "formats": [_fields(field[0]) for field in fields],
@@ -408,12 +413,12 @@ def _dtype(name: str, path: str) -> np.dtype:
         raise DoesNotFit(f"{path}: the checkpoint holds {name}, unknown here ({error})") from None
 
 
-def _dtype_of(fields: Any, path: str) -> np.dtype:
+def _dtype_of(fields: Any, path: str) -> Any:
     if isinstance(fields, str):
         return _dtype(fields, path)
     if isinstance(fields, list):
         return np.dtype((_dtype_of(fields[0], path), tuple(fields[1])))
     aligned = fields["aligned"]
-    plain = {key: item for key, item in fields.items() if key != "aligned"}
+    plain: Any = {key: item for key, item in fields.items() if key != "aligned"}
     plain["formats"] = [_dtype_of(item, path) for item in fields["formats"]]
     return np.dtype(plain, align=aligned)

@@ -146,7 +146,7 @@ def _class(node: Node, path: str, modules: Collection[str] | None = None) -> Any
     """The class that the checkpoint names: an estimator of scikit-learn's or XGBoost's own, or a
     class of one of ``modules``."""
     module, _, name = node["class"].rpartition(".")
-    cls = None
+    cls: Any = None
     if module in modules if modules is not None else _is_package(module):
         cls = vars(importlib.import_module(module)).get(name)
     known = isinstance(cls, type) and _class_of_type(cls) == node["class"]

@@ -221,7 +221,7 @@ def _restore_tensor(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     if done is not None:
         same = isinstance(target, torch.Tensor) and _memory(target) == _memory(done)
         return target if same and target.numel() else _alias(done, node)
-    home = blobs.array_homes.get(index)
+    home: Any = blobs.array_homes.get(index)
     if not isinstance(target, torch.Tensor) and isinstance(home, torch.Tensor):
         _check_fits(home, blob, path)
         with torch.no_grad():
@@ -294,10 +294,10 @@ def _capture_module(value: torch.nn.Module, path: str, blobs: Blobs) -> Node:
             )
     tensors = foreign(f"{path}.state_dict()", lambda: value.state_dict(keep_vars=True))
     state.refuse_empty(value, tensors, path, blobs)
-    blobs.need_target(module, path, _kind_of_module(value, tensors))
     entries = {
         key: state.capture_part(item, f"{path}.{key}", blobs) for key, item in _named(tensors, path)
     }
+    blobs.need_target(module, path, _kind_of_module(value, tensors))
     return {
         "$object": "torch.Module",
         "entries": entries,

@@ -118,8 +118,9 @@ def _capture_zone(zone: datetime.tzinfo | None, path: str) -> Any:
     if type(zone) is datetime.timezone:
         return [_offset(zone), zone.tzname(None)]
     zoneinfo = sys.modules.get("zoneinfo")
-    if zoneinfo is not None and type(zone) is zoneinfo.ZoneInfo and zone.key:
-        return zone.key
+    key = getattr(zone, "key", None)
+    if zoneinfo is not None and type(zone) is zoneinfo.ZoneInfo and key:
+        return key
     raise StateError(
         f"{path} has the time zone {zone!r}, which cannot be saved; use datetime.timezone or "
         "zoneinfo.ZoneInfo"
