@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from outlast.loop.errors import DoesNotFit, LoopError
 
 Batch = TypeVar("Batch")
+_LOADER = "torch.utils.data.dataloader"
 
 
 class BatchSampler:
     """Endless batches of row numbers, epoch after epoch; put it into the state of a training.
 
-    Alone, or as ``batch_sampler`` of a ``torch.utils.data.DataLoader`` with any number of workers::
+    Alone (``zip(run.steps(), sampler)``), or as ``batch_sampler`` of a
+    ``torch.utils.data.DataLoader`` with any number of workers, through ``over``::
 
         sampler = BatchSampler(len(dataset), batch_size=64, seed=1)
         loader = DataLoader(dataset, batch_sampler=sampler)
@@ -21,6 +23,8 @@ class BatchSampler:
             for step, batch in zip(run.steps(), sampler.over(loader)):
 
     ``position`` counts the batches that training was given, not those that workers fetched ahead.
+    Ask for the step first and then for its batch, as ``zip`` does above: LoopError for a batch that
+    is taken before the first step, or by a DataLoader that is not in ``over``.
     A transform that draws random numbers in a worker must draw them from the row's number: a
     worker's own generator starts anew in each attempt.
 
@@ -63,6 +67,7 @@ class BatchSampler:
                 f"{num_replicas} processes; make it smaller"
             )
         self._begun = False
+        self._in_over = False
 
     @property
     def epoch(self) -> int:
@@ -70,11 +75,24 @@ class BatchSampler:
         return self.position // self.batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Batches from ``position`` on, without end; it does not move the position."""
-        self._begun = True
+        """Batches from ``position`` on, without end. Each one counts as it is given out, but within
+        ``over``, which counts those that come out of the loader."""
+        if not self._in_over and sys._getframe(1).f_globals.get("__name__") == _LOADER:
+            # It would fetch ahead, and draw a seed that a resumed run draws once more.
+            raise LoopError(
+                "BatchSampler: a DataLoader fetches batches ahead of the training; iterate "
+                "sampler.over(loader) instead of the loader"
+            )
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
         position, epoch, order = self.position, -1, []
         rows = self._order["batch_size"] * self._order["num_replicas"]
         while True:
+            self._begun = True
+            if not self._in_over:
+                position = self.position
+                self.position += 1
             if position // self.batches_per_epoch != epoch:
                 epoch = position // self.batches_per_epoch
                 order = self._permutation(epoch)
@@ -87,10 +105,13 @@ class BatchSampler:
 
         Begins when the first is asked for: in the body of ``outlast.train``, after its restore.
         """
-        batches = _begin(loader)
-        for batch in batches:
-            self.position += 1
-            yield batch
+        self._in_over = True
+        try:
+            for batch in _begin(loader):
+                self.position += 1
+                yield batch
+        finally:
+            self._in_over = False
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what the order is a function of."""
@@ -115,6 +136,16 @@ class BatchSampler:
         if self._order["shuffle"]:
             random.Random(f"{self._order['seed']} {epoch}").shuffle(order)
         return order
+
+
+def refuse_early(state: Mapping[str, object]) -> None:
+    """LoopError for a sampler of ``state`` that was asked for a batch before the first step."""
+    for name, value in state.items():
+        if isinstance(value, BatchSampler) and value._begun:
+            raise LoopError(
+                f"state[{name!r}] has given a batch before the first step, which a resumed run "
+                "would lose; ask for the step first: zip(run.steps(), sampler)"
+            )
 
 
 def _begin(loader: Iterable[Batch]) -> Iterator[Batch]:

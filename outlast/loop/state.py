@@ -136,6 +136,7 @@ def restore_named(
             f"state has {', '.join(missing)}, which the checkpoint does not hold; it holds "
             f"{', '.join(sorted(nodes))}"
         )
+    blobs.adapters = blobs.adapters or _adapters()
     chosen = {name: node for name, node in nodes.items() if name in names}
     for name, node in chosen.items():
         _find_homes(state[name], node, f"state[{name!r}]", blobs)

@@ -17,6 +17,7 @@ from outlast.loop import (
     local,
     ranks,
     rows,
+    sampler,
     saving,
     schedule,
     snapshot,
@@ -183,6 +184,7 @@ class Training:
         if self._started:
             raise LoopError("run.steps() was used already; a run has one loop")
         self._started = True
+        sampler.refuse_early(self._state)
         try:
             while True:
                 self._boundary()

@@ -1,6 +1,6 @@
 """numpy: arrays raw with dtype, shape and order, scalars, and the states of random generators.
 
-Arrays of records keep the bytes between their fields, arrays of objects (strings, labels) are saved
+Arrays of records are saved with zeros between their fields, arrays of objects (strings, labels)
 element by element, and a read-only array comes back read-only. A generator keeps what its
 ``spawn()`` depends on.
 
@@ -317,7 +317,7 @@ def _restore_masked(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
 
 def _blob(array: np.ndarray) -> Blob:
     name, shape, order = _name(array.dtype), array.shape, None
-    array = _bytes_of(array)
+    array = _bytes_of(_without_gaps(array))
     if not array.flags.c_contiguous:
         # Strides from the outermost to the innermost: the dimensions as they lie in memory.
         dense = [int(i) for i in np.argsort([-step for step in array.strides], kind="stable")]
@@ -328,6 +328,17 @@ def _blob(array: np.ndarray) -> Blob:
     # Strings and dates have no buffer format of their own: their bytes have.
     data = array.reshape(-1).view(np.uint8).data if array.nbytes else b""
     return Blob(name, shape, data, array.nbytes, order)
+
+
+def _without_gaps(array: np.ndarray) -> np.ndarray:
+    """Records with zeros between their fields, where anything may lie: equal ones are the same
+    bytes."""
+    if array.dtype.names is None:
+        return array
+    clean = np.zeros(array.shape, np.dtype((np.void, array.dtype.itemsize))).view(array.dtype)
+    for field in array.dtype.names:
+        clean[field] = _without_gaps(array[field])
+    return clean
 
 
 def _memory(array: np.ndarray) -> Memory | None:

@@ -11,6 +11,7 @@ scikit-learn's own compiled losses are saved as the class and the arguments that
 objects are built of scikit-learn's and XGBoost's own estimators only.
 """
 
+import contextlib
 import importlib
 import re
 from collections.abc import Collection, Iterator
@@ -148,7 +149,8 @@ def _class(node: Node, path: str, modules: Collection[str] | None = None) -> Any
     module, _, name = node["class"].rpartition(".")
     cls: Any = None
     if module in modules if modules is not None else _is_package(module):
-        cls = vars(importlib.import_module(module)).get(name)
+        with contextlib.suppress(ImportError):  # another version may not have it
+            cls = vars(importlib.import_module(module)).get(name)
     known = isinstance(cls, type) and _class_of_type(cls) == node["class"]
     if known and (modules is not None or issubclass(cls, BaseEstimator)):
         return cls

@@ -53,6 +53,11 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
     return MISSING
 
 
+def is_immutable(value: Any) -> bool:
+    """All of them are."""
+    return type(value) in _WRITERS or isinstance(value, enum.Enum | slice | datetime.datetime)
+
+
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     kind, *parts = node["$value"]
     if kind == "enum":

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outlast.loop.errors import DoesNotFit, LoopError
-from outlast.loop.sampler import BatchSampler
+from outlast.loop.sampler import BatchSampler, refuse_early
 
 
 def take(sampler: BatchSampler, number: int) -> list[list[int]]:
@@ -66,3 +66,43 @@ def test_iterating_before_the_restore_is_named() -> None:
     next(iter(sampler))
     with pytest.raises(DoesNotFit, match="was iterated before the restore"):
         sampler.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("how", ["direct", "over", "sliced"])
+@pytest.mark.parametrize("at", range(9))
+def test_its_position_counts_however_it_is_iterated(how: str, at: int) -> None:
+    def batches(sampler: BatchSampler, number: int) -> list[list[int]]:
+        if how == "over":
+            return take(sampler, number)
+        if how == "direct":
+            return [batch for _, batch in zip(range(number), sampler, strict=False)]
+        return [next(iter(sampler)) for _ in range(number)]
+
+    baseline = batches(BatchSampler(10, 3, seed=4), 9)
+    first, second = BatchSampler(10, 3, seed=4), BatchSampler(10, 3, seed=4)
+    assert batches(first, at) == baseline[:at] and first.position == at
+    second.load_state_dict(first.state_dict())
+    assert batches(second, 9 - at) == baseline[at:]
+
+
+def test_an_iterator_made_before_over_is_not_counted_twice() -> None:
+    sampler = BatchSampler(10, 3, seed=4)
+    loader = (tuple(batch) for batch in sampler)
+    assert len([batch for _, batch in zip(range(4), sampler.over(loader), strict=False)]) == 4
+    assert sampler.position == 4
+
+
+def test_a_batch_before_the_first_step_is_refused() -> None:
+    sampler = BatchSampler(10, 3)
+    refuse_early({"sampler": sampler})
+    next(iter(sampler))
+    with pytest.raises(LoopError, match=r"state\['sampler'\] has given a batch before the first"):
+        refuse_early({"sampler": sampler})
+
+
+@pytest.mark.frameworks
+def test_a_loader_that_is_not_in_over_is_refused() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    sampler = BatchSampler(10, 3)
+    with pytest.raises(LoopError, match="iterate sampler.over"):
+        next(iter(data.DataLoader(range(10), batch_sampler=sampler)))
