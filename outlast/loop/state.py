@@ -54,10 +54,10 @@ class Adapter(Protocol):
 
 
 # An object can only be a framework's if that framework is imported already. The order matters:
-# with its backend torch, Keras' layers are torch modules too. The first two are Python's own.
+# with its backend torch, Keras' layers are torch modules too; numpy's arrays are the most.
 _PYTHON = ("values", "containers")
-_FRAMEWORKS = ("numpy", "keras", "xgboost", "torch", "sklearn")
-_ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in (*_PYTHON, *_FRAMEWORKS)}
+_NAMES = ("numpy", *_PYTHON, "keras", "xgboost", "torch", "sklearn")
+_ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in _NAMES}
 _LEAVES = {"$value": "values", "$array": "numpy", "$scalar": "numpy", "$tensor": "torch"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """What is replaced at a restore whatever it was."""
