@@ -178,6 +178,32 @@ def checkout_on(cloud: clouds.LocalCloud, parts: engines.Parts, folder: Path) ->
     return made
 
 
+def holding(folder: Path, text: bytes) -> list[Path]:
+    """The files below a folder that hold a text."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            try:
+                if text in path.read_bytes():
+                    found.append(path)
+            except OSError:  # a VM's file that has gone meanwhile
+                continue
+    return found
+
+
+def environments(text: bytes) -> list[str]:
+    """The processes that have a text in their environment or their words."""
+    found = []
+    for process in Path("/proc").iterdir():
+        for part in ("environ", "cmdline"):
+            try:
+                if process.name.isdigit() and text in (process / part).read_bytes():
+                    found.append(process.name)
+            except OSError:
+                continue
+    return found
+
+
 @pytest.fixture(scope="session")
 def parts() -> engines.Parts:
     return engines.find_parts()

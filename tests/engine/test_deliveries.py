@@ -18,7 +18,7 @@ from outlast.bucket.store import Store, open_store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
 from tests import git_host
-from tests.engine.conftest import Project, Watch, checkout_on, until
+from tests.engine.conftest import Project, Watch, checkout_on, environments, holding, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -163,32 +163,6 @@ class Runs:
             for item in self.store.list(folder)
         }
         return {name: data for name, data in found.items() if name != "RESULT.json"}
-
-
-def holding(folder: Path, text: bytes) -> list[Path]:
-    """The files below a folder that hold a text."""
-    found = []
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            try:
-                if text in path.read_bytes():
-                    found.append(path)
-            except OSError:  # a VM's file that has gone meanwhile
-                continue
-    return found
-
-
-def environments(text: bytes) -> list[str]:
-    """The processes that have a text in their environment or their words."""
-    found = []
-    for process in Path("/proc").iterdir():
-        for part in ("environ", "cmdline"):
-            try:
-                if process.name.isdigit() and text in (process / part).read_bytes():
-                    found.append(process.name)
-            except OSError:
-                continue
-    return found
 
 
 def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(

@@ -1,0 +1,168 @@
+"""A trainer's secret, from Secret Manager to the trainer alone: what is searched is everything that
+a run leaves, on its VM, in the bucket, in the state and in the process list."""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.layout import AttemptEnd
+from outlast.bucket.store import Store, open_store
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
+from tests.engine.conftest import Project, Watch, checkout_on, environments, holding, until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+TOKEN = "w4ndb-key+of/nobody=0123456789"
+BASE64 = base64.b64encode(f"user:{TOKEN}".encode()).decode()
+CORE = BASE64[8:-4]
+
+SCRIPT = """
+import base64, hashlib, os, pathlib, subprocess, sys, time, urllib.parse
+key = os.environ["WANDB_API_KEY"]
+cut = len(key) // 2
+for stream in (sys.stdout, sys.stderr):
+    stream.write("whole " + key + "\\nin two " + key[:cut]); stream.flush(); time.sleep(0.3)
+    stream.write(key[cut:] + "\\n"); stream.flush()
+    print("basic", base64.b64encode(("user:" + key).encode()).decode(), file=stream)
+    print("url https://h/?k=" + urllib.parse.quote_plus(key), file=stream)
+subprocess.run(["sh", "-c", 'echo "child $WANDB_API_KEY"'])
+pathlib.Path(os.environ["LOG_DIR"], "debug.log").write_text("login with " + key + "\\n")
+digest = hashlib.sha256(key.encode()).hexdigest()
+pathlib.Path(os.environ["RESULT_DIR"], "digest").write_text(digest)
+go_on = pathlib.Path({go_on!r})
+while not go_on.exists():
+    time.sleep(0.1)
+if go_on.read_text() == "die":
+    sys.exit("401 Unauthorized for key " + key)
+"""
+
+
+def keep(local: clouds.LocalCloud, name: str, *values: str) -> str:
+    """A secret with these versions; its path in the local cloud."""
+    secrets = f"/secretmanager/v1/projects/{clouds.PROJECT}/secrets"
+    local.call("POST", f"{secrets}?secretId={name}", {"replication": {"automatic": {}}})
+    for value in values:
+        payload = {"payload": {"data": base64.b64encode(value.encode()).decode()}}
+        local.call("POST", f"{secrets}/{name}:addVersion", payload)
+    return f"{secrets}/{name}"
+
+
+@pytest.fixture
+def stack(
+    parts: engines.Parts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Project]:
+    local = clouds.start(tmp_path / "cloud", parts, dies_with_us=True)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", local.url)
+    made = checkout_on(local, parts, tmp_path)
+    (made.folder / "code").mkdir()
+    script = SCRIPT.replace("{go_on!r}", repr(str(tmp_path / "go-on")))
+    (made.folder / "code/train.py").write_text(script)
+    made.configure(command="python3 train.py", source="code", secretEnv={"WANDB_API_KEY": "wandb"})
+    yield made
+    local.stop()
+
+
+def assert_hidden(stack: Project, folder: Path) -> None:
+    """Secret Manager alone holds the token, in whatever form."""
+    for text in (TOKEN.encode(), base64.b64encode(TOKEN.encode())[:-4], CORE.encode()):
+        where = {path.relative_to(folder).as_posix() for path in holding(folder, text)}
+        # Base64 is how Secret Manager's own file has it.
+        assert all(path.startswith("cloud/secrets/") for path in where), where
+    exported = stack.pulumi("stack", "export", "-s", "dev", "--show-secrets")
+    assert TOKEN not in exported and "outlast-secret-env" in exported
+
+
+def test_a_secret_reaches_the_trainer_and_nothing_else(stack: Project, tmp_path: Path):
+    secret = keep(stack.cloud, "wandb", "an-old-key", TOKEN + "\n")
+    stack.up()
+    store: Store = open_store("gs://outlast-rehearsal-outlast")
+    run = Watch(stack, store)
+    disk = tmp_path / "cloud/vms"
+    until(lambda: list(disk.rglob("digest")), "the trainer has begun")
+    # While it trains: its own tree has the variable, the supervisor has not, and no words show it.
+    holders = environments(TOKEN.encode())
+    assert holders
+    for process in holders:
+        words = (Path("/proc") / process / "cmdline").read_bytes()
+        assert TOKEN.encode() not in words and b"outlast.supervisor" not in words, words
+    until(lambda: list(store.list(f"{run.layout.attempts}")), "records")
+    assert_hidden(stack, tmp_path)
+    (tmp_path / "go-on").write_text("end")
+    run.wait_until_gone()
+    end = run.done().end
+    assert end is not None and end.result is not None
+    found = store.get(end.result.path + "digest")[0].decode()
+    assert found == hashlib.sha256(TOKEN.encode()).hexdigest()
+    names = [item.path for item in store.list(run.layout.attempts)]
+    logs = b"".join(store.get(name)[0] for name in names if "/log" in name)
+    assert logs.count(b"whole ***\n") == 2 and logs.count(b"in two ***\n") == 2
+    assert b"child ***" in logs and b"login with ***" in logs
+    assert_hidden(stack, tmp_path)
+
+    # The VM may read this one secret, and has no other right on it.
+    policy = stack.cloud.call("GET", f"{secret}:getIamPolicy")
+    assert [binding["role"] for binding in policy["bindings"]] == [
+        "roles/secretmanager.secretAccessor"
+    ]
+
+
+def test_a_trainer_that_dies_with_its_secret_in_the_message(stack: Project, tmp_path: Path):
+    keep(stack.cloud, "wandb", TOKEN)
+    (tmp_path / "go-on").write_text("die")
+    stack.up()
+    store: Store = open_store("gs://outlast-rehearsal-outlast")
+    run = Watch(stack, store)
+    head = run.wait_until_gone()
+    assert head is not None and head.state is State.FAILED
+    end = AttemptEnd.from_json(store.get(run.layout.attempt_end(1))[0])
+    assert "401 Unauthorized for key ***" in end.message
+    assert any("key ***" in line for line in end.stderr)
+    assert_hidden(stack, tmp_path)
+    assert TOKEN not in stack.outlast("status", "dev", "--json")
+
+
+def test_a_secret_that_is_missing_or_disabled_is_refused_and_ends_a_run_clearly(
+    stack: Project, tmp_path: Path
+):
+    said = stack.pulumi("preview", "-s", "dev", fails=True)
+    assert "outlast:secretEnv.WANDB_API_KEY" in said and "there is no such secret" in said
+    assert "gcloud secrets create wandb" in said
+    secret = keep(stack.cloud, "wandb", TOKEN)
+    stack.cloud.call("POST", f"{secret}/versions/1:disable", {})
+    said = stack.pulumi("preview", "-s", "dev", fails=True)
+    assert "is disabled, and a VM reads an enabled one; enable it: gcloud secrets" in said
+    # Where it is disabled only after the review, the next VM ends the run at once, by its name.
+    stack.cloud.call("POST", f"{secret}/versions/1:enable", {})
+    stack.up()
+    run = Watch(stack, open_store("gs://outlast-rehearsal-outlast"))
+    until(lambda: list((tmp_path / "cloud/vms").rglob("digest")), "the trainer has begun")
+    stack.cloud.call("POST", f"{secret}/versions/1:disable", {})
+    (vm,) = stack.cloud.vms()
+    stack.cloud.act(vm["name"], "preempt")
+    head = run.wait_until_gone()
+    assert head is not None and head.state is State.FAILED and head.term == 2
+    assert head.end is not None and head.end.reason is Reason.USAGE
+    end = AttemptEnd.from_json(run.store.get(run.layout.attempt_end(2))[0])
+    named = f"secretEnv.WANDB_API_KEY projects/{clouds.PROJECT}/secrets/wandb/versions/latest"
+    assert end.message.startswith(f"{named}: is disabled or destroyed")
+
+
+def test_a_value_set_with_secret_is_refused_before_it_is_stored(stack: Project):
+    keep(stack.cloud, "wandb", TOKEN)
+    for path, remedy in (
+        ("outlast:webhook", "outlast:webhookSecret"),
+        ("outlast:args.token", "outlast:secretEnv"),
+    ):
+        stack.pulumi("config", "set", "-s", "dev", "--path", "--secret", path, f"x{TOKEN}")
+        said = stack.pulumi("preview", "-s", "dev", fails=True)
+        key = path.partition(".")[0]
+        assert f"{key}: is set with --secret" in said and remedy in said
+        assert TOKEN not in said
+        stack.pulumi("config", "rm", "-s", "dev", key)
