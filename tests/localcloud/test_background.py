@@ -10,7 +10,7 @@ from outlast.localcloud.background import Background
 ROOT = Path(__file__).parents[2]
 BROKEN = """
 import sys
-from rehearsal import __main__, compute
+from outlast.localcloud import __main__, compute
 
 async def broken(self):
     raise RuntimeError("planted")

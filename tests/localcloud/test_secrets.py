@@ -6,7 +6,6 @@ import pytest
 
 from outlast.cloud import compute
 from outlast.settings import sources
-from outlast.spec.delivery import Git
 from tests.localcloud.local_cloud import PROJECT, LocalCloud
 
 SECRETS = f"/secretmanager/v1/projects/{PROJECT}/secrets"
@@ -23,7 +22,8 @@ def name(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def told(name: str, version: str = "latest", project: str = PROJECT) -> sources.Answer:
     full = f"projects/{project}/secrets/{name}/versions/{version}"
-    return sources.ask(Git("https://git.example/code", "0" * 40, secret=full))()
+    (answer,) = sources.ask(None, {"gitSecret": full})()
+    return answer
 
 
 def test_a_secret_is_followed_from_absent_to_destroyed(cloud: LocalCloud, name: str):
