@@ -9,6 +9,7 @@ from trainer    means                                      answer
 ``hello``       here I am, with this protocol version      ``welcome``, ``ended`` or ``error``
 ``snapshot``    this folder is complete, it is yours now   ``accepted`` or ``busy``; later
                                                            ``committed`` or ``failed`` is pushed
+``warn``        what people should look at                 none
 ``tick``        still alive: the step and what I am doing  none
 ``complete``    training is over, this is the result       ``accepted`` (id ``complete``)
 ``error``       what I cannot do, before I exit            none
@@ -119,6 +120,13 @@ class Tick:
 
     step: int
     phase: str = "train"
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Something about the training that people should look at; it goes on."""
+
+    message: str
 
 
 @dataclass(frozen=True)
@@ -259,6 +267,7 @@ Message = (
     Hello
     | Snapshot
     | Tick
+    | Warn
     | Complete
     | Error
     | Fetch

@@ -362,6 +362,8 @@ class Beat(Record):
     time: datetime
     commit_sec: float | None = None
     """What this attempt's last commit took; None where it committed nothing so far."""
+    warnings: tuple[str, ...] = ()
+    """What the trainer said that people should look at."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class Attempt:
     """What is otherwise than in the attempt before, in words."""
     why: str = ""
     """What its end record says of a failure."""
+    warnings: tuple[str, ...] = ()
+    """What its trainer said that people should look at."""
 
     @property
     def steps(self) -> int:
@@ -70,6 +72,7 @@ class Attempt:
             "steps_lost": self.lost,
             "changed": list(self.changed),
             "why": self.why,
+            "warnings": list(self.warnings),
         }
 
 
@@ -239,6 +242,7 @@ def _attempts(
             lost=max(0, step - kept),
             changed=changed,
             why=end.message if end and end.reason not in _NO_FAILURES else "",
+            warnings=beat.warnings if beat else (),
         )
 
 

@@ -95,6 +95,7 @@ def show_report(report: Report) -> None:
         console.print(f"Attempts of run {report.run} (UTC), which is {report.ending}:")
         console.print(_attempts_table(report.attempts))
         _say_why(console, report.attempts)
+        _say_warnings(console, report.attempts)
     else:
         console.print(f"Run {report.run} is {report.ending}.")
     console.print()
@@ -156,6 +157,7 @@ def show_status(status: Status) -> None:
             what = ", ".join(attempt.changed)
             console.print(f"attempt {attempt.term} changed: {what}", markup=False, soft_wrap=True)
     _say_why(console, book.attempts)
+    _say_warnings(console, book.attempts)
     if status.metrics:
         console.print()
         for name, value in status.metrics.items():
@@ -163,6 +165,12 @@ def show_status(status: Status) -> None:
     if status.result:
         console.print()
         console.print(f"result  {status.result}", soft_wrap=True)
+
+
+def _say_warnings(console: Console, attempts: tuple[Attempt, ...]) -> None:
+    """What the trainers said that people should look at, each once."""
+    for warning in {text: None for attempt in attempts for text in attempt.warnings}:
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
 def _waited(wait: Wait) -> str:

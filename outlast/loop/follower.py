@@ -11,6 +11,7 @@ from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction
 from outlast.loop.signals import Supervised
 from outlast.loop.training import RunEnded, Training
+from outlast.loop.words import say
 
 
 class Follower(Training):
@@ -80,7 +81,8 @@ class Follower(Training):
         """A full disk's error, which is rank 0's to try again, as it is with its own part."""
         try:
             if self._rank_state is not None:
-                self._rank_state.write(folder, self._step)
+                for sentence in self._rank_state.write(folder, self._step):
+                    say(f"warning: {sentence}")
         except OSError as error:
             if error.errno not in places.FULL:
                 raise

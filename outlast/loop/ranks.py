@@ -30,13 +30,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outlast.base import exits
-from outlast.loop import snapshot, state, verify
+from outlast.loop import snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
 from outlast.protocol import Channel, Closed, Listener, ProtocolError
 
@@ -508,19 +508,29 @@ def part_name(rank: int) -> str:
 class RankState:
     """The ``rank_state`` of one rank: its random numbers, its position in its share of the data."""
 
-    def __init__(self, values: Mapping[str, object], rank: int, size: int) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        rank: int,
+        size: int,
+        constant: Collection[str] = (),
+    ) -> None:
         with _named():
             state.check_top(values)
             self._begun = state.survey(values)
+        self._watch = unchanged.Watch(values, constant, called="rank_state")
         self._values = values
         self._rank = rank
         self._size = size
 
-    def write(self, folder: Path, step: int) -> None:
-        """This rank's part of a snapshot, into ``folder``."""
+    def write(self, folder: Path, step: int) -> list[str]:
+        """This rank's part of a snapshot, into ``folder``; gives what is to be said of it."""
+        said = self._watch.look(step)
         with _named():
             nodes, blobs = state.capture_all(self._values, self._begun)
-        snapshot.write(folder / part_name(self._rank), snapshot.Saved(step, {}, nodes, blobs))
+        saved = snapshot.Saved(step, {"unchanged": self._watch.note()}, nodes, blobs)
+        snapshot.write(folder / part_name(self._rank), saved)
+        return said
 
     def restore(self, folder: Path) -> None:
         """From the snapshot in ``folder``."""
@@ -528,13 +538,18 @@ class RankState:
         with _named():
             state.restore_all(self._values, saved.nodes, saved.blobs)
             verify.check(self._values, saved)
+        step, note = saved.step, saved.loop["unchanged"]
+        del saved  # which holds what the state does
+        self._watch.begin(step, note)
 
     def prove(self, work: Path) -> None:
         """Save, restore and compare: what does not survive is a StateError that names it."""
         folder = work / f"tmp-proof-{part_name(self._rank)}"
         with _named():
+            self._watch.look(1, snapshot=False)
             verify.prove(self._values, state.capture_all(self._values, self._begun), folder)
         shutil.rmtree(folder)
+        self._watch.begin(0)
 
 
 def check_parts(folder: Path, size: int, rank_state: bool) -> None:

@@ -2,13 +2,13 @@
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outlast.base import places
-from outlast.loop import ranks, schedule, snapshot, state, verify
+from outlast.loop import ranks, schedule, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import Direction, History
 from outlast.loop.rows import Rows
@@ -48,6 +48,7 @@ class Saver:
         *,
         rank_state: ranks.RankState | None = None,
         leader: ranks.Leader | None = None,
+        watch: unchanged.Watch,
     ) -> None:
         """``values`` are the training's ``state``; ``folders`` those for snapshots, the first one
         that of the supervisor's choice."""
@@ -58,6 +59,7 @@ class Saver:
         self._rows = rows
         self._rank_state = rank_state
         self._leader = leader
+        self._watch = watch
         self._work = folders[0]
         self._places = folders
         for place in folders:
@@ -176,6 +178,7 @@ class Saver:
 
     def _write_once(self, step: int, tags: list[str]) -> _Offer:
         begun_sec = time.monotonic()
+        self._warn(self._watch.look(step))
         self._count += 1
         identifier = f"{self._count:06d}"
         nodes, blobs = state.capture_all(self._state, self._begun)
@@ -189,8 +192,9 @@ class Saver:
                 if self._leader is not None:
                     self._leader.ask_parts(step, parts)
                     asked = True
-                self._rank_state.write(parts, step)
-            saved = snapshot.Saved(step, self._history.to_node(), nodes, blobs)
+                self._warn(self._rank_state.write(parts, step))
+            loop = {**self._history.to_node(), "unchanged": self._watch.note()}
+            saved = snapshot.Saved(step, loop, nodes, blobs)
             snapshot.write(temporary, saved, spare=self._spare_file())
         finally:
             if asked and self._leader is not None:
@@ -210,8 +214,13 @@ class Saver:
             self._spare.drop()
         return self._spare
 
+    def _warn(self, sentences: Iterable[str]) -> None:
+        for sentence in sentences:
+            self._session.warn(sentence)
+
     def prove(self) -> None:
         """Save the state, restore it and compare: what does not survive fails now, by name."""
+        self._watch.look(1, snapshot=False)  # most of a state changes in the first step
         before = state.capture_all(self._state, self._begun)
         size = sum(blob.nbytes for blob in before[1].items)
         self._choose_place(size)

@@ -34,6 +34,7 @@ from outlast.protocol import (
     Snapshot,
     Stop,
     Tick,
+    Warn,
     Welcome,
 )
 
@@ -42,6 +43,7 @@ WELCOME_SEC = 1200.0
 """A restore comes before the welcome: downloading and hashing a large checkpoint takes minutes."""
 ANSWER_SEC = 120.0
 TICK_SEC = 1.0
+WARNING_CHARS = 1000
 STOPPED_POLL_SEC = 0.2
 WELCOME_SAID_SEC = 5.0
 """Who has waited so long is told what for."""
@@ -132,6 +134,11 @@ class Session:
             self._phase, self._ticked_at = phase, now
             self._send(Tick(step, phase))
         return due
+
+    def warn(self, message: str) -> None:
+        """Say what people should look at, here and wherever the run's status is shown."""
+        say(f"warning: {message}")
+        self._send(Warn(message[:WARNING_CHARS]))
 
     def hand_over(self, snapshot: Snapshot) -> None:
         """Hand a folder over and go on: ``answer`` says later whether it was taken."""

@@ -23,6 +23,8 @@ from outlast.loop import (
     snapshot,
     state,
     trackers,
+    unchanged,
+    usage,
     verify,
 )
 from outlast.loop.connection import Connection, check_process, interrupted
@@ -54,6 +56,7 @@ def train(
     init: str | None = None,
     init_only: Collection[str] | None = None,
     model_output_path: str | None = None,
+    constant: Collection[str] = (),
 ) -> "Training":
     """A training of ``total`` steps as a context manager; without ``total``, of as many steps as
     the loop makes until it is left.
@@ -66,6 +69,10 @@ def train(
     ``random.Random``, dicts and lists, scikit-learn estimators, and anything with ``state_dict``
     and ``load_state_dict``. They are restored in place. What cannot be saved is a StateError that
     names it, before the first step.
+
+    ``constant`` names entries of ``state`` that may never change, such as an array of data. Of an
+    array or tensor that is not named there and never changed, nothing tells whether the program
+    uses another one in its place (``w = w + 1``): it is reported, and a resume is refused.
 
     Under ``torchrun`` every rank calls this alike: ``state`` is what is equal in all ranks (rank 0
     saves it, all restore it), ``rank_state`` what differs, such as random numbers and the position
@@ -93,7 +100,15 @@ def train(
     options = local.Options(
         run_dir, name, arguments, source, checkpoint_every, init, model_output_path
     )
-    return kind(state, total, options, rank_state=rank_state, tracker=tracker, init_only=init_only)
+    return kind(
+        state,
+        total,
+        options,
+        rank_state=rank_state,
+        tracker=tracker,
+        init_only=init_only,
+        constant=constant,
+    )
 
 
 class Training:
@@ -112,6 +127,7 @@ class Training:
         rank_state: Mapping[str, object] | None = None,
         tracker: str | None = None,
         init_only: Collection[str] | None = None,
+        constant: Collection[str] = (),
     ) -> None:
         if total is not None and (not isinstance(total, int) or isinstance(total, bool)):
             raise LoopError(f"total {total!r}: must be a number of steps, 1 or more, or None")
@@ -126,8 +142,13 @@ class Training:
         self._world = ranks.world()
         self._leader: ranks.Leader | None = None
         self._rank_state = (
-            None if rank_state is None else ranks.RankState(rank_state, self.rank, self.world_size)
+            None
+            if rank_state is None
+            else ranks.RankState(rank_state, self.rank, self.world_size, constant)
         )
+        unchanged.check_constant(constant, state, rank_state)
+        inline = usage.is_inline(state)
+        self._watch = unchanged.Watch(state, constant, inline=inline)
         self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
         self._tracker: trackers.Tracker | None = None
         self._options = options
@@ -355,6 +376,7 @@ class Training:
             [self._work, *map(Path, answer.places)],
             rank_state=self._rank_state,
             leader=self._leader,
+            watch=self._watch,
         )
         self._cleanup.callback(self._saver.close)
         if answer.restore is not None and not answer.init:
@@ -369,8 +391,11 @@ class Training:
                 self._take_init(Path(answer.restore))
             self._saver.prove()
             self._unproved = True  # optimisers make their state in the first step
+            self._watch.begin(0)
         else:
-            self._restore(answer)
+            note = self._restore(answer)
+            # Only now: nothing of the restore holds what the state does any more.
+            self._watch.begin(self._step, note)
         if self._leader is not None:  # before the first tick, which gives the restored folder up
             self._leader.wait_ready(self._step)
         if self._tracker_name is not None:
@@ -394,7 +419,8 @@ class Training:
         state.restore_named(self._state, saved.nodes, saved.blobs, names)
         verify.check(self._state, saved, names=names)
 
-    def _restore(self, welcome: Welcome) -> None:
+    def _restore(self, welcome: Welcome) -> dict[str, Any]:
+        """Take the checkpoint; gives what it notes of entries that have not changed."""
         folder = Path(welcome.restore or "")
         saved = snapshot.read(folder)
         if saved.step != welcome.step or saved.step > (self._total or saved.step):
@@ -408,6 +434,7 @@ class Training:
             self._rank_state.restore(folder)
         self._history.load_node(saved.loop)
         self._step = saved.step
+        return saved.loop["unchanged"]
 
     def _complete(self) -> None:
         if not self._started:
@@ -463,6 +490,8 @@ class Training:
         self._write_row()
         self._session.poll()
         self._saver.hear_answer()
+        if self._step <= unchanged.GLANCES:
+            self._watch.glance()
         if self._unproved and self._step == 1:
             self._saver.prove()
             self._unproved = False

@@ -231,8 +231,9 @@ def _name_files(folder: Path, parts: Sequence[str], name: str) -> Iterator[Path]
 def serialise(tree: ast.AST) -> str:
     """One text for one meaning of a syntax tree, equal on Python 3.11 to 3.13.
 
-    Left out: positions, contexts, type comments, docstrings and bare strings, `u` prefixes, and
-    absent or empty fields (so that a field that a later release adds changes nothing).
+    Left out: positions, contexts, type comments, docstrings and bare strings, `u` prefixes, what a
+    call of `train` declares constant, and absent or empty fields (so that a field that a later
+    release adds changes nothing).
     """
     pieces: list[str] = []
     _write(tree, pieces)
@@ -250,7 +251,7 @@ def _write(value: Any, pieces: list[str]) -> None:
     elif isinstance(value, ast.AST):
         pieces.append(f"{type(value).__name__}(")
         for name in value._fields:
-            item = getattr(value, name, None)
+            item = _what_counts(value, name)
             if name in _SKIPPED or item is None or item == [] or _is_empty_format(name, item):
                 continue
             pieces.append(f"{name}=")
@@ -266,6 +267,16 @@ def _write(value: Any, pieces: list[str]) -> None:
         pieces.append("]")
     else:  # an identifier, a conversion, a level, or the None of `**mapping`
         pieces.append(repr(value))
+
+
+def _what_counts(node: ast.AST, name: str) -> Any:
+    """A field of a node. What a call of ``train`` declares constant does not count: it changes
+    nothing that is computed, and a run that is refused without it must find itself again."""
+    item = getattr(node, name, None)
+    if isinstance(node, ast.Call) and name == "keywords" and item:
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return [word for word in node.keywords if called != "train" or word.arg != "constant"]
+    return item
 
 
 def _write_joined(value: ast.JoinedStr, pieces: list[str]) -> None:

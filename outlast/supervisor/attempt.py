@@ -51,6 +51,7 @@ from outlast.protocol import (
     Snapshot,
     Stop,
     Tick,
+    Warn,
     Welcome,
 )
 from outlast.supervisor.door import Asked, Connected, Hung, Said
@@ -329,6 +330,8 @@ class Attempt:
                 self.progress.phase = phase
                 if self._restored is not None:  # loaded: its memory is the trainer's again
                     shutil.rmtree(self._restored.path, ignore_errors=True)
+            case Warn(warning):
+                self.progress.note_warning(warning)
             case Snapshot():
                 self._offer(link, message)
             case Complete():

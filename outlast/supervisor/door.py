@@ -19,6 +19,7 @@ from outlast.protocol import (
     Message,
     ProtocolError,
     Tick,
+    Warn,
     greet,
 )
 from outlast.supervisor.secrets import Mask
@@ -109,6 +110,8 @@ class Door:
             return message
         match message:
             case Error(text):
+                return replace(message, message=self._mask.text(text))
+            case Warn(text):
                 return replace(message, message=self._mask.text(text))
             case Tick(phase=phase):
                 return replace(message, phase=self._mask.text(phase))

@@ -1,7 +1,9 @@
 """How far an attempt has come."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+WARNINGS_MAX = 20
 
 
 @dataclass
@@ -17,9 +19,16 @@ class Progress:
     """From the trainer's start to the first checkpoint."""
     commit_sec: float | None = None
     """What the last commit took."""
+    warnings: list[str] = field(default_factory=list)
+    """What the trainer said that people should look at."""
     step_sec: float = 0.0
     """What a step takes; after a notice the trainer finishes the one it is in."""
     _stepped_at: tuple[float, int] | None = None
+
+    def note_warning(self, message: str) -> None:
+        """The trainer has said this; the first few are kept, and each once."""
+        if message not in self.warnings and len(self.warnings) < WARNINGS_MAX:
+            self.warnings.append(message)
 
     def note_step(self, step: int) -> None:
         """The trainer has made this step; measures how long one takes."""

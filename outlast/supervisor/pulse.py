@@ -59,6 +59,7 @@ class Pulse:
         self._log_at = time.monotonic()
         self._before = (time.monotonic(), progress.step)
         self._beat_at: float | None = None
+        self._warned = 0
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
 
@@ -68,9 +69,15 @@ class Pulse:
         self._thread.join(LAST_WORDS_SEC)
         if last_words and not self._thread.is_alive():
             with contextlib.suppress(StoreError, OSError):
-                if self._beat_at is None or time.monotonic() - self._beat_at >= 1.0:
+                if self._beat_is_due():
                     self._beat()
                 self._put_log()
+
+    def _beat_is_due(self) -> bool:
+        """Whether the last heartbeat lacks something that people should know."""
+        if self._beat_at is None or len(self._progress.warnings) > self._warned:
+            return True
+        return time.monotonic() - self._beat_at >= 1.0
 
     def _run(self) -> None:
         while True:
@@ -105,8 +112,9 @@ class Pulse:
             rows=_last_rows(self._rows_path),
             time=store.now(),
             commit_sec=progress.commit_sec,
+            warnings=tuple(progress.warnings),
         )
-        self._beat_at = now
+        self._beat_at, self._warned = now, len(beat.warnings)
         store.put(self._head_file.layout.beat(self._term), beat.to_json())
 
     def _log_due(self) -> bool:

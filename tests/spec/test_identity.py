@@ -301,3 +301,15 @@ def find_python(version: str) -> str | None:
         if probe.stdout.strip() == version:
             return candidate
     return None
+
+
+def test_what_is_declared_constant_is_no_part_of_the_source(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        (tmp_path / "walk.py").write_text(text)
+        return identity.source_digest(tmp_path / "walk.py")
+
+    plain = digest("outlast.train(state, total=3)\n")
+    assert digest("outlast.train(state, total=3, constant=['w'])\n") == plain
+    assert digest("outlast.train(state, constant=['w'], total=3)\n") == plain
+    assert digest("outlast.train(state, total=3, tracker='w')\n") != plain
+    assert digest("fill(state, total=3, constant=['w'])\n") != digest("fill(state, total=3)\n")
