@@ -10,9 +10,11 @@ to be equal.
 """
 
 import ctypes
+import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from outlast.loop.state import MISSING, Blob, Blobs, Node
 _SMALL_BYTES = 1 << 12
 _PIECE_BYTES = 1 << 16
 """Larger pieces leave the processor's cache, and each gets its memory from the system."""
+_THREADED_BYTES = 1 << 26
+_THREADS = min(4, os.cpu_count() or 1)
 _ARRAYS = ("$array", "$tensor", "$blob")
 
 Capture = tuple[Mapping[str, Node], Blobs]
@@ -99,10 +103,15 @@ class _Comparison:
             found = self._walk(node, after.get(name, MISSING), f"state[{name!r}]")
             if found is not None:
                 return found
-        for one, (two, path) in self._pairs.items():
-            if not same(self._ones[one], self._twos[two], moved=self._moved):
-                return path
-        return None
+        pairs = [(self._ones[a], self._twos[b], path) for a, (b, path) in self._pairs.items()]
+        if sum(one.nbytes for one, _, _ in pairs) < _THREADED_BYTES:
+            return _first_of(map(self._compare, pairs))
+        with ThreadPoolExecutor(_THREADS) as pool:  # memory gives more to several processors
+            return _first_of(pool.map(self._compare, pairs))
+
+    def _compare(self, pair: tuple[Blob, Blob, str]) -> str | None:
+        one, two, path = pair
+        return None if same(one, two, moved=self._moved) else path
 
     def _walk(self, one: Node, two: Node, path: str) -> str | None:
         one, two = state.without_history(one), state.without_history(two)
@@ -137,6 +146,10 @@ class _Comparison:
             self._pairs[ours] = theirs, path
             self._taken.add(theirs)
         return None if self._pairs.get(ours, (None, ""))[0] == theirs else path
+
+
+def _first_of(found: Iterable[str | None]) -> str | None:
+    return next((path for path in found if path is not None), None)
 
 
 def _placeless(one: dict[str, Any], two: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
