@@ -146,7 +146,7 @@ def test_a_programs_folder_comes_before_the_path(place: Place) -> None:
     programs_dir.mkdir(parents=True)
     (programs_dir / "python").write_text("#!/bin/sh\necho the user\\'s own, in $VIRTUAL_ENV\n")
     (programs_dir / "python").chmod(0o755)
-    place.options += ["--programs", str(programs_dir)]
+    place.options += ["--programs", str(programs_dir), "--allow-no-output"]
     code, out, _ = place.run("--", "python", "train.py")
     assert (code, out) == (0, f"the user's own, in {programs_dir.parent}\n")
 
@@ -155,7 +155,7 @@ def test_a_programs_folder_comes_before_the_path(place: Place) -> None:
 
 
 def test_what_held_still_is_taken_and_put_back(place: Place) -> None:
-    line = "[ -e $CHECKPOINT_DIR/a ] && { cat $CHECKPOINT_DIR/a; exit; }"
+    line = "[ -e $CHECKPOINT_DIR/a ] && { cat $CHECKPOINT_DIR/a | tee $RESULT_DIR/a; exit; }"
     line += "; echo one > $CHECKPOINT_DIR/a; echo half > $CHECKPOINT_DIR/b.tmp; sleep 60"
     with place.running("--shell", "--", line) as process:
         wait_until(lambda: bool(place.supervisor.committed), "no snapshot")
@@ -215,6 +215,7 @@ def test_other_words_of_the_name_are_left_to_the_installed_command(place: Place)
     other.mkdir()
     (other / "outlast").write_text("#!/bin/sh\necho the other, $1\n")
     (other / "outlast").chmod(0o755)
+    place.options.append("--allow-no-output")
     code, out, err = place.shell(f'PATH="$PATH:{other}"; outlast status')
     assert (code, out) == (0, "the other, status\n"), err
 
@@ -299,7 +300,7 @@ def test_a_long_fetch_is_no_silence(place: Place) -> None:
         return protocol.Fetched(str(place.folder))
 
     place.supervisor.on_fetch = long
-    place.options += ["--data", "gs://bucket/rows"]
+    place.options += ["--data", "gs://bucket/rows", "--allow-no-output"]
     code, out, err = place.run("--", "echo", "{data}")
     assert (code, out) == (0, f"{place.folder}\n"), err
     assert place.supervisor.of(Tick)[-1].phase != "start"
@@ -441,10 +442,16 @@ def test_an_empty_result_folder_gives_the_last_checkpoint(place: Place) -> None:
     assert place.result() == {"checkpoint/a": "1\n"}
 
 
-def test_a_script_that_writes_nothing_has_a_result_without_files_of_its_own(place: Place) -> None:
+def test_a_script_that_writes_nothing_is_done_only_where_that_is_allowed(place: Place) -> None:
+    code, _, err = place.run("--", "true")
+    assert code == 1 and not place.supervisor.of(Complete)
+    (error,) = place.supervisor.of(Error)
+    assert error.kind == "no-output" and error.message.startswith("the command exited with 0 and")
+    assert error.message in err
+    place.options.append("--allow-no-output")
     code, _, err = place.run("--", "true")
     assert code == 0
-    assert "RESULT_DIR and CHECKPOINT_DIR are empty" in err
+    assert "the result holds no file of the command" in err
     assert list(place.result()) == ["metrics.json"]
     assert set(json.loads(place.result()["metrics.json"]).values() and [0]) == {0}
 
@@ -563,17 +570,17 @@ def test_data_is_named_by_variable_and_field(tmp_path: Path) -> None:
     for name in ("it's rows", "more/labels"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_text(name)
-    argv = [*RUNNER, "--data", str(tmp_path / "it's rows"), "--shell", "--"]
+    argv = [*RUNNER, "--allow-no-output", "--data", str(tmp_path / "it's rows"), "--shell", "--"]
     one = programs.run(tmp_path, [*argv, "cat {data}/file; printf ' %s' ${HOME:+home}"])
     assert (one.returncode, one.stdout) == (0, "it's rows home"), one.stderr
     argv += ['cat "$DATA_DIR/it\'s rows/file" {data}/labels/file']
-    two = programs.run(tmp_path, [*argv[:5], "--data", "more/labels", *argv[5:]])
+    two = programs.run(tmp_path, [*argv[:6], "--data", "more/labels", *argv[6:]])
     assert (two.returncode, two.stdout) == (0, "it's rowsmore/labels"), two.stderr
     assert len(list((tmp_path / "runs").iterdir())) == 2  # other data is another run
 
 
 def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    argv = [*RUNNER, "--run-dir", str(tmp_path / "run"), "--"]
+    argv = [*RUNNER, "--run-dir", str(tmp_path / "run"), "--allow-no-output", "--"]
     assert programs.run(tmp_path, [*argv, "true"]).returncode == 0
     other = programs.run(tmp_path, [*argv, "false"])
     assert other.returncode == 64
@@ -685,7 +692,10 @@ def test_the_end_says_where_the_result_is(tmp_path: Path) -> None:
     assert (tmp_path / where / "a").read_text() == "1\n"
     assert "term 1: done at step 0" in done.stderr and "snapshots are" not in done.stderr
     again = programs.run(tmp_path, argv)
-    assert again.stderr == f"outlast: this run is done, at step 0; its result is in {where}\n"
+    assert again.stderr.splitlines() == [
+        f"outlast: this run is done, at step 0; its result is in {where}",
+        "outlast: to run the same command again: --rerun 1",
+    ]
 
 
 # -- What is said of a run that has no checkpoint, or gets none
@@ -736,12 +746,13 @@ def test_a_second_save_before_the_first_held_still_is_said_at_once(place: Place)
         assert process.stderr is not None
         said = process.stderr.readline()
         process.kill()
-    assert "outlast: CHECKPOINT_DIR was written to again after " in said
-    assert "and is only saved once it has held still for 30 s: call outlast mark" in said
+    assert "outlast: CHECKPOINT_DIR was written to again before it had rested for 30 s; " in said
+    assert "call outlast mark after each save" in said
 
 
 def test_a_failure_leaves_the_run_open(tmp_path: Path) -> None:
-    line = "[ -e $CHECKPOINT_DIR/a ] && exit 0; echo 1 > $CHECKPOINT_DIR/a; outlast mark; exit 5"
+    line = "[ -e $CHECKPOINT_DIR/a ] && echo 2 > $RESULT_DIR/b && exit 0; "
+    line += "echo 1 > $CHECKPOINT_DIR/a; outlast mark; exit 5"
     argv = [*RUNNER, "--run-dir", str(tmp_path / "run"), "--shell", "--", line]
     failed = programs.run(tmp_path, argv)
     assert failed.returncode == 5

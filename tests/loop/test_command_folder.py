@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from outlast.loop.command import folder as folders
-from outlast.loop.command.folder import Changed, Copier, Stillness, is_log, is_temporary, look
+from outlast.loop.command.folder import Changed, Copier
+from outlast.loop.command.kinds import DEFAULT, Kind
+from outlast.loop.command.listing import Stillness, look
+from outlast.loop.command.results import tidy_result
 from outlast.loop.errors import DoesNotFit
 
 
@@ -40,7 +43,7 @@ def age(path: Path, seconds: float = 100.0) -> None:
     ],
 )
 def test_names_of_what_is_being_written_are_no_checkpoint(name: str) -> None:
-    assert is_temporary(name)
+    assert DEFAULT.of(name) is Kind.TEMPORARY
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,7 @@ def test_names_of_what_is_being_written_are_no_checkpoint(name: str) -> None:
     ],
 )
 def test_other_names_are(name: str) -> None:
-    assert not is_temporary(name)
-    assert not is_log(name)
+    assert DEFAULT.of(name) is Kind.CHECKPOINT
 
 
 def test_all_is_put_back_as_it_was(root: Path, copier: Copier, tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ def test_a_result_is_made_plain(tmp_path: Path) -> None:
     (result / "gone").symlink_to("nowhere")
     (result / "RESULT.json").write_text("{}")
     os.mkfifo(result / "pipe")
-    said = folders.tidy_result(result)
+    said = tidy_result(result)
     found = {path.name: path.read_text() for path in result.iterdir() if not path.is_symlink()}
     assert found == {"model": "m", "best": "m", "command-RESULT.json": "{}"}
     assert len(said) == 2 and "gone" in said[1] and "command-RESULT.json" in said[0]

@@ -10,20 +10,29 @@ import difflib
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from outlast.base import exits
+from outlast.base.exits import State
 from outlast.loop import data
-from outlast.loop.command.runner import (
+from outlast.loop.command import kinds
+from outlast.loop.command.command import (
     QUIET_SEC,
+    RESULT_GB_MAX,
     Command,
     CommandError,
+)
+from outlast.loop.command.runner import (
     CommandFailed,
     Heard,
+    NoOutput,
+    ResultTooLarge,
     Runner,
+    check_checkpoint_dir,
     remove_home,
 )
 from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost, exit_code
@@ -72,6 +81,8 @@ def parser() -> Options:
         description="Run any training command so that it can be killed and goes on: CHECKPOINT_DIR "
         "holds its last checkpoint when it starts, and what it writes there is kept.",
         allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_known_globs(),
     )
     top.add_argument(
         "--run-dir", type=_named, help="folder or gs:// path of the run; default runs/command-<run>"
@@ -97,12 +108,60 @@ def parser() -> Options:
         help="a folder that held still for so long is complete, where the command does not say "
         "so itself; default %(default)s",
     )
+    top.add_argument(
+        "--checkpoint-dir",
+        type=_named,
+        metavar="FOLDER",
+        help="the folder where the command saves, as it is, instead of one that {checkpoint} names",
+    )
+    for kind, meaning in _GLOBS.items():
+        top.add_argument(
+            f"--{kind}", action="append", default=[], metavar="GLOB", help=f"{meaning}; repeatable"
+        )
+    top.add_argument(
+        "--allow-no-output",
+        action="store_true",
+        help="exit code 0 is the end even where the command saved nothing",
+    )
+    top.add_argument(
+        "--result-gb",
+        type=_size,
+        default=RESULT_GB_MAX,
+        help="new files in the working folder become the result up to this size; default "
+        "%(default)g",
+    )
+    top.add_argument(
+        "--rerun", type=_count, default=0, help="another number trains the same command again"
+    )
     # Of the supervisor of a VM.
     top.add_argument("--home", type=Path, help=argparse.SUPPRESS)
     top.add_argument("--source", type=Path, help=argparse.SUPPRESS)
     top.add_argument("--folder", default="", help=argparse.SUPPRESS)
     top.add_argument("--programs", type=Path, help=argparse.SUPPRESS)
     return top
+
+
+_GLOBS = {
+    "checkpoint": "what is a checkpoint; everything else then is none",
+    "log": "files that only grow, and are no checkpoint by themselves",
+    "by-product": "files that come with a checkpoint, and are none by themselves",
+}
+
+
+def _known_globs() -> str:
+    """The globs that count where a user names none, for the help."""
+    known = {
+        "logs": kinds.LOGS,
+        "by-products": kinds.BY_PRODUCTS,
+        "temporary, never kept": kinds.TEMPORARY,
+    }
+    texts = [
+        textwrap.fill(
+            f"{name}: {' '.join(globs)}", 78, subsequent_indent="  ", break_on_hyphens=False
+        )
+        for name, globs in known.items()
+    ]
+    return "\n".join(["all files are a checkpoint's but these:", *texts]).replace("%", "%%")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -165,6 +224,11 @@ def _command(options: argparse.Namespace, words: list[str]) -> Command:
         programs=options.programs,
         data=tuple(options.data),
         quiet_sec=options.quiet_sec,
+        kinds=kinds.Kinds(tuple(options.checkpoint), tuple(options.log), tuple(options.by_product)),
+        checkpoint_dir=options.checkpoint_dir or "",
+        allow_no_output=options.allow_no_output,
+        result_gb_max=options.result_gb,
+        rerun=options.rerun,
     )
 
 
@@ -176,6 +240,8 @@ def _run(command: Command, socket_path: str, signals: Interrupts | Heard) -> int
             )
             if isinstance(answer, Ended):
                 say(answer.message)
+                if answer.state == State.DONE and isinstance(signals, Interrupts):
+                    say(f"to run the same command again: --rerun {command.rerun + 1}")
                 return answer.exit
             runner = Runner(command, session, answer, signals)
             signal.signal(signal.SIGABRT, runner.dump_stacks)
@@ -196,6 +262,8 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
     folder = options.run_dir or own
     for path in command.data:
         check_apart(path, folder)
+    if "://" not in str(folder):
+        check_checkpoint_dir(command, Path(folder))
     # The command's own folders are this machine's, wherever its checkpoints go.
     home = (own if "://" in str(folder) else Path(folder)).absolute() / "live"
     with contextlib.ExitStack() as cleanup:
@@ -257,8 +325,13 @@ def _signals_left_to_supervisor() -> Iterator[Heard]:
 
 
 def _kind_of(error: BaseException) -> str:
-    if isinstance(error, DoesNotFit):
-        return "does-not-fit"
+    for kind, of in (
+        ("does-not-fit", DoesNotFit),
+        ("no-output", NoOutput),
+        ("result-too-large", ResultTooLarge),
+    ):
+        if isinstance(error, of):
+            return kind
     return "usage" if isinstance(error, CommandError | DataError) else "trainer"
 
 
@@ -278,13 +351,27 @@ def _every(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
+    return _number(text, "a number of seconds above 0")
+
+
+def _size(text: str) -> float:
+    return _number(text, "a number of GB above 0")
+
+
+def _number(text: str, rule: str) -> float:
     try:
         found = float(text)
     except ValueError:
         found = -1.0
     if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be {rule}")
     return found
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, 0 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

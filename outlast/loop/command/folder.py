@@ -1,51 +1,48 @@
-"""A command's checkpoint folder: what lies in it, when it is complete, and copies of it.
+"""Copies of a command's checkpoint folder, and what brings one back.
 
 A snapshot of it is a folder with the files under ``files/`` and, in ``command.json``, what an
-object store does not keep: modes, times, links, empty folders. Nothing in here is read but names,
-sizes and bytes: what they mean is the command's own business.
+object store does not keep: modes, times, links, empty folders, and the names of the files in
+``odd/``, which no object can have. Nothing in here is read but names, sizes and bytes: what they
+mean is the command's own business.
 
 A copy is of one moment or it is none: the folder is listed before and after, and a file that came,
-went or changed in between makes it Changed.
+went or changed in between makes it Changed. Logs, by-products and files that only grow are kept as
+far as they go.
 """
 
 import contextlib
-import fnmatch
-import functools
 import json
 import os
 import shutil
+import sqlite3
 import stat
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from outlast.base import places as rooms
+from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
+from outlast.loop.command.listing import NO_FLOW, Flow, Listing, Seen, look, seen_of
 from outlast.loop.errors import DoesNotFit, LoopError
 
 FORMAT = 1
 FILES = "files"
+ODD = "odd"
 NOTES = "command.json"
-COMPLETE = "COMPLETE"
-"""A file of this name says that the folder it is in is complete; it is written last."""
-
-TEMPORARY = (
-    *("*.tmp", "*.tmp.*", "*.tmp-*", "*.temp", "tmp-*", ".tmp*", "*~", ".~*", "*.swp", "*.lock"),
-    # Downloads that are not over.
-    *("*.part", "*.partial", "*.incomplete", "*.crdownload", "*.download"),
-    # Orbax and TensorFlow while they save; what network file systems keep of deleted files.
-    *("*.orbax-checkpoint-tmp*", "*_temp", "*.tempstate*", ".nfs*", ".fuse_hidden*"),
-)
-"""Names of files and folders that are never part of a checkpoint."""
-
-LOGS = ("events.out.tfevents.*", "*.log")
-"""Names of files that only grow: they are taken as far as they go, and hold nothing up."""
 
 SETTLED_NS = 1_000_000_000
-"""A file that had been left alone for so long when it was copied has a change of its own time
+"""A file that had been left alone for so long when it was copied has a change time of its own
 with every later write, however coarse the file system's clock is."""
 
+NAME_BYTES_MAX = 700
+"""Of a file's path; with the run's own prefix it stays below what an object's name may have."""
+
 _CHUNK_BYTES = 64 << 20
+_DATABASE_BYTES = 256 << 20
+"""A larger database is copied in pieces, so that its writer can go on."""
 
 
 class Changed(LoopError):
@@ -57,116 +54,15 @@ class NoRoom(LoopError):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What tells one state of a file from another, without reading it."""
+class Notes:
+    """What one attempt leaves the next one besides the files."""
 
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    """No program can set it back."""
-    device: int
-    inode: int
-    mode: int
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A folder at one moment. Names are relative, with forward slashes."""
-
-    files: dict[str, Seen] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-    folders: frozenset[str] = frozenset()
-
-    @property
-    def stamp(self) -> object:
-        """Equal for two listings between which nothing happened that matters."""
-        files = {
-            name: None if is_log(name) else (seen.size, seen.mtime_ns, seen.inode)
-            for name, seen in self.files.items()
-        }
-        return files, self.links
-
-    def chosen(self, folders: Iterable[str] | None = None) -> "Listing":
-        """What belongs to a snapshot: no temporary names and, where ``folders`` are given,
-        nothing outside them (``.`` is everything)."""
-        roots = None if folders is None else list(folders)
-
-        def belongs(name: str) -> bool:
-            if is_temporary(name):
-                return False
-            return roots is None or any(
-                root == "." or name == root or name.startswith(f"{root}/") for root in roots
-            )
-
-        return Listing(
-            {name: seen for name, seen in self.files.items() if belongs(name)},
-            {name: target for name, target in self.links.items() if belongs(name)},
-            frozenset(name for name in self.folders if belongs(name)),
-        )
-
-    def complete_folders(self) -> dict[str, Seen]:
-        """Folders that hold a COMPLETE file no other file in them is newer than, with it."""
-        marks: dict[str, Seen] = {}
-        for name, seen in self.files.items():
-            path = PurePosixPath(name)
-            if path.name == COMPLETE and not is_temporary(name):
-                marks[path.parent.as_posix()] = seen
-        return {
-            folder: mark
-            for folder, mark in marks.items()
-            if not any(
-                seen.mtime_ns > mark.mtime_ns
-                for name, seen in self.chosen([folder]).files.items()
-                if not is_log(name)
-            )
-        }
-
-    @property
-    def says_complete(self) -> bool:
-        """Whether there is a COMPLETE file anywhere."""
-        return any(PurePosixPath(name).name == COMPLETE for name in self.files)
-
-
-@functools.lru_cache(maxsize=65536)
-def is_temporary(name: str) -> bool:
-    """Whether a file or a folder on the way to it has a temporary name."""
-    return any(
-        fnmatch.fnmatchcase(part, pattern)
-        for part in PurePosixPath(name).parts
-        for pattern in TEMPORARY
-    )
-
-
-@functools.lru_cache(maxsize=65536)
-def is_log(name: str) -> bool:
-    """Whether a file only grows."""
-    base = name.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(base, pattern) for pattern in LOGS)
-
-
-def look(root: Path) -> Listing:
-    """The folder now. What vanishes meanwhile was not there; sockets and devices never are."""
-    files: dict[str, Seen] = {}
-    links: dict[str, str] = {}
-    folders: set[str] = set()
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        try:
-            entries = list(os.scandir(root / below))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        for entry in entries:
-            name = f"{below}{entry.name}"
-            with contextlib.suppress(FileNotFoundError):
-                if entry.is_symlink():
-                    links[name] = os.readlink(entry.path)
-                elif entry.is_dir():
-                    folders.add(name)
-                    waiting.append(f"{name}/")
-                elif entry.is_file():
-                    files[name] = _seen(os.stat(entry.path, follow_symlinks=False))
-    return Listing(files, links, frozenset(folders))
+    said: str = ""
+    """How the command says that a checkpoint is complete; empty where it does not."""
+    ended: bool = False
+    """Whether the command had ended with 0 by itself."""
+    learned: Mapping[str, Any] = field(default_factory=dict)
+    """What was learned about its saves."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +77,10 @@ class Taken:
     cost_sec: float
 
 
+Accept = Callable[[Listing, Listing], bool]
+"""Of the listings before and after a copy, whether it is of one moment nevertheless."""
+
+
 class Copier:
     """Makes snapshots of ``root`` in the first of ``places`` that has the room, and puts one back.
 
@@ -188,8 +88,9 @@ class Copier:
     that are unchanged the next time. Never to the command's own files: they may be written over.
     """
 
-    def __init__(self, root: Path, places: Sequence[Path]) -> None:
+    def __init__(self, root: Path, places: Sequence[Path], kinds: Kinds = DEFAULT) -> None:
         self._root = root
+        self._kinds = kinds
         self._places = list(places)
         self._place = self._places[0]
         for place in self._places:
@@ -206,36 +107,46 @@ class Copier:
         folders: Iterable[str] | None = None,
         said: str = "",
         before: Listing | None = None,
+        flow: Flow = NO_FLOW,
+        notes: Notes | None = None,
+        accept: Accept = lambda before, after: False,
     ) -> Taken:
         """Copy what belongs to a snapshot into a new folder ``name``; all, or what is in
         ``folders``.
 
-        ``before`` is a listing that the folder must still be equal to afterwards. Raises Changed,
+        ``before`` is a listing that the folder must still be equal to afterwards, as far as it
+        does not flow, unless ``accept`` says that the change is of a later save. Raises Changed,
         NoRoom, OSError.
         """
         begun_sec, begun_ns = time.monotonic(), time.time_ns()
-        before = before or look(self._root)
+        before = before or look(self._root, self._kinds)
         roots = None if folders is None else list(folders)
-        chosen = before.chosen(roots)
+        chosen = _without_companions(before.chosen(roots), flow)
         self._move_to_room(chosen)
-        linked = self._linked(chosen)
+        linked = self._linked(chosen, flow)
         needed = _size(chosen, without=linked)
         temporary = self._place / f"tmp-{name}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             (temporary / FILES).mkdir(parents=True)
+            odd = _odd_names(chosen)
+            copies: dict[str, Path] = {}
             for file, seen in chosen.files.items():
-                target = temporary / FILES / file
+                target = temporary / (ODD if file in odd else FILES) / odd.get(file, file)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if file in linked:
                     os.link(linked[file], target)
-                else:
-                    self._copy(file, seen, target)
-            after = look(self._root)
-            if after.chosen(roots).stamp != chosen.stamp:
+                elif not self._copy(file, seen, target, flow):
+                    continue
+                copies[file] = target
+            after = look(self._root, self._kinds)
+            same = after.chosen(roots).stamp_of(flow) == chosen.stamp_of(flow)
+            if not same and not accept(before, after):
                 raise Changed("files changed while they were copied")
-            self._write_notes(temporary / NOTES, chosen, said)
-            self._remember(temporary / FILES, chosen, begun_ns)
+            if not copies and not chosen.links:
+                raise Changed("all its files vanished while they were copied")
+            self._write_notes(temporary / NOTES, chosen, odd, notes or Notes(said))
+            self._remember(copies, chosen, flow, begun_ns)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -244,7 +155,11 @@ class Copier:
         return Taken(folder, before, needed, time.monotonic() - begun_sec)
 
     def put_back(self, snapshot: Path) -> str:
-        """Fill the empty folder from a verified snapshot; how that one was said to be complete.
+        """Fill the empty folder from a verified snapshot; how that one was said to be complete."""
+        return self.restore(snapshot).said
+
+    def restore(self, snapshot: Path) -> Notes:
+        """Fill the empty folder from a verified snapshot; what was noted with it.
 
         The snapshot's files are moved where that is possible: it is read only once. DoesNotFit
         if it is none of a command.
@@ -255,78 +170,102 @@ class Copier:
                 raise DoesNotFit(
                     f"{NOTES}: format {notes['format']!r}, this version of outlast reads {FORMAT}"
                 )
-            folders, links, said = notes["folders"], notes["links"], notes["said"]
-            times, modes = notes["times"], notes["modes"]
+            folders, links = notes["folders"], notes["links"]
+            times, modes, odd = notes["times"], notes["modes"], notes["odd"]
+            found = Notes(notes["said"], notes["ended"], notes["learned"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DoesNotFit(f"the checkpoint is none of a command ({error!r})") from None
         for name in sorted(folders):
             (self._root / name).mkdir(parents=True, exist_ok=True)
-        for name in look(snapshot / FILES).files:
+        stored = {name: snapshot / FILES / name for name in look(snapshot / FILES).files}
+        stored |= {name: snapshot / ODD / number for name, number in odd.items()}
+        for name, copy in stored.items():
             target = self._root / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(snapshot / FILES / name, target)
+            shutil.move(copy, target)
             target.chmod(modes.get(name, 0o644))
             os.utime(target, ns=(times[name], times[name]))
         for name, link in links.items():
             (self._root / name).parent.mkdir(parents=True, exist_ok=True)
             (self._root / name).symlink_to(link)
-        return said
+        return found
 
-    def _linked(self, chosen: Listing) -> dict[str, Path]:
+    def _linked(self, chosen: Listing, flow: Flow) -> dict[str, Path]:
         """The copies that are there already: of files that are the same as they were then."""
         return {
             file: kept[1]
             for file, seen in chosen.files.items()
-            if (kept := self._kept.get(file)) is not None and kept[0] == seen
+            if (kept := self._kept.get(file)) is not None
+            and kept[0] == seen
+            and file not in flow.databases
         }
 
     def _move_to_room(self, chosen: Listing) -> None:
         """Stay where there is room for twice as much, else go where there is, else where it fits:
         the first place is memory, and the command needs some."""
-        needed = _size(chosen, without=self._linked(chosen))
+        needed = _size(chosen, without=self._linked(chosen, NO_FLOW))
         whole = _size(chosen)
-        free = {place: shutil.disk_usage(place).free for place in self._places}
+        free = {place: rooms.room(place) for place in self._places}
         needs = {place: needed if place == self._place else whole for place in self._places}
         order = [self._place, *(place for place in self._places if place != self._place)]
         fits = [place for place in order if free[place] >= 2 * needs[place]]
         fits += [place for place in order if free[place] >= needs[place]]
         if not fits:
-            rooms = ", ".join(f"{place} has {free[place]}" for place in self._places)
-            raise NoRoom(f"a checkpoint of {needed} bytes does not fit: {rooms} bytes free")
+            found = ", ".join(f"{place} has {free[place]}" for place in self._places)
+            raise NoRoom(f"a checkpoint of {needed} bytes does not fit: {found} bytes free")
         if fits[0] != self._place:
             shutil.rmtree(self._keep, ignore_errors=True)
             self._place, self._kept = fits[0], {}
 
-    def _copy(self, name: str, seen: Seen, target: Path) -> None:
+    def _copy(self, name: str, seen: Seen, target: Path, flow: Flow) -> bool:
+        """Copy one file; False where a by-product could not be, which is no reason to wait."""
+        kind = self._kinds.of(name)
+        if name in flow.databases:
+            _copy_database(self._root / name, target)
+            return True
+        grows = kind is Kind.LOG or name in flow.growing
         try:
             with (self._root / name).open("rb") as source, target.open("wb") as copy:
-                if is_log(name):
-                    _copy_bytes(source, copy, seen.size)
-                    return
-                _copy_bytes(source, copy)
-                found = _seen(os.fstat(source.fileno()))
+                _copy_bytes(source, copy, seen.size if grows else None)
+                found = os.fstat(source.fileno())
         except (FileNotFoundError, NotADirectoryError):
+            if kind is not Kind.CHECKPOINT:
+                return False
             raise Changed(f"{name} was deleted while it was copied") from None
-        if found != seen or target.stat().st_size != seen.size:
-            raise Changed(f"{name} changed while it was copied")
+        if grows:
+            return True
+        # One that was replaced meanwhile is whole still: only its change time is another.
+        replaced = found.st_nlink == 0 and seen_of(found).version == seen.version
+        if (seen_of(found) == seen or replaced) and target.stat().st_size == seen.size:
+            return True
+        if kind is not Kind.CHECKPOINT:
+            target.unlink()
+            return False
+        raise Changed(f"{name} changed while it was copied")
 
-    def _remember(self, copies: Path, chosen: Listing, begun_ns: int) -> None:
+    def _remember(
+        self, copies: Mapping[str, Path], chosen: Listing, flow: Flow, begun_ns: int
+    ) -> None:
         """Links to this copy's files, for those that will be the same the next time."""
         self._count += 1
         keep = self._place / f"tmp-kept-{self._count}"
         kept: dict[str, tuple[Seen, Path]] = {}
-        for number, (name, seen) in enumerate(chosen.files.items()):
-            if is_log(name) or seen.ctime_ns + SETTLED_NS > begun_ns:
+        for number, (name, copy) in enumerate(copies.items()):
+            seen = chosen.files[name]
+            flows = flow.holds(name) or self._kinds.of(name) is Kind.LOG
+            if flows or seen.ctime_ns + SETTLED_NS > begun_ns:
                 continue
             keep.mkdir(exist_ok=True)
             link = keep / f"{number:06d}"
             with contextlib.suppress(OSError):  # without hard links everything is copied
-                os.link(copies / name, link)
+                os.link(copy, link)
                 kept[name] = (seen, link)
         shutil.rmtree(self._keep, ignore_errors=True)
         self._keep, self._kept = keep, kept
 
-    def _write_notes(self, path: Path, chosen: Listing, said: str) -> None:
+    def _write_notes(
+        self, path: Path, chosen: Listing, odd: Mapping[str, str], noted: Notes
+    ) -> None:
         root = os.path.abspath(self._root)
         links = {}
         for name, target in chosen.links.items():
@@ -336,53 +275,56 @@ class Copier:
         modes = {name: stat.S_IMODE(seen.mode) for name, seen in chosen.files.items()}
         notes: dict[str, Any] = {
             "format": FORMAT,
-            "said": said,
+            "said": noted.said,
+            "ended": noted.ended,
+            "learned": dict(noted.learned),
             "folders": sorted(chosen.folders),
             "links": links,
             "modes": {name: mode for name, mode in modes.items() if mode != 0o644},
             "times": {name: seen.mtime_ns for name, seen in chosen.files.items()},
+            "odd": dict(odd),
         }
-        path.write_text(json.dumps(notes, sort_keys=True) + "\n", encoding="utf-8")
+        # ASCII: a name may hold bytes that are no UTF-8.
+        path.write_text(json.dumps(notes, sort_keys=True) + "\n", encoding="ascii")
 
 
-class Stillness:
-    """Since when the folder is as it is, by this machine's own looking."""
-
-    def __init__(self, now_sec: float, listing: Listing) -> None:
-        self._stamp = listing.stamp
-        self._since_sec = now_sec
-
-    def still_sec(self, now_sec: float, listing: Listing) -> float:
-        """How long nothing has changed, temporary files included: one that grows is a save that
-        is not over."""
-        stamp = listing.stamp
-        if stamp != self._stamp:
-            self._stamp, self._since_sec = stamp, now_sec
-        return now_sec - self._since_sec
+def is_plain(name: str) -> bool:
+    """Whether an object can have the name of this file: a backslash, a line break or bytes that
+    are no UTF-8 cannot be in one."""
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        return False
+    return len(encoded) <= NAME_BYTES_MAX and "\\" not in name and name.isprintable()
 
 
-def tidy_result(folder: Path) -> list[str]:
-    """Make ``folder`` plain: links to files become files, everything else that is neither file
-    nor folder goes. Sentences about what a person should know."""
-    said = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            target = path.resolve()
-            path.unlink()
-            if target.is_file():
-                shutil.copyfile(target, path)
-            else:
-                said.append(f"{path.name}: a link to no file, left out of the result")
-        elif path.name in ("RESULT.json", "MANIFEST.json") and path.parent == folder:
-            path.rename(path.with_name(f"command-{path.name}"))
-            said.append(f"{path.name}: the name is taken in a result, kept as command-{path.name}")
-        elif not path.is_file() and not path.is_dir():
-            path.unlink()
-    return said
+def _odd_names(chosen: Listing) -> dict[str, str]:
+    """The numbers under which files are kept whose names no object can have."""
+    odd = sorted((name for name in chosen.files if not is_plain(name)), key=os.fsencode)
+    return {name: f"{number:06d}" for number, name in enumerate(odd)}
+
+
+def _without_companions(chosen: Listing, flow: Flow) -> Listing:
+    files = {name: seen for name, seen in chosen.files.items() if not flow.is_companion(name)}
+    return Listing(files, chosen.links, chosen.folders, chosen.kinds)
 
 
 def _size(chosen: Listing, without: Container[str] = ()) -> int:
     return sum(seen.size for file, seen in chosen.files.items() if file not in without)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """A copy of one moment, while others read and write; Changed where they leave no room."""
+    pages = -1 if source.stat().st_size < _DATABASE_BYTES else 4096
+    address = f"file:{quote(os.fsencode(source))}?mode=rw"
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(address, uri=True, timeout=5.0)) as database,
+            contextlib.closing(sqlite3.connect(target)) as copy,
+        ):
+            database.backup(copy, pages=pages)
+    except sqlite3.Error as error:
+        raise Changed(f"{source.name}: SQLite gave no copy of it ({error})") from None
 
 
 def _copy_bytes(source: Any, copy: Any, limit: int | None = None) -> None:
@@ -405,14 +347,3 @@ def _copy_bytes(source: Any, copy: Any, limit: int | None = None) -> None:
                 return
             copy.write(data)
             left = None if left is None else left - len(data)
-
-
-def _seen(found: os.stat_result) -> Seen:
-    return Seen(
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-        found.st_dev,
-        found.st_ino,
-        found.st_mode,
-    )

@@ -1,0 +1,189 @@
+"""The command's processes: started, watched, signalled and ended as one tree."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from outlast.base import tree
+from outlast.loop.command.command import CommandError, not_started
+
+VARIABLE = "OUTLAST_COMMAND"
+"""Marks all that the command starts."""
+
+_LAST_BYTES = 4096
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+
+class Child:
+    """A command and all that it starts. Use as a context: a guard process ends the tree when this
+    one is killed."""
+
+    def __init__(self) -> None:
+        self._mark = f"{VARIABLE}={uuid.uuid4().hex}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._copiers: list[threading.Thread] = []
+        self._last_line = b""
+        self.last_output_sec = 0.0
+        self.is_watched = True
+        """Whether its output passes through here; a terminal keeps its colours and bars."""
+        self.was_cut = False
+        """Whether something of it was running still when it was killed."""
+        self.was_killed = False
+
+    def __enter__(self) -> "Child":
+        self._reads, self._wake = os.pipe()
+        for end in (self._reads, self._wake):
+            os.set_blocking(end, False)
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", os.path.abspath(tree.__file__), self._mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+        os.close(self._reads)
+        os.close(self._wake)
+
+    def start(self, argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        """CommandError where the system cannot start it."""
+        self.is_watched = not sys.stderr.isatty()
+        out = subprocess.PIPE if self.is_watched else None
+        name, _, value = self._mark.partition("=")
+        try:
+            process = self._process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env={**environment, name: value},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CommandError(not_started(argv[0], error, cwd)) from None
+        for stream, target in ((process.stdout, 1), (process.stderr, 2)):
+            if stream is not None:
+                thread = threading.Thread(
+                    target=self._pass_on, args=(stream, target), name="output", daemon=True
+                )
+                thread.start()
+                self._copiers.append(thread)
+        threading.Thread(target=self._wait, name="command", daemon=True).start()
+
+    def fileno(self) -> int:
+        """Readable once the command has ended."""
+        return self._reads
+
+    def drain(self) -> None:
+        """Take what made ``fileno`` readable."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reads, 4096)
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        # Not poll(): the thread that waits is the only one to reap it.
+        return None if self._process is None else self._process.returncode
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether anything of its tree is running."""
+        return bool(tree.marked(self._mark))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole tree."""
+        if self._process is not None:
+            tree.signal_tree(self._process.pid, self._mark, number)
+
+    def kill(self) -> None:
+        """End the whole tree, the command's background processes among them."""
+        self.was_killed = True
+        if self._process is not None:
+            # What is killed may have been writing.
+            self.was_cut = self.was_cut or self.code is None or self.has_rest
+            tree.kill_tree(self._process.pid, self._mark)
+            self._process.wait()
+            for copier in self._copiers:
+                copier.join(1.0)  # what escaped may hold the pipe for ever
+
+    def has_open(self, paths: Iterable[str]) -> bool:
+        """Whether a process of the tree has one of the files open to write, or mapped; True where
+        the system does not tell."""
+        if self._process is None or not Path("/proc/self/fd").is_dir():
+            return True
+        paths, wanted = list(paths), set()
+        for path in paths:
+            with contextlib.suppress(OSError):
+                found = os.stat(path)
+                wanted.add((found.st_dev, found.st_ino))
+        names = {os.path.realpath(path) for path in paths}
+        pids = {self._process.pid, *tree.marked(self._mark)}
+        return any(_writes(pid, wanted) or _maps(pid, names) for pid in pids)
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            os.write(self._wake, b"\0")
+
+    def _pass_on(self, stream: IO[bytes], target: int) -> None:
+        """Bytes as they are: what they mean for a log is the supervisor's business."""
+        with stream:
+            while said := os.read(stream.fileno(), 65536):
+                self.last_output_sec = time.monotonic()
+                if target == 2:
+                    self._last_line = (self._last_line + said)[-_LAST_BYTES:]
+                view = memoryview(said)
+                with contextlib.suppress(OSError):  # whoever listened has gone: train on
+                    while view:
+                        view = view[os.write(target, view) :]
+
+    @property
+    def last_words(self) -> str:
+        """The last line of stderr, a progress bar's last state."""
+        lines = [
+            line.rstrip(b"\r").rpartition(b"\r")[2].strip() for line in self._last_line.split(b"\n")
+        ]
+        said = [line for line in lines if line]
+        return said[-1].decode(errors="replace")[:1000] if said else ""
+
+
+def _writes(pid: int, wanted: set[tuple[int, int]]) -> bool:
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for number in descriptors:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found = os.stat(f"/proc/{pid}/fd/{number}")
+            if (found.st_dev, found.st_ino) in wanted:
+                text = Path(f"/proc/{pid}/fdinfo/{number}").read_text()
+                if int(text.split("flags:")[1].split()[0], 8) & _WRITES:
+                    return True
+    return False
+
+
+def _maps(pid: int, names: set[str]) -> bool:
+    """Whether a file is mapped to be written: that goes on after it is closed."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        words = line.split(None, 5)
+        if len(words) == 6 and words[1].startswith("rw-s") and words[5] in names:
+            return True
+    return False

@@ -1,0 +1,86 @@
+"""Files that may be written at any time and hold no checkpoint up: found by what they do.
+
+A file to which lines are appended again and again is one: what it had is what it will begin with.
+SQLite's databases are the other kind: SQLite itself gives a copy between two transactions.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.loop.command.listing import Flow, Listing, Seen
+
+GROWTHS = 3
+"""So many times lines must have been appended, and over at least the quiet time."""
+
+_TAIL_BYTES = 4096
+_DATABASE_SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
+_DATABASE_HEADER = b"SQLite format 3\0"
+
+
+@dataclass
+class _Growth:
+    seen: Seen
+    tail: bytes
+    """The last bytes of the file, as it was then."""
+    since_sec: float
+    times: int = 0
+
+
+class FlowWatch:
+    """Looks at each listing of a folder, and says which of its files flow."""
+
+    def __init__(self, root: Path, quiet_sec: float) -> None:
+        self._root = root
+        self._quiet_sec = quiet_sec
+        self._growths: dict[str, _Growth] = {}
+        self._databases: dict[tuple[int, int], bool] = {}
+        self._growing: set[str] = set()
+
+    def observe(self, now_sec: float, listing: Listing) -> Flow:
+        """The files that flow, after one more look."""
+        state = listing.state
+        self._growths = {name: found for name, found in self._growths.items() if name in state}
+        self._growing &= state.keys()
+        databases = set()
+        for name, seen in state.items():
+            if self._is_database(name, seen):
+                databases.add(name)
+            else:
+                self._note_growth(now_sec, name, seen)
+        return Flow(frozenset(self._growing), frozenset(databases))
+
+    def _is_database(self, name: str, seen: Seen) -> bool:
+        if not name.endswith(_DATABASE_SUFFIXES) or not seen.size:
+            return False
+        key = (seen.device, seen.inode)
+        if key not in self._databases:
+            self._databases[key] = self._read(name, 0, 16) == _DATABASE_HEADER
+        return self._databases[key]
+
+    def _note_growth(self, now_sec: float, name: str, seen: Seen) -> None:
+        known = self._growths.get(name)
+        if known is not None and known.seen.version == seen.version:
+            return
+        tail = self._read(name, max(0, seen.size - _TAIL_BYTES), min(seen.size, _TAIL_BYTES))
+        if known is None or not self._only_grew(name, known, seen, tail):
+            self._growing.discard(name)
+            self._growths[name] = _Growth(seen, tail, now_sec)
+            return
+        self._growths[name] = _Growth(seen, tail, known.since_sec, known.times + 1)
+        if known.times + 1 >= GROWTHS and now_sec - known.since_sec >= self._quiet_sec:
+            self._growing.add(name)
+
+    def _only_grew(self, name: str, known: _Growth, seen: Seen, tail: bytes) -> bool:
+        """Whether whole lines were appended and what was there is there still."""
+        if seen.inode != known.seen.inode or seen.size <= known.seen.size:
+            return False
+        if not known.tail.endswith(b"\n") or not tail.endswith(b"\n") or b"\0" in tail:
+            return False
+        return self._read(name, known.seen.size - len(known.tail), len(known.tail)) == known.tail
+
+    def _read(self, name: str, offset: int, size: int) -> bytes:
+        with contextlib.suppress(OSError), (self._root / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+        return b""

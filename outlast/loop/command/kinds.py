@@ -1,0 +1,118 @@
+"""What a file in a command's checkpoint folder is: a checkpoint's, a log, a by-product, temporary.
+
+Only a checkpoint's files make a checkpoint, and only they hold one up until they rest. Logs and
+by-products are kept with it. The globs of a user go before those that are known here.
+"""
+
+import functools
+from dataclasses import dataclass
+from enum import Enum
+
+from outlast.loop.command.globs import GlobError, common_name, compiled, matches
+
+
+class Kind(Enum):
+    """What a file is."""
+
+    CHECKPOINT = "checkpoint"
+    """Makes a checkpoint, which is complete once it rests."""
+    LOG = "log"
+    """Only grows: kept as far as it goes."""
+    BY_PRODUCT = "by-product"
+    """A plot, a configuration: kept as it is when a checkpoint is made."""
+    TEMPORARY = "temporary"
+    """On its way to another name: never kept."""
+
+
+TEMPORARY = (
+    *("*.tmp", "*.tmp.*", "*.tmp-*", "*.temp", "tmp-*", ".tmp*", "*~", ".~*", "*.swp", "*.lock"),
+    # Downloads that are not over.
+    *("*.part", "*.partial", "*.incomplete", "*.crdownload", "*.download"),
+    # Orbax and TensorFlow while they save; what network file systems keep of deleted files.
+    *("*.orbax-checkpoint-tmp*", "*_temp", "*.tempstate*", ".nfs*", ".fuse_hidden*"),
+)
+"""Names of files and folders that are never part of a checkpoint."""
+
+JOURNALS = ("*journal*.log", "*optuna*.log")
+"""Optuna's journals: named like logs, and all that a study is resumed from."""
+
+LOGS = (
+    *(
+        "events.out.tfevents.*",
+        "*.log",
+        "*.log.*",
+        "log.txt",
+        "log.txt.*",
+        "*_log.txt",
+        "*-log.txt",
+    ),
+    # Trainer of LLaMA-Factory, CSVLogger of Lightning, detectron2, ultralytics, W&B.
+    *("trainer_log.jsonl", "metrics.csv", "metrics.json", "results.csv", "*.wandb"),
+)
+"""Names of files that only grow."""
+
+BY_PRODUCTS = (
+    *("*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp", "*.mp4", "*.html"),
+    # Written once, before there is anything to resume from.
+    *("*.yaml", "*.yml", "*.toml", "*.ini", "*.cfg", "*.md", "*.py", "*.ipynb"),
+    *("config.json", "args.json", "hparams.json", ".gitattributes", ".gitignore"),
+)
+"""Names of files that come with a training and are never all that it is resumed from."""
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """A user's globs; where there are some for checkpoints, no other file is a checkpoint's."""
+
+    checkpoint: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    by_product: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> dict[str, tuple[str, ...]]:
+        """The globs by the name of their kind."""
+        return {
+            Kind.CHECKPOINT.value: self.checkpoint,
+            Kind.LOG.value: self.log,
+            Kind.BY_PRODUCT.value: self.by_product,
+        }
+
+    def check(self) -> None:
+        """GlobError for a glob that is none, or for two kinds that claim the same name."""
+        every = [(kind, glob) for kind, globs in self.given.items() for glob in globs]
+        for _, glob in every:
+            compiled(glob)
+        for number, (kind, glob) in enumerate(every):
+            for other_kind, other in every[:number]:
+                if kind != other_kind and (name := common_name(other, glob)):
+                    raise GlobError(
+                        f"glob {glob!r} ({kind}) overlaps {other!r} ({other_kind}): both match "
+                        f"{name!r}; make one of them narrower"
+                    )
+
+    def of(self, name: str) -> Kind:
+        """The kind of the file with this relative path."""
+        return _kind(self, name)
+
+
+DEFAULT = Kinds()
+"""Where a user has said nothing."""
+
+
+@functools.lru_cache(maxsize=65536)
+def _kind(kinds: Kinds, name: str) -> Kind:
+    given = (
+        (Kind.CHECKPOINT, kinds.checkpoint),
+        (Kind.LOG, kinds.log),
+        (Kind.BY_PRODUCT, kinds.by_product),
+    )
+    known = (
+        (Kind.TEMPORARY, TEMPORARY),
+        (Kind.CHECKPOINT, () if kinds.checkpoint else JOURNALS),
+        (Kind.LOG, LOGS),
+        (Kind.BY_PRODUCT, BY_PRODUCTS),
+    )
+    for kind, globs in (*given, *known):
+        if matches(name, globs):
+            return kind
+    return Kind.BY_PRODUCT if kinds.checkpoint else Kind.CHECKPOINT

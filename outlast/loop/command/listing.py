@@ -1,0 +1,196 @@
+"""A command's checkpoint folder at one moment: names, sizes and times, nothing of the contents."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
+
+COMPLETE = "COMPLETE"
+"""A file of this name says that the folder it is in is complete; it is written last."""
+
+COMPANIONS = ("-journal", "-wal", "-shm")
+"""What SQLite keeps beside a database while it is written."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What tells one state of a file from another, without reading it."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    """No program can set it back."""
+    device: int
+    inode: int
+    mode: int
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Equal for two looks between which the file was not written."""
+        return self.size, self.mtime_ns, self.inode
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Files of a checkpoint that hold nothing up, whenever they are written."""
+
+    growing: frozenset[str] = frozenset()
+    """Lines are appended to them: kept as far as they go."""
+    databases: frozenset[str] = frozenset()
+    """SQLite's: copied between two transactions."""
+
+    def holds(self, name: str) -> bool:
+        """Whether the file is one of them, or part of one."""
+        return name in self.growing or name in self.databases or self.is_companion(name)
+
+    def is_companion(self, name: str) -> bool:
+        """Whether the file belongs to a database, whose copy does not need it."""
+        return any(
+            name.endswith(end) and name.removesuffix(end) in self.databases for end in COMPANIONS
+        )
+
+
+NO_FLOW = Flow()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A folder at one moment. Names are relative, with forward slashes."""
+
+    files: dict[str, Seen] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    folders: frozenset[str] = frozenset()
+    kinds: Kinds = Kinds()
+
+    @property
+    def stamp(self) -> object:
+        """Equal for two listings between which nothing happened that matters."""
+        return self.stamp_of(NO_FLOW)
+
+    def stamp_of(self, flow: Flow) -> object:
+        """The stamp without the files that hold nothing up."""
+        ignored = (Kind.LOG, Kind.BY_PRODUCT)
+        files = {
+            name: seen.version
+            for name, seen in self.files.items()
+            if self.kinds.of(name) not in ignored and not flow.holds(name)
+        }
+        links = {
+            name: target
+            for name, target in self.links.items()
+            if self.kinds.of(name) not in ignored
+        }
+        return files, links
+
+    @property
+    def state(self) -> dict[str, Seen]:
+        """The files that make a checkpoint."""
+        return {
+            name: seen
+            for name, seen in self.files.items()
+            if self.kinds.of(name) is Kind.CHECKPOINT
+        }
+
+    def chosen(self, folders: Iterable[str] | None = None) -> "Listing":
+        """What belongs to a snapshot: no temporary names and, where ``folders`` are given,
+        nothing outside them (``.`` is everything); files may be named, too."""
+        roots = None if folders is None else set(folders)
+
+        def belongs(name: str) -> bool:
+            if self.kinds.of(name) is Kind.TEMPORARY:
+                return False
+            if roots is None or "." in roots or name in roots:
+                return True
+            return any(parent in roots for parent in _above(name))
+
+        return Listing(
+            {name: seen for name, seen in self.files.items() if belongs(name)},
+            {name: target for name, target in self.links.items() if belongs(name)},
+            frozenset(name for name in self.folders if belongs(name)),
+            self.kinds,
+        )
+
+    def complete_folders(self) -> dict[str, Seen]:
+        """Folders that hold a COMPLETE file no other file in them is newer than, with it."""
+        marks: dict[str, Seen] = {}
+        for name, seen in self.files.items():
+            path = PurePosixPath(name)
+            if path.name == COMPLETE and self.kinds.of(name) is not Kind.TEMPORARY:
+                marks[path.parent.as_posix()] = seen
+        return {
+            folder: mark
+            for folder, mark in marks.items()
+            if not any(
+                seen.mtime_ns > mark.mtime_ns
+                for name, seen in self.chosen([folder]).files.items()
+                if self.kinds.of(name) not in (Kind.LOG, Kind.BY_PRODUCT)
+            )
+        }
+
+    @property
+    def says_complete(self) -> bool:
+        """Whether there is a COMPLETE file anywhere."""
+        return any(name.rpartition("/")[2] == COMPLETE for name in self.files)
+
+
+def look(root: Path, kinds: Kinds = DEFAULT) -> Listing:
+    """The folder now. What vanishes meanwhile was not there; sockets and devices never are."""
+    files: dict[str, Seen] = {}
+    links: dict[str, str] = {}
+    folders: set[str] = set()
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            entries = list(os.scandir(root / below))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            name = f"{below}{entry.name}"
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_symlink():
+                    links[name] = os.readlink(entry.path)
+                elif entry.is_dir():
+                    folders.add(name)
+                    waiting.append(f"{name}/")
+                elif entry.is_file():
+                    files[name] = seen_of(os.stat(entry.path, follow_symlinks=False))
+    return Listing(files, links, frozenset(folders), kinds)
+
+
+def seen_of(found: os.stat_result) -> Seen:
+    """A file's state, of what the system says about it."""
+    return Seen(
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        found.st_dev,
+        found.st_ino,
+        found.st_mode,
+    )
+
+
+def _above(name: str) -> Iterable[str]:
+    place = name.rfind("/")
+    while place > 0:
+        yield name[:place]
+        place = name.rfind("/", 0, place)
+
+
+class Stillness:
+    """Since when the folder is as it is, by this machine's own looking."""
+
+    def __init__(self, now_sec: float, listing: Listing) -> None:
+        self._stamp = listing.stamp
+        self._since_sec = now_sec
+
+    def still_sec(self, now_sec: float, listing: Listing, flow: Flow = NO_FLOW) -> float:
+        """How long nothing has changed that holds a checkpoint up, temporary files included: one
+        that grows is a save that is not over."""
+        stamp = listing.stamp_of(flow)
+        if stamp != self._stamp:
+            self._stamp, self._since_sec = stamp, now_sec
+        return now_sec - self._since_sec

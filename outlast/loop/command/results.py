@@ -1,0 +1,86 @@
+"""A command's result: what lies in RESULT_DIR, or else what it left elsewhere."""
+
+import os
+import shutil
+from pathlib import Path
+
+from outlast.loop.command.folder import is_plain
+from outlast.loop.command.listing import Listing
+from outlast.loop.command.work import Produced
+
+TAKEN_NAMES = ("RESULT.json", "MANIFEST.json")
+
+
+def tidy_result(folder: Path) -> list[str]:
+    """Make ``folder`` plain: links to files become files, names that no object can have become
+    others, everything else that is neither file nor folder goes. Sentences about what a person
+    should know."""
+    said = []
+    for path in sorted(folder.rglob("*"), key=os.fsencode, reverse=True):
+        if path.is_symlink():
+            target = path.resolve()
+            path.unlink()
+            if not target.is_file():
+                said.append(f"{_shown(path.name)}: a link to no file, left out of the result")
+                continue
+            shutil.copyfile(target, path)
+        elif not path.is_file() and not path.is_dir():
+            path.unlink()
+            continue
+        name = path.name
+        if name in TAKEN_NAMES and path.parent == folder:
+            name = f"command-{name}"
+            said.append(f"{path.name}: the name is taken in a result, kept as {name}")
+        elif not is_plain(name):
+            name = plain_name(name)
+            said.append(f"{_shown(path.name)}: no object can have this name, kept as {name}")
+        if name != path.name:
+            path.rename(_free(path.with_name(name)))
+    return said[::-1]
+
+
+def plain_name(name: str) -> str:
+    """The name with each character that no object can have as ``%XX``."""
+    found = []
+    for letter in name:
+        whole = letter != "%" and is_plain(letter)
+        found.append(letter if whole else "".join(f"%{byte:02X}" for byte in os.fsencode(letter)))
+    return "".join(found)[:200]
+
+
+def add_checkpoint(result: Path, checkpoint: Path, listing: Listing, *, move: bool) -> None:
+    """The checkpoint's files as ``checkpoint/…`` of the result."""
+    for name in listing.files:
+        target = result / "checkpoint" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if move:
+            shutil.move(checkpoint / name, target)
+        else:
+            shutil.copy2(checkpoint / name, target)
+
+
+def add_work(result: Path, work: Path, produced: Produced, *, move: bool) -> None:
+    """The files of the working folder under their own paths; where one is taken, below
+    ``work/``."""
+    for name in produced.files:
+        target = result / name
+        if target.exists() or (result / name.split("/")[0]).is_file():
+            target = result / "work" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if move:
+            shutil.move(work / name, target)
+        else:
+            shutil.copy2(work / name, target)
+
+
+def _free(path: Path) -> Path:
+    """The path, or one beside it that is not taken."""
+    free, number = path, 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def _shown(name: str) -> str:
+    return os.fsencode(name).decode(errors="backslashreplace")

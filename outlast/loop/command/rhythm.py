@@ -1,0 +1,348 @@
+"""How a command saves: which files belong together, and when a save is over.
+
+All of it is learned by looking at names, sizes and times. Digits in a name number its saves:
+``checkpoint-500/model.bin`` and ``checkpoint-1000/model.bin`` have one *shape*,
+``checkpoint-#/model.bin``.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from outlast.loop.command.listing import Flow, Listing, Seen
+
+FIRST_FACTOR = 3
+"""Files that were not seen before, and a save without a file that came with each one before, must
+rest so many times the quiet time: others may arrive late."""
+SIBLING_FACTOR = 6
+"""The same where the file's number says that it belongs to the save."""
+LATE_FACTOR = 60
+"""A save that certainly lacks a file is waited for so many times the quiet time."""
+SHAPES_MAX = 1000
+"""More are not remembered."""
+
+Rewritten = Callable[[str, Seen], bool]
+"""Whether a file, the same one as it was seen before, has been written from its beginning since."""
+
+_DIGITS = re.compile(r"\d+")
+_SHARD = re.compile(r"(.*?)(\d{5})-of-(\d{5})(.*)")
+
+
+def shape_of(name: str) -> str:
+    """The name without its numbers."""
+    return _DIGITS.sub("#", name)
+
+
+def numbers_in(name: str) -> tuple[int, ...]:
+    """The numbers of a name, in order."""
+    return tuple(int(digits) for digits in _DIGITS.findall(name))
+
+
+class Rhythm:
+    """What was learned of one command's saves. Feed it every listing: ``observe``."""
+
+    def __init__(self, listing: Listing, learned: Mapping[str, Any]) -> None:
+        self._shapes = set(learned.get("shapes", ()))
+        together = learned.get("together")
+        self._together = None if together is None else set(together)
+        self._members = (
+            {key: (set(shapes), tuple(last)) for key, (shapes, last) in learned["members"].items()}
+            if learned
+            else {}
+        )
+        """Of folders that only differ in their numbers: the shapes that each had, and the numbers
+        of the last one that was complete."""
+        self._before = listing.state
+        self._links = listing.links
+        self._moving: set[str] = set()
+        """Names that changed when they were looked at last."""
+        self._changed: set[str] = set()
+        """Shapes that have changed since the last snapshot."""
+        self._events: dict[str, int] = {}
+        self._first: dict[str, tuple[int, int]] = {}
+        """Of each shape, at which look and when it first changed in this attempt."""
+        self._looks = 0
+        self._replaced_only: dict[str, bool] = {}
+        self._rewritten: set[str] = set()
+        """Shapes of which an older one than the newest was written again."""
+        self.links_move = False
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """For the next attempt."""
+        if len(self._shapes) > SHAPES_MAX:
+            return {}
+        return {
+            "shapes": sorted(self._shapes, key=repr),
+            "together": None if self._together is None else sorted(self._together, key=repr),
+            "members": {
+                key: (sorted(shapes, key=repr), last)
+                for key, (shapes, last) in sorted(self._members.items())
+            },
+        }
+
+    def observe(self, listing: Listing, flow: Flow) -> None:
+        """One more look at the folder."""
+        self._looks += 1
+        before, now = self._before, listing.state
+        moving = {
+            name
+            for name, seen in now.items()
+            if not flow.holds(name) and (name not in before or before[name].version != seen.version)
+        }
+        newest = set(_of_newest(now)) if moving else set()
+        for name in sorted(moving, key=lambda name: now[name].ctime_ns):
+            shape = shape_of(name)
+            self._changed.add(shape)
+            was = before.get(name)
+            same_file = was is not None and was.inode == now[name].inode
+            replaced = self._replaced_only.get(shape, True)
+            self._replaced_only[shape] = replaced and not same_file
+            if name in self._moving and same_file:
+                continue  # still being written
+            if was is not None and name not in newest:
+                self._rewritten.add(shape)
+            self._events[shape] = self._events.get(shape, 0) + 1
+            self._first.setdefault(shape, (self._looks, now[name].ctime_ns))
+        self.links_move = self.links_move or bool(
+            self._links.keys() & listing.links.keys()
+            and any(self._links.get(name, to) != to for name, to in listing.links.items())
+        )
+        self._moving, self._before, self._links = moving, now, listing.links
+
+    def taken(self, listing: Listing) -> None:
+        """A snapshot of a folder at rest was made: learn from it."""
+        state = listing.state
+        self._shapes.update(map(shape_of, state))
+        if self._changed:
+            self._together = (
+                set(self._changed) if self._together is None else self._together & self._changed
+            )
+        self._changed = set()
+        for key, members in folder_families(state, self._members, least=1):
+            found, last = set.intersection(*members.values()), max(members)
+            if key in self._members:
+                found &= self._members[key][0]
+            self._members[key] = (found, last)
+
+    def factor(self, listing: Listing) -> int:
+        """How many times the quiet time the folder must rest to be complete."""
+        if self.lacks(listing):
+            return LATE_FACTOR
+        if _lacks_sibling(listing.state):
+            return SIBLING_FACTOR
+        is_new = any(shape_of(name) not in self._shapes for name in listing.state)
+        partial = self._together is not None and not self._changed >= self._together
+        return FIRST_FACTOR if is_new or partial else 1
+
+    def lacks(self, listing: Listing) -> str | None:
+        """A file that the newest save certainly lacks; None where nothing says so."""
+        state = listing.state
+        for key, members in folder_families(state, self._members):
+            if key not in self._members:
+                continue
+            newest, (expected, last) = max(members), self._members[key]
+            missing = sorted(expected - members[newest], key=repr)
+            if missing and newest > last:
+                return f"{_named(key, newest)}/{missing[0]}"
+        return _lacks_known(state)
+
+    # Saves that come closer than the quiet time.
+
+    @property
+    def saves_again(self) -> bool:
+        """Whether something was saved a second time in this attempt."""
+        return any(count >= 2 for count in self._events.values())
+
+    @property
+    def _recurrent(self) -> list[str]:
+        return [shape for shape, count in self._events.items() if count >= 2]
+
+    @property
+    def _leaders(self) -> set[str]:
+        """The shapes with which a save begins."""
+        first = {shape: self._first[shape] for shape in self._recurrent}
+        if not first:
+            return set()
+        begun = min(first.values())
+        return {shape for shape, (look, at_ns) in first.items() if (look, at_ns) == begun}
+
+    @property
+    def replaces_one_file(self) -> bool:
+        """Whether all that is saved is one file, which always comes by a rename: so it is whole
+        at any time."""
+        shapes = self._recurrent
+        return (
+            len(shapes) == 1
+            and "#" not in shapes[0]
+            and self._replaced_only.get(shapes[0], False)
+            and self._events[shapes[0]] >= 2
+            and not self.links_move
+        )
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing had changed at the last look."""
+        return not self._moving
+
+    def older(self, listing: Listing) -> list[str] | None:
+        """The names of all but the newest of numbered saves, which are over as a later one has
+        begun; None where a save has other files, too."""
+        state = listing.state
+        newest = set(_of_newest(state))
+        if not newest or self.links_move:
+            return None
+        by_shape: dict[str, set[str]] = {}
+        for name in state:
+            by_shape.setdefault(shape_of(name), set()).add(name)
+        for shape in self._recurrent:
+            names = by_shape.get(shape, set())
+            if "#" not in shape or shape in self._rewritten or not names - newest:
+                return None
+        names = [name for name in state if name not in newest]
+        rest = Listing({name: state[name] for name in names}, {}, frozenset(), listing.kinds)
+        if not names or self.lacks(rest) or _lacks_sibling(rest.state):
+            return None
+        return names
+
+    def begins_next(self, before: Listing, after: Listing, rewritten: Rewritten) -> bool | None:
+        """Whether the first change between two listings begins another save, so that the one
+        before was over; None where nothing has changed."""
+        old, new = before.state, after.state
+        changed = {
+            name: seen.ctime_ns
+            for name, seen in new.items()
+            if name not in old or old[name].version != seen.version
+        }
+        gone = [name for name in old if name not in new and "#" not in shape_of(name)]
+        moved = {name for name in before.links if after.links.get(name) != before.links[name]}
+        if not changed:
+            return False if gone or moved else None
+        begun = min(changed.values())
+        first = [name for name, at_ns in changed.items() if at_ns == begun]
+        leaders = self._leaders
+        return all(
+            shape_of(name) in leaders
+            and (name not in old or _replaced(old[name], new[name]) or rewritten(name, old[name]))
+            for name in first
+        )
+
+
+def _replaced(before: Seen, after: Seen) -> bool:
+    return before.inode != after.inode
+
+
+def folder_families(
+    names: Iterable[str], known: Iterable[str] = (), *, least: int = 2
+) -> Iterator[tuple[str, dict[tuple[int, ...], set[str]]]]:
+    """Folders beside each other that only differ in their numbers, at least so many or of a known
+    path: (the path without numbers, for each its numbers and the shapes of what is in it)."""
+    known = set(known)
+    waiting: list[tuple[str, list[str]]] = [("", list(names))]
+    while waiting:
+        prefix, below = waiting.pop()
+        folders: dict[str, list[str]] = {}
+        for name in below:
+            first, slash, rest = name.partition("/")
+            if slash:
+                folders.setdefault(first, []).append(rest)
+        families: dict[str, list[str]] = {}
+        for folder in folders:
+            families.setdefault(shape_of(folder), []).append(folder)
+        for shape, members in families.items():
+            key = f"{prefix}{shape}"
+            if "#" in shape and (len(members) >= least or shape_of(key) in known):
+                yield (
+                    shape_of(key),
+                    {
+                        numbers_in(prefix) + numbers_in(folder): set(map(shape_of, folders[folder]))
+                        for folder in members
+                    },
+                )
+            else:
+                waiting += [(f"{prefix}{folder}/", folders[folder]) for folder in members]
+
+
+def _named(key: str, numbers: tuple[int, ...]) -> str:
+    left = list(map(str, numbers))
+    return re.sub("#", lambda _: left.pop(0) if left else "#", key)
+
+
+def _files_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, base = name.rpartition("/")
+        found.setdefault(folder, []).append(base)
+    return found
+
+
+def _numbered_files(bases: Iterable[str]) -> dict[str, set[int]]:
+    """Of the files of one folder, the first number of each by its shape."""
+    found: dict[str, set[int]] = {}
+    for base in bases:
+        if numbers := numbers_in(base):
+            found.setdefault(shape_of(base), set()).add(numbers[0])
+    return found
+
+
+def _lacks_sibling(state: Iterable[str]) -> str | None:
+    """Files beside each other such as model-2.pt and optimizer-2.pt: where all earlier numbers
+    have both, the newest must have them, too."""
+    for folder, bases in _files_by_folder(state).items():
+        shapes = _numbered_files(bases)
+        newest = max((max(ids) for ids in shapes.values()), default=None)
+        if newest is None:
+            continue
+        earlier = [ids - {newest} for ids in shapes.values() if newest in ids]
+        if len(earlier[0]) < 2 or any(ids != earlier[0] for ids in earlier):
+            continue
+        for shape, ids in sorted(shapes.items()):
+            if newest not in ids and ids == earlier[0]:
+                name = _named(shape, (newest,) * shape.count("#"))
+                return f"{folder}/{name}" if folder else name
+    return None
+
+
+def _lacks_known(state: Iterable[str]) -> str | None:
+    """What formats that say how many files they have still lack."""
+    for folder, bases in _files_by_folder(state).items():
+        prefix = f"{folder}/" if folder else ""
+        present = set(bases)
+        if any(base.endswith(".distcp") for base in bases) and ".metadata" not in present:
+            return f"{prefix}.metadata"  # torch.distributed.checkpoint writes it last
+        of_trainer = "training_args.bin" in present or any(
+            base.startswith("rng_state") for base in present
+        )
+        is_numbered = shape_of(folder.rpartition("/")[2]) == "checkpoint-#"
+        if is_numbered and of_trainer and "trainer_state.json" not in present:
+            return f"{prefix}trainer_state.json"  # transformers.Trainer writes it last
+        shards: dict[tuple[str, str, str], set[str]] = {}
+        for base in bases:
+            if found := _SHARD.fullmatch(base):
+                shards.setdefault((found[1], found[3], found[4]), set()).add(found[2])
+        for (head, count, tail), there in sorted(shards.items()):
+            if len(there) < int(count):
+                return f"{prefix}one of {head}*-of-{count}{tail}"
+    return None
+
+
+def _of_newest(state: Mapping[str, Seen]) -> Iterator[str]:
+    """The files of the newest of numbered saves, where there are older ones."""
+    families = dict(folder_families(state))
+    for name in state:
+        for key, members in families.items():
+            depth = key.count("/") + 1
+            folder = "/".join(name.split("/")[:depth])
+            if shape_of(folder) == key and numbers_in(folder) == max(members):
+                yield name
+    for folder, bases in _files_by_folder(state).items():
+        if any(shape_of(f"{folder}/").startswith(f"{key}/") for key in families):
+            continue
+        shapes = _numbered_files(bases)
+        numbers = set().union(*shapes.values()) if shapes else set()
+        if len(numbers) > 1:
+            newest_number = max(numbers)
+            for base in bases:
+                found = numbers_in(base)
+                if found and found[0] == newest_number:
+                    yield f"{folder}/{base}" if folder else base

@@ -1,0 +1,421 @@
+"""When a command's checkpoint is complete, and the copy that is made of it then.
+
+Three ways, and the first that a command uses counts for the whole run: it marks (``outlast mark``),
+it writes a file COMPLETE, or it says nothing and its folder comes to rest. One that never rests,
+because it saves more often than that, is kept once it is sure that a save was over: when the next
+one begins.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from outlast.base import exits
+from outlast.loop.command.flow import FlowWatch
+from outlast.loop.command.folder import Changed, Copier, NoRoom, Notes, Taken
+from outlast.loop.command.globs import matches
+from outlast.loop.command.handover import Handover
+from outlast.loop.command.kinds import Kind, Kinds
+from outlast.loop.command.listing import NO_FLOW, Listing, Seen, Stillness, look
+from outlast.loop.command.rhythm import Rhythm
+from outlast.loop.words import say
+
+SCAN_SEC = 0.25
+SCAN_COST = 20.0
+"""Looking at the folder takes at most one part in so many of the time."""
+NEVER_STILL_SEC = 60.0
+MARK_TRIES = 3
+_COMPARED_BYTES = 1 << 20
+
+HasOpen = Callable[[Iterable[str]], bool]
+"""Whether the command has one of these files open to write, as far as the system tells; True where
+it does not."""
+
+
+class Saves:
+    """Watches a command's checkpoint folder and copies what is complete; call ``begin`` first."""
+
+    def __init__(
+        self,
+        root: Path,
+        copier: Copier,
+        handover: Handover,
+        kinds: Kinds,
+        *,
+        quiet_sec: float,
+        step: int,
+        has_open: HasOpen = lambda paths: True,
+    ) -> None:
+        self._root = root
+        self._copier = copier
+        self._handover = handover
+        self._kinds = kinds
+        self._quiet_sec = quiet_sec
+        self._has_open = has_open
+        self._base = step
+        self.count = 0
+        """Snapshots that were made in this attempt."""
+        self.copy_cost_sec = 0.0
+        self._warned: set[str] = set()
+        self._warned_unsaved = False
+        self._candidate: _Candidate | None = None
+
+    def begin(self, notes: Notes, *, is_new: bool = False) -> None:
+        """The folder as the command finds it, and what the attempt before noted. ``is_new``: its
+        files are a checkpoint that was not kept yet."""
+        now_sec = time.monotonic()
+        self._said = notes.said
+        self.had_ended = notes.ended
+        """Whether the command had ended with 0 when the restored files were kept."""
+        self._listing = look(self._root, self._kinds)
+        self._flow = NO_FLOW
+        self._flows = FlowWatch(self._root, self._quiet_sec)
+        self._rhythm = Rhythm(self._listing, notes.learned)
+        self._taken = self._listing
+        self._taken_at_sec = now_sec
+        self._taken_marks = self._listing.complete_folders()
+        self._still = Stillness(now_sec, self._listing)
+        self._still_sec = 0.0
+        self._scan_at_sec = now_sec
+        self._unsaved_since_sec: float | None = None
+        if is_new and self._listing.chosen().state:
+            self._take(None, said="", before=self._listing)
+
+    @property
+    def step(self) -> int:
+        """A command's step: the number of its snapshots, in all attempts."""
+        return self._base + self.count
+
+    @property
+    def said(self) -> str:
+        """How the command says that a checkpoint is complete; empty while it has not."""
+        return self._said
+
+    def scan(self, now_sec: float, *, stopping: bool) -> bool:
+        """Look at the folder and take what is complete; whether something has changed."""
+        if now_sec < self._scan_at_sec:
+            return False
+        listing = self._look(now_sec)
+        before_sec, still_sec = self._still_sec, self._still.still_sec(now_sec, listing, self._flow)
+        self._still_sec = still_sec
+        if listing.says_complete and not self._said:
+            self._said = "complete"
+        if self._said == "complete":
+            self._take_complete(listing)
+        elif not stopping and not self._said:
+            self._take_quiet(now_sec, listing)
+        cost_sec = time.monotonic() - now_sec
+        self._scan_at_sec = now_sec + max(SCAN_SEC, SCAN_COST * cost_sec)
+        return still_sec < before_sec
+
+    def _look(self, now_sec: float) -> Listing:
+        self._listing = listing = look(self._root, self._kinds)
+        if not self._said:
+            self._flow = self._flows.observe(now_sec, listing)
+            self._rhythm.observe(listing, self._flow)
+        return listing
+
+    # A folder with a COMPLETE file.
+
+    def _take_complete(self, listing: Listing) -> None:
+        """A snapshot of all folders that are complete, once one of them is newly so."""
+        marks = listing.complete_folders()
+        news = any(self._taken_marks.get(name) != mark for name, mark in marks.items())
+        if news and self._take(list(marks), said="complete", before=listing):
+            self._taken_marks = marks
+
+    # A folder that comes to rest.
+
+    @property
+    def _needed_sec(self) -> float:
+        return self._quiet_sec * self._rhythm.factor(self._listing)
+
+    def _is_news(self, listing: Listing) -> bool:
+        """Whether a file of a checkpoint is not as it was kept."""
+        return listing.chosen().stamp_of(self._flow) != self._taken.chosen().stamp_of(self._flow)
+
+    def _take_quiet(self, now_sec: float, listing: Listing) -> None:
+        if not listing.chosen().state:
+            self._unsaved_since_sec = None
+            self._say_if_nothing_counts(listing)
+            return
+        if not self._is_news(listing):
+            self._unsaved_since_sec = None
+            self._drop_candidate()
+            self._take_flowing(now_sec, listing)
+            return
+        if self._unsaved_since_sec is None:
+            self._unsaved_since_sec = now_sec
+        if self._still_sec >= self._needed_sec:
+            self._say_if_late(listing)
+            if self._handover.is_due(now_sec) and self._take(None, said="", before=listing):
+                self._rhythm.taken(listing)
+            return
+        waited_sec = now_sec - self._unsaved_since_sec
+        if waited_sec >= self._quiet_sec and self._handover.is_due(now_sec):
+            self._take_between(listing)
+        if self._rhythm.saves_again or waited_sec >= NEVER_STILL_SEC:
+            self._warn_unsaved(now_sec)
+
+    def _take_flowing(self, now_sec: float, listing: Listing) -> None:
+        """Lines were appended, or a database was written; nothing else has changed."""
+        if not (self._flow.growing or self._flow.databases):
+            return
+        waited_sec = now_sec - self._taken_at_sec
+        changed = listing.stamp != self._taken.stamp
+        if changed and waited_sec >= self._quiet_sec and self._handover.is_due(now_sec):
+            self._take(None, said="", before=listing)
+
+    # A command that saves again before its folder has come to rest.
+
+    def _take_between(self, listing: Listing) -> None:
+        if self._candidate is not None:
+            self._check_candidate(listing)
+            return
+        older = self._rhythm.older(listing)
+        if older is not None:
+            kept = self._taken.files
+            if any(name not in kept or kept[name] != listing.files[name] for name in older):
+                extra = [name for name in listing.files if name not in listing.state]
+                self._take([*older, *extra], said="", before=listing, partly=True)
+            return
+        if not self._rhythm.saves_again:
+            return
+        if self._rhythm.rests or self._rhythm.replaces_one_file:
+            self._make_candidate(listing)
+
+    def _make_candidate(self, listing: Listing) -> None:
+        """Copy the folder as it is: when the next save begins, this one was over for sure."""
+        confirmed: list[bool] = []
+        closed = not self._has_open(str(self._root / name) for name in listing.state)
+
+        def accept(before: Listing, after: Listing) -> bool:
+            begins = self._rhythm.begins_next(before, after, lambda name, seen: False)
+            confirmed.append(bool(begins))
+            return begins is not False
+
+        try:
+            taken = self._copier.take(
+                "tmp-candidate",
+                before=listing,
+                flow=self._flow,
+                notes=self._notes(""),
+                accept=accept,
+            )
+        except (Changed, NoRoom, OSError):
+            return
+        self._candidate = _Candidate(taken, closed)
+        if any(confirmed):
+            self._keep_candidate()
+
+    def _check_candidate(self, listing: Listing) -> None:
+        assert self._candidate is not None
+        begins = self._rhythm.begins_next(
+            self._candidate.taken.listing, listing, self._candidate.is_rewritten_below(self._root)
+        )
+        if begins:
+            self._keep_candidate()
+        elif begins is False:
+            self._drop_candidate()
+
+    def _keep_candidate(self) -> None:
+        assert self._candidate is not None
+        taken, self._candidate = self._candidate.taken, None
+        identifier = self._identifier
+        folder = taken.folder.with_name(f"snap-{identifier}")
+        os.replace(taken.folder, folder)
+        self._note_taken(
+            identifier, Taken(folder, taken.listing, taken.copied, taken.cost_sec), said=""
+        )
+
+    def _drop_candidate(self) -> None:
+        if self._candidate is not None:
+            shutil.rmtree(self._candidate.taken.folder, ignore_errors=True)
+            self._candidate = None
+
+    # What is said.
+
+    def _say_if_nothing_counts(self, listing: Listing) -> None:
+        found = sorted(name for name in listing.files if self._kinds.of(name) is not Kind.TEMPORARY)
+        if not found or self._still_sec < self._quiet_sec:
+            return
+        some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+        if self._kinds.checkpoint:
+            globs = " ".join(self._kinds.checkpoint)
+            self._warn(
+                f"CHECKPOINT_DIR: no file matches {globs} (--checkpoint, "
+                f"outlast:checkpointFiles), so nothing is kept; it holds {some}"
+            )
+            return
+        self._warn(
+            f"CHECKPOINT_DIR: holds only logs and by-products ({some}), which are no checkpoint; "
+            "if one of them is, name it (--checkpoint GLOB, outlast:checkpointFiles)"
+        )
+
+    def _say_if_late(self, listing: Listing) -> None:
+        missing = self._rhythm.lacks(listing)
+        if missing:
+            self._warn(
+                f"CHECKPOINT_DIR: lacks {missing} after {self._still_sec:.0f} s without a change; "
+                "it is kept as it is"
+            )
+
+    def _warn_unsaved(self, now_sec: float) -> None:
+        if not self._warned_unsaved:
+            self._warned_unsaved = True
+            say(
+                f"CHECKPOINT_DIR was written to again before it had rested for "
+                f"{self._quiet_sec:g} s; a save is then kept only where it is certain that it was "
+                "over: call outlast mark after each save, save less often, or set a shorter time "
+                "(--quiet-sec, outlast:quietSec)"
+            )
+
+    def _warn(self, sentence: str) -> None:
+        """Once each."""
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            say(sentence)
+
+    # Copies.
+
+    @property
+    def _identifier(self) -> str:
+        return f"{self.count + 1:06d}"
+
+    def _notes(self, said: str, *, ended: bool = False) -> Notes:
+        return Notes(self._said or said, ended, self._rhythm.learned)
+
+    def _take(
+        self,
+        chosen: list[str] | None,
+        *,
+        said: str,
+        before: Listing,
+        ended: bool = False,
+        partly: bool = False,
+    ) -> Taken | None:
+        """Copy; the copy replaces one that the supervisor has not taken over. None: not now.
+
+        ``partly``: the files that are not chosen are of a save that is not over."""
+        identifier = self._identifier
+        self._drop_candidate()
+        try:
+            taken = self._copier.take(
+                f"snap-{identifier}",
+                folders=chosen,
+                before=before,
+                flow=self._flow,
+                notes=self._notes(said, ended=ended),
+            )
+        except Changed:
+            return None
+        except (NoRoom, OSError) as error:
+            # Training is worth more than this one checkpoint; what is wrong may pass.
+            self._warn(f"no checkpoint could be made: {error}")
+            return None
+        if partly:
+            taken = Taken(taken.folder, before.chosen(chosen), taken.copied, taken.cost_sec)
+        self._note_taken(identifier, taken, said)
+        return taken
+
+    def _note_taken(self, identifier: str, taken: Taken, said: str) -> None:
+        self.count += 1
+        self._said = self._said or said
+        self.copy_cost_sec = taken.cost_sec
+        self._taken, self._taken_at_sec = taken.listing, time.monotonic()
+        self._unsaved_since_sec = None
+        self._handover.put(identifier, taken, self.step)
+
+    def marked(self, named: str) -> dict[str, object]:
+        """What ``outlast mark`` is answered: the copy is made while it waits."""
+        root = os.path.realpath(self._root)
+        place = os.path.realpath(named) if named else root
+        if place != root and not place.startswith(f"{root}{os.sep}"):
+            return {
+                "error": f"{named}: is not in CHECKPOINT_DIR {self._root}; save there",
+                "code": exits.USAGE,
+            }
+        if not os.path.isdir(place):
+            return {"error": f"{named}: is no folder", "code": exits.USAGE}
+        chosen = None if place == root else [os.path.relpath(place, root).replace(os.sep, "/")]
+        self._said = "mark"
+        for _ in range(MARK_TRIES):
+            before = look(self._root, self._kinds)
+            found = before.chosen(chosen)
+            if not found.files:
+                return {"error": f"{place}: holds no files", "code": 1}
+            if not found.state:
+                return {
+                    "error": f"{place}: holds only logs and by-products, such as "
+                    f"{min(found.files)}; name what is a checkpoint (--checkpoint GLOB)",
+                    "code": 1,
+                }
+            if self._take(chosen, said="mark", before=before) is not None:
+                return {"step": self.step}
+        return {
+            "error": f"{place}: could not be copied, it changed meanwhile or does not fit; "
+            "finish writing before the mark",
+            "code": 1,
+        }
+
+    # After the command's end.
+
+    def take_last(self, *, saved: bool, ended: bool = False, is_result: bool = False) -> None:
+        """What the command has left. One that was cut short may have been writing: without
+        ``saved`` only what had rested before. ``ended``: by itself, with 0; where its checkpoint
+        ``is_result``, that is kept even if nothing is new, so that the next attempt would see it.
+        """
+        before, before_sec = self._listing, self._still_sec
+        listing = self._look(time.monotonic())
+        if self._said == "complete" or (not self._said and listing.says_complete):
+            self._take_complete(listing)
+        if self._said or not listing.chosen().state:
+            return
+        changed = listing.chosen().stamp != self._taken.chosen().stamp
+        if ended:
+            if changed or (is_result and not self.had_ended):
+                self._take(None, said="", before=listing, ended=True)
+            return
+        untouched = listing.stamp == before.stamp
+        if changed and (saved or (untouched and before_sec >= self._needed_sec)):
+            self._take(None, said="", before=listing)
+
+    @property
+    def unmatched_globs(self) -> list[tuple[str, str]]:
+        """(kind, glob) of those globs that match no file of the folder."""
+        names = self._listing.files
+        return [
+            (kind, glob)
+            for kind, globs in self._kinds.given.items()
+            for glob in globs
+            if not any(matches(name, [glob]) for name in names)
+        ]
+
+
+class _Candidate:
+    """A copy of a moment at which a save may have been over."""
+
+    def __init__(self, taken: Taken, closed: bool) -> None:
+        self.taken = taken
+        self._closed = closed
+
+    def is_rewritten_below(self, root: Path) -> Callable[[str, Seen], bool]:
+        """Whether a file of the folder is another from its beginning on than it was copied, and
+        was not open then: so that copy was whole."""
+
+        def is_rewritten(name: str, before: Seen) -> bool:
+            return self._closed and not _is_prefix(self.taken.folder / "files" / name, root / name)
+
+        return is_rewritten
+
+
+def _is_prefix(copy: Path, file: Path) -> bool:
+    """Whether the file begins with all of the copy's bytes; True where it cannot be read."""
+    with contextlib.suppress(OSError), copy.open("rb") as one, file.open("rb") as other:
+        while data := one.read(_COMPARED_BYTES):
+            if other.read(len(data)) != data:
+                return False
+    return True
