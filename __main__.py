@@ -138,6 +138,7 @@ def experiment() -> dict[str, Any]:
             "delivery": config.delivery.kind, "git": config.git,
             "gpus": config.gpus, "mode": config.mode,
             "command": config.command, "quiet_sec": config.quiet_sec, "init": config.init,
+            "command_options": config.command_options,
             "data": config.data_paths, "content": config.content, "health": config.health,
             "oslogin": config.reach.ssh, "billed": config.billed,
         }),

@@ -45,6 +45,8 @@ class MetadataArgs(TypedDict):
     command: str
     """JSON of what runs instead of the trainer; empty for none."""
     quiet_sec: int
+    command_options: str
+    """JSON of more options of the command's runner, by their flags; empty for none."""
     delivery: str
     git: str
     """JSON of the commit that the VM fetches; empty for none. No secret, only a secret's name."""
@@ -108,6 +110,8 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
     if args["command"]:
         items["outlast-command"] = args["command"]
         items["outlast-quiet-sec"] = str(args["quiet_sec"])
+        if args["command_options"]:
+            items["outlast-command-options"] = args["command_options"]
         if args["data"]:
             items["outlast-data"] = " ".join(args["data"])
     if args["delivery"] != BUCKET:

@@ -143,7 +143,7 @@ class Complete:
 @dataclass(frozen=True)
 class Error:
     """Why a side gives up. Kinds: ``protocol``, ``usage``, ``restore``, ``does-not-fit``,
-    ``data-changed``, ``trainer``, ``supervisor``."""
+    ``data-changed``, ``no-output``, ``result-too-large``, ``trainer``, ``supervisor``."""
 
     message: str
     kind: str

@@ -65,6 +65,8 @@ class Reason(StrEnum):
     STALLED = "stalled"
     BARREN = "barren"
     DATA_CHANGED = "data-changed"
+    NO_OUTPUT = "no-output"
+    RESULT_TOO_LARGE = "result-too-large"
     STOPPED = "stopped"
     FENCED = "fenced"
     REFUSED = "refused"
@@ -96,7 +98,15 @@ INFRASTRUCTURE_REASONS = frozenset(
 RETRIED_USER_REASONS = frozenset({Reason.USER_FAILED, Reason.OUT_OF_MEMORY, Reason.STALLED})
 """Ends that count against `retriesFailures` and are retried while it lasts."""
 
-FINAL_USER_REASONS = frozenset({Reason.USAGE, Reason.DOES_NOT_FIT, Reason.DATA_CHANGED})
+FINAL_USER_REASONS = frozenset(
+    {
+        Reason.USAGE,
+        Reason.DOES_NOT_FIT,
+        Reason.DATA_CHANGED,
+        Reason.NO_OUTPUT,
+        Reason.RESULT_TOO_LARGE,
+    }
+)
 """Ends of the user's own making that the same input meets again: they end the run at once."""
 
 SHORT_BARREN_REASONS = frozenset({Reason.DRIVER, Reason.RESTORE_ERROR, Reason.SETUP_FAILED})

@@ -8,6 +8,7 @@ from components import labels as label_rules
 from outlast.settings import reader
 from outlast.settings.reader import Reader, bad, matching
 from outlast.settings.rules.code import delivery_of
+from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, data_paths_of, dests_of
 from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC, waits_of, webhook_of
 from outlast.settings.rules.machine import IMAGE, IMAGE_RULE, location_of, machine_of, recipe_of
@@ -34,7 +35,6 @@ from outlast.settings.rules.run import (
     init_of,
     interpreter,
     pinned_of,
-    slips,
 )
 from outlast.settings.rules.secret import (
     refuse_secret_values,
@@ -110,6 +110,7 @@ def check(
         requirements=read.text("requirements"),
         delivery=delivered,
         quiet_sec=read.integer("quietSec", 1, LIMIT_WAIT_SEC),
+        command_options=command_options_of(read, command),
         limit_run_minutes=read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES),
         mode=choice.mode,
         machine_type=choice.machine_type,
@@ -142,5 +143,5 @@ def check(
         webhook_secret=webhook_secret_of(read, cloud),
         notice_sec=notice_sec,
         waits=waits_of(read, notice_sec, spot=machine.spot),
-        advice=(*machine.advice, *slips(command)),
+        advice=(*machine.advice, *slips(command, read)),
     )

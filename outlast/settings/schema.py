@@ -46,6 +46,8 @@ class Settings:
     """File or folder of the checkout, or of the repository; empty for none."""
     delivery: delivery.Delivery
     quiet_sec: int
+    command_options: str
+    """JSON of more options of the command's runner, by their flags; empty for none."""
     limit_run_minutes: int
     mode: str
     machine_type: str

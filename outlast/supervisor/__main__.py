@@ -111,6 +111,8 @@ FAILED = 1
 WATCH_SEC_MIN = 0.2
 LAPTOP_STOP_SEC = 30.0
 WORK_PREFIX = "outlast-supervisor-"
+KEEP_RESULT_SEC = 3600.0
+"""A machine stays for so long whose command left more than can be kept by itself."""
 KEEP_MARGIN_SEC = 120.0
 """A machine that is kept leaves so long before the run's limit."""
 HEALTH_SIGN = "/run/outlast/sign"
@@ -290,8 +292,11 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
                 head = boot.head_file.read().head
                 site.say(f"the run is done; {_result_told(boot, head)}")
         return exits.DONE if done and delivered else FAILED
-    if waits.keep > 0:
-        keep_sec = min(waits.keep, _limit_in_sec(boot))
+    keep_sec = waits.keep
+    if outcome.reason is Reason.RESULT_TOO_LARGE:  # only this machine has the files
+        keep_sec = max(keep_sec, KEEP_RESULT_SEC)
+    if keep_sec > 0:
+        keep_sec = min(keep_sec, _limit_in_sec(boot))
         site.say(f"the machine stays for {keep_sec:.0f} s")
         site.clock.sleep(keep_sec)
     _leave(site, waits)
@@ -609,6 +614,7 @@ def _trainer_argv(spec: Spec, code: Code) -> list[str]:
             home=rooted("/var/lib/outlast/command"),
             quiet_sec=spec.quiet_sec,
             data=spec.data,
+            more=spec.command_options,
             source=code.source,
             folder=code.folder,
             programs=code.programs,

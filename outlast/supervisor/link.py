@@ -18,6 +18,8 @@ KINDS = {
     "data-changed": Reason.DATA_CHANGED,
     "restore": Reason.RESTORE_ERROR,
     "usage": Reason.USAGE,
+    "no-output": Reason.NO_OUTPUT,
+    "result-too-large": Reason.RESULT_TOO_LARGE,
 }
 """Reasons of the errors that a trainer names itself."""
 

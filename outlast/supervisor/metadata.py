@@ -298,6 +298,8 @@ class Spec:
     """What trains instead of a trainer: a line for the shell, or a program and its arguments."""
     quiet_sec: float = 10.0
     """A command's checkpoint folder that held still for so long is complete."""
+    command_options: dict[str, Any] = field(default_factory=dict)
+    """More options of a command's runner, by their flags."""
     data: tuple[str, ...] = ()
     """A command's data: gs:// paths."""
     git: Git | None = None
@@ -349,6 +351,7 @@ class Spec:
             "model_output_path": self.model_output_path,
             "command": self.command,
             "quiet_sec": self.quiet_sec,
+            "command_options": self.command_options,
             "secret_env": self.secret_env,
             "git": None if self.git is None else asdict(self.git),
             "data": self.data,
@@ -406,6 +409,7 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         mode=attributes.get("outlast-mode", "") or "survive",
         command=_parse_command(attributes.get("outlast-command", "")),
         quiet_sec=max(1, count("outlast-quiet-sec", "10")),
+        command_options=_parse_object(attributes, "outlast-command-options"),
         data=tuple(attributes.get("outlast-data", "").split()),
         git=_parse_git(attributes.get("outlast-git", "")),
         bundle=attributes.get("outlast-bundle", ""),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from outlast.base import tree
 from outlast.base.tree import kill_tree
@@ -188,14 +188,19 @@ def command_argv(
     home: Path,
     quiet_sec: float,
     data: Iterable[str] = (),
+    more: Mapping[str, Any] | None = None,
     **options: Path | str | None,
 ) -> list[str]:
     """The runner of a command, in this interpreter; the command's own is on its PATH.
 
-    ``options`` are the runner's: ``source``, ``folder`` and ``programs``."""
+    ``options`` are the runner's: ``source``, ``folder`` and ``programs``. ``more`` are the user's
+    by their flags, True for a bare flag, a list for one that is repeated."""
     argv = [sys.executable, "-P", "-m", "outlast.loop.command", "--home", str(home)]
     argv += ["--quiet-sec", repr(quiet_sec)]
     argv += [f"--data={url}" for url in data]
+    for name, value in (more or {}).items():
+        values = value if isinstance(value, list) else [value]
+        argv += [f"--{name}" if one is True else f"--{name}={one}" for one in values]
     for name, path in options.items():
         if path:
             argv += [f"--{name}", str(path)]

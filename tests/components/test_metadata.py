@@ -30,6 +30,7 @@ ARGS = {
     "processes": 1,
     "command": "",
     "quiet_sec": 10,
+    "command_options": "",
     "delivery": "bucket",
     "git": "",
     "gpus": 0,

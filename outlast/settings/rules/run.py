@@ -104,17 +104,6 @@ def command_of(read: Reader) -> str:
     return json.dumps(command, ensure_ascii=True, separators=(",", ":"))
 
 
-def slips(command: str) -> list[str]:
-    """Sentences on words in braces that look like a mistyped field of the command."""
-    if "{" not in command:
-        return []
-    from outlast.loop.command.runner import Command
-
-    words = json.loads(command)
-    made = Command(line=words) if isinstance(words, str) else Command(argv=tuple(words))
-    return [f"{NAMESPACE}:{said}" for said in made.near_misses()]
-
-
 def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:
     """What `{data}` is in a command: all that it may read besides."""
     if "{data}" in command and not paths:
