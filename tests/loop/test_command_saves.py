@@ -1,0 +1,445 @@
+"""When a command's saves are complete: logs, late files, saves without a rest, odd names."""
+
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from outlast.base import places as rooms
+from outlast.loop.command.command import Command, CommandError, newest
+from outlast.loop.command.folder import Copier
+from outlast.loop.command.globs import GlobError, common_name, matches
+from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
+from outlast.protocol import Complete, Error, Snapshot
+from tests.loop import programs
+from tests.loop.test_command import RUNNER, Place, place, wait_until
+
+__all__ = ["place"]
+
+
+# -- What counts
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        ("*.pt", "last.*", "last.pt"),
+        ("ckpt-*", "*-9", "ckpt-9"),
+        ("a/**", "*.pt", "a/.pt"),
+        ("[0-9].x", "5.*", "5.x"),
+        ("*.pt", "*.log", None),
+        ("a/b", "b/a", None),
+        ("a/*", "a/b/c", None),
+        ("[!a].x", "a.x", None),
+    ],
+)
+def test_two_globs_overlap_where_one_name_matches_both(
+    one: str, other: str, name: str | None
+) -> None:
+    assert common_name(one, other) == name
+    if name is not None:
+        assert matches(name, [one]) and matches(name, [other])
+
+
+def test_a_users_globs_go_before_those_that_are_known() -> None:
+    assert DEFAULT.of("runs/events.out.tfevents.1") is Kind.LOG
+    assert Kinds(checkpoint=("*.log",)).of("a.log") is Kind.CHECKPOINT
+    assert Kinds(checkpoint=("*.pt",)).of("a.bin") is Kind.BY_PRODUCT
+    assert Kinds(log=("*.bin",)).of("a/b.bin") is Kind.LOG
+    assert Kinds(by_product=("cache",)).of("cache/x/y") is Kind.BY_PRODUCT
+    with pytest.raises(GlobError, match=r"'last\.\*' \(log\) overlaps '\*\.pt' \(checkpoint\)"):
+        Kinds(checkpoint=("*.pt",), log=("last.*",)).check()
+    for bad in ("", "/abs", "../up", "[a"):
+        with pytest.raises(GlobError):
+            Kinds(log=(bad,)).check()
+
+
+def test_overlapping_globs_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    words = ["--run-dir", "run", "--checkpoint", "*.pt", "--by-product", "best*", "--", "true"]
+    done = programs.run(tmp_path, [*RUNNER, *words])
+    assert done.returncode == 64 and "both match 'best.pt'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_logs_alone_are_no_checkpoint(place: Place) -> None:
+    """The next life of a script that refuses a folder with anything in it finds an empty one."""
+    line = "mkdir $CHECKPOINT_DIR/runs; echo x > $CHECKPOINT_DIR/runs/events.out.tfevents.1; "
+    line += "echo a: 1 > $CHECKPOINT_DIR/args.yaml; sleep 60"
+    with place.running("--shell", "--", line) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.kill()
+    assert "holds only logs and by-products (args.yaml, runs/events.out.tfevents.1)" in said
+    assert not place.supervisor.of(Snapshot)
+
+
+def test_globs_that_match_nothing_are_said(place: Place) -> None:
+    place.options += ["--checkpoint", "*.pth", "--log", "*.txt"]
+    with place.running("--shell", "--", "echo 1 > $CHECKPOINT_DIR/model.pt; sleep 60") as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.kill()
+    assert "no file matches *.pth (--checkpoint, outlast:checkpointFiles)" in said
+    assert not place.supervisor.of(Snapshot)
+    code, _, err = place.shell("echo 1 > $CHECKPOINT_DIR/a.pth")
+    assert code == 0 and "glob '*.txt' (log): matched no file" in err
+
+
+def test_names_that_no_object_can_have_are_saved_and_put_back(place: Place) -> None:
+    """Bytes that are no UTF-8 and a backslash; in the result, too."""
+    odd = "$(printf 'caf\\351.txt') 'a\\b.bin'"
+    line = f"cd $CHECKPOINT_DIR; [ -e model ] && {{ ls -b; cp {odd} $RESULT_DIR; exit; }}; "
+    line += f"echo m > model; for name in {odd}; do echo odd > $name; done; ln -s a here; "
+    code, _, err = place.shell(f"{line} outlast mark && exit 3")
+    assert code == 3, err
+    place.supervisor.resume_from()
+    code, out, err = place.shell(line)
+    assert code == 0, err
+    assert set(out.split()) == {"a\\\\b.bin", "caf\\351.txt", "here", "model"}
+    assert place.result() == {"a%5Cb.bin": "odd\n", "caf%E9.txt": "odd\n"}
+    assert "no object can have this name, kept as caf%E9.txt" in err
+
+
+def test_a_copy_goes_where_the_machine_has_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system in memory may promise more than the machine has."""
+    places = [tmp_path / "memory", tmp_path / "disk"]
+    for folder in (*places, tmp_path / "root"):
+        folder.mkdir()
+    with (tmp_path / "root/model.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    monkeypatch.setattr(rooms, "in_memory", lambda folder: folder == places[0])
+    monkeypatch.setattr(rooms, "_available_memory", lambda: 3 << 19)
+    taken = Copier(tmp_path / "root", places).take("snap-1")
+    assert taken.folder.parent == places[1]
+
+
+# -- Late files
+
+
+def test_the_first_save_waits_for_files_that_arrive_late(place: Place) -> None:
+    """The quiet time is 0.4 s here."""
+    line = "mkdir $CHECKPOINT_DIR/checkpoint-1; cd $CHECKPOINT_DIR/checkpoint-1; echo 1 > model; "
+    line += "sleep 0.7; echo 1 > trainer_state.json; sleep 60"
+    with place.running("--shell", "--", line):
+        wait_until(lambda: bool(place.supervisor.committed), "no snapshot")
+    assert set(place.saved(0)) == {"checkpoint-1/model", "checkpoint-1/trainer_state.json"}
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_save_that_lacks_a_file_of_the_ones_before_is_none(place: Place, numbered: bool) -> None:
+    """Killed in between, the next attempt begins with the save before."""
+    folder = "checkpoint-$i" if numbered else "last"
+    line = "cd $CHECKPOINT_DIR; for i in 1 2; do "
+    line += f"mkdir -p {folder}; echo $i > {folder}/model; [ -e ../seen ] && touch ../half && "
+    line += f"sleep 0.7; echo $i > {folder}/state; while [ ! -e ../seen ]; do sleep 0.02; done; "
+    line += "done; sleep 60"
+    with place.running("--shell", "--", line) as process:
+        wait_until(lambda: len(place.supervisor.committed) == 1, "no snapshot")
+        (place.home / "seen").touch()
+        wait_until((place.home / "half").exists, "no second save")
+        wait_until(lambda: len(place.supervisor.committed) == 2, "no second snapshot")
+        process.kill()
+    for index in (0, 1):
+        saved = place.saved(index)
+        newest_of = {name.rpartition("/")[2]: text for name, text in sorted(saved.items())}
+        assert newest_of == {"model": f"{index + 1}\n", "state": f"{index + 1}\n"}
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        (["model-00001-of-00002.safetensors"], "model-00002-of-00002.safetensors"),
+        (["__0_0.distcp"], ".metadata"),
+        (
+            ["checkpoint-5/training_args.bin", "checkpoint-5/model"],
+            "checkpoint-5/trainer_state.json",
+        ),
+    ],
+)
+def test_formats_that_say_what_they_lack_are_waited_for(
+    place: Place, there: list[str], missing: str
+) -> None:
+    line = "cd $CHECKPOINT_DIR; mkdir checkpoint-5; "
+    line += "; ".join(f"echo 1 > {name}" for name in there)
+    line += f"; sleep 2; touch ../late; echo 1 > {missing}; sleep 60"
+    with place.running("--shell", "--", line):
+        wait_until((place.home / "late").exists, "the command did not go on")
+        wait_until(lambda: bool(place.supervisor.committed), "no snapshot")
+    assert set(place.saved(0)) == {*there, missing}
+
+
+# -- Saves that come closer than the quiet time
+
+
+SAVER = """
+import os, sys, time
+folder, how = os.environ["CHECKPOINT_DIR"], sys.argv[1]
+os.chdir(folder)
+def write(name, text):
+    with open(name, "w") as file:
+        file.write(text)
+for number in range(1, 400):
+    text = f"{number}\\n" * 2000
+    if how == "rename":
+        write("last.pt.tmp", text); os.replace("last.pt.tmp", "last.pt")
+    elif how == "in place":
+        write("last.pt", text)
+    elif how == "numbered":
+        write(f"ckpt-{number}.pt", text)
+    elif how == "rotated":
+        write(f"ckpt-{number}.pt", text)
+        if number > 1: os.unlink(f"ckpt-{number - 1}.pt")
+    elif how == "pointer":
+        write(f"ckpt-{number}.pt", text); time.sleep(0.3)
+        write("latest.tmp", f"ckpt-{number}.pt"); os.replace("latest.tmp", "latest")
+    elif how == "pair":
+        write("model.pt", text); time.sleep(0.3); write("optimizer.pt", text)
+    elif how == "folders":
+        os.mkdir(f"checkpoint-{number}")
+        write(f"checkpoint-{number}/model", text); time.sleep(0.2)
+        write(f"checkpoint-{number}/state", text)
+    time.sleep(0.8)
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["rename", "in place", "numbered", "rotated", "pointer", "pair", "folders"]
+)
+def test_saves_without_a_rest_are_kept_once_the_next_one_begins(place: Place, how: str) -> None:
+    (place.folder / "saver.py").write_text(SAVER)
+    place.options[place.options.index("--quiet-sec") + 1] = "1.5"
+    with place.running("--", sys.executable, str(place.folder / "saver.py"), how) as process:
+        wait_until(lambda: len(place.supervisor.committed) >= 3, "no snapshots")
+        process.kill()
+    for index in range(3):
+        saved = place.saved(index)
+        for name, text in saved.items():
+            if name != "latest":
+                assert text == text.split("\n")[0].join(["", "\n"]) * 2000, name
+        numbers = {int(text.split("\n")[0]) for name, text in saved.items() if name != "latest"}
+        if how == "pair":
+            assert len(numbers) == 1 and len(saved) == 2
+        if how == "pointer":
+            assert saved["latest"] == f"ckpt-{max(numbers)}.pt"
+        if how == "folders":
+            folders = {name.split("/")[0] for name in saved}
+            assert set(saved) == {f"{one}/{of}" for one in folders for of in ("model", "state")}
+
+
+def test_a_file_that_only_grows_holds_nothing_up(place: Place) -> None:
+    """One whose name says nothing: it is kept as far as it goes."""
+    line = "cd $CHECKPOINT_DIR; echo m > model; while :; do echo line >> history; sleep 0.1; done"
+    with place.running("--shell", "--", line) as process:
+        wait_until(lambda: len(place.supervisor.committed) >= 2, "no snapshot")
+        process.kill()
+    saved = place.saved()
+    assert saved["model"] == "m\n" and set(saved["history"].splitlines()) == {"line"}
+
+
+STUDY = """
+import os, sqlite3, time
+study = sqlite3.connect(os.environ["CHECKPOINT_DIR"] + "/study.db")
+study.execute("create table if not exists trials (number int)")
+for number in range(400):
+    with study:
+        study.execute("insert into trials values (?)", (number,))
+        study.execute("insert into trials values (?)", (number,))
+    time.sleep(0.02)
+"""
+
+
+def test_a_database_is_copied_between_two_transactions(place: Place) -> None:
+    (place.folder / "study.py").write_text(STUDY)
+    with place.running("--", sys.executable, str(place.folder / "study.py")) as process:
+        wait_until(lambda: len(place.supervisor.committed) >= 2, "no snapshot")
+        process.kill()
+    _, folder = place.supervisor.committed[-1]
+    assert [path.name for path in (folder / "files").iterdir()] == ["study.db"]
+    study = sqlite3.connect(folder / "files/study.db")
+    counts = study.execute("select count(*) from trials group by number").fetchall()
+    study.close()
+    assert counts and set(counts) == {(2,)}
+
+
+# -- The words of a command
+
+
+def test_latest_is_the_newest_file_and_drops_its_flag_on_the_first_start(tmp_path: Path) -> None:
+    def filled(*words: str, line: str = "") -> list[str]:
+        return Command(words, line).filled({}, tmp_path)
+
+    words = ("train", "--resume", "{latest:.pt}", "--lr=1", "--init={latest:.pt:base.pt}")
+    flags = ("--from={latest:checkpoint-}", "{resume:--resume}", "x{latest}")
+    assert filled(*words, *flags) == ["train", "--lr=1", "--init=base.pt"]
+    line = "train --resume {latest:*.pt} --from={latest:checkpoint-} {resume:--again} --lr 1"
+    assert filled(line=line)[-1].split() == ["train", "--lr", "1"]
+    (tmp_path / "checkpoint-10").mkdir()
+    for name in ("a 9.pt", "b.pt.tmp", "checkpoint-10/model", "train.log"):
+        (tmp_path / name).write_text(name)
+    assert newest(tmp_path, "checkpoint-", DEFAULT) == str(tmp_path / "checkpoint-10")
+    assert filled(*words, *flags)[:3] == ["train", "--resume", str(tmp_path / "a 9.pt")]
+    assert filled(*words, *flags)[-2] == "--resume"
+    found = filled(line=line)[-1]
+    assert f"--resume '{tmp_path}/a 9.pt' --from={tmp_path}/checkpoint-10 --again --lr 1" in found
+    with pytest.raises(CommandError, match="without its"):
+        Command(("x", "{latest:[a}")).check()
+    assert list(Command(("{lates:.pt}",)).near_misses()) == [
+        "command {lates}: stays as it is; did you mean {latest}?"
+    ]
+
+
+def test_a_script_with_resume_is_resumed(place: Place) -> None:
+    script = "import sys, os, time\nprint(sys.argv[1:])\nfolder = os.environ['CHECKPOINT_DIR']\n"
+    script += "open(folder + '/a.ckpt', 'w').write('1'); time.sleep(60 if len(sys.argv) < 2 else 0)"
+    (place.folder / "train.py").write_text(script)
+    words = ["--", sys.executable, str(place.folder / "train.py"), "--resume", "{latest:.ckpt}"]
+    with place.running(*words) as process:
+        wait_until(lambda: bool(place.supervisor.committed), "no snapshot")
+        process.kill()
+    place.supervisor.resume_from()
+    code, out, err = place.run(*words)
+    assert (code, out) == (0, f"{['--resume', str(place.checkpoint / 'a.ckpt')]}\n"), err
+
+
+def test_a_failure_before_a_pipe_is_the_lines_failure(place: Place) -> None:
+    code, _, err = place.shell("python3 -c 'raise SystemExit(3)' 2>&1 | tee $CHECKPOINT_DIR/t.txt")
+    assert code == 3 and not place.supervisor.of(Complete), err
+
+
+def test_a_script_that_hides_a_crash_is_not_done(place: Place) -> None:
+    """As LMFlow's run_finetune.sh: the last line is a pipe, and nothing asks for its failure."""
+    script = "#!/bin/bash\nmkdir -p out logs\nfalse 2>&1 | tee logs/train.log\n"
+    (place.folder / "run.sh").write_text(script)
+    place.options += ["--source", str(place.folder / "source")]
+    (place.folder / "source").mkdir()
+    (place.folder / "source/run.sh").write_text(script)
+    code, _, err = place.run("--", "./run.sh")
+    assert code == 1 and place.supervisor.of(Error)[0].kind == "no-output", err
+
+
+# -- The working folder
+
+
+def test_new_files_of_the_working_folder_become_the_result(place: Place) -> None:
+    source = place.folder / "source"
+    (source / "data").mkdir(parents=True)
+    (source / "main.py").write_text("pass\n")
+    (source / "config.json").write_text("{}")
+    place.options += ["--source", str(source)]
+    line = (
+        "echo m > mnist_cnn.pt; mkdir -p out __pycache__ .git venv data/raw; echo 1 > out/a.csv; "
+    )
+    line += "touch __pycache__/x.pyc .git/HEAD venv/pyvenv.cfg venv/x data/raw/rows data/best.pt; "
+    line += "echo '{\"a\": 1}' > config.json; echo l > train.log; ln -s out/a.csv link"
+    code, _, err = place.shell(line)
+    assert code == 0, err
+    assert set(place.result()) == {
+        *("mnist_cnn.pt", "out/a.csv", "data/best.pt", "config.json", "train.log"),
+    }
+    assert "new files in the working folder become the result: " in err
+    assert "new files in data are data, and left out of the result" in err
+    assert "so it starts from scratch after each interruption" in err.splitlines()[0]
+
+
+def test_on_a_laptop_the_files_stay_and_the_result_is_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('model.pkl', 'w').write('m')\n")
+    argv = [*RUNNER, "--run-dir", "run", "--", sys.executable, "train.py"]
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0, done.stderr
+    assert programs.result_of(tmp_path / "run")["model.pkl"] == b"m"
+    assert (tmp_path / "model.pkl").read_text() == "m"
+
+
+def test_a_result_that_is_too_large_is_named_and_nothing_is_lost(place: Place) -> None:
+    source = place.folder / "source"
+    source.mkdir()
+    place.options += ["--source", str(source), "--result-gb", "0.001"]
+    code, _, err = place.shell("head -c 2000000 /dev/zero > model.pt; echo s > small")
+    assert code == 1, err
+    (error,) = place.supervisor.of(Error)
+    assert error.kind == "result-too-large"
+    assert "2.0 MB, more than the 1.0 MB" in error.message
+    assert "model.pt (2.0 MB), small (2 bytes)" in error.message
+    assert (place.home / "source/model.pt").stat().st_size == 2_000_000
+
+
+def test_a_model_beside_a_result_is_kept_and_a_log_is_not(place: Place) -> None:
+    place.options += ["--source", str(place.folder / "source")]
+    (place.folder / "source").mkdir()
+    code, _, err = place.shell("echo r > $RESULT_DIR/r; echo m > m.safetensors; echo l > a.txt")
+    assert code == 0, err
+    assert set(place.result()) == {"r", "m.safetensors"}
+
+
+# -- A folder of the user's own
+
+
+OUT = """
+import os, sys, time
+os.makedirs("out", exist_ok=True)
+start = int(open("out/count").read()) if os.path.exists("out/count") else 0
+print("begins after", start, flush=True)
+for number in range(start + 1, int(sys.argv[1]) + 1):
+    with open("out/count.tmp", "w") as file:
+        file.write(str(number))
+    os.replace("out/count.tmp", "out/count")
+    time.sleep(float(os.environ.get("PACE", "0")))
+"""
+
+
+def test_a_checkpoint_folder_of_the_scripts_own(tmp_path: Path) -> None:
+    """Killed; what it holds then is put aside, and the checkpoint is in its place."""
+    (tmp_path / "train.py").write_text(OUT)
+    options = ["--run-dir", "run", "--checkpoint-dir", "./out", "--quiet-sec", "0.3"]
+    argv = [*RUNNER, *options, "--", sys.executable, "train.py", "4"]
+    with programs.started(tmp_path, argv, PACE="2") as process:
+        programs.wait_for(lambda: programs.newest(tmp_path / "run") >= 2, process)
+        process.kill()
+    programs.wait_until_alone(tmp_path)
+    (tmp_path / "out/count").write_text("half of a sa")
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in ("begins after 2\n", "begins after 3\n")
+    assert (tmp_path / "out/count").read_text() == "4"
+    assert (tmp_path / "out.attempt-1/count").read_text() == "half of a sa"
+    assert (programs.local.finished_result(tmp_path / "run") / "checkpoint/count").exists()
+
+
+def test_a_checkpoint_folder_that_holds_something_already_is_kept_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OUT)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/count").write_text("7")
+    options = ["--run-dir", "run", "--checkpoint-dir", "out"]
+    done = programs.run(tmp_path, [*RUNNER, *options, "--", sys.executable, "train.py", "9"])
+    assert done.returncode == 0 and done.stdout == "begins after 7\n", done.stderr
+    assert "starts from scratch after each" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        (".", "checkpoint-dir .: holds the working folder"),
+        ("runs", "checkpoint-dir runs: holds the run's own folder"),
+        ("rows", "checkpoint-dir rows: holds data rows"),
+        ("afile", "checkpoint-dir afile: is a file"),
+    ],
+)
+def test_a_checkpoint_folder_that_cannot_be_one(tmp_path: Path, folder: str, says: str) -> None:
+    (tmp_path / "afile").touch()
+    (tmp_path / "rows").mkdir()
+    argv = [*RUNNER, "--data", "rows", "--checkpoint-dir", folder, "--", "true"]
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 64 and says in done.stderr
+
+
+def test_rerun_is_another_run_of_the_same_command(tmp_path: Path) -> None:
+    argv = [*RUNNER, "--shell"]
+    line = "echo x >> count; cp count $RESULT_DIR"
+    assert programs.run(tmp_path, [*argv, "--", line]).returncode == 0
+    again = programs.run(tmp_path, [*argv, "--", line])
+    assert "to run the same command again: --rerun 1" in again.stderr
+    rerun = programs.run(tmp_path, [*argv, "--rerun", "1", "--", line])
+    assert rerun.returncode == 0 and (tmp_path / "count").read_text() == "x\nx\n"
