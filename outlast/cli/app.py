@@ -14,6 +14,7 @@ from outlast.base import exits
 if TYPE_CHECKING:
     from outlast.cli.cloud import LocalCloud
     from outlast.cli.rehearsal.rehearse import Report
+    from outlast.cli.rewind import Rewound
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -199,18 +200,41 @@ def destroy(experiment: str) -> None:
 
 @cli.command()
 @click.argument("experiment")
-def resume(experiment: str) -> None:
+@click.option(
+    "--from",
+    "step",
+    metavar="STEP",
+    type=click.IntRange(min=0),
+    help="Set the run back to the checkpoint of this step, as outlast checkpoints lists them.",
+)
+def resume(experiment: str, step: int | None) -> None:
     """Reopen a run that failed or was stopped, or go on with changes; `pulumi up` then does it.
 
     Before, the machine may be changed, the code corrected, and arguments that the trainer lists as
     mutable: the run keeps its name (outlast:run) and goes on from its last checkpoint.
+
+    With --from, EXPERIMENT may also be the folder or gs:// path of a run without a stack.
     """
     from outlast.cli import resume as resuming
-    from outlast.cli import stack
+    from outlast.cli import rewind, runs, stack
     from outlast.cli.errors import reading
 
+    if step is not None and runs.is_path(experiment):
+        with reading(experiment):
+            place = runs.find(experiment)
+            back = rewind.plan(place.store, place.layout, step)
+            back.write()
+        _say_set_back(experiment, back)
+        click.echo(f"{experiment}: its own command resumes from step {step}")
+        return
     with reading(experiment):
-        done = resuming.resume(stack.find(experiment))
+        deployed = stack.find(experiment)
+        back = None if step is None else rewind.plan(deployed.store(), deployed.layout, step)
+        done = resuming.resume(deployed)
+        if back is not None:
+            back.write()
+    if back is not None:
+        _say_set_back(experiment, back)
     if done.renamed:
         from outlast.spec import changes
 
@@ -218,8 +242,13 @@ def resume(experiment: str) -> None:
         click.echo(f"{experiment}: outlast:run keeps the run's name; changed: {what}")
     click.echo(
         f"{experiment}: outlast:resume is now {done.resume}; pulumi up goes on from step "
-        f"{done.head.step}"
+        f"{done.head.step if step is None else step}"
     )
+
+
+def _say_set_back(experiment: str, back: "Rewound") -> None:
+    dropped = ", ".join(str(entry.step) for entry in back.dropped) or "none"
+    click.echo(f"{experiment}: set back to step {back.head.step}; given up: {dropped}")
 
 
 @cli.command(name="stop")

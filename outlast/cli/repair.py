@@ -168,6 +168,18 @@ def rebuild(
 def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> None:
     """OperateError while the newest attempt may be writing still what would be taken up or left;
     the ones before it are fenced, whether or not they had the time to write their end."""
+    if living := living_attempt(store, layout, silent_sec):
+        term, silent = living
+        raise OperateError(
+            f"{_run(layout)}: attempt {term} gave a sign of life {silent:.0f} s ago and has "
+            f"not ended; repair takes a run that has been silent for {silent_sec:.0f} s, so "
+            "end it (its VM: delete it) or wait until it has found HEAD gone, and repair then."
+        )
+
+
+def living_attempt(store: Store, layout: Layout, silent_sec: float) -> tuple[int, float] | None:
+    """The newest attempt and the seconds since its last sign of life, where it has not ended and
+    gave one within `silent_sec`."""
     signs: dict[int, datetime] = {}
     ended: set[int] = set()
     for item in store.list(layout.attempts):
@@ -182,11 +194,8 @@ def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> 
     if term in signs and term not in ended:
         silent = (now - signs[term]).total_seconds()
         if silent < silent_sec:
-            raise OperateError(
-                f"{_run(layout)}: attempt {term} gave a sign of life {silent:.0f} s ago and has "
-                f"not ended; repair takes a run that has been silent for {silent_sec:.0f} s, so "
-                "end it (its VM: delete it) or wait until it has found HEAD gone, and repair then."
-            )
+            return term, silent
+    return None
 
 
 def _run(layout: Layout) -> str:
