@@ -38,7 +38,7 @@ from urllib.parse import quote
 
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import DataFingerprint
-from outlast.bucket.layout import check_object_name
+from outlast.bucket.layout import Layout, canonical_json, check_object_name
 from outlast.bucket.store import (
     CHUNK_BYTES,
     Checksum,
@@ -49,6 +49,7 @@ from outlast.bucket.store import (
     Store,
     checksum_of,
     open_store,
+    put_new,
 )
 
 WORKERS = 8
@@ -68,6 +69,9 @@ NAMES_MAX = 100
 """Paths that one run may ask for; HEAD keeps a fingerprint of each."""
 
 T = TypeVar("T")
+
+Files = list[tuple[str, int, str]]
+"""Name, size and CRC32C of each file of a folder."""
 
 Progress = Callable[[int, int], None]
 """Called at least once a second while data is fetched: bytes there, bytes in all."""
@@ -182,20 +186,29 @@ def find(
 
 def local_fingerprint(path: Path, progress: Progress = lambda done, of: None) -> DataFingerprint:
     """Of a file or folder of this machine, by its base name: where it lies does not matter."""
-    name = Path(os.path.abspath(path)).name
+    return _fingerprint_of(path, local_files(path, progress))
+
+
+def local_files(path: Path, progress: Progress = lambda done, of: None) -> Files:
+    """(name below the path, size, CRC32C) of a folder's files; of a file one without a name."""
     try:
         if not path.is_dir():
-            size, crc32c = _read_through(path, progress)
-            return DataFingerprint(name, 0, size, crc32c)
+            return [("", *_read_through(path, progress))]
         files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*"))
-        entries = []
-        for file in files:
-            if (path / file).is_file():
-                entries.append((file, *_read_through(path / file, progress)))
-        size, crc32c = _listed(entries)
-        return DataFingerprint(name, 0, size, crc32c)
+        return [
+            (file, *_read_through(path / file, progress))
+            for file in files
+            if (path / file).is_file()
+        ]
     except OSError as error:
         raise DataError(f"data {path}: cannot be read ({error.strerror or error})") from None
+
+
+def _fingerprint_of(path: Path, files: Files) -> DataFingerprint:
+    name = Path(os.path.abspath(path)).name
+    if len(files) == 1 and not files[0][0]:
+        return DataFingerprint(name, 0, *files[0][1:])
+    return DataFingerprint(name, 0, *_listed(files))
 
 
 def _read_through(file: Path, progress: Progress) -> tuple[int, str]:
@@ -224,10 +237,20 @@ class Desk:
     Safe to use from several threads: each rank of a trainer asks for itself.
     """
 
-    def __init__(self, cache: "Cache", known: Callable[[], Iterable[DataFingerprint]]) -> None:
-        """``known`` gives the fingerprints in HEAD."""
+    def __init__(
+        self,
+        cache: "Cache",
+        known: Callable[[], Iterable[DataFingerprint]],
+        listings: "Listings | None" = None,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """``known`` gives the fingerprints in HEAD; with ``listings`` files that are added to a
+        folder of this machine are no other data, and named once by ``say``."""
         self._cache = cache
         self._known = known
+        self._listings = listings
+        self._say = say
+        self._said: set[str] = set()
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._asked: set[str] = set()
@@ -242,16 +265,18 @@ class Desk:
         elif not there.exists():
             raise DataError(f"data {there}: no such file or folder")
         else:
-            found = self._cache.known(there) or local_fingerprint(there, progress)
+            found = self._cache.known(there)
+            files = None if found is not None else local_files(there, progress)
+            if files is not None:
+                found = _fingerprint_of(there, files)
+            assert found is not None
             staged = Staged(there, self._named(found, there) if "://" not in url else found)
+            if files is not None:
+                staged = self._without_added(url, staged, files)
         found = staged.fingerprint
         before = {entry.name: entry for entry in self._known()}
         if found.name in before and not same_data(before[found.name], found):
-            raise DataChanged(
-                f"data {url}: is {_told(found)}, the run was begun on {_told(before[found.name])}; "
-                "put that data back, or make it a new run (a path of another name, or "
-                "outlast:rerun)"
-            )
+            raise DataChanged(_changed(url, found, before[found.name]))
         with self._lock:
             self._asked.add(found.name)
             if len(self._asked | before.keys()) > NAMES_MAX:
@@ -261,6 +286,36 @@ class Desk:
                 )
         return staged
 
+    def _without_added(self, url: str, staged: Staged, files: Files) -> Staged:
+        """As it was when the run was begun on it, where files were added and nothing else."""
+        if self._listings is None or not staged.path.is_dir():
+            return staged
+        found = staged.fingerprint
+        before = {entry.name: entry for entry in self._known()}.get(found.name)
+        if before is None:
+            self._listings.keep(found, files)
+            return staged
+        if same_data(before, found):
+            return staged
+        kept = self._listings.read(before)
+        if kept is None:
+            return staged
+        now = {name: (size, crc32c) for name, size, crc32c in files}
+        for name, size, crc32c in kept:
+            if now.get(name) != (size, crc32c):
+                what = f"its file {name} {'has changed' if name in now else 'is gone'}"
+                raise DataChanged(_changed(url, found, before, what))
+        added = sorted(now.keys() - {name for name, _, _ in kept})
+        with self._lock:
+            is_new = found.name not in self._said
+            self._said.add(found.name)
+        if is_new:
+            some = ", ".join(added[:5]) + (f" and {len(added) - 5} more" if len(added) > 5 else "")
+            self._say(
+                f"data {url}: files were added since the run began, which is no change: {some}"
+            )
+        return Staged(staged.path, before)
+
     def _named(self, found: DataFingerprint, path: Path) -> DataFingerprint:
         """With a name of its own where another local path of the same base name came before."""
         key = os.path.abspath(path)
@@ -269,6 +324,42 @@ class Desk:
                 same = sum(Path(other).name == found.name for other in self._names)
                 self._names[key] = f"{found.name} ({same + 1})" if same else found.name
             return replace(found, name=self._names[key])
+
+
+class Listings:
+    """The files of each folder of data that a run was begun on, kept with the run."""
+
+    FILES_MAX = 100_000
+    """Of a folder with more no list is kept: any file that is added is a change then."""
+
+    def __init__(self, store: Store, layout: Layout) -> None:
+        self._store = store
+        self._layout = layout
+
+    def keep(self, found: DataFingerprint, files: Files) -> None:
+        """Keep the list; its name is made of what it holds, so that a second one is the same."""
+        if len(files) <= self.FILES_MAX:
+            data = canonical_json({"files": files}, ascii_only=True)
+            put_new(self._store, self._layout.data_listing(found.size, found.crc32c), data)
+
+    def read(self, found: DataFingerprint) -> Files | None:
+        """The list that was kept; None where there is none."""
+        try:
+            data, _ = self._store.get(self._layout.data_listing(found.size, found.crc32c))
+            files = [
+                (str(name), int(size), str(crc)) for name, size, crc in json.loads(data)["files"]
+            ]
+        except (NotFound, Damaged, ValueError, KeyError, TypeError):
+            return None
+        return files if _listed(files) == (found.size, found.crc32c) else None
+
+
+def _changed(url: str, found: DataFingerprint, before: DataFingerprint, what: str = "") -> str:
+    return (
+        f"data {url}: is {_told(found)}, the run was begun on {_told(before)}"
+        f"{f' ({what})' if what else ''}; put that data back, or make it a new run (a path of "
+        "another name, or outlast:rerun)"
+    )
 
 
 def _told(found: DataFingerprint) -> str:

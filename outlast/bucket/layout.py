@@ -162,6 +162,11 @@ class Layout:
     def end(self, resume: int) -> str:
         return self._path(f"END-r{resume}.json")
 
+    def data_listing(self, size: int, crc32c: str) -> str:
+        """Object with the names, sizes and checksums of the files of a folder of data, by its
+        fingerprint."""
+        return self._path("data", f"{size}-{crc32c.translate(str.maketrans('+/', '-_', '='))}.json")
+
     def bundle(self, sha256: str) -> str:
         """Object name of an experiment's bundle; bundles are shared by the experiment's runs."""
         return "/".join(part for part in (self.prefix, "bundles", f"{sha256}.zip") if part)

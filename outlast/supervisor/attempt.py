@@ -30,7 +30,7 @@ from outlast.bucket.commit import (
     Retention,
     read_record,
 )
-from outlast.bucket.data import Desk
+from outlast.bucket.data import Desk, Listings
 from outlast.bucket.head import DataFingerprint, HeadEnded, HeadError, HeadFile
 from outlast.bucket.layout import AttemptEnd, Beat
 from outlast.bucket.store import StoreError
@@ -144,7 +144,12 @@ class Attempt:
         self._verdict_at: float | None = None
         self._judged = False
         self._outcome: Outcome | None = None
-        desk = Desk(site.data, lambda: head_file.held(self.term).data or ())
+        desk = Desk(
+            site.data,
+            lambda: head_file.held(self.term).data or (),
+            Listings(head_file.store, head_file.layout),
+            site.say,
+        )
         self._staging = Staging(desk, self._inbox.put, site.say)
         self._phase_before = self.progress.phase
         self._kept_data: set[DataFingerprint] = set()

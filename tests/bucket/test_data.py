@@ -16,12 +16,15 @@ from outlast.base.retry import Patience
 from outlast.bucket import data as data_module
 from outlast.bucket.data import (
     Cache,
+    DataChanged,
     DataError,
     Desk,
+    Listings,
     find,
     local_fingerprint,
     same_data,
 )
+from outlast.bucket.layout import Layout
 from outlast.bucket.store import (
     CHUNK_BYTES,
     Damaged,
@@ -378,3 +381,33 @@ def test_a_folder_store_is_read_alike(tmp_path: Path) -> None:
     store.put("d", content(3 * RANGE))
     staged = cache_of(store, tmp_path / "cache").stage("gs://b/d")
     assert staged.path.read_bytes() == content(3 * RANGE)
+
+
+def test_files_that_are_added_are_no_other_data_and_named_once(tmp_path: Path) -> None:
+    """Caches that a training writes beside its data; what changed or went is named."""
+    rows = tmp_path / "rows"
+    (rows / "sub").mkdir(parents=True)
+    (rows / "a.csv").write_text("a")
+    (rows / "sub/b.csv").write_text("b")
+    store, said, known = MemoryStore(), [], []
+
+    def desk() -> Desk:
+        return Desk(Cache(tmp_path), lambda: known, Listings(store, Layout("", "")), said.append)
+
+    known.append(desk().answer(str(rows), "", lambda done, of: None).fingerprint)
+    for name in ("labels.cache", "__pycache__/x.pyc", "sub/memmap.npy"):
+        (rows / name).parent.mkdir(exist_ok=True)
+        (rows / name).write_text("cached")
+    again = desk()
+    for _ in range(2):
+        assert again.answer(str(rows), "", lambda done, of: None).fingerprint == known[0]
+    assert said == [
+        f"data {rows}: files were added since the run began, which is no change: "
+        "__pycache__/x.pyc, labels.cache, sub/memmap.npy"
+    ]
+    (rows / "sub/b.csv").write_text("B")
+    with pytest.raises(DataChanged, match=r"its file sub/b\.csv has changed"):
+        desk().answer(str(rows), "", lambda done, of: None)
+    (rows / "sub/b.csv").unlink()
+    with pytest.raises(DataChanged, match=r"its file sub/b\.csv is gone"):
+        desk().answer(str(rows), "", lambda done, of: None)
