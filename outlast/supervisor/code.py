@@ -11,6 +11,7 @@ from pathlib import Path
 
 from outlast.base.clock import Clock
 from outlast.spec.delivery import Git
+from outlast.supervisor import errand
 from outlast.supervisor import git as fetching
 from outlast.supervisor.environment import Builder, EnvironmentRefused, EnvironmentUnreachable
 from outlast.supervisor.secrets import SecretRefused, SecretUnavailable, TrainerSecrets
@@ -76,7 +77,8 @@ class Workshop:
             programs = self.builder.ensure(need)
         except (fetching.GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
-        except (EnvironmentUnreachable, SecretUnavailable, OSError) as error:
+        except (EnvironmentUnreachable, SecretUnavailable, errand.Stuck, OSError) as error:
+            # Not a second wait for what is stuck: half an hour is lost already.
             raise CodeUnavailable(str(error)) from None
         return Code(code.source, code.folder, programs)
 

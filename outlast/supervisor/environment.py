@@ -170,7 +170,8 @@ class Builder:
     def ensure(self, need: Path) -> Path:
         """The folder of the environment's programs, made where it is not there or not whole.
 
-        Raises EnvironmentRefused, EnvironmentUnreachable, and what `clock.sleep` raises.
+        Raises EnvironmentRefused, EnvironmentUnreachable, errand.Stuck, and what `clock.sleep`
+        raises.
         """
         wanted = layers(need)
         if self.baked is not None and self._is_baked(wanted, self.baked):
@@ -313,7 +314,7 @@ class Builder:
         except OSError as error:
             raise EnvironmentUnreachable(f"{argv[0]}: cannot be started ({error})") from None
         except errand.Stuck as error:
-            raise EnvironmentUnreachable(f"{what}: {error}") from None
+            raise errand.Stuck(f"{what}: {error}") from None
         said = done.said.decode(errors="replace")
         with self.log.open("a") as log:
             log.write(said)

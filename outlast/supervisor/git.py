@@ -72,7 +72,7 @@ class GitUnreachable(Exception):
 
 def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float], None]) -> None:
     """The files of the commit in the new folder `into`, there whole or not at all. What `pause`
-    raises while waiting ends it. Raises GitRefused, GitUnreachable and OSError."""
+    raises while waiting ends it. Raises GitRefused, GitUnreachable, errand.Stuck and OSError."""
     into.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".git-", dir=into.parent))
     order = {
@@ -96,6 +96,8 @@ def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float]
             raise GitUnreachable(answer["unreachable"])
         shutil.rmtree(into, ignore_errors=True)
         (scratch / "files").rename(into)
+    except errand.Stuck as error:
+        raise errand.Stuck(f"git host {git.remote.host}: {error}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

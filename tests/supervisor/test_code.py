@@ -4,9 +4,10 @@ import base64
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from threading import Thread
 
@@ -335,3 +336,70 @@ def test_what_is_kept_holds_wheels_and_nothing_else(
     with pytest.raises(EnvironmentRefused, match="may hold wheels only"):
         anew(workshop.builder, tmp_path / "other").ensure(asked / "needs.txt")
     assert not list(tmp_path.rglob("evil.whl"))
+
+
+def _truncated(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+def _damaged_inside(whole: bytes) -> bytes:
+    at = whole.index(b"wheel", whole.index(b".whl"))
+    return whole[:at] + b"wHeel" + whole[at + 5 :]
+
+
+def _encrypted(whole: bytes) -> bytes:
+    """Only its flags say so: the bit is in the entry's header and in the directory's."""
+    flagged = bytearray(whole)
+    flagged[6] |= 1
+    flagged[whole.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(flagged)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda whole: b"", lambda whole: b"no zip", _truncated, _damaged_inside, _encrypted],
+    ids=["empty", "no-zip", "truncated", "damaged-inside", "encrypted"],
+)
+def test_a_damaged_kept_zip_is_made_again_once(
+    workshop: Workshop,
+    pip: Pip,
+    tmp_path: Path,
+    asked: Path,
+    said: list[str],
+    damage: Callable[[bytes], bytes],
+):
+    (asked / "needs.txt").write_text("numpy\n")
+    builder = workshop.builder
+    builder.ensure(asked / "needs.txt")
+    (kept,) = builder.store.list("e/environments/")
+    whole, _ = builder.store.get(kept.path)
+    broken = tmp_path / "broken.zip"
+    broken.write_bytes(damage(whole))
+    builder.store.put(kept.path, broken)
+    anew(builder, tmp_path / "second").ensure(asked / "needs.txt")
+    assert sum("is not a whole zip file" in line for line in said) == 1
+    made = len(pip.made())
+    with zipfile.ZipFile(BytesIO(builder.store.get(kept.path)[0])) as archive:
+        assert archive.testzip() is None
+        assert [name.partition("-")[2] for name in archive.namelist()] == ["1-py3-none-any.whl"]
+    anew(builder, tmp_path / "third").ensure(asked / "needs.txt")
+    assert len(pip.made()) == made
+
+
+def test_what_is_stuck_is_left_to_another_vm_after_one_wait(
+    workshop: Workshop, pip: Pip, monkeypatch: pytest.MonkeyPatch, said: list[str]
+):
+    calls = []
+
+    def stuck(argv: list[str], **_: object) -> errand.Done:
+        calls.append(argv)
+        raise errand.Stuck("python neither wrote nor computed for 1800 s")
+
+    monkeypatch.setattr(errand, "run", stuck)
+    with pytest.raises(CodeUnavailable, match=r"git host git\.invalid: python neither wrote"):
+        workshop.prepare(Git("https://git.invalid/code", COMMIT))
+    (workshop.bundle / "requirements").mkdir()
+    (workshop.bundle / "requirements" / "user.txt").write_text("numpy\n")
+    with pytest.raises(CodeUnavailable, match=r"python -m venv: python neither wrote"):
+        workshop.prepare(None)
+    assert len(calls) == 2

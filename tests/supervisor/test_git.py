@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from outlast.spec.delivery import Git
+from outlast.supervisor import errand
 from outlast.supervisor import git as fetching
 from outlast.supervisor.git import GitRefused, GitUnreachable
 from tests.git_host import commit, git, serving
@@ -285,3 +286,19 @@ def test_an_image_without_ssh_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     wanted = Git("git@git.example:code", "0123456789" * 4, secret=SECRET, host_keys=(HOST_KEY,))
     with pytest.raises(GitRefused, match="the image has no ssh"):
         fetch(wanted, KEY, tmp_path / "files")
+
+
+def test_a_stuck_fetch_is_killed_and_named(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(errand, "STUCK_SEC", 0.5)
+    monkeypatch.setattr(errand, "LOOK_SEC", 0.1)
+    stopped = tmp_path / "bin" / "ssh"
+    stopped.parent.mkdir()
+    stopped.write_text("#!/bin/sh\nexec sleep 600\n")
+    stopped.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stopped.parent}:{os.environ['PATH']}")
+    git = Git("ssh://git@git.example/code", "0123456789" * 4, secret=SECRET, host_keys=(HOST_KEY,))
+    with pytest.raises(errand.Stuck, match=r"git host git\.example: python.* neither wrote"):
+        fetch(git, KEY, tmp_path / "files")
+    assert not (tmp_path / "files").exists()
