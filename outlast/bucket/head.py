@@ -113,7 +113,12 @@ class Checkpoint:
     """BLAKE3 of its MANIFEST.json."""
     term: int
     step: int
+    """Steps of all parts, where the run has parts."""
     tags: tuple[str, ...]
+    part: str = field(default="", metadata={"omit": True})
+    """Name of the part that it is of; empty in a run without parts."""
+    before: int = field(default=0, metadata={"omit": True})
+    """Steps of the parts before this one."""
 
     @property
     def manifest(self) -> str:

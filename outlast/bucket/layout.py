@@ -397,6 +397,9 @@ class Manifest(Record):
     rows: int
     """Rows of this term up to the step, all of them flushed before."""
     objects: tuple[ManifestObject, ...]
+    part: str = dataclasses.field(default="", metadata={"omit": True})
+    """As HEAD's chain has it, and the next field too."""
+    before: int = dataclasses.field(default=0, metadata={"omit": True})
 
     def __post_init__(self) -> None:
         for entry in self.objects:
