@@ -31,7 +31,7 @@ BUCKET = "outlast-rehearsal-data"
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
-from outlast.cli import bake, recipe
+from outlast.cloud import bake, recipe
 from outlast.cloud.compute import Compute
 
 ACCOUNT = "image-baker@outlast-rehearsal.iam.gserviceaccount.com"

@@ -224,7 +224,7 @@ def declared(buckets: Buckets) -> Declared:
                 "bucket": buckets.own,
                 "prefix": OWN,
                 "leave_role": role.role,
-                "secret": (PROJECT, "own"),
+                "secrets": [(PROJECT, "own")],
                 "reads": [f"gs://{buckets.lender}/{path}" for path in (LENT, INIT)],
             },
         )
