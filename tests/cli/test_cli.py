@@ -39,7 +39,7 @@ def outlast(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
         (["preview", "--policy-pack-config", "none.json"], 64, "none.json: No such file"),
         (["preview", "--markdown", "--json"], 64, "--markdown and --json: print one of them"),
         (["cloud", "kill"], 64, "Missing argument 'VM'"),
-        (["train"], 64, "command: is missing; write it after --, as in -- python train.py"),
+        (["train"], 64, "command: is missing; write it after --, as in outlast train --"),
         (["train", "python", "train.py"], 64, "python train.py: is no option of outlast train"),
         (["train", "--quiet-sec", "0", "--", "true"], 64, "must be a number of seconds above 0"),
         (["train", "--checkpoint-every", "5", "--", "true"], 64, "must be auto, or seconds"),

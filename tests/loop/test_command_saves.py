@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from outlast.base import places as rooms
+from outlast.loop.command import kinds
 from outlast.loop.command.command import Command, CommandError, newest
 from outlast.loop.command.folder import Copier
 from outlast.loop.command.globs import GlobError, common_name, matches
@@ -48,7 +49,9 @@ def test_a_users_globs_go_before_those_that_are_known() -> None:
     assert Kinds(checkpoint=("*.pt",)).of("a.bin") is Kind.BY_PRODUCT
     assert Kinds(log=("*.bin",)).of("a/b.bin") is Kind.LOG
     assert Kinds(by_product=("cache",)).of("cache/x/y") is Kind.BY_PRODUCT
-    with pytest.raises(GlobError, match=r"'last\.\*' \(log\) overlaps '\*\.pt' \(checkpoint\)"):
+    with pytest.raises(
+        GlobError, match=r"--log: glob 'last\.\*' overlaps '\*\.pt' of --checkpoint"
+    ):
         Kinds(checkpoint=("*.pt",), log=("last.*",)).check()
     for bad in ("", "/abs", "../up", "[a"):
         with pytest.raises(GlobError):
@@ -60,6 +63,18 @@ def test_overlapping_globs_are_refused_before_anything_starts(tmp_path: Path) ->
     done = programs.run(tmp_path, [*RUNNER, *words])
     assert done.returncode == 64 and "both match 'best.pt'" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_help_lists_every_option_and_every_glob_that_is_known(
+    tmp_path: Path, option: str
+) -> None:
+    done = programs.run(tmp_path, [*RUNNER, option])
+    assert done.returncode == 0 and not done.stderr
+    words = done.stdout.split()
+    for globs in (kinds.LOGS, kinds.BY_PRODUCTS, kinds.TEMPORARY):
+        assert set(globs) <= set(words)
+    assert {"--checkpoint", "--log", "--by-product", "--allow-no-output", "--rerun"} <= set(words)
 
 
 def test_logs_alone_are_no_checkpoint(place: Place) -> None:

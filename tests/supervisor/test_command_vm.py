@@ -1,5 +1,6 @@
 """A command on a VM: the supervisor as a process, cut and preempted, the command resumed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -69,11 +70,33 @@ class CommandMachines(Machines):
         spec = {"outlast-trainer": "command", "outlast-checkpoint-every": "auto"}
         return self.boot(**spec, **{"outlast-command": command}, **environment)
 
+    def boot_line(self, line: str, **options: object):
+        """A VM whose run is a line for the shell, with options as ``outlast:…`` settings give."""
+        attributes = {
+            "outlast-trainer": "command",
+            "outlast-command": json.dumps(line),
+            "outlast-checkpoint-every": "auto",
+            "outlast-quiet-sec": "1",
+        }
+        if options:
+            named = {key.replace("_", "-"): value for key, value in options.items()}
+            attributes["outlast-command-options"] = json.dumps(named)
+        return self.boot(**attributes, FLAGS=str(self.folder))
+
+    def cut(self, index: int) -> None:
+        """SIGKILL for all that runs on the machine."""
+        for pid in {self.processes[index].pid, *processes_of(self.root(index))}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not processes_of(self.root(index)), "the end of the machine")
+
     def result(self) -> dict[str, bytes]:
         head = self.head
         assert head.end is not None and head.end.result is not None
-        names = ("count", "python")
-        return {name: self.store.get(head.end.result.path + name)[0] for name in names}
+        path = head.end.result.path
+        own = {"RESULT.json", "MANIFEST.json"}
+        names = {item.path.removeprefix(path) for item in self.store.list(path)} - own
+        return {name: self.store.get(path + name)[0] for name in names}
 
 
 @pytest.fixture
@@ -103,11 +126,9 @@ def processes_of(folder: Path) -> list[int]:
 
 def test_cut_stopped_and_finished(machines: CommandMachines) -> None:
     """SIGKILL of the whole machine, then SIGTERM to its system, then to the end."""
-    first = machines.boot_command("6", "0", gate=2)
+    machines.boot_command("6", "0", gate=2)
     wait_until(lambda: 2 in machines.committed(), "a commit")
-    for pid in {first.pid, *processes_of(machines.root(0))}:
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not processes_of(machines.root(0)), "the end of the machine")
+    machines.cut(0)
 
     second = machines.boot_command("6", "0", gate=4)
     wait_until(lambda: 4 in machines.committed(), "a commit")
@@ -188,3 +209,97 @@ def test_the_users_environment_is_a_trainers_interpreter(
     assert words[words.index("--source") + 1] == f"{tmp_path}/source"
     assert words[words.index("--folder") + 1] == "train"
     assert words[-3:] == ["--shell", "--", "python train.py"]
+
+
+# -- What counts as an end, and as a checkpoint, set as a stack sets it
+
+
+def test_a_crash_before_a_pipe_fails_the_run(machines: CommandMachines) -> None:
+    machine = machines.boot_line("sh -c 'exit 5' 2>&1 | tee $RESULT_DIR/log.txt")
+    assert machine.wait(60) == 0
+    head, end = machines.head, machines.end_of(1)
+    assert (head.state, end.reason, end.exit) == (State.FAILED, Reason.USER_FAILED, 5)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_exit_0_that_left_nothing_fails_the_run_unless_that_is_allowed(
+    machines: CommandMachines, allowed: bool
+) -> None:
+    line = "mkdir -p logs; (exit 1) || echo died > logs/train.log"
+    machine = machines.boot_line(line, **({"allow-no-output": True} if allowed else {}))
+    assert machine.wait(60) == 0
+    head, end = machines.head, machines.end_of(1)
+    if allowed:
+        assert (head.state, end.reason) == (State.DONE, Reason.DONE)
+        assert machines.result()["logs/train.log"] == b"died\n"
+    else:
+        assert (head.state, end.reason) == (State.FAILED, Reason.NO_OUTPUT)
+        assert "outlast:allowNoOutput" in end.message
+
+
+def test_a_model_beside_the_script_is_the_result(machines: CommandMachines) -> None:
+    """As pytorch/examples mnist --save-model: nothing is written where it would be kept."""
+    line = "echo m > mnist_cnn.pt; mkdir __pycache__ venv; touch __pycache__/a.pyc venv/pyvenv.cfg"
+    machine = machines.boot_line(line)
+    assert machine.wait(60) == 0
+    assert machines.head.state is State.DONE
+    assert machines.result() == {"mnist_cnn.pt": b"m\n"}
+    assert "so it starts from scratch after each interruption" in log_of(machines)
+
+
+def test_a_result_that_is_too_large_keeps_the_machine(machines: CommandMachines) -> None:
+    line = "head -c 3000000 /dev/zero > model.pt"
+    machine = machines.boot_line(line, **{"result-gb": 0.002})
+    wait_until(lambda: "the machine stays for 3600 s" in machines.serial(0), "a machine that stays")
+    head, end = machines.head, machines.end_of(1)
+    assert (head.state, end.reason) == (State.FAILED, Reason.RESULT_TOO_LARGE)
+    assert "3.0 MB, more than the 2.0 MB" in end.message and "model.pt (3.0 MB)" in end.message
+    assert machine.poll() is None and not machines.is_off(0)
+    (model,) = machines.root(0).rglob("model.pt")
+    assert model.stat().st_size == 3_000_000 and str(model.parent) in end.message
+
+
+OUT = """
+mkdir -p out; n=$(cat out/n.pt 2>/dev/null || echo 0); echo "begins after $n: $*" >&2
+while [ $n -lt 3 ]; do
+  n=$((n + 1)); echo $n > out/n.tmp; mv out/n.tmp out/n.pt; echo "step $n" >> out/n.txt
+  while [ $n -ge 2 ] && [ ! -e $FLAGS/finish ]; do sleep 0.1; done
+done
+"""
+
+
+def test_a_checkpoint_folder_of_the_scripts_own_is_restored(machines: CommandMachines) -> None:
+    """`outlast:checkpointDir`, globs and {latest:…}: cut, then to the end."""
+    options = {"checkpoint-dir": "out", "checkpoint": ["*.pt"], "log": ["*.txt"]}
+    line = f"set -- --resume {{latest:.pt}}; {OUT}"
+    machines.boot_line(line, **options)
+    wait_until(machines.committed, "a commit")
+    machines.cut(0)
+    (machines.folder / "finish").touch()
+    second = machines.boot_line(line, **options)
+    assert second.wait(60) == 0
+    assert machines.head.state is State.DONE
+    home = machines.root(1) / "var/lib/outlast/command/source/out"
+    assert f"begins after 2: --resume {home}/n.pt" in "\n".join(machines.end_of(2).stderr)
+    assert machines.result()["checkpoint/n.pt"] == b"3\n"
+    assert machines.result()["checkpoint/n.txt"] == b"step 1\nstep 2\nstep 3\n"
+
+
+def test_logs_alone_are_no_checkpoint_on_a_machine(machines: CommandMachines) -> None:
+    """LLaMA-Factory's check: the second life finds an empty folder."""
+    line = '[ -z "$(ls -A $CHECKPOINT_DIR)" ] || { echo not empty >&2; exit 1; }; '
+    line += "mkdir $CHECKPOINT_DIR/runs; echo x > $CHECKPOINT_DIR/runs/events.out.tfevents.1; "
+    line += "[ -e $FLAGS/finish ] && echo r > $RESULT_DIR/r && exit; sleep 600"
+    machines.boot_line(line)
+    wait_until(lambda: "holds only logs and by-products" in log_of(machines), "a word on it")
+    assert not machines.committed()
+    machines.cut(0)
+    (machines.folder / "finish").touch()
+    assert machines.boot_line(line).wait(60) == 0
+    assert machines.head.state is State.DONE
+
+
+def log_of(machines: CommandMachines, index: int = 0) -> str:
+    """What the trainer has printed on a machine."""
+    logs = [path for path in machines.root(index).rglob("*.log") if path.is_file()]
+    return "".join(path.read_text(errors="replace") for path in logs)

@@ -10,6 +10,7 @@ import yaml
 
 from outlast.cli.app import cli
 from outlast.cli.engine import ROOT
+from outlast.loop.command.__main__ import parser
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
@@ -62,7 +63,7 @@ def test_every_setting_that_a_page_names_is_one():
 def test_every_command_that_a_page_names_is_there_with_its_options():
     seen = set()
     # `outlast train` parses its words itself.
-    own = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "outlast/loop/command/__main__.py").read_text()))
+    own = {option for action in parser()._actions for option in action.option_strings}
     for page in PAGES:
         for words in commands(page):
             command: click.Command = cli

@@ -49,6 +49,7 @@ from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
 from outlast.spec.identity import COMMAND
 
+HELP_WIDTH = 78
 LAST_WORDS_SEC = 10.0
 """For a supervisor whose command has ended to end as well."""
 
@@ -78,8 +79,11 @@ def parser() -> Options:
     top = Options(
         prog="outlast train",
         usage="outlast train [options] -- COMMAND …",
-        description="Run any training command so that it can be killed and goes on: CHECKPOINT_DIR "
-        "holds its last checkpoint when it starts, and what it writes there is kept.",
+        description=textwrap.fill(
+            "Run any training command so that it can be killed and resumes: CHECKPOINT_DIR holds "
+            "its last checkpoint when it starts, and what it writes there is kept.",
+            HELP_WIDTH,
+        ),
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_known_globs(),
@@ -151,17 +155,18 @@ _GLOBS = {
 def _known_globs() -> str:
     """The globs that count where a user names none, for the help."""
     known = {
-        "logs": kinds.LOGS,
+        f"logs (but {' '.join(kinds.JOURNALS)})": kinds.LOGS,
         "by-products": kinds.BY_PRODUCTS,
         "temporary, never kept": kinds.TEMPORARY,
     }
     texts = [
         textwrap.fill(
-            f"{name}: {' '.join(globs)}", 78, subsequent_indent="  ", break_on_hyphens=False
+            f"{name}: {' '.join(globs)}", HELP_WIDTH, subsequent_indent="  ", break_on_hyphens=False
         )
         for name, globs in known.items()
     ]
-    return "\n".join(["all files are a checkpoint's but these:", *texts]).replace("%", "%%")
+    begin = "Without globs of yours, all files are a checkpoint's but these:"
+    return "\n".join([begin, *texts]).replace("%", "%%")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -204,7 +209,10 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _command(options: argparse.Namespace, words: list[str]) -> Command:
     if not words or not words[0]:
-        raise CommandError("command: is missing; write it after --, as in -- python train.py")
+        raise CommandError(
+            "command: is missing; write it after --, as in outlast train -- python train.py "
+            "(outlast train --help lists the options)"
+        )
     if options.shell and len(words) != 1:
         raise CommandError(
             f"--shell with {len(words)} words: takes one line; put it into quotes, or leave "

@@ -5,6 +5,7 @@ by-products are kept with it. The globs of a user go before those that are known
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,6 +61,10 @@ BY_PRODUCTS = (
 """Names of files that come with a training and are never all that it is resumed from."""
 
 
+OPTIONS = {kind.value: f"--{kind.value}" for kind in (Kind.CHECKPOINT, Kind.LOG, Kind.BY_PRODUCT)}
+"""The runner's options that name globs, by kind."""
+
+
 @dataclass(frozen=True)
 class Kinds:
     """A user's globs; where there are some for checkpoints, no other file is a checkpoint's."""
@@ -77,16 +82,22 @@ class Kinds:
             Kind.BY_PRODUCT.value: self.by_product,
         }
 
-    def check(self) -> None:
-        """GlobError for a glob that is none, or for two kinds that claim the same name."""
-        every = [(kind, glob) for kind, globs in self.given.items() for glob in globs]
-        for _, glob in every:
-            compiled(glob)
-        for number, (kind, glob) in enumerate(every):
-            for other_kind, other in every[:number]:
-                if kind != other_kind and (name := common_name(other, glob)):
+    def check(self, fields: Mapping[str, str] = OPTIONS) -> None:
+        """GlobError for a glob that cannot be used, or for two kinds that claim the same name.
+
+        ``fields`` has the name of the option or setting that each kind's globs come from.
+        """
+        every = [(fields[kind], glob) for kind, globs in self.given.items() for glob in globs]
+        for field, glob in every:
+            try:
+                compiled(glob)
+            except GlobError as error:
+                raise GlobError(f"{field}: {error}") from None
+        for number, (field, glob) in enumerate(every):
+            for other_field, other in every[:number]:
+                if field != other_field and (name := common_name(other, glob)):
                     raise GlobError(
-                        f"glob {glob!r} ({kind}) overlaps {other!r} ({other_kind}): both match "
+                        f"{field}: glob {glob!r} overlaps {other!r} of {other_field}, both match "
                         f"{name!r}; make one of them narrower"
                     )
 

@@ -38,9 +38,10 @@ def command_options_of(read: Reader, command: str) -> str:
             f"{NAMESPACE}:command"
         )
     try:
-        Kinds(*map(tuple, globs.values())).check()
+        fields = {option: f"{NAMESPACE}:{key}" for key, option in GLOBS}
+        Kinds(*map(tuple, globs.values())).check(fields)
     except GlobError as error:
-        raise SettingsError(f"{NAMESPACE}:{error}") from None
+        raise SettingsError(str(error)) from None
     return json.dumps(options, separators=(",", ":")) if options else ""
 
 
