@@ -194,7 +194,7 @@ def _vet_maintenance(name: str, properties: Mapping) -> Fault | None:
     if properties.get("guestAccelerators") or series in ("a2", "a3", "a4", "g2", "g4"):
         if policy == "MIGRATE":
             return _invalid("Instances with guest accelerators do not support live migration.")
-    elif (series in ("h3", "h4d") or name.endswith("-metal")) and policy == "MIGRATE":
+    elif (series == "h4d" or name.endswith("-metal")) and policy == "MIGRATE":
         return _invalid(
             "This machine type only supports on_host_maintenance = OnHostMaintenance.TERMINATE."
         )

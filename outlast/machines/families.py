@@ -14,13 +14,15 @@ Where the two differ in sizes, both count. Scheduling of A3 and A4X: the Compute
 document, revision 20261106. How many CPUs N2's custom types may have, and the most memory of N1's
 and N2D's: Google's sample `create_custom_machine_type`.
 
-What is moved and what is stopped when its host is maintained: "Live migration process during
-maintenance events" (GPUs, bare metal, Z3 above 18 TiB), and the API's own refusals of E2, Z3 and
-H4D in public reports.
+What is moved and what is stopped when its host is maintained: "About host events" and "Set the host
+maintenance policy for a Compute Engine instance", as of 2026 (E2 is only moved; H4D, GPUs, bare
+metal and Z3 above 18,000 GiB of Titanium SSD are only stopped; of any series but Z3 one may choose
+otherwise); that H3 is moved by default: "Compute-optimized machine family", last updated 10 April
+2026; and the API's own refusals of E2, Z3 and H4D in public reports.
 
-From memory: that H3 is stopped, the CPU platforms of A3, the memory of a GB300, `pd-extreme` as a
-boot disk of N2, how many CPUs an N1 machine may have beside a GPU. Where the API takes what is
-refused here, the table is wrong.
+From memory: the CPU platforms of A3, the memory of a GB300, `pd-extreme` as a boot disk of N2, how
+many CPUs an N1 machine may have beside a GPU. Where the API takes what is refused here, the table
+is wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -287,7 +289,6 @@ FAMILIES: Mapping[str, Family] = {
         disks=("pd-balanced", *HYPERDISK),
         platforms=_SAPPHIRE,
         spot=False,
-        maintenance=TERMINATE,
     ),
     "h4d": Family(
         types=("h4d-standard-192", "h4d-highmem-192", "h4d-highmem-192-lssd"),
@@ -307,7 +308,7 @@ FAMILIES: Mapping[str, Family] = {
         own_ssds="all",
         platforms=_SAPPHIRE,
         maintenance=MIGRATE,
-        # More than 18 TiB of local SSDs.
+        # More than 18,000 GiB of Titanium SSD.
         stopped=(
             *_types("z3", highmem=(88, 176)),
             "z3-highmem-176-standardlssd",

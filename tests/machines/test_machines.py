@@ -87,7 +87,9 @@ def test_the_whole_table(provisioning, gpu, mode, place):
         (DEDICATED, "n2-standard-4", True),
         ("survive", "n2-standard-4", False),
         ("survive", "e2-standard-2", False),
-        ("survive", "h3-standard-88", True),
+        ("survive", "h3-standard-88", False),
+        (DEDICATED, "h3-standard-88", True),
+        ("survive", "z3-highmem-88-standardlssd", False),  # 18,000 GiB, and no more
         ("survive", "h4d-standard-192", True),
         ("survive", "z3-highmem-88-highlssd", True),
         ("survive", "z3-highmem-44-highlssd", False),
@@ -105,13 +107,14 @@ def test_a_standard_vm_is_maintained_as_its_family_can_be(mode, machine_type, st
 
 
 def test_types_of_one_group_that_are_maintained_in_different_ways_are_refused():
-    ranked = {"machine_type": "h3-standard-88", "more_types": ("e2-standard-32",)}
+    ranked = {"machine_type": "c3-standard-192-metal", "more_types": ("e2-standard-32",)}
     choice = Choice(provisioning=STANDARD, regional=True, **ranked)
-    with pytest.raises(MachineError, match="e2-standard-32 can only be moved and h3-standard-88"):
+    with pytest.raises(MachineError, match="e2-standard-32 can only be moved and c3"):
         machines.check(choice)
     mixed = replace(choice, machine_type="n2-standard-4", mode=DEDICATED)
     assert not machines.check(mixed).restarts  # one template serves both
-    machines.check(replace(choice, machine_type="n2-standard-4", more_types=("h3-standard-88",)))
+    metal = ("c3-standard-192-metal",)
+    machines.check(replace(choice, machine_type="n2-standard-4", more_types=metal))
     assert not machines.check(replace(mixed, mode="survive", provisioning=SPOT)).restarts
 
 
