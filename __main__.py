@@ -114,7 +114,7 @@ def experiment() -> dict[str, Any]:
     pin = RunPin("run", {
         "project": config.project, "owner": config.owner, "bucket": config.bucket,
         "prefix": config.prefix, "run": config.run, "resume": config.resume,
-        "zone": config.location, "image": image,
+        "zone": config.location, "image": image, "boot": config.boot,
         "limitRunMinutes": config.limit_run_minutes, "content": config.content,
         "named": config.named, "mutable": config.mutable, "onNewRun": config.on_new_run,
     })

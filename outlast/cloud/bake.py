@@ -197,7 +197,7 @@ class _Bake:
             "family": self._recipe.family,
             "description": f"Baked by Outlast from {self._recipe.base}",
             "sourceDisk": f"projects/{self._recipe.project}/{self._disk}",
-            "labels": {**self._labels(), "base-image": self._base_label()},
+            "labels": {**self._labels(), **self._base_labels()},
         }
         self._is_ours = True
         try:
@@ -231,13 +231,20 @@ class _Bake:
             f" {IMAGE_LIMIT_SEC // 60} minutes; run pulumi up again"
         )
 
-    def _base_label(self) -> str:
-        """The name of the image that the builder booted from: what the family is built upon."""
+    def _base_labels(self) -> dict[str, str]:
+        """Which image the builder booted from, and whether the family is known to have no GPU
+        driver."""
         try:
-            disk = self._compute.call("GET", self._disk)
-            return str(disk.get("sourceImage") or "").rpartition("/")[2]
+            source = str(self._compute.call("GET", self._disk).get("sourceImage") or "")
         except Missing:
-            return ""
+            source = ""
+        labels = {"base-image": source.rpartition("/")[2]}
+        if source and not self._recipe.installs_driver:
+            path = source[source.find("projects/") :]
+            base = images.resolve(path, self._recipe.project, endpoint=self._order.endpoint)
+            if isinstance(base, images.Image) and base.lacks_driver:
+                labels[images.DRIVER_LABEL] = images.NO_DRIVER
+        return labels
 
     def _retire_others(self, image: Json) -> None:
         """Deprecates the family's other images, and deletes old ones that no template names."""

@@ -33,6 +33,18 @@ RETIRED = (
     ("debian-cloud", "debian-1[01]", "the end of its support", DEBIAN),
 )
 
+WITHOUT_DRIVER = frozenset(
+    {"debian-cloud", "ubuntu-os-cloud", "ubuntu-os-pro-cloud", "rocky-linux-cloud", "rhel-cloud"}
+    | {"centos-cloud", "almalinux-cloud", "fedora-cloud", "fedora-coreos-cloud", "cos-cloud"}
+    | {"suse-cloud", "opensuse-cloud", "oracle-linux-cloud"}
+)
+"""Projects of stock images, none of which has a GPU driver. Those that have one are in projects of
+their own: deeplearning-platform-release, ubuntu-os-accelerator-images,
+rocky-linux-accelerator-cloud."""
+
+DRIVER_LABEL, NO_DRIVER = "gpu-driver", "none"
+"""What a bake writes on an image that it knows to have none."""
+
 PROJECTS = (("debian", "debian-cloud"), ("ubuntu", "ubuntu-os-cloud"))
 """The provider looks up bare names with these beginnings in the stock projects too."""
 
@@ -62,6 +74,11 @@ class Image:
     def path(self) -> str:
         """The form that templates take: `projects/P/global/images/NAME`."""
         return f"projects/{self.project}/global/images/{self.name}"
+
+    @property
+    def lacks_driver(self) -> bool:
+        """Whether it is known to have no GPU driver."""
+        return self.project in WITHOUT_DRIVER or self.labels.get(DRIVER_LABEL) == NO_DRIVER
 
     @property
     def usable(self) -> bool:
@@ -110,6 +127,13 @@ def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | Gone
         except ComputeError as error:
             return Unknown(str(error))
     return _gone(reference, candidates)
+
+
+def named_project(reference: str) -> str:
+    """The project that a reference names; empty where it names none."""
+    match = _PATH.fullmatch(reference) or _SHORT.fullmatch(reference)
+    project = (match["project"] if match else "") or ""
+    return "" if project == "family" else project
 
 
 def _candidates(reference: str, project: str) -> list[tuple[str, str]]:

@@ -45,6 +45,7 @@ _FAMILY = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _PACKAGE = re.compile(r"[a-z0-9][-+.a-z0-9]+(?:=[-+.:~A-Za-z0-9]+)?")
 _DRIVER = re.compile(r"[0-9]{3}(?:\.[0-9]+)*")
 _CUDA = re.compile(r"[0-9]{2}\.[0-9]")
+_DRIVER_PACKAGES = ("nvidia-", "cuda-drivers")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"(?:https://[^\s/]+/|gs://[a-z0-9][-_.a-z0-9]*/)[^\s#'\"\\]+")
 _PATH = re.compile(r"(?=.{1,255}$)[A-Za-z0-9_][-A-Za-z0-9_.]*(?:/[A-Za-z0-9_][-A-Za-z0-9_.]*)*")
@@ -98,6 +99,12 @@ class Recipe:
     def family_path(self) -> str:
         """The form that templates take."""
         return f"projects/{self.project}/global/images/family/{self.family}"
+
+    @property
+    def installs_driver(self) -> bool:
+        """Whether it installs a GPU driver, or may: what a script does is not known."""
+        packaged = any(one.startswith(_DRIVER_PACKAGES) for one in self.packages)
+        return bool(self.driver or self.script) or packaged
 
     @property
     def needs_token(self) -> bool:

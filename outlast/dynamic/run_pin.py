@@ -26,17 +26,14 @@ from outlast.base.exits import State
 from outlast.bucket.head import Head
 from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.store import NotFound, Store, StoreError, open_store
+from outlast.dynamic import boot_image
 from outlast.dynamic.host import say
 from outlast.spec import changes
 
 _WHERE = ("bucket", "prefix", "run")
-_KEYS = ("owner", *_WHERE, "resume")
-"""Inputs that say which run is pinned; any other one is another pin."""
 
 _pinned_before: set[str] = set()
 """Owners whose stack had a pin when this command began."""
-_images: dict[str, str] = {}
-"""What this process has resolved, so that one command asks once and means one image."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +130,6 @@ def read_head(store: Store, layout: Layout) -> Head | None:
         raise Unreadable(str(error)) from None
 
 
-class NoImage(Exception):
-    """No VM can be made of the image that is named."""
-
-
-class Unanswered(Exception):
-    """Nobody could tell what the image is."""
-
-
 class RunPinProvider(ResourceProvider):
     """Keeps a run's deadline, place and image, and tells what HEAD has against going on."""
 
@@ -153,7 +142,7 @@ class RunPinProvider(ResourceProvider):
         Where the bucket does not answer there is nothing to say; `create` needs the answer and
         fails without.
         """
-        failures = [*_guarded(olds, news), *_imageless(olds, news)]
+        failures = [*_guarded(olds, news), *boot_image.failures(olds, news)]
         try:
             store, layout = _open(news)
             head = read_head(store, layout)
@@ -178,15 +167,17 @@ class RunPinProvider(ResourceProvider):
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         """Another run or resume is another pin, another zone another place; the limit and the
         image alone are no difference, they count at the next resume."""
-        replaces = [key for key in _KEYS if olds.get(key) != news.get(key)]
+        replaces = [key for key in boot_image.KEYS if olds.get(key) != news.get(key)]
         moved = olds.get("zone") != news.get("zone")
-        _say_image(olds, news, fresh=bool(replaces))
+        if not replaces:
+            boot_image.check_kept(olds, news)
+        boot_image.report(olds, news, fresh=bool(replaces), stack=_stack(news))
         return DiffResult(changes=bool(replaces) or moved, replaces=replaces)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(
             f"{props['prefix']}/{props['run']}/r{int(props['resume'])}",
-            {**props, **asdict(_pin_of(props)), "bootImage": _boot_image(props)},
+            {**props, **asdict(_pin_of(props)), "bootImage": boot_image.path(props)},
         )
 
     def update(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
@@ -211,6 +202,9 @@ class RunPinArgs(TypedDict):
     image: pulumi.Input[str]
     """An image or a family. What it means at the pin's creation is kept; a later one counts at the
     next resume."""
+    boot: dict[str, Any]
+    """What the VMs need of that image: `disk_gb`, `gpus` and `machine_type`; and the image that it
+    is baked from, `base` (empty: it is not baked by this stack) and `installs_driver`."""
     limitRunMinutes: int
     content: Mapping[str, Any]
     """What the run's name is made of, unless it has one by hand."""
@@ -375,67 +369,3 @@ def _unchangeable(
         " back, or leave outlast:run out to begin another run"
     )
     return [CheckFailure("run", reason)]
-
-
-def _imageless(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
-    """The failure of a new pin whose image is gone."""
-    if not _is_known(news) or all(olds.get(key) == news[key] for key in (*_KEYS, "image")):
-        return []
-    try:
-        _boot_image(news)
-    except NoImage as error:
-        return [CheckFailure("image", str(error))]
-    except Unanswered:
-        pass
-    return []
-
-
-def _is_known(news: dict[str, Any]) -> bool:
-    """Whether there is an image to speak of: a preview does not know the one that the stack is yet
-    to make, and has a placeholder of the SDK's for it."""
-    return isinstance(news.get("image"), str) and news["image"] != ""
-
-
-def _boot_image(props: dict[str, Any]) -> str:
-    """The image that `image` means now. NoImage: there is none; Unanswered: nobody could tell."""
-    from outlast.cloud import images
-
-    reference = props["image"]
-    if reference in _images:
-        return _images[reference]
-    found = images.resolve(reference, props["project"])
-    if isinstance(found, images.Unknown):
-        raise Unanswered(
-            f"outlast:image {reference!r}: nobody could tell what it means now ({found.why}); run"
-            " pulumi up again once Compute Engine answers"
-        )
-    if isinstance(found, images.Gone):
-        raise NoImage(f"outlast:image {reference!r}: {found.why}")
-    if not found.usable:
-        instead = f"; name {found.replacement} instead" if found.replacement else ""
-        raise NoImage(
-            f"outlast:image {reference!r}: image {found.name} is {found.state.lower()}, no VM can"
-            f" be made of it{instead or '; name another'}"
-        )
-    _images[reference] = found.path
-    return found.path
-
-
-def _say_image(olds: dict[str, Any], news: dict[str, Any], *, fresh: bool) -> None:
-    """Tells which image a new pin boots from, or that a changed one does not count yet."""
-    before = olds.get("bootImage", "")
-    if not _is_known(news):
-        return
-    if not fresh:
-        if olds.get("image") != news["image"]:
-            say(
-                f"run {news['run']} goes on with image {before}; outlast:image {news['image']}"
-                f" counts from the next resume: outlast resume {_stack(news)}"
-            )
-        return
-    now = _images.get(news["image"], before)
-    if now != before:
-        say(
-            f"run {news['run']} boots from image {now} at resume {int(news['resume'])}; before:"
-            f" {before}"
-        )

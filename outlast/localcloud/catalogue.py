@@ -176,10 +176,10 @@ class Catalogue:
                 )
             size_gb = int(parameters.get("diskSizeGb") or image.size_gb)
             if size_gb < image.size_gb:
-                return Fault(
-                    "INVALID_FIELD_VALUE",
-                    f"Invalid value for field 'resource.diskSizeGb': '{size_gb}'. "
-                    f"Must be at least the size of the image, {image.size_gb} GB.",
+                return _invalid(
+                    "Invalid value for field 'resource.disks[0].initializeParams.diskSizeGb': "
+                    f"'{size_gb}'. Requested disk size cannot be smaller than the image size "
+                    f"({image.size_gb} GB)"
                 )
         return None
 

@@ -11,9 +11,17 @@ from outlast.settings.rules.code import delivery_of
 from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, data_paths_of, dests_of
 from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC, waits_of, webhook_of
-from outlast.settings.rules.machine import IMAGE, IMAGE_RULE, location_of, machine_of, recipe_of
+from outlast.settings.rules.machine import (
+    IMAGE,
+    IMAGE_RULE,
+    check_image,
+    location_of,
+    machine_of,
+    recipe_of,
+)
 from outlast.settings.rules.network import network_of
 from outlast.settings.rules.place import (
+    EXPERIMENT,
     LOCAL_PROJECT,
     bucket_of,
     cloud_project,
@@ -86,7 +94,7 @@ def check(
     if not command:
         dests = dests_of(args if is_own else trainers.load(trainer).parser())
         check_paths(dests, args, f"gs://{bucket}/", f"experiments/{experiment}/", data_paths)
-    return Settings(
+    found = Settings(
         project=cloud,
         region=location.region,
         zone=location.zone,
@@ -145,3 +153,6 @@ def check(
         waits=waits_of(read, notice_sec, spot=machine.spot),
         advice=(*machine.advice, *slips(command, read)),
     )
+    if found.part == EXPERIMENT:
+        check_image(found.image, found.recipe, found.needs)
+    return found

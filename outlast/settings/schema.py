@@ -1,11 +1,12 @@
 """The checked configuration of one stack."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from components import foundation, metadata, reach
 from outlast.bucket.layout import Pin
+from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
 from outlast.spec import delivery, identity, secrets
 
@@ -102,6 +103,18 @@ class Settings:
     def location(self) -> str:
         """Where the group is; another one is another place."""
         return self.zone or ",".join(self.zones) or self.region
+
+    @property
+    def needs(self) -> fit.Needs:
+        """What its VMs need of the image that they boot from."""
+        return fit.Needs(self.boot_disk_gb, self.gpus, self.machine_type)
+
+    @property
+    def boot(self) -> dict[str, Any]:
+        """The same for RunPin, with what the image is baked from."""
+        base = self.recipe.base if self.recipe else ""
+        driver = self.recipe is not None and self.recipe.installs_driver
+        return {**asdict(self.needs), "base": base, "installs_driver": driver}
 
     @property
     def named(self) -> str:

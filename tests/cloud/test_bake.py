@@ -113,6 +113,31 @@ def builder_of(stack: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
+    ("base", "given", "label"),
+    [
+        ("debian-cloud", {}, "none"),
+        ("debian-cloud", {"driver": "580"}, None),
+        ("p", {}, None),
+        ("deeplearning-platform-release", {}, None),
+    ],
+)
+def test_an_image_without_a_gpu_driver_is_labelled(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, base: str, given: Any, label: str | None
+):
+    what = baked(**given)
+    source = f"https://x/compute/v1/projects/{base}/global/images/base-1"
+    disk = f"zones/europe-west4-a/disks/{what.builder}"
+    platform.there[disk] = {"sourceImage": source}
+    asked = images.Image("", base, "base-1", "")
+    monkeypatch.setattr(images, "resolve", lambda *_, **__: asked)
+    bake.bake(what, bake.Order(ROOT, {"stack": "dev"}), lambda _: None)
+    labels = platform.there[f"global/images/{what.image}"]["labels"]
+    assert (labels["base-image"], labels.get("gpu-driver")) == ("base-1", label)
+    again = images.Image("", "p", what.image, "own", labels=labels)
+    assert again.lacks_driver is (label == "none")
+
+
+@pytest.mark.parametrize(
     ("there", "left"),
     [
         ({}, False),

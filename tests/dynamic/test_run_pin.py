@@ -17,7 +17,7 @@ from outlast.bucket.layout import Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Unavailable
 from outlast.cloud import images
 from outlast.cloud.images import Gone, Image
-from outlast.dynamic import host, run_pin
+from outlast.dynamic import boot_image, host, run_pin
 from outlast.dynamic.run_pin import (
     Pin,
     RunPinProvider,
@@ -59,6 +59,13 @@ PROPS = {
     "resume": 1.0,  # numbers reach a dynamic provider as floats
     "zone": "europe-west4-a",
     "image": "projects/p/global/images/family/f",
+    "boot": {
+        "disk_gb": 50.0,
+        "gpus": 0.0,
+        "machine_type": "e2-standard-2",
+        "base": "",
+        "installs_driver": False,
+    },
     "limitRunMinutes": 60.0,
     "project": "p",
     "content": {
@@ -75,6 +82,10 @@ IMAGE = "projects/p/global/images/f-1"
 FOUND = {
     PROPS["image"]: Image("", "p", "f-1", "f"),
     "other": Image("", "p", "o-1", "o"),
+    "large": Image("", "p", "l-1", "l", size_gb=51),
+    "just": Image("", "p", "j-1", "j", size_gb=50),
+    "debian-13": Image("", "debian-cloud", "debian-13-v1", "debian-13", size_gb=10),
+    "baked": Image("", "p", "b-1", "b", labels={"gpu-driver": "none"}),
     "gone": Gone("gone", "projects/p/global/images/family/new", "2025"),
     "obsolete": Image("", "p", "old-1", "old", "OBSOLETE", "projects/p/global/images/new-1"),
 }
@@ -131,7 +142,7 @@ def store(monkeypatch):
     monkeypatch.setattr(run_pin, "open_store", lambda url: made)
     monkeypatch.setattr(host, "_said", set())
     monkeypatch.setattr(run_pin, "_pinned_before", set())
-    monkeypatch.setattr(run_pin, "_images", {})
+    monkeypatch.setattr(boot_image, "_images", {})
     monkeypatch.setattr(images, "resolve", lambda reference, project: FOUND.get(reference, NOBODY))
     return made
 
@@ -419,7 +430,7 @@ def test_an_image_that_the_stack_is_yet_to_make_is_nothing_to_speak_of(store, ca
 def test_an_image_that_nobody_can_tell_stops_create_but_no_preview(store):
     props = {**PROPS, "image": "unasked"}
     assert RunPinProvider().check({}, dict(props)).failures == []
-    with pytest.raises(run_pin.Unanswered, match="nobody could tell what it means now"):
+    with pytest.raises(boot_image.Unanswered, match="nobody could tell what it means now"):
         RunPinProvider().create(props)
 
 
@@ -427,7 +438,7 @@ def test_a_newer_image_of_the_family_waits_for_a_resume_and_is_said_then(
     store, monkeypatch, capsys
 ):
     olds = RunPinProvider().create(PROPS).outs
-    monkeypatch.setattr(run_pin, "_images", {})
+    monkeypatch.setattr(boot_image, "_images", {})
     monkeypatch.setitem(FOUND, PROPS["image"], Image("", "p", "f-2", "f"))
     provider = RunPinProvider()
     provider.check(PROPS, dict(PROPS))
@@ -444,6 +455,68 @@ def test_a_newer_image_of_the_family_waits_for_a_resume_and_is_said_then(
     assert capsys.readouterr().err == (
         f"run 0123456789 boots from image {newer} at resume 2; before: {IMAGE}\n"
     )
+
+
+GPU = {"gpus": 1.0, "machine_type": "g2-standard-8"}
+TOO_SMALL = (
+    "outlast:bootDiskGb 50: image l-1 has 51 GB, and a disk is never smaller than its image; set"
+    " outlast:bootDiskGb to 51 or more"
+)
+
+
+@pytest.mark.parametrize(
+    ("image", "boot", "words"),
+    [
+        ("large", {}, TOO_SMALL),
+        ("just", {}, ""),
+        ("large", {"disk_gb": 51.0}, ""),
+        ("debian-13", {}, ""),
+        ("debian-13", GPU, "outlast:image 'debian-13': image debian-13-v1 has no GPU driver, and"),
+        ("baked", GPU, "image b-1 has no GPU driver, and g2-standard-8 has a GPU; set outlast:im"),
+        ("baked", {**GPU, "gpus": 4.0}, "and g2-standard-8 has 4 GPUs; set outlast:image to one"),
+        ("baked", {}, ""),
+        ("other", GPU, ""),
+        # Still to be baked: its base is known.
+        (Unknown(), {"base": "large"}, TOO_SMALL),
+        (Unknown(), {"base": "large", "disk_gb": 100.0}, ""),
+        (Unknown(), {"base": "debian-13", **GPU}, "outlast:imageRecipe.base 'debian-13': image"),
+        (Unknown(), {"base": "debian-13", "installs_driver": True, **GPU}, ""),
+        (Unknown(), {"base": "large", "installs_driver": True, **GPU}, TOO_SMALL),
+        (Unknown(), {"base": "unasked", **GPU}, ""),
+    ],
+)
+def test_an_image_that_the_vms_cannot_use_is_refused_at_preview(store, image, boot, words):
+    props = {**PROPS, "image": image, "boot": {**PROPS["boot"], **boot}}
+    failures = RunPinProvider().check({}, dict(props)).failures
+    if not words:
+        assert failures == []
+        return
+    (failure,) = failures
+    assert failure.property == "image" and words in failure.reason
+    if isinstance(image, str):
+        with pytest.raises(boot_image.NoImage):
+            RunPinProvider().create(props)
+
+
+@pytest.mark.parametrize(
+    ("boot", "words"),
+    [
+        ({"disk_gb": 49.0}, "outlast:bootDiskGb 49: image j-1 has 50 GB"),
+        ({"disk_gb": 60.0}, ""),
+        (GPU, ""),
+    ],
+)
+def test_a_run_that_keeps_its_image_is_asked_about_it_again(store, boot, words, monkeypatch):
+    pinned = "projects/p/global/images/j-1"
+    monkeypatch.setitem(FOUND, pinned, FOUND["just"])
+    olds = RunPinProvider().create({**PROPS, "image": "just"}).outs
+    assert olds["bootImage"] == pinned
+    news = {**PROPS, "image": "just", "boot": {**PROPS["boot"], **boot}}
+    if words:
+        with pytest.raises(boot_image.NoImage, match=words):
+            RunPinProvider().diff("id", olds, news)
+    else:
+        assert not RunPinProvider().diff("id", olds, news).changes
 
 
 def test_the_provider_is_pickled_by_reference():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from outlast.cloud.images import COMMON_GPU
 from tests.engine.conftest import Project, until
 from tests.engine.test_program import stack as stack  # its fixture
 from tests.engine.test_program import wait_for_vm
@@ -49,6 +50,15 @@ def test_a_stack_over_its_machines(stack: Project):
     assert "n2-standard-2 takes no GPU, only N1 machines do; leave it out" in refused
     assert "Traceback" not in refused
     stack.configure(accelerator="", acceleratorCount=0)
+    for image, changes, why in (
+        (COMMON_GPU, {"bootDiskGb": 49}, "outlast:bootDiskGb 49: image common-cu129-"),
+        ("debian-13", {"machineType": "g2-standard-8"}, "-v20260921 has no GPU driver, and g2-st"),
+    ):
+        before = stack.folder.joinpath("Pulumi.dev.yaml").read_text()
+        stack.configure(image=image, **changes)
+        refused = stack.pulumi("preview", "-s", "dev", fails=True)
+        assert why in refused and "Traceback" not in refused
+        stack.folder.joinpath("Pulumi.dev.yaml").write_text(before)
     stack.up()
     zonal = stack.outputs()
     wait_for_vm(stack)

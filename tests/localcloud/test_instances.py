@@ -232,6 +232,20 @@ def test_a_disk_is_attached_to_one_vm_at_a_time(cloud: LocalCloud) -> None:
     ok(cloud, "DELETE", disk)
 
 
+def test_a_boot_disk_that_is_smaller_than_its_image_is_refused(cloud: LocalCloud) -> None:
+    body = vm_body("small", scheduling=STANDARD)
+    image = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404"
+    body["disks"][0]["initializeParams"] = {
+        "sourceImage": f"{image}-nvidia-580",
+        "diskSizeGb": "49",
+    }
+    status, _, message = error_of(cloud.call("POST", VMS, json=body))
+    assert status == 400
+    assert "Requested disk size cannot be smaller than the image size (50 GB)" in message
+    body["disks"][0]["initializeParams"]["diskSizeGb"] = "50"
+    ok(cloud, "POST", VMS, body)
+
+
 def test_what_cannot_be_attached_or_detached_is_said(cloud: LocalCloud) -> None:
     boot = insert(cloud, scheduling=STANDARD)["disks"][0]["deviceName"]
     ok(cloud, "POST", f"{BASE}/zones/{ZONE}/disks", {"name": "data", "sizeGb": "20"})

@@ -212,7 +212,8 @@ def test_a_zone_beside_zones_is_refused():
 
 
 def test_a_machine_with_gpus_says_so():
-    found = check({"outlast:machineType": "g2-standard-24", "outlast:mode": "dedicated"})
+    image = {"outlast:image": "projects/acme/global/images/family/with-driver"}
+    found = check({"outlast:machineType": "g2-standard-24", "outlast:mode": "dedicated", **image})
     assert (found.gpus, found.spot, found.restarts) == (2, False, True)
 
 

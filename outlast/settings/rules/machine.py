@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components import reach
+from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
 from outlast.machines import machines, regions
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, matching
@@ -60,6 +61,17 @@ def recipe_of(
             f" {NAMESPACE}:delivery bucket"
         )
     return recipe
+
+
+def check_image(image: str, recipe: recipes.Recipe | None, needs: fit.Needs) -> None:
+    """Refuses an image that no VM with these needs can work with, as far as that is known without
+    the cloud; `RunPin` asks about the rest. Raises SettingsError."""
+    if recipe:
+        why = fit.recipe_refusal(recipe, needs)
+    else:
+        why = fit.reference_refusal(f"{NAMESPACE}:image", image, needs)
+    if why:
+        raise SettingsError(why)
 
 
 def location_of(read: Reader, values: Mapping[str, Any]) -> regions.Location:

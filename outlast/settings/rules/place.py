@@ -13,6 +13,8 @@ from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 
 LOCAL_PROJECT = "outlast-rehearsal"
 """The local cloud's project: no real one is touched through the example stack."""
+EXPERIMENT = "experiment"
+"""The part of a stack that has a run; the other one is a foundation."""
 _STACK = re.compile(r"(?:[-_.A-Za-z0-9]+/){0,2}[-_.A-Za-z0-9]+")
 _LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
 _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
@@ -92,7 +94,7 @@ def _refuse_of_managed(read: Reader, key: str) -> None:
 
 
 def part_of(read: Reader) -> str:
-    part = read.choice("part", "experiment", "foundation")
+    part = read.choice("part", EXPERIMENT, "foundation")
     if part == "foundation" and read.text("foundation"):
         raise SettingsError(
             f"{NAMESPACE}:foundation beside {NAMESPACE}:part foundation: a foundation stands on no"
