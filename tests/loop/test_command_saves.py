@@ -8,7 +8,6 @@ import pytest
 
 from outlast.base import places as rooms
 from outlast.loop.command import kinds
-from outlast.loop.command.command import Command, CommandError, newest
 from outlast.loop.command.folder import Copier
 from outlast.loop.command.globs import GlobError, common_name, matches
 from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
@@ -279,44 +278,7 @@ def test_a_database_is_copied_between_two_transactions(place: Place) -> None:
     assert counts and set(counts) == {(2,)}
 
 
-# -- The words of a command
-
-
-def test_latest_is_the_newest_file_and_drops_its_flag_on_the_first_start(tmp_path: Path) -> None:
-    def filled(*words: str, line: str = "") -> list[str]:
-        return Command(words, line).filled({}, tmp_path)
-
-    words = ("train", "--resume", "{latest:.pt}", "--lr=1", "--init={latest:.pt:base.pt}")
-    flags = ("--from={latest:checkpoint-}", "{resume:--resume}", "x{latest}")
-    assert filled(*words, *flags) == ["train", "--lr=1", "--init=base.pt"]
-    line = "train --resume {latest:*.pt} --from={latest:checkpoint-} {resume:--again} --lr 1"
-    assert filled(line=line)[-1].split() == ["train", "--lr", "1"]
-    (tmp_path / "checkpoint-10").mkdir()
-    for name in ("a 9.pt", "b.pt.tmp", "checkpoint-10/model", "train.log"):
-        (tmp_path / name).write_text(name)
-    assert newest(tmp_path, "checkpoint-", DEFAULT) == str(tmp_path / "checkpoint-10")
-    assert filled(*words, *flags)[:3] == ["train", "--resume", str(tmp_path / "a 9.pt")]
-    assert filled(*words, *flags)[-2] == "--resume"
-    found = filled(line=line)[-1]
-    assert f"--resume '{tmp_path}/a 9.pt' --from={tmp_path}/checkpoint-10 --again --lr 1" in found
-    with pytest.raises(CommandError, match="without its"):
-        Command(("x", "{latest:[a}")).check()
-    assert list(Command(("{lates:.pt}",)).near_misses()) == [
-        "command {lates}: stays as it is; did you mean {latest}?"
-    ]
-
-
-def test_a_script_with_resume_is_resumed(place: Place) -> None:
-    script = "import sys, os, time\nprint(sys.argv[1:])\nfolder = os.environ['CHECKPOINT_DIR']\n"
-    script += "open(folder + '/a.ckpt', 'w').write('1'); time.sleep(60 if len(sys.argv) < 2 else 0)"
-    (place.folder / "train.py").write_text(script)
-    words = ["--", sys.executable, str(place.folder / "train.py"), "--resume", "{latest:.ckpt}"]
-    with place.running(*words) as process:
-        wait_until(lambda: bool(place.supervisor.committed), "no snapshot")
-        process.kill()
-    place.supervisor.resume_from()
-    code, out, err = place.run(*words)
-    assert (code, out) == (0, f"{['--resume', str(place.checkpoint / 'a.ckpt')]}\n"), err
+# -- What an exit code means
 
 
 def test_a_failure_before_a_pipe_is_the_lines_failure(place: Place) -> None:

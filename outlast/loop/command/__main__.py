@@ -20,12 +20,8 @@ from outlast.base import exits
 from outlast.base.exits import State
 from outlast.loop import data
 from outlast.loop.command import kinds
-from outlast.loop.command.command import (
-    QUIET_SEC,
-    RESULT_GB_MAX,
-    Command,
-    CommandError,
-)
+from outlast.loop.command.command import QUIET_SEC, RESULT_GB_MAX, Command
+from outlast.loop.command.errors import CommandError
 from outlast.loop.command.runner import (
     CommandFailed,
     Heard,

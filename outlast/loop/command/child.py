@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from outlast.base import tree
-from outlast.loop.command.command import CommandError, not_started
+from outlast.loop.command.command import not_started
+from outlast.loop.command.errors import CommandError
 
 VARIABLE = "OUTLAST_COMMAND"
 """Marks all that the command starts."""

@@ -1,41 +1,25 @@
 """What is run, and where: the words of a command, and what is put into them."""
 
-import difflib
 import os
-import re
-import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast.loop.command.globs import GlobError, compiled
+from outlast.loop.command import fields
+from outlast.loop.command.errors import CommandError
+from outlast.loop.command.globs import GlobError
 from outlast.loop.command.kinds import Kinds
-from outlast.loop.command.listing import look
-from outlast.loop.command.rhythm import numbers_in
-from outlast.loop.errors import LoopError
+from outlast.loop.command.shell import shell_of, words_of
 
 QUIET_SEC = 10.0
 RESULT_GB_MAX = 20.0
 """Files of the working folder become the result up to this size."""
 
-FIELDS = ("data", "checkpoint", "result", "output_uri")
-OPTIONAL = ("latest", "resume")
-_FIELD = re.compile(rf"(?<!\$)\{{({'|'.join(FIELDS)})\}}")
-_OPTIONAL = re.compile(
-    r"(?<!\$)\{(?:(?P<latest>latest)(?::(?P<glob>[^{}:]*)(?::(?P<instead>[^{}]*))?)?"
-    r"|resume:(?P<resume>[^{}]*))\}"
-)
-_FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))(?P<flag>--?[A-Za-z][\w-]*)(?P<join>=|\s+)$")
 _SAVES = ("checkpoint", "result")
 _SAVING_WORDS = ("CHECKPOINT_DIR", "RESULT_DIR", "OUTPUT_URI", "output_uri", "outlast mark")
 _SCRIPT_BYTES_MAX = 1 << 20
-
-
-class CommandError(LoopError):
-    """The command cannot be started as it is written; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +71,7 @@ class Command:
 
     def check(self) -> None:
         """CommandError where it cannot be started as it is written, on whatever machine."""
-        if not self.data and "data" in _FIELD.findall(self.text):
+        if not self.data and "data" in fields.FIELD.findall(self.text):
             raise CommandError(
                 "command {data}: the run has no data; name it (outlast:dataPaths, or --data on "
                 "this machine), or leave {data} out"
@@ -100,26 +84,20 @@ class Command:
                 )
         try:
             self.kinds.check()
-            for found in _OPTIONAL.finditer(self.text):
-                if found["glob"]:
-                    compiled(_glob_of(found["glob"]))
+            fields.check(self.text)
         except GlobError as error:
             raise CommandError(str(error)) from None
 
     def near_misses(self) -> Iterator[str]:
         """Sentences about words in braces that look like a mistyped field."""
-        known = [*FIELDS, *OPTIONAL]
-        for word in dict.fromkeys(re.findall(r"(?<!\$)\{([a-z_]+)(?::[^{}]*)?\}", self.text)):
-            near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
-            if near and word not in known:
-                yield f"command {{{word}}}: stays as it is; did you mean {{{near[0]}}}?"
+        yield from fields.near_misses(self.text)
 
     def check_program(self) -> None:
         """CommandError where this machine has no such program."""
         if self.line:
             shell_of(self.line)
             return
-        if _FIELD.search(self.argv[0]):
+        if fields.FIELD.search(self.argv[0]):
             return
         program, cwd = self.argv[0], self.cwd or Path.cwd()
         named = cwd / program if os.sep in program else None
@@ -135,24 +113,17 @@ class Command:
             raise CommandError(not_started(program, FileNotFoundError(), cwd))
 
     def filled(self, values: Mapping[str, str], checkpoint: Path) -> list[str]:
-        """The words with their fields filled in; braces that are none are left alone.
-
-        ``{latest:GLOB}`` is the newest file or folder below ``checkpoint`` that matches. Where
-        there is none, the word goes, and the flag before it; ``{latest:GLOB:WORD}`` is WORD then.
-        ``{resume:WORDS}`` is WORDS where there is a checkpoint's file, and nothing before.
-        """
+        """The words with their fields filled in; braces that are none are left alone."""
         if self.line:
-            line = _fill_line(self.line, checkpoint, self.kinds)
-            line = _FIELD.sub(lambda match: shlex.quote(values[match[1]]), line)
+            line = fields.fill_line(self.line, values, checkpoint, self.kinds)
             return [*shell_of(line), line]
-        words = _fill_words(self.argv, checkpoint, self.kinds)
-        return [_FIELD.sub(lambda match: values[match[1]], word) for word in words]
+        return fields.fill_words(self.argv, values, checkpoint, self.kinds)
 
     def cannot_save(self, folder: Path | None) -> str | None:
         """A sentence where nothing says that the command saves what could be kept: neither its
         words nor the files in ``folder`` that they name. None where something does."""
-        names_field = any(field in _SAVES for field in _FIELD.findall(self.text))
-        if self.checkpoint_dir or names_field or _OPTIONAL.search(self.text):
+        names_field = any(field in _SAVES for field in fields.FIELD.findall(self.text))
+        if self.checkpoint_dir or names_field or fields.CHANGING.search(self.text):
             return None
         texts = [self.text, *(_script_texts(self.text, folder) if folder is not None else ())]
         if any(word in text for text in texts for word in _SAVING_WORDS):
@@ -165,105 +136,12 @@ class Command:
         )
 
 
-def newest(checkpoint: Path, text: str, kinds: Kinds) -> str | None:
-    """The newest file or folder of a checkpoint folder that matches the text of ``{latest:…}``;
-    every file that is a checkpoint's where it is empty."""
-    listing = look(checkpoint, kinds).chosen()
-    if not text:
-        found = {name: seen.mtime_ns for name, seen in listing.state.items()}
-    else:
-        pattern = compiled(_glob_of(text))
-        entries = {name: seen.mtime_ns for name, seen in listing.files.items()}
-        for folder in listing.folders:
-            inside = [at for name, at in entries.items() if name.startswith(f"{folder}/")]
-            if inside:  # an empty one is none to resume from
-                entries = {**entries, folder: max(inside)}
-        found = {
-            name: at
-            for name, at in entries.items()
-            if pattern.fullmatch(name) and not _is_inside_match(name, pattern)
-        }
-    if not found:
-        return None
-    name = max(found, key=lambda name: (found[name], numbers_in(name), name))
-    return str(checkpoint / name)
-
-
-def _is_inside_match(name: str, pattern: re.Pattern[str]) -> bool:
-    """Whether a folder on the way to it matches already."""
-    parts = name.split("/")
-    return any(pattern.fullmatch("/".join(parts[:count])) for count in range(1, len(parts)))
-
-
-def _glob_of(text: str) -> str:
-    """``.pt`` is what ends so, ``checkpoint-`` what begins so: a shell eats no asterisks then."""
-    if any(letter in text for letter in "*?["):
-        return text
-    if text.startswith("."):
-        return f"*{text}"
-    return f"{text}*" if text.endswith(("-", "_", "=")) else text
-
-
-def _value(found: re.Match[str], checkpoint: Path, kinds: Kinds) -> str | None:
-    if found["resume"] is not None:
-        return found["resume"] if look(checkpoint, kinds).chosen().state else None
-    return newest(checkpoint, found["glob"] or "", kinds) or found["instead"]
-
-
-def _fill_words(words: tuple[str, ...], checkpoint: Path, kinds: Kinds) -> list[str]:
-    filled: list[str] = []
-    for word in words:
-        values = [(found, _value(found, checkpoint, kinds)) for found in _OPTIONAL.finditer(word)]
-        if any(value is None for _, value in values):
-            is_whole = _OPTIONAL.fullmatch(word) and values[0][0]["resume"] is None
-            if is_whole and filled and re.fullmatch(r"--?[A-Za-z][\w-]*", filled[-1]):
-                filled.pop()  # the flag that it was the value of
-            continue
-        for found, value in reversed(values):
-            word = f"{word[: found.start()]}{value}{word[found.end() :]}"
-        filled.append(word)
-    return filled
-
-
-def _fill_line(line: str, checkpoint: Path, kinds: Kinds) -> str:
-    for found in reversed(list(_OPTIONAL.finditer(line))):
-        value = _value(found, checkpoint, kinds)
-        begin = found.start()
-        if value is not None:
-            is_path = found["resume"] is None
-            line = f"{line[:begin]}{shlex.quote(value) if is_path else value}{line[found.end() :]}"
-            continue
-        if found["resume"] is None and (flag := _FLAG_BEFORE.search(line[:begin])):
-            begin = flag.start()
-        line = line[:begin] + line[found.end() :]
-    return line
-
-
-def shell_of(line: str) -> list[str]:
-    """The shell of a line. A command before a | that fails is the line's failure, too: else a
-    crash piped into tee would be an end with 0. CommandError where no shell here has that."""
-    bash = shutil.which("bash") or "/bin/bash"
-    if os.access(bash, os.X_OK):
-        return [bash, "-o", "pipefail", "-c"]
-    asked = subprocess.run(
-        ["/bin/sh", "-o", "pipefail", "-c", ":"], stdin=subprocess.DEVNULL, capture_output=True
-    )
-    if asked.returncode == 0:
-        return ["/bin/sh", "-o", "pipefail", "-c"]
-    if "|" in line:
-        raise CommandError(
-            "command: the line has a | and this machine no bash, so that a failure before the | "
-            "would pass for success; install bash, or write the line without it"
-        )
-    return ["/bin/sh", "-c"]
-
-
 def _script_texts(text: str, folder: Path) -> Iterator[str]:
     """The texts of the files that the words name."""
-    for word in re.split(r"[\s;|&<>()'\"]+", text):
+    for word in words_of(text):
         file = folder / word
         try:
-            if word and file.is_file() and file.stat().st_size <= _SCRIPT_BYTES_MAX:
+            if file.is_file() and file.stat().st_size <= _SCRIPT_BYTES_MAX:
                 yield file.read_text(encoding="utf-8", errors="replace")
         except (OSError, ValueError):
             continue

@@ -20,7 +20,8 @@ from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.command import results
 from outlast.loop.command.child import Child
-from outlast.loop.command.command import Command, CommandError
+from outlast.loop.command.command import Command
+from outlast.loop.command.errors import CommandError
 from outlast.loop.command.folder import Copier, Notes
 from outlast.loop.command.handover import Handover
 from outlast.loop.command.listing import look

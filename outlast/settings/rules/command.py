@@ -72,7 +72,8 @@ def slips(command: str, read: Reader) -> list[str]:
     saves nothing that could be kept."""
     if not command:
         return []
-    from outlast.loop.command.command import Command, CommandError
+    from outlast.loop.command.command import Command
+    from outlast.loop.command.errors import CommandError
 
     words, folder = json.loads(command), _folder(read)
     more = {"checkpoint_dir": folder, "data": ("gs://",)}

@@ -1,0 +1,125 @@
+"""The words in braces of a command, and what is put in their place.
+
+``{checkpoint}``, ``{result}``, ``{data}`` and ``{output_uri}`` always have a value.
+``{latest:GLOB}`` is the newest file or folder of the checkpoint that matches; while there is none,
+its word goes, and the flag before it. ``{latest:GLOB:WORD}`` is WORD then. ``{resume:WORDS}`` is
+WORDS where there is a checkpoint's file, and nothing before.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from outlast.loop.command import shell
+from outlast.loop.command.globs import compiled
+from outlast.loop.command.kinds import Kinds
+from outlast.loop.command.listing import look
+from outlast.loop.command.rhythm import numbers_in
+
+FIELDS = ("data", "checkpoint", "result", "output_uri")
+OPTIONAL = ("latest", "resume")
+FIELD = re.compile(rf"(?<!\$)\{{({'|'.join(FIELDS)})\}}")
+"""One that always has a value."""
+CHANGING = re.compile(
+    r"(?<!\$)\{(?:(?P<latest>latest)(?::(?P<glob>[^{}:]*)(?::(?P<instead>[^{}]*))?)?"
+    r"|resume:(?P<resume>[^{}]*))\}"
+)
+"""One whose value depends on the checkpoint."""
+
+
+def check(text: str) -> None:
+    """GlobError for a ``{latest:GLOB}`` whose glob cannot be used."""
+    for found in CHANGING.finditer(text):
+        if found["glob"]:
+            compiled(_glob_of(found["glob"]))
+
+
+def near_misses(text: str) -> Iterator[str]:
+    """Sentences about words in braces that look like a mistyped field."""
+    known = [*FIELDS, *OPTIONAL]
+    for word in dict.fromkeys(re.findall(r"(?<!\$)\{([a-z_]+)(?::[^{}]*)?\}", text)):
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        if near and word not in known:
+            yield f"command {{{word}}}: stays as it is; did you mean {{{near[0]}}}?"
+
+
+def fill_words(
+    words: Sequence[str], values: Mapping[str, str], checkpoint: Path, kinds: Kinds
+) -> list[str]:
+    """The words of a program with their fields filled in; braces that are none stay."""
+    filled: list[str] = []
+    for word in words:
+        is_dropped = False
+        for found in reversed(list(CHANGING.finditer(word))):
+            value = _value(found, checkpoint, kinds)
+            if value is None:
+                is_dropped = True
+                if found[0] == word and filled and re.fullmatch(r"--?[A-Za-z][\w-]*", filled[-1]):
+                    filled.pop()  # the flag that it was the value of
+                break
+            word = f"{word[: found.start()]}{value}{word[found.end() :]}"
+            is_dropped = not word
+        if not is_dropped:
+            filled.append(word)
+    return [FIELD.sub(lambda match: values[match[1]], word) for word in filled]
+
+
+def fill_line(line: str, values: Mapping[str, str], checkpoint: Path, kinds: Kinds) -> str:
+    """A line for the shell with its fields filled in: a path is one word, within quotes too."""
+    for found in reversed(list(CHANGING.finditer(line))):
+        value = _value(found, checkpoint, kinds)
+        if value is None:
+            line = shell.drop(line, *found.span())
+        elif found["resume"] is not None:
+            line = f"{line[: found.start()]}{value}{line[found.end() :]}"
+        else:
+            line = shell.put(line, *found.span(), value)
+    for found in reversed(list(FIELD.finditer(line))):
+        line = shell.put(line, *found.span(), values[found[1]])
+    return line
+
+
+def newest(checkpoint: Path, text: str, kinds: Kinds) -> str | None:
+    """The newest file or folder of a checkpoint folder that matches the text of ``{latest:…}``;
+    every file that is a checkpoint's where it is empty."""
+    listing = look(checkpoint, kinds).chosen()
+    if not text:
+        found = {name: seen.mtime_ns for name, seen in listing.state.items()}
+    else:
+        pattern = compiled(_glob_of(text))
+        entries = {name: seen.mtime_ns for name, seen in listing.files.items()}
+        for folder in listing.folders:
+            inside = [at for name, at in entries.items() if name.startswith(f"{folder}/")]
+            if inside:  # an empty one is none to resume from
+                entries = {**entries, folder: max(inside)}
+        found = {
+            name: at
+            for name, at in entries.items()
+            if pattern.fullmatch(name) and not _is_inside_match(name, pattern)
+        }
+    if not found:
+        return None
+    name = max(found, key=lambda name: (found[name], numbers_in(name), name))
+    return str(checkpoint / name)
+
+
+def _is_inside_match(name: str, pattern: re.Pattern[str]) -> bool:
+    """Whether a folder on the way to it matches already."""
+    parts = name.split("/")
+    return any(pattern.fullmatch("/".join(parts[:count])) for count in range(1, len(parts)))
+
+
+def _glob_of(text: str) -> str:
+    """``.pt`` is what ends so, ``checkpoint-`` what begins so: a shell eats no asterisks then."""
+    if any(letter in text for letter in "*?["):
+        return text
+    if text.startswith("."):
+        return f"*{text}"
+    return f"{text}*" if text.endswith(("-", "_", "=")) else text
+
+
+def _value(found: re.Match[str], checkpoint: Path, kinds: Kinds) -> str | None:
+    if found["resume"] is not None:
+        return found["resume"] if look(checkpoint, kinds).chosen().state else ""
+    return newest(checkpoint, found["glob"] or "", kinds) or found["instead"]

@@ -1,0 +1,129 @@
+"""A line for the shell: the shell that runs it, and how a value is put into a word of it."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from enum import Enum
+
+from outlast.loop.command.errors import CommandError
+
+_DELIMITERS = frozenset(" \t\n;|&<>()`")
+_FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))--?[A-Za-z][\w-]*\s+$")
+
+
+def shell_of(line: str) -> list[str]:
+    """The shell of a line. A command before a | that fails is the line's failure, too: else a
+    crash piped into tee would be an end with 0. CommandError where no shell here has that."""
+    bash = shutil.which("bash") or "/bin/bash"
+    if os.access(bash, os.X_OK):
+        return [bash, "-o", "pipefail", "-c"]
+    asked = subprocess.run(
+        ["/bin/sh", "-o", "pipefail", "-c", ":"], stdin=subprocess.DEVNULL, capture_output=True
+    )
+    if asked.returncode == 0:
+        return ["/bin/sh", "-o", "pipefail", "-c"]
+    if "|" in line:
+        raise CommandError(
+            "command: the line has a | and this machine no bash, so that a failure before the | "
+            "would pass for success; install bash, or write the line without it"
+        )
+    return ["/bin/sh", "-c"]
+
+
+class Quoting(Enum):
+    """What surrounds a place of a line."""
+
+    PLAIN = "plain"
+    SINGLE = "single"
+    DOUBLE = "double"
+
+
+def put(line: str, begin: int, end: int, value: str) -> str:
+    """The line with ``value`` for ``line[begin:end]``: the same text to the shell, whether the
+    place is within quotes or not."""
+    quoting = quoting_at(line, begin)
+    if quoting is Quoting.SINGLE:
+        value = value.replace("'", "'\\''")
+    elif quoting is Quoting.DOUBLE:
+        value = re.sub(r'([\\"$`])', r"\\\1", value)
+    else:
+        value = shlex.quote(value)
+    return f"{line[:begin]}{value}{line[end:]}"
+
+
+def drop(line: str, begin: int, end: int) -> str:
+    """The line without the word that ``line[begin:end]`` is in and, where that is the whole word,
+    without the flag before it."""
+    first, last = begin, end
+    while True:
+        while first and line[first - 1] not in _DELIMITERS and line[first - 1] not in "'\"":
+            first -= 1
+        while last < len(line) and line[last] not in _DELIMITERS and line[last] not in "'\"":
+            last += 1
+        around = line[first - 1 : first], line[last : last + 1]
+        if not around[0] or around[0] != around[1] or around[0] not in "'\"":
+            break
+        first, last = first - 1, last + 1
+    if line[first:last].strip("'\"") == line[begin:end]:
+        flag = _FLAG_BEFORE.search(line[:first])
+        first = flag.start() if flag else first
+    return line[:first] + line[last:]
+
+
+def quoting_at(line: str, place: int) -> Quoting:
+    """What surrounds this place: quotes as a shell reads them, in ``$(…)`` too."""
+    stack: list[str] = []
+    at = 0
+    while at < place:
+        step = _step(line, at, stack)
+        at += step
+    inner = stack[-1] if stack else ""
+    if inner in ("'", "$'"):
+        return Quoting.SINGLE
+    return Quoting.DOUBLE if inner == '"' else Quoting.PLAIN
+
+
+def _step(line: str, at: int, stack: list[str]) -> int:
+    """Read what is at this place; the characters that it takes."""
+    letter, inner = line[at], stack[-1] if stack else ""
+    if inner == "'":
+        if letter == "'":
+            stack.pop()
+        return 1
+    if letter == "\\":
+        return 2
+    if inner == "$'":
+        if letter == "'":
+            stack.pop()
+        return 1
+    if line.startswith("$(", at):
+        stack.append("(")
+        return 2
+    if letter == "`" or (letter == '"' and inner == '"'):
+        stack.pop() if inner == letter else stack.append(letter)
+    elif inner != '"':
+        return _step_plain(line, at, stack)
+    return 1
+
+
+def _step_plain(line: str, at: int, stack: list[str]) -> int:
+    letter = line[at]
+    if line.startswith("$'", at):
+        stack.append("$'")
+        return 2
+    if letter == "#" and (not at or line[at - 1] in " \t\n;|&("):
+        end = line.find("\n", at)
+        return (end if end >= 0 else len(line)) - at
+    if letter in "'\"(":
+        stack.append(letter)
+    elif letter == ")" and stack and stack[-1] == "(":
+        stack.pop()
+    return 1
+
+
+def words_of(line: str) -> Iterator[str]:
+    """The words of a line, roughly: what lies between spaces, quotes and operators."""
+    yield from (word for word in re.split(r"[\s;|&<>()'\"]+", line) if word)
