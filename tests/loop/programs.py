@@ -74,7 +74,8 @@ def head(run_dir: Path) -> dict:
 
 def result_of(run_dir: Path) -> dict[str, bytes]:
     folder = local.finished_result(run_dir)
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def supervisors(tmp_path: Path) -> list[int]:

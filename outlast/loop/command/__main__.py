@@ -236,7 +236,8 @@ def _command(options: argparse.Namespace, words: list[str]) -> Command:
     )
 
 
-def _run(command: Command, socket_path: str, signals: Interrupts | Heard) -> int:
+def _run(command: Command, socket_path: str, signals: Interrupts | Heard, repeat: str = "") -> int:
+    """``repeat`` is how a person runs a command again that is done."""
     with contextlib.closing(Session(socket_path, total=None)) as session:
         try:
             answer = session.welcome(
@@ -244,8 +245,8 @@ def _run(command: Command, socket_path: str, signals: Interrupts | Heard) -> int
             )
             if isinstance(answer, Ended):
                 say(answer.message)
-                if answer.state == State.DONE and isinstance(signals, Interrupts):
-                    say(f"to run the same command again: --rerun {command.rerun + 1}")
+                if answer.state == State.DONE and repeat:
+                    say(f"to run the same command again: {repeat}")
                 return answer.exit
             runner = Runner(command, session, answer, signals)
             signal.signal(signal.SIGABRT, runner.dump_stacks)
@@ -294,7 +295,14 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
         cleanup.callback(supervisor.forget_socket)
         supervisor.wait_for_socket(CONNECT_SEC)
         try:
-            code = _run(replace(command, home=home), str(supervisor.socket_path), interrupts)
+            repeat = (
+                f"give another --run-dir, or remove {folder}"
+                if options.run_dir
+                else f"--rerun {command.rerun + 1}"
+            )
+            code = _run(
+                replace(command, home=home), str(supervisor.socket_path), interrupts, repeat
+            )
         except SupervisorLost as error:
             if error.exit is None:
                 error.exit = supervisor.wait(LAST_WORDS_SEC)

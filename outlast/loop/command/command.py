@@ -119,6 +119,11 @@ class Command:
             return [*shell_of(line), line]
         return fields.fill_words(self.argv, values, checkpoint, self.kinds)
 
+    @property
+    def names_result(self) -> bool:
+        """Whether its words say where its result is kept."""
+        return "result" in fields.FIELD.findall(self.text) or "RESULT_DIR" in self.text
+
     def cannot_save(self, folder: Path | None) -> str | None:
         """A sentence where nothing says that the command saves what could be kept: neither its
         words nor the files in ``folder`` that they name. None where something does."""

@@ -1,5 +1,7 @@
 """A command's result: what lies in RESULT_DIR, or else what it left elsewhere."""
 
+import filecmp
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -60,17 +62,31 @@ def add_checkpoint(result: Path, checkpoint: Path, listing: Listing, *, move: bo
 
 
 def add_work(result: Path, work: Path, produced: Produced, *, move: bool) -> None:
-    """The files of the working folder under their own paths; where one is taken, below
-    ``work/``."""
+    """The files of the working folder under their own paths; where another file has the path,
+    below ``work/``."""
     for name in produced.files:
         target = result / name
-        if target.exists() or (result / name.split("/")[0]).is_file():
-            target = result / "work" / name
+        if not (work / name).is_file():
+            continue  # another program's, that has gone
+        if target.is_file() and filecmp.cmp(work / name, target, shallow=False):
+            continue
+        target = _untaken(result, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         if move:
             shutil.move(work / name, target)
         else:
             shutil.copy2(work / name, target)
+
+
+def _untaken(result: Path, name: str) -> Path:
+    """Where a file of this name can be: no other has the path, and none the path of a folder."""
+    tops = itertools.chain(["", "work"], (f"work-{number}" for number in itertools.count(2)))
+    for top in tops:
+        target = result / top / name
+        above = (folder for folder in target.parents if folder.is_relative_to(result))
+        if not os.path.lexists(target) and not any(folder.is_file() for folder in above):
+            return target
+    raise AssertionError("the names never end")
 
 
 def _free(path: Path) -> Path:

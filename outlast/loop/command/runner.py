@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from outlast.base import exits
 from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.command import results
+from outlast.loop.command.begun import Begun, begun
 from outlast.loop.command.child import Child
 from outlast.loop.command.command import Command
 from outlast.loop.command.errors import CommandError
@@ -27,8 +29,15 @@ from outlast.loop.command.handover import Handover
 from outlast.loop.command.listing import look
 from outlast.loop.command.mark import SOCKET_VARIABLE as MARK_VARIABLE
 from outlast.loop.command.marks import Marks
+from outlast.loop.command.own_folder import make_ready
 from outlast.loop.command.saves import Saves
-from outlast.loop.command.work import Produced, WorkFolder, told_size
+from outlast.loop.command.work import (
+    FILES_AT_END_MAX,
+    Produced,
+    TooMuch,
+    WorkFolder,
+    told_size,
+)
 from outlast.loop.errors import CheckpointFailed, LoopError
 from outlast.loop.local import STOP_SEC
 from outlast.loop.session import Session
@@ -48,8 +57,6 @@ STOP_WAIT_SEC = 5.0
 """For the supervisor's word after a signal of its own to the command."""
 DUMP_SEC = 1.0
 TOO_LATE = " while its last checkpoint is still being stored"
-ASIDE = ".outlast-aside"
-"""Marks a folder that was moved out of the way of a checkpoint."""
 
 SAVED_EXITS = frozenset({exits.DONE, exits.INTERRUPTED})
 """With these a command that was asked to stop says that it has saved what it wanted to."""
@@ -107,6 +114,8 @@ class Runner:
         self._last_sign_sec = 0.0
         self._signs_at_sec = 0.0
         self._signs: object = None
+        self._begun: Begun | None = None
+        """Of a run in the user's own folder."""
 
     def run(self) -> int:
         """Run the command to its end; the exit code. LoopError and OSError end it."""
@@ -135,7 +144,7 @@ class Runner:
         if self._command.source is not None:
             _copy_source(self._command.source, self._home / "source")
         restore = self._welcome.restore
-        self._ready_checkpoint_dir(begins=restore is None and self._welcome.term == 1)
+        self._make_ready(restores=restore is not None)
         kinds = self._command.kinds
         places = [self._work, *map(Path, self._welcome.places)]
         copier = Copier(self.checkpoint, places, kinds)
@@ -156,27 +165,19 @@ class Runner:
             say(sentence)
         self._session.tick(self._step, "start")  # gives the restored folder up
 
-    def _ready_checkpoint_dir(self, *, begins: bool) -> None:
-        """A folder of the user's own: as it is when the run begins. Later it holds what the attempt
-        before has left, which may be half of a save: that is moved aside, never deleted."""
-        if not self._command.checkpoint_dir:
-            return
-        if begins or not look(self.checkpoint).files:
-            self.checkpoint.mkdir(parents=True, exist_ok=True)
-            return
-        if self._command.source is not None:  # a fresh copy of the delivered files
-            shutil.rmtree(self.checkpoint)
-            self.checkpoint.mkdir()
-            return
-        place = Path(os.path.realpath(self.checkpoint))
-        aside = place.with_name(f"{place.name}.attempt-{self._welcome.term - 1}")
-        for older in place.parent.glob(f"{place.name}.attempt-*"):
-            if (older / ASIDE).exists():
-                shutil.rmtree(older, ignore_errors=True)
-        place.rename(aside)
-        (aside / ASIDE).touch()
-        place.mkdir()
-        say(f"checkpoint-dir {self.checkpoint}: what the attempt before left is in {aside} now")
+    def _make_ready(self, *, restores: bool) -> None:
+        """The folders that are the user's own; a VM's are fresh in every attempt."""
+        command, term = self._command, self._welcome.term
+        own = self.checkpoint if command.checkpoint_dir else None
+        if command.cwd is not None:
+            is_first = term == 1 and not restores
+            self._begun = begun(self._home.parent, own, is_first=is_first)
+        if own is not None:
+            before = {} if self._begun is None else self._begun.own_files
+            is_copy = command.source is not None
+            moved = make_ready(own, attempt=term, restores=restores, is_copy=is_copy, before=before)
+            if moved:
+                say(moved)
 
     def _find_data(self) -> None:
         """Fetched once a boot by the supervisor, or into this user's cache."""
@@ -213,8 +214,20 @@ class Runner:
             "output_uri": environment["OUTPUT_URI"],
         }
         argv = self._command.filled(values, self.checkpoint)
-        without = [self._home, self.checkpoint, self._data, *self._watched]
-        self._workplace = WorkFolder(self.cwd, [*without, *map(Path, self._command.data)])
+        scratch = [self._work, *map(Path, self._welcome.places), marks.folder]
+        without = [self._home, self.checkpoint, self._data, *self._watched, *scratch]
+        without.append(Path(tempfile.gettempdir()))
+        self._workplace = WorkFolder(
+            self.cwd,
+            [*without, *map(Path, self._command.data)],
+            since_ns=None if self._begun is None else self._begun.at_ns,
+        )
+        if not self._workplace.is_known and not self._command.names_result:
+            say(
+                f"the working folder {self.cwd} holds too many files to be looked through, so that "
+                "nothing in it becomes the result: start the command in a folder that holds less, "
+                "or let it write into RESULT_DIR"
+            )
         self._poll = select.poll()
         self._poll.register(self._child, select.POLLIN)
         self._poll.register(marks, select.POLLIN)
@@ -375,9 +388,21 @@ class Runner:
         """The true end: the last checkpoint first, because the upload of a result may be cut."""
         for sentence in results.tidy_result(self.result):
             say(sentence)
-        produced = self._workplace.produced()
+        try:
+            produced = self._workplace.produced()
+        except TooMuch:
+            self._hand_over_last()
+            raise ResultTooLarge(self._too_many()) from None
         has_result = bool(look(self.result).files)
-        if has_result:
+        limit = int(self._command.result_gb_max * 10**9)
+        is_large = produced.size > limit
+        # On a laptop the files stay where they are.
+        if has_result and (is_large or self._command.cwd is not None):
+            if is_large and self._command.cwd is None:
+                say(
+                    f"the working folder has {told_size(produced.size)} of new files beside "
+                    f"RESULT_DIR; only models among them are kept, not {produced.largest()}"
+                )
             produced = produced.models
         from_checkpoint = not has_result and not produced.is_output
         self._saves.take_last(saved=True, ended=True, is_result=from_checkpoint)
@@ -386,7 +411,6 @@ class Runner:
         try:
             if not has_output and not self._command.allow_no_output:
                 raise NoOutput(self._no_output())
-            limit = int(self._command.result_gb_max * 10**9)
             if produced.size > limit:
                 raise ResultTooLarge(self._too_large(produced, limit))
         except LoopError:
@@ -415,22 +439,27 @@ class Runner:
             "the limit (--result-gb, outlast:resultGb)"
         )
 
+    def _too_many(self) -> str:
+        return (
+            f"the working folder {self.cwd} holds more than {FILES_AT_END_MAX} files, too many to "
+            "become a result by themselves; let the command write what is wanted into RESULT_DIR, "
+            "and unpack data elsewhere"
+        )
+
     def _make_result(self, produced: Produced, *, with_checkpoint: bool) -> None:
         """What was left elsewhere than in RESULT_DIR."""
         own = self._command.source is not None
+        last = look(self.checkpoint, self._command.kinds).chosen()
+        if with_checkpoint and last.files:
+            say("RESULT_DIR is empty: the files of CHECKPOINT_DIR become the result")
+            keeps = bool(self._command.checkpoint_dir) and not own
+            results.add_checkpoint(self.result, self.checkpoint, last, move=not keeps)
         if produced.files:
             results.add_work(self.result, self.cwd, produced, move=own)
             names = ", ".join(list(produced.files)[:3]) + (", …" if len(produced.files) > 3 else "")
             say(f"new files in the working folder become the result: {names}")
         if produced.data:
             say(f"new files in {', '.join(produced.data)} are data, and left out of the result")
-        if not self._workplace.is_known:
-            say("the working folder holds too many files to be looked through for results")
-        last = look(self.checkpoint, self._command.kinds).chosen()
-        if with_checkpoint and last.files:
-            say("RESULT_DIR is empty: the files of CHECKPOINT_DIR become the result")
-            keeps = bool(self._command.checkpoint_dir) and not own
-            results.add_checkpoint(self.result, self.checkpoint, last, move=not keeps)
         results.tidy_result(self.result)
         if not look(self.result).files:
             say("the result holds no file of the command")

@@ -6,6 +6,7 @@ keeps, the run's data and other runs.
 """
 
 import contextlib
+import math
 import os
 import stat
 import time
@@ -16,15 +17,18 @@ from pathlib import Path
 from outlast.loop.command.globs import matches
 from outlast.loop.command.kinds import TEMPORARY
 from outlast.loop.command.listing import Seen, seen_of
+from outlast.loop.command.own_folder import ASIDE
 
 FILES_MAX = 200_000
-"""A folder with more is not looked through."""
+"""A folder that holds more before the command starts is not looked through."""
 LOOK_SEC = 20.0
 """Nor one that takes longer."""
+FILES_AT_END_MAX = 2_000_000
+"""A folder that holds more after the command's end: it takes as long as it takes."""
 
 LEFT_OUT = (
     *("__pycache__", "*.pyc", "*.pyo", "*.egg-info", "*.dist-info", "node_modules"),
-    *("site-packages", "venv", "env", "CVS", "lost+found"),
+    *("site-packages", "venv", "env", "CVS", "lost+found", "outlast-supervisor-*"),
 )
 """Names of files and folders that are no result, beside what begins with a dot."""
 
@@ -45,6 +49,13 @@ TRACES = (
 leaves them, too."""
 
 
+ENVIRONMENT = frozenset({"pyvenv.cfg", "conda-meta"})
+"""What an environment of Python has at its top."""
+
+RUN = frozenset({"HEAD", "attempts"})
+"""What the folder of a run has at its top."""
+
+
 @dataclass(frozen=True)
 class Produced:
     """What is new or changed in the folder."""
@@ -53,6 +64,8 @@ class Produced:
     """What becomes the result."""
     data: tuple[str, ...] = ()
     """Folders whose new files look like data and are left out."""
+    earlier: frozenset[str] = frozenset()
+    """Those files that an earlier attempt of the run left here."""
 
     @property
     def size(self) -> int:
@@ -60,14 +73,14 @@ class Produced:
 
     @property
     def is_output(self) -> bool:
-        """Whether any of it is more than a trace."""
-        return any(not matches(name, TRACES) for name in self.files)
+        """Whether this attempt has left more than a trace."""
+        return any(not matches(name, TRACES) for name in self.files if name not in self.earlier)
 
     @property
     def models(self) -> "Produced":
         """Only what looks like a model."""
         found = {name: seen for name, seen in self.files.items() if matches(name, MODELS)}
-        return Produced(found)
+        return Produced(found, (), self.earlier)
 
     def largest(self, count: int = 5) -> str:
         """The largest files with their sizes, for a message."""
@@ -87,13 +100,15 @@ class TooMuch(Exception):
 class WorkFolder:
     """The folder that a command runs in, as it was before."""
 
-    def __init__(self, root: Path, without: Iterable[Path]) -> None:
-        """``without`` are paths that are no result: data, runs, checkpoints."""
+    def __init__(self, root: Path, without: Iterable[Path], *, since_ns: int | None = None) -> None:
+        """``without`` are paths that are no result: data, runs, checkpoints. ``since_ns``: when the
+        run began here, where files of its earlier attempts are in the folder, too."""
         self._root = root
         self._without = {os.path.realpath(path) for path in without}
+        self._since_ns = since_ns
         self._before: dict[str, Seen] | None = None
         with contextlib.suppress(TooMuch):
-            self._before = dict(self._look())
+            self._before = dict(self._look(FILES_MAX, LOOK_SEC))
 
     @property
     def is_known(self) -> bool:
@@ -101,25 +116,28 @@ class WorkFolder:
         return self._before is not None
 
     def produced(self) -> Produced:
-        """What has come or changed since; nothing where the folder could not be looked through."""
+        """What has come or changed since the run began; nothing where the folder could not be
+        looked through before. Raises TooMuch."""
         if self._before is None:
             return NOTHING
         files: dict[str, Seen] = {}
         data: set[str] = set()
-        with contextlib.suppress(TooMuch):
-            for name, seen in self._look():
-                if self._before.get(name) == seen:
+        earlier: set[str] = set()
+        for name, seen in self._look(FILES_AT_END_MAX):
+            if self._before.get(name) == seen:
+                if self._since_ns is None or seen.ctime_ns <= self._since_ns:
                     continue
-                folders = name.split("/")[:-1]
-                of_data = next((at for at, part in enumerate(folders) if part in DATA), None)
-                if of_data is not None and not matches(name, MODELS):
-                    data.add("/".join(folders[: of_data + 1]))
-                else:
-                    files[name] = seen
-        return Produced(dict(sorted(files.items())), tuple(sorted(data)))
+                earlier.add(name)
+            folders = name.split("/")[:-1]
+            of_data = next((at for at, part in enumerate(folders) if part in DATA), None)
+            if of_data is not None and not matches(name, MODELS):
+                data.add("/".join(folders[: of_data + 1]))
+            else:
+                files[name] = seen
+        return Produced(dict(sorted(files.items())), tuple(sorted(data)), frozenset(earlier))
 
-    def _look(self) -> Iterator[tuple[str, Seen]]:
-        until_sec, count = time.monotonic() + LOOK_SEC, 0
+    def _look(self, files_max: int, look_sec: float = math.inf) -> Iterator[tuple[str, Seen]]:
+        until_sec, count = time.monotonic() + look_sec, 0
         waiting = [""]
         while waiting:
             below = waiting.pop()
@@ -128,12 +146,11 @@ class WorkFolder:
             except OSError:
                 continue
             names = {entry.name for entry in entries}
-            environment = "pyvenv.cfg" in names or "conda-meta" in names
-            if below and (environment or {"HEAD", "attempts"} <= names):
+            if below and (ENVIRONMENT & names or names >= RUN or ASIDE in names):
                 continue
             for entry in entries:
                 count += 1
-                if count > FILES_MAX or time.monotonic() > until_sec:
+                if count > files_max or time.monotonic() > until_sec:
                     raise TooMuch
                 name = f"{below}{entry.name}"
                 if self._is_left_out(entry):

@@ -1,0 +1,46 @@
+"""What a command's run found on this machine when it began, kept for its later attempts.
+
+A VM has a fresh copy of the command's files in every attempt. On a laptop they stay as the attempt
+before left them: only this tells what was there before the run.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outlast.loop.command.listing import look
+
+NOTE = "command.json"
+"""In the run's folder on this machine."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run's beginning on this machine."""
+
+    at_ns: int
+    """When it was, by the file system's clock: files that change later have a higher ctime."""
+    own_files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """What a checkpoint folder of the user's own held: size and mtime_ns by name."""
+
+
+def begun(folder: Path, checkpoint: Path | None, *, is_first: bool) -> Begun:
+    """The run's beginning: now in its first attempt, else as that one noted it in ``folder``.
+
+    ``checkpoint`` is the user's own checkpoint folder, if there is one. Where nothing was noted, as
+    on another machine than before, the run begins here now.
+    """
+    note = folder / NOTE
+    if not is_first:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            files = json.loads(note.read_text(encoding="ascii"))["own_files"]
+            own = {name: (int(size), int(at_ns)) for name, (size, at_ns) in files.items()}
+            return Begun(note.stat().st_mtime_ns, own)
+    files = look(checkpoint).files if checkpoint is not None and is_first else {}
+    own = {name: (seen.size, seen.mtime_ns) for name, seen in files.items()}
+    temporary = note.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"own_files": own}) + "\n", encoding="ascii")
+    os.replace(temporary, note)
+    return Begun(note.stat().st_mtime_ns, own)

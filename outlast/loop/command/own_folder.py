@@ -1,0 +1,67 @@
+"""A checkpoint folder of the user's own: ``--checkpoint-dir``, ``outlast:checkpointDir``.
+
+The first attempt takes it as it is. Later it holds what the attempt before has left, which may be
+half of a save: that is moved to a folder beside it, never deleted.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from outlast.loop.command.listing import look
+
+ASIDE = ".outlast-aside"
+"""Marks a folder that was moved out of the way of a checkpoint."""
+
+
+def make_ready(
+    folder: Path,
+    *,
+    attempt: int,
+    restores: bool,
+    is_copy: bool,
+    before: Mapping[str, tuple[int, int]],
+) -> str | None:
+    """Make the folder what the attempt begins with: empty where a checkpoint is put back into it,
+    else as the run found it. A sentence for a person where something was moved.
+
+    ``is_copy``: it lies in a fresh copy of the command's files. ``before`` are the files that the
+    run found in it, with size and mtime_ns.
+    """
+    if (is_copy or attempt == 1) and not restores:
+        folder.mkdir(parents=True, exist_ok=True)
+        return None
+    if is_copy:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not look(folder).files:
+        folder.mkdir(parents=True, exist_ok=True)
+        return None
+    place = Path(os.path.realpath(folder))
+    aside = _move_aside(place, attempt - 1)
+    if not restores:
+        _put_back(place, aside, before)
+    return f"checkpoint-dir {folder}: what the attempt before left is in {aside} now"
+
+
+def _move_aside(place: Path, attempt: int) -> Path:
+    """Only the last one is kept."""
+    for older in place.parent.glob(f"{place.name}.attempt-*"):
+        if (older / ASIDE).exists():
+            shutil.rmtree(older, ignore_errors=True)
+    aside = place.with_name(f"{place.name}.attempt-{attempt}")
+    place.rename(aside)
+    (aside / ASIDE).touch()
+    place.mkdir()
+    return aside
+
+
+def _put_back(place: Path, aside: Path, before: Mapping[str, tuple[int, int]]) -> None:
+    """What the run found, where it is unchanged."""
+    for name, seen in before.items():
+        with contextlib.suppress(OSError):
+            found = (aside / name).stat(follow_symlinks=False)
+            if (found.st_size, found.st_mtime_ns) == seen:
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(aside / name, place / name)
