@@ -694,7 +694,7 @@ def test_the_end_says_where_the_result_is(tmp_path: Path) -> None:
     again = programs.run(tmp_path, argv)
     assert again.stderr.splitlines() == [
         f"outlast: this run is done, at step 0; its result is in {where}",
-        "outlast: to run the same command again: --rerun 1",
+        "outlast: to run the same command again: another --run-dir, or --rerun 1 without one",
     ]
 
 

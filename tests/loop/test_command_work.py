@@ -238,7 +238,7 @@ def test_a_run_that_is_done_says_how_it_is_run_again_in_its_own_folder(tmp_path:
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--", "echo m > $RESULT_DIR/m"]
     assert programs.run(tmp_path, argv).returncode == 0
     again = programs.run(tmp_path, argv)
-    said = "to run the same command again: give another --run-dir, or remove run"
+    said = "to run the same command again: another --run-dir, or --rerun 1 without one"
     assert again.returncode == 0 and said in again.stderr
     argv[argv.index("run")] = "other"
     assert programs.run(tmp_path, argv).returncode == 0

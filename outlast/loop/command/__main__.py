@@ -296,7 +296,7 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
         supervisor.wait_for_socket(CONNECT_SEC)
         try:
             repeat = (
-                f"give another --run-dir, or remove {folder}"
+                f"another --run-dir, or --rerun {command.rerun + 1} without one"
                 if options.run_dir
                 else f"--rerun {command.rerun + 1}"
             )
