@@ -8,9 +8,9 @@ what is listed here and in the adapters can be saved, and everything else is ref
 Nodes: null, booleans, integers, finite floats, strings, lists and objects with plain keys are
 themselves; anything else is an object with one ``$`` key: ``$float``, ``$bytes``, ``$tuple``,
 ``$dict``, ``$same`` (an object met before, by its path), ``$value`` (a value of Python's that
-cannot change), ``$array`` and ``$scalar`` (numpy), ``$tensor`` (torch), ``$object`` (something
-with a state of its own, named by its adapter), ``$new`` (what has taken the place of something
-that the program starts with; see outlast.loop.start).
+cannot change), ``$array`` and ``$scalar`` (numpy), ``$tensor`` (torch), ``$jax`` (an array of
+JAX), ``$object`` (something with a state of its own, named by its adapter), ``$new`` (what has
+taken the place of something that the program starts with; see outlast.loop.start).
 
 One object in two places is saved once and comes back as one object. Arrays are one where they
 are the same memory seen in the same way; arrays that overlap in any other way are refused.
@@ -41,6 +41,7 @@ INLINE_BYTES = 256
 _INT_BITS = 10_000
 """Longer numbers are not JSON's: Python itself reads and writes 4300 decimal digits at most."""
 _INT_MAX = 1 << 64
+_OWN = ("state_dict", "load_state_dict")
 
 
 class Adapter(Protocol):
@@ -56,9 +57,11 @@ class Adapter(Protocol):
 # An object can only be a framework's if that framework is imported already. The order matters:
 # with its backend torch, Keras' layers are torch modules too; numpy's arrays are the most.
 _PYTHON = ("values", "containers")
-_NAMES = ("numpy", *_PYTHON, "keras", "xgboost", "torch", "sklearn")
+_NAMES = ("numpy", *_PYTHON, "keras", "xgboost", "torch", "flax", "jax", "sklearn")
 _ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in _NAMES}
-_LEAVES = {"$value": "values", "$array": "numpy", "$scalar": "numpy", "$tensor": "torch"}
+_LEAVES = {"$value": "values", "$array": "numpy", "$scalar": "numpy"}
+_LEAVES |= {"$tensor": "torch", "$jax": "jax"}
+_ARRAYS = ("$array", "$tensor", "$jax")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """What is replaced at a restore whatever it was."""
 
@@ -81,10 +84,11 @@ def check_top(state: Mapping[str, object]) -> None:
             raise StateError(f"state key {name!r}: must be a non-empty string")
         plain = isinstance(value, (*_PLAIN, tuple))
         if plain or any(getattr(each, "is_immutable", _no)(value) for each in adapters):
-            shown = _shown(value)
+            shown = " ".join(_shown(value).split())
             raise StateError(
-                f"state[{name!r}] is {shown}, which cannot be restored in place; "
-                f"put it into a dict, such as state={{{name!r}: {{'value': {shown}}}}}"
+                f"state[{name!r}] is {shown}, which cannot be restored in place; keep it in a dict "
+                f"of your program, such as box = {{{name!r}: …}} with state={{'box': box}}, and "
+                f"read and change it there: box[{name!r}] = …"
             )
 
 
@@ -236,7 +240,7 @@ def _capture_object(value: Any, path: str, blobs: Blobs) -> Node:
             return node
     if _is_python_random(value):
         return _capture_random(value, path, blobs)
-    if not isinstance(value, type) and _has(value, "state_dict", "load_state_dict"):
+    if has_state_dict(value):
         return _capture_state_dict(value, path, blobs)
     node = containers().capture_own(value, path, blobs)
     if node is not MISSING:
@@ -396,7 +400,7 @@ def _find_homes(target: Any, node: Any, path: str, blobs: Blobs) -> None:
             _find_homes(target, node["$new"], path, blobs)
     elif "$same" in node:
         blobs.homes.setdefault(node["$same"], target)
-    elif leaf := next((key for key in ("$array", "$tensor") if key in node), None):
+    elif leaf := next((key for key in _ARRAYS if key in node), None):
         blobs.array_homes.setdefault(node[leaf], target)
     else:
         for old, item, place in _parts(target, node, path):
@@ -502,7 +506,7 @@ def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
             raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a random.Random")
         foreign(f"{path}.setstate", target.setstate, value, fits=True)
         return target
-    if not _has(target, "state_dict", "load_state_dict"):
+    if not has_state_dict(target):
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a state_dict")
     value = restore(MISSING, node["state"], f"{path}.state_dict()", blobs)
     foreign(f"{path}.load_state_dict", target.load_state_dict, value, fits=True)
@@ -532,8 +536,11 @@ def _no(value: object) -> bool:
     return False
 
 
-def _has(value: object, *names: str) -> bool:
+def has_state_dict(value: object) -> bool:
+    """Whether an object says itself what is to be saved of it."""
+    if isinstance(value, type):
+        return False
     try:
-        return all(callable(getattr(value, name, None)) for name in names)
+        return all(callable(getattr(value, name, None)) for name in _OWN)
     except Exception:  # an object whose __getattr__ raises has none of them
         return False

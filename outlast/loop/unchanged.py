@@ -202,9 +202,12 @@ class Watch:
                 "saved; change the object that the state names in place"
             )
         why = f", and {entry.evidence}" if entry.evidence else ""
+        remedy = "change the object in place instead"
+        if isinstance(self._at(entry.keys), dict):
+            remedy += f", as in {entry.keys[-1]}.update(new)"
         return (
             f"{place} has not changed in {steps} steps{why}; if your program binds the name again, "
-            "as in w = w + 1, change the object in place instead; if it is meant to stay, declare "
+            f"as in w = w + 1, {remedy}; if it is meant to stay, declare "
             f"it with constant=[{name!r}]: a resume is refused until then"
         )
 

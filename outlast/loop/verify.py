@@ -28,7 +28,7 @@ _PIECE_BYTES = 1 << 16
 """Larger pieces leave the processor's cache, and each gets its memory from the system."""
 _THREADED_BYTES = 1 << 26
 _THREADS = min(4, os.cpu_count() or 1)
-_ARRAYS = ("$array", "$tensor", "$blob")
+_ARRAYS = ("$array", "$tensor", "$jax", "$blob")
 
 Capture = tuple[Mapping[str, Node], Blobs]
 
@@ -157,7 +157,7 @@ def _placeless(one: dict[str, Any], two: dict[str, Any]) -> tuple[dict[str, Any]
     kind = one.get("$object")
     if kind is not None and kind == two.get("$object"):
         one, two = _KINDS.get(kind, lambda a, b: (a, b))(dict(one), dict(two))
-    if "$tensor" in one or kind is not None:
+    if "$tensor" in one or "$jax" in one or kind is not None:
         one = {key: item for key, item in one.items() if key != "device"}
         two = {key: item for key, item in two.items() if key != "device"}
     return one, two

@@ -46,7 +46,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
         node = {"$object": "numpy.RandomState", "state": inner}
         return {**node, "module": True} if value is np.random else node
     if isinstance(value, np.dtype) and not value.hasobject:
-        return {"$object": "numpy.dtype", "name": _name(value)}
+        return {"$object": "numpy.dtype", "name": name_of(value)}
     if isinstance(value, type) and issubclass(value, np.generic) and _is_scalar_type(value):
         return {"$object": "numpy.type", "name": value.__name__}
     return MISSING
@@ -206,7 +206,7 @@ def _capture_array(value: np.ndarray, path: str, blobs: Blobs) -> Node:
             state.capture(item, f"{path}.flat[{i}]", blobs) for i, item in enumerate(value.flat)
         ]
         return {"$object": "numpy.objects", "shape": list(value.shape), "items": items, **node}
-    return {"$array": blobs.add(value, _memory(value), path, lambda: _blob(value)), **node}
+    return {"$array": blobs.add(value, _memory(value), path, lambda: blob_of(value)), **node}
 
 
 def _repeats(array: np.ndarray) -> bool:
@@ -224,12 +224,12 @@ def _restore_array(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
     blob = blobs.items[index]
     if not isinstance(target, np.ndarray):
         target = blobs.array_homes.get(index, MISSING)
-    if isinstance(target, np.ndarray) and (_name(target.dtype), target.shape) != (
+    if isinstance(target, np.ndarray) and (name_of(target.dtype), target.shape) != (
         blob.dtype,
         tuple(blob.shape),
     ):
         raise DoesNotFit(
-            f"{path} is an array {target.shape} of {_name(target.dtype)}: the checkpoint holds "
+            f"{path} is an array {target.shape} of {name_of(target.dtype)}: the checkpoint holds "
             f"{tuple(blob.shape)} of {blob.dtype}"
         )
     done = blobs.restored.get(index)
@@ -319,8 +319,9 @@ def _restore_masked(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
     return target
 
 
-def _blob(array: np.ndarray) -> Blob:
-    name, shape, order = _name(array.dtype), array.shape, None
+def blob_of(array: np.ndarray) -> Blob:
+    """The bytes of an array as they lie in memory, without a copy wherever that can be."""
+    name, shape, order = name_of(array.dtype), array.shape, None
     array = _bytes_of(_without_gaps(array))
     if not array.flags.c_contiguous:
         # Strides from the outermost to the innermost: the dimensions as they lie in memory.
@@ -349,7 +350,7 @@ def _memory(array: np.ndarray) -> Memory | None:
     if not array.nbytes:
         return None
     start, end = np.lib.array_utils.byte_bounds(array)
-    layout = (_name(array.dtype), array.shape, array.strides)
+    layout = (name_of(array.dtype), array.shape, array.strides)
     return Memory("cpu", start, end, layout)
 
 
@@ -363,7 +364,7 @@ def _capture_scalar(value: np.generic, path: str) -> Node:
         return {"bytes": bytes(value).hex()}
     if not _is_raw(value.dtype):
         raise StateError(f"{path} is a numpy scalar of dtype {value.dtype}, which cannot be saved")
-    return {"dtype": _name(value.dtype), "hex": value.tobytes().hex()}
+    return {"dtype": name_of(value.dtype), "hex": value.tobytes().hex()}
 
 
 def _restore_scalar(node: Any, path: str) -> Any:
@@ -394,7 +395,8 @@ def _is_named(dtype: np.dtype) -> bool:
     return dtype.type.__module__.partition(".")[0] == "ml_dtypes"
 
 
-def _name(dtype: np.dtype) -> str:
+def name_of(dtype: np.dtype) -> str:
+    """How a checkpoint names a dtype: numpy's short form, ml_dtypes' name, JSON for records."""
     if dtype.names is not None:
         return json.dumps(_fields(dtype))
     return dtype.name if _is_named(dtype) else dtype.str
@@ -405,7 +407,7 @@ def _fields(dtype: np.dtype) -> Any:
     if dtype.subdtype is not None:
         return [_fields(dtype.subdtype[0]), list(dtype.shape)]
     if dtype.names is None:
-        return _name(dtype)
+        return name_of(dtype)
     found: Any = dtype.fields
     fields = [found[name] for name in dtype.names]
     return {
