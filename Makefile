@@ -37,7 +37,7 @@ test-rehearsal: setup ## tests that boot VMs of the local cloud
 test-long: setup ## every delivery and a baked image, with engine and VMs: minutes each, before a release
 	$(PYTEST) -m long
 
-test-frameworks: $(FRAMEWORKS)/installed ## tests with torch, Keras and XGBoost, in .venv-frameworks
+test-frameworks: $(FRAMEWORKS)/installed ## tests with torch, Keras, JAX and XGBoost, in .venv-frameworks
 	$(FRAMEWORKS)/bin/python -m pytest -q -m frameworks
 
 $(FRAMEWORKS)/installed: requirements/frameworks.txt | setup

@@ -43,9 +43,11 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "census": ("--epochs=200", "--eval-every=40", "--cv-iterations=4", "--threads=1"),
     "torch_cnn": ("--limit-rows=900", "--epochs=16", "--eval-every=2", "--threads=1"),
     "keras_mlp": ("--limit-rows=900", "--epochs=36", "--eval-every=4", "--threads=1"),
+    "jax_mlp": ("--limit-rows=900", "--epochs=48", "--eval-every=8", "--threads=1"),
 }
 """What cuts a trainer's run to about 4 s of training."""
-EVERY = {"dummy": "80", "digits": "120", "census": "4", "torch_cnn": "40", "keras_mlp": "80"}
+EVERY = {"dummy": "80", "digits": "120", "census": "4", "torch_cnn": "40"}
+EVERY |= {"keras_mlp": "80", "jax_mlp": "100"}
 """Steps between two checkpoints of it."""
 CENSUS_ROWS = 1200
 DATA_FLAGS = ("--data", "--census-data-path")

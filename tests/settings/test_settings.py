@@ -302,6 +302,7 @@ FRAMEWORK_ARGS = {
     "census": {"cv-iterations": 7},
     "torch_cnn": {"batch-size": 64},
     "keras_mlp": {"hidden": "64,32"},
+    "jax_mlp": {"hidden": "64,32"},
 }
 
 
@@ -314,7 +315,8 @@ def test_a_frameworks_trainer_is_named_where_the_framework_is_not_installed(trai
 
     code = (
         "import sys\n"
-        "sys.modules.update(dict.fromkeys(['xgboost', 'torch', 'keras', 'sklearn', 'numpy']))\n"
+        "absent = ['xgboost', 'torch', 'keras', 'jax', 'sklearn', 'numpy']\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"
         "from tests.settings import test_settings as tests\n"
         "print(tests.check({'outlast:trainer': sys.argv[1], 'outlast:args': sys.argv[2]}).run)\n"
     )
@@ -414,7 +416,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("trainerr", "x", "did you mean trainer?"),
         ("qqqqqq", "x", "see the list in Pulumi.yaml"),
         ("trainer", "digitz", "outlast:trainer 'digitz': is no trainer; did you mean digits?"),
-        ("trainer", "qqqq", "known are census, digits, dummy, keras_mlp, torch_cnn"),
+        ("trainer", "qqqq", "known are census, digits, dummy, jax_mlp, keras_mlp, torch_cnn"),
         ("trainer", "flags", "is no trainer"),
         ("trainer", "", "is no trainer"),
         ("args", '{"epoch":5}', "args epoch: is no flag of trainer digits; did you mean epochs?"),

@@ -21,6 +21,7 @@ SHORT = {
     ],
     "torch_cnn": ["--epochs", "12", "--limit-rows", "500"],
     "keras_mlp": ["--epochs", "24", "--limit-rows", "500", "--hidden", "64", "--eval-every", "4"],
+    "jax_mlp": ["--epochs", "200", "--limit-rows", "500", "--hidden", "64", "--eval-every", "20"],
 }  # fmt: skip
 """Some seconds each: HEAD is written once a second, and a run must outlast its first commits."""
 

@@ -12,7 +12,7 @@ from outlast.bucket import layout
 from tests.loop import programs
 from tests.trainers import killed
 
-FRAMEWORKS = {"census": "xgboost", "torch_cnn": "torch", "keras_mlp": "keras"}
+FRAMEWORKS = {"census": "xgboost", "torch_cnn": "torch", "keras_mlp": "keras", "jax_mlp": "jax"}
 
 
 def check(tmp_path: Path, name: str, *, kills: int) -> None:
