@@ -288,8 +288,8 @@ _CLASSES: dict[str, type] = {cls.__name__.lower(): cls for cls in typing.get_arg
 def encode(message: Message) -> bytes:
     """One line, with its newline."""
     body = {"type": type(message).__name__.lower(), **dataclasses.asdict(message)}
-    line = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return line.encode() + b"\n"
+    # ASCII: any text can be said, half a surrogate pair of a file's name too.
+    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:

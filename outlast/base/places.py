@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -107,3 +108,18 @@ def _available_memory() -> int | None:
         return None
     match = re.search(r"^MemAvailable:\s+([0-9]+) kB$", text, re.MULTILINE)
     return None if match is None else int(match[1]) * 1024
+
+
+def cache_home(name: str, variable: str) -> Path:
+    """A user's folder for what can be fetched again: the environment's ``variable``, else ``name``
+    below XDG_CACHE_HOME or ~/.cache. A user without a home gets one below the temporary folder."""
+    given = os.environ.get(variable)
+    if given:
+        return Path(given)
+    home = os.environ.get("XDG_CACHE_HOME")
+    if home:
+        return Path(home) / name
+    try:
+        return Path.home() / ".cache" / name
+    except RuntimeError:  # no HOME, and the user is in no passwd file
+        return Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"

@@ -32,10 +32,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 from urllib.parse import quote
 
+from outlast.base.places import cache_home
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import DataFingerprint
 from outlast.bucket.layout import Layout, canonical_json, check_object_name
@@ -61,6 +62,9 @@ LOOKS = 3
 """Data that is rewritten while it is fetched is begun anew so often."""
 ROOM_SPARE_BYTES = 16 << 20
 NAME_BYTES_MAX = 200
+FILE_NAME_BYTES_MAX = 255
+FILE_PATH_BYTES_MAX = 3500
+"""Linux takes paths of 4096 bytes, of which the cache's own folder needs some."""
 COMPLETE_FILE = "complete.json"
 PARTS_FOLDER = "parts"
 DATA_FOLDER = "data"
@@ -167,6 +171,7 @@ def find(
 
     listed = patience(look)
     if isinstance(listed, Object):
+        _check_names(url, [path.rpartition("/")[2]])
         return Source(clean, ((path.rpartition("/")[2], listed),), is_folder=False)
     objects = []
     for found in listed:
@@ -177,11 +182,35 @@ def find(
             objects.append((check_object_name(name), found))
         except ValueError as error:
             raise DataError(f"data {url}: {error}") from None
+    _check_names(url, [name for name, _ in objects])
     if not objects:
         raise DataError(
             f"data {url}: no such object, and none below {clean}/; look at its name again"
         )
     return Source(clean, tuple(objects), is_folder=True)
+
+
+def _check_names(url: str, names: list[str]) -> None:
+    """DataError where no disk can hold files of these names: every machine would meet it again."""
+    known = set(names)
+    for name in names:
+        for part in name.split("/"):
+            if len(os.fsencode(part)) > FILE_NAME_BYTES_MAX:
+                raise DataError(
+                    f"data {url}: object {name[:80]}… has a part of {len(os.fsencode(part))} bytes "
+                    f"in its name, a file's has at most {FILE_NAME_BYTES_MAX}; rename it"
+                )
+        if len(os.fsencode(name)) > FILE_PATH_BYTES_MAX:
+            raise DataError(
+                f"data {url}: object {name[:80]}… has a name of {len(os.fsencode(name))} bytes, at "
+                f"most {FILE_PATH_BYTES_MAX} fit a path; rename it"
+            )
+        for parent in PurePosixPath(name).parents:
+            if str(parent) in known:
+                raise DataError(
+                    f"data {url}: {parent} and {name} cannot lie on one disk, as {parent} would be "
+                    "a file and a folder; rename one of them"
+                )
 
 
 def local_fingerprint(path: Path, progress: Progress = lambda done, of: None) -> DataFingerprint:
@@ -224,7 +253,7 @@ def _read_through(file: Path, progress: Progress) -> tuple[int, str]:
 def _listed(entries: Iterable[tuple[str, int, str]]) -> tuple[int, str]:
     ordered = sorted(entries)
     text = "".join(f"{crc32c} {size} {name}\n" for name, size, crc32c in ordered)
-    return sum(size for _, size, _ in ordered), checksum_of(text.encode())[1]
+    return sum(size for _, size, _ in ordered), checksum_of(os.fsencode(text))[1]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -339,7 +368,7 @@ class Listings:
     def keep(self, found: DataFingerprint, files: Files) -> None:
         """Keep the list; its name is made of what it holds, so that a second one is the same."""
         if len(files) <= self.FILES_MAX:
-            data = canonical_json({"files": files}, ascii_only=True)
+            data = canonical_json({"files": files})
             put_new(self._store, self._layout.data_listing(found.size, found.crc32c), data)
 
     def read(self, found: DataFingerprint) -> Files | None:
@@ -373,8 +402,7 @@ def _told(found: DataFingerprint) -> str:
 
 def user_cache() -> Path:
     """Where things that can be fetched again are kept on a laptop."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(CACHE_VARIABLE) or Path(home) / "outlast")
+    return cache_home("outlast", CACHE_VARIABLE)
 
 
 class Cache:

@@ -235,7 +235,11 @@ def check_object_name(name: str) -> str:
     path = PurePosixPath(name)
     plain = name == path.as_posix() and not path.is_absolute()
     if not plain or name in ("", ".") or ".." in path.parts or "\\" in name or "\0" in name:
-        raise ValueError(f"object name {name!r}: must be a relative path without '..'")
+        raise ValueError(
+            f"object name {name!r}: must be a relative path without '..' and backslashes; rename it"
+        )
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError(f"object name {name!r}: must be valid UTF-8; rename it")
     return name
 
 
@@ -243,12 +247,12 @@ def check_object_name(name: str) -> str:
 # Records
 
 
-def canonical_json(value: Any, *, ascii_only: bool = False) -> bytes:
-    """The one JSON text of a value: sorted keys, no spaces, UTF-8, no NaN."""
-    text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only, allow_nan=False
-    )
-    return text.encode()
+def canonical_json(value: Any) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces, ASCII, no NaN.
+
+    ASCII, so that any text can be written, half a surrogate pair of a file's name too.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 class Record:
@@ -345,6 +349,9 @@ class AttemptEnd(Record):
     staged_sec: float
     """Time that went by while the trainer waited for data to be fetched."""
     time: datetime
+    repeats: bool = False
+    """Whether the next machine must be expected to meet the same: the store refuses, or a disk
+    does, or the supervisor crashed."""
 
 
 @dataclass(frozen=True)

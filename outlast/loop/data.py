@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import outlast
+from outlast.base.places import cache_home
 from outlast.loop.errors import DataError, LoopError, SupervisorLost, tell_alone
 from outlast.protocol import (
     SOCKET_VARIABLE,
@@ -102,8 +103,7 @@ def answer_path(answer: object, url: str) -> Path:
 
 def cache_folder() -> Path:
     """Where things that can be fetched again are kept."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("OUTLAST_CACHE") or Path(home) / "outlast")
+    return cache_home("outlast", "OUTLAST_CACHE")
 
 
 def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:

@@ -1,5 +1,6 @@
 """The rows that a trainer logs: plain values, written as lines of JSON."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -47,16 +48,24 @@ class Rows:
             self._file.close()
 
 
+INT_MAX = 2**1024
+"""Larger whole numbers are no floats, and JSON readers refuse them."""
+
+
 def scalar(name: str, value: Any) -> Any:
     """A plain number or string; numpy's and torch's scalars have ``item``."""
-    if type(value) in (bool, int, float, str):
-        return value
-    try:
-        return value.item()
-    except (AttributeError, ValueError, RuntimeError):
+    kinds = (bool, int, float, str)
+    plain = value
+    if type(value) not in kinds:
+        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            plain = value.item()
+    if isinstance(plain, int) and abs(plain) >= INT_MAX:
+        raise LoopError(f"{name}: must be a number below 2^1024; log it as a string")
+    if type(plain) not in kinds:
         raise LoopError(
             f"{name} {value!r}: must be a number or a string, not {type(value).__name__}"
-        ) from None
+        )
+    return plain
 
 
 def cell(name: str, value: Any) -> Any:

@@ -85,7 +85,7 @@ def canonical_json(value: Any) -> str:
 
     Paths and tuples are written as text and lists. NaN and infinities are refused.
     """
-    return layout.canonical_json(_plain(value), ascii_only=True).decode()
+    return layout.canonical_json(_plain(value)).decode()
 
 
 def _plain(value: Any) -> Any:

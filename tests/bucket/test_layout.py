@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
@@ -56,7 +57,7 @@ RECORDS: list[Record] = [
         restored="p/t000002/s000000000010-aa/",
         time=MOMENT,
     ),
-    AttemptEnd(3, Reason.PREEMPTED, State.OPEN, 75, 12, 10, "", ("line",), 1.5, MOMENT),
+    AttemptEnd(3, Reason.HOST_ERROR, State.OPEN, 75, 12, 10, "", ("line",), 1.5, MOMENT, True),
     Beat(3, 12, 100, "training", 4.0, 10, 2.5, ({"step": 12, "loss": 0.5},), MOMENT),
     Manifest("0123456789", 3, 10, ("best",), 10, (ManifestObject("a/x", 1, "AAAAAA==", "ab", 7),)),
     ResultManifest.of([ResultFile("b", 1, "22"), ResultFile("a", 1, "11")]),
@@ -138,9 +139,10 @@ class TestRecord:
 
     def test_refuses_another_type_in_each_field(self, record: Record) -> None:
         value = json.loads(record.to_json())
-        for name in value:
+        for name, entry in value.items():
+            other = "True" if type(entry) is bool else True
             with pytest.raises(ValueError, match=name):
-                type(record).from_json(json.dumps({**value, name: True}))
+                type(record).from_json(json.dumps({**value, name: other}))
 
     def test_refuses_what_is_no_object(self, record: Record) -> None:
         for data in (b"", b"[]", b"\xff", b"{" * 100_000, b"null"):
@@ -154,6 +156,12 @@ def test_object_names_cannot_leave_their_folder(name: str) -> None:
         check_object_name(name)
     with pytest.raises(ValueError, match="relative path"):
         Manifest("r", 1, 1, (), 0, (ManifestObject(name, 1, "", "", 1),))
+
+
+def test_object_names_are_utf8() -> None:
+    assert check_object_name("café/\U0001f600") == "café/\U0001f600"
+    with pytest.raises(ValueError, match="must be valid UTF-8; rename it"):
+        check_object_name(os.fsdecode(b"caf\xe9"))
 
 
 def test_result_digest_is_what_sha256sum_gives(tmp_path: Path) -> None:
@@ -187,7 +195,9 @@ def test_times_are_utc() -> None:
 
 
 def test_canonical_json_has_one_text() -> None:
-    assert canonical_json({"b": [1, "é"], "a": None}) == '{"a":null,"b":[1,"é"]}'.encode()
+    assert canonical_json({"b": [1, "é"], "a": None}) == b'{"a":null,"b":[1,"\\u00e9"]}'
+    half = os.fsdecode(b"caf\xe9")
+    assert json.loads(canonical_json(half)) == half
     with pytest.raises(ValueError):
         canonical_json(float("nan"))
 

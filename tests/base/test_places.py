@@ -1,0 +1,30 @@
+"""Where things that can be fetched again are kept, with a home and without."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from outlast.base.places import cache_home
+
+
+def test_a_cache_is_where_the_user_says_or_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_home("outlast", "OUTLAST_X") == tmp_path / ".cache/outlast"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_home("outlast", "OUTLAST_X") == tmp_path / "xdg/outlast"
+    monkeypatch.setenv("OUTLAST_X", str(tmp_path / "own"))
+    assert cache_home("outlast", "OUTLAST_X") == tmp_path / "own"
+
+
+def test_a_user_without_a_home_has_a_cache_below_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # in no passwd file
+    assert cache_home("outlast", "OUTLAST_X") == tmp_path / "outlast-54321"
