@@ -549,6 +549,7 @@ def test_a_checkpoint_without_room_is_said(world: World, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(MemoryStore, "stream", full)
+    world.full_sec = 1.0
     vm = world.boot()
     assert vm.run() == 75
     end = world.end_of(2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outlast.base import retry
 from outlast.base.exits import Reason, State
 from outlast.base.retry import SILENT_SEC, Patience
 from outlast.bucket.commit import Committer
@@ -93,6 +94,7 @@ def test_an_outage_of_an_hour_is_given_up_after_fifteen_minutes(away: Away, phas
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    monkeypatch.setattr(retry, "PAUSE_SEC", 0.05)
     with a_world(monkeypatch, tmp_path) as made:
         yield made
 
@@ -100,7 +102,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
 def stops(life: Life) -> int:
     life.advance(3)
     life.commit()
-    return life.hang()
+    return life.obey()
 
 
 def goes_on(life: Life) -> int:

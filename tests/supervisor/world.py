@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from outlast.base.retry import SILENT_SEC, Limits, Patience
+from outlast.base.retry import FULL_SEC, SILENT_SEC, Limits, Patience
 from outlast.bucket.commit import read_record, read_rows
 from outlast.bucket.data import Cache
 from outlast.bucket.head import Head, HeadFile, read_head
@@ -267,6 +267,7 @@ class World:
         """All buckets of data."""
         self.patience_sec = 60.0
         self.silent_sec = SILENT_SEC
+        self.full_sec = FULL_SEC
         self._boots = 0
 
     def boot(
@@ -312,7 +313,7 @@ class World:
                 patience=Patience(clock, limits=Limits(silent_sec=self.patience_sec)),
             ),
         )
-        limits = Limits(self.silent_sec, spec.waits.iam)
+        limits = Limits(self.silent_sec, spec.waits.iam, self.full_sec)
         patience = Patience(clock.unsigned, limits=limits, say=said.append)
         head_file = HeadFile(store or self.store, LAYOUT, patience=patience)
         boot = Boot(spec, head_file, site, records=True)
