@@ -117,6 +117,7 @@ BOOT_REASONS = frozenset(
         Reason.NEVER_STARTED,
         Reason.SETUP_FAILED,
         Reason.DRIVER,
+        Reason.HOST_ERROR,
         Reason.FORBIDDEN,
         Reason.UNREADABLE,
         Reason.LOST,

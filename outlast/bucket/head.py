@@ -278,11 +278,19 @@ class LastTerm:
     """Of the last term that committed; None where none did."""
     reason: Reason | None
     """Of its end record; None where it was cut."""
+    repeats: bool = False
+    """Whether its end is one that the next machine meets again."""
+    message: str = ""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether its end counts however short it lived."""
+        return self.repeats or self.reason in SHORT_BARREN_REASONS
 
     @property
     def barren(self) -> bool:
         """Whether it counts, given that it committed nothing."""
-        if self.reason in SHORT_BARREN_REASONS:
+        if self.repeated:
             return True
         if self.seconds_to_commit is None:
             return self.lived_seconds > BARREN_SECONDS
@@ -382,12 +390,12 @@ def _decide_on(
     if last_term is not None and last_term.barren and not head.committed_by(head.term):
         barren += 1
     if barren >= MAX_BARREN:
-        short = last_term is not None and last_term.reason in SHORT_BARREN_REASONS
-        reason = last_term.reason if last_term and short else None
+        repeated = last_term if last_term is not None and last_term.repeated else None
+        why = f"; the last one: {repeated.message}" if repeated and repeated.message else ""
         return _ending(
             replace(head, barren=barren),
-            reason or Reason.BARREN,
-            f"{barren} terms in a row committed nothing",
+            (repeated.reason if repeated else None) or Reason.BARREN,
+            f"{barren} terms in a row committed nothing{why}",
             nonce,
         )
     taken = replace(head, place=claim.place, term=head.term + 1, barren=barren, nonce=nonce)
@@ -501,17 +509,21 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
     Times are those at which the store wrote the records, so that no VM's clock counts.
     """
     started = _updated(store, layout.attempt_start(head.term))
-    reason = None
+    end = None
     with _where_whole():
-        reason = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0]).reason
+        end = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0])
+    reason = end.reason if end else None
+    repeats, message = (end.repeats, end.message) if end else (False, "")
     if started is None:
         # The state was never restored: only the reason can count.
-        return None if reason is None else LastTerm(0.0, None, reason)
+        return None if end is None else LastTerm(0.0, None, reason, repeats, message)
     beat = _updated(store, layout.beat(head.term)) or started
     return LastTerm(
         lived_seconds=max((beat - started).total_seconds(), 0.0),
         seconds_to_commit=_seconds_to_commit(store, layout, head),
         reason=reason,
+        repeats=repeats,
+        message=message,
     )
 
 

@@ -28,10 +28,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from outlast import protocol
 from outlast.base import exits
 from outlast.base.clock import SYSTEM_CLOCK
+from outlast.base.console import crash_report, write_stderr
 from outlast.base.exits import Reason, State
 from outlast.base.places import local_ssds
 from outlast.base.retry import Limits, Patience
@@ -641,13 +643,12 @@ def _serial_say(life: Life, mask: Mask) -> Say:
         life.sign()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         line = f"{now} info supervisor {' '.join(mask.text(message).splitlines())}\n"
-        sys.stderr.write(line)
-        sys.stderr.flush()
+        write_stderr(line)
         with contextlib.suppress(OSError):
             # Without O_CREAT: a machine without a serial port shall not get a file of its name.
             descriptor = os.open(serial, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
             try:
-                os.write(descriptor, line.encode())
+                os.write(descriptor, line.encode(errors="backslashreplace"))
             finally:
                 os.close(descriptor)
 
@@ -663,9 +664,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     parent = os.getppid()
 
     def say(message: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it any more: no reason to end a run
-            sys.stderr.write(f"outlast: {message}\n")
-            sys.stderr.flush()
+        write_stderr(f"outlast: {message}\n")
 
     spec = Spec(
         prefix="",
@@ -874,8 +873,11 @@ def main(argv: Sequence[str]) -> int:
         try:
             codes.append(run_vm(stop) if options.entry == "vm" else run_folder(stop, options))
         except BadSpec as error:
-            print(f"outlast: {error}", file=sys.stderr)
+            write_stderr(f"outlast: {error}\n")
             codes.append(exits.USAGE)
+        except BaseException as error:
+            # Before the main thread hears of it: that ends the process at once.
+            write_stderr(crash_report(error))
         finally:
             ended.set()
             with contextlib.suppress(BlockingIOError):  # full of signals is readable, too
@@ -887,10 +889,13 @@ def main(argv: Sequence[str]) -> int:
     return codes[0] if codes else FAILED
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+def leave(code: int) -> NoReturn:
+    """End the process now: threads that wait for a store or a metadata server must not keep it."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or None
             stream.flush()
-    # Threads that wait for a store or a metadata server must not keep a dead machine's process.
     os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -31,7 +31,7 @@ from outlast.bucket.commit import (
     read_record,
 )
 from outlast.bucket.data import Desk, Listings
-from outlast.bucket.head import DataFingerprint, HeadEnded, HeadError, HeadFile
+from outlast.bucket.head import DataFingerprint, HeadEnded, HeadFile
 from outlast.bucket.layout import AttemptEnd, Beat
 from outlast.bucket.store import StoreError
 from outlast.protocol import (
@@ -80,8 +80,15 @@ from outlast.supervisor.staging import (
 from outlast.supervisor.worker import Finished, Job, Worker
 
 POLL_SEC = 0.5
-TRAINERS_ERRORS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""What reading a folder raises where the trainer made it badly, not the machine."""
+TRAINERS_ERRORS = (
+    CommitError,
+    ValueError,
+    FileNotFoundError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+"""What committing a folder raises where the trainer made it badly, not the machine."""
 MAINTENANCE_EVERY_SEC = 30.0
 
 AFTER_SEC = 600.0
@@ -166,6 +173,8 @@ class Attempt:
                 self._close_trainer()
         except ENDING_ERRORS as error:
             outcome = self._ending.outcome_of(error, trained=self._link is not None)
+        except Exception as error:
+            outcome = self._ending.crashed(error)
         self._end(outcome)
         return outcome
 
@@ -424,9 +433,7 @@ class Attempt:
         snapshot, error = done.job.snapshot, done.error
         if snapshot is not None:
             self._snapshots -= 1
-        if isinstance(error, HeadError | StoreError | OSError) and not isinstance(
-            error, TRAINERS_ERRORS
-        ):
+        if error is not None and not isinstance(error, TRAINERS_ERRORS):
             raise error
         if snapshot is not None:
             if error is None:
@@ -646,6 +653,7 @@ class Attempt:
                 stderr=link.trainer.last_lines() if link else (),
                 staged_sec=round(self._staging.seconds, 3),
                 time=datetime.now(UTC),
+                repeats=outcome.repeats,
             ),
             outcome,
         )

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
 from outlast.base import places
+from outlast.base.console import reason_of_crash
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
 from outlast.bucket.commit import Committer, RestoreError
@@ -65,23 +67,29 @@ class Ending:
                 silent = isinstance(error, Throttled | Unavailable)
                 self._gave_up = silent
                 what = "the store does not answer" if silent else "the store refuses"
-                return self._host_error(f"{what}: {error}")
+                return self._host_error(f"{what}: {error}", repeats=not silent)
             case OSError():
                 message = self._disk_message(error)
                 if error.errno in places.FULL and not trained:
                     # No VM of this machine type has the room either: ten of these end the run.
                     return Outcome(Next.STOP, Reason.RESTORE_ERROR, message)
-                return self._host_error(message)
+                return self._host_error(message, repeats=True)
             case Interrupted():
                 reason = reason_of_notice(self._site.notices)
                 return Outcome(Next.STOP, reason, "stopped before it trained")
         raise error
 
-    def _host_error(self, message: str) -> Outcome:
+    def crashed(self, error: Exception) -> Outcome:
+        """The outcome of an error that the supervisor did not expect: a fault of its own."""
+        self._site.say(f"the supervisor crashed: {''.join(traceback.format_exception(error))}")
+        message = f"the supervisor crashed: {reason_of_crash(error)}"
+        return self._host_error(message, repeats=True)
+
+    def _host_error(self, message: str, *, repeats: bool) -> Outcome:
         """This machine cannot go on; another one may. One that is stopping has its own reason."""
         stopping = self._site.notices.stopping
         reason = Reason.HOST_ERROR if stopping is None else stopping.reason
-        return Outcome(Next.STOP, reason, message)
+        return Outcome(Next.STOP, reason, message, repeats=repeats and stopping is None)
 
     def _disk_message(self, error: OSError) -> str:
         # A store in a folder names that; of what is written here the system mostly names no file.

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outlast.bucket.layout import check_object_name
-from outlast.bucket.store import StoreError
 
 EVERY_SEC = 60.0
 LAST_SEC = 5.0
@@ -67,7 +66,7 @@ class Logs:
                 self._upload(name)
             except FileNotFoundError:
                 pass  # renamed or removed since it was listed
-            except (StoreError, OSError, ValueError) as error:
+            except Exception as error:  # its name or its bytes; the other files are kept
                 self._leave(name, str(error))
 
     def _upload(self, name: str) -> None:

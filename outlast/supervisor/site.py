@@ -44,6 +44,8 @@ class Outcome:
     next: Next
     reason: Reason
     message: str
+    repeats: bool = False
+    """Whether the next machine must be expected to meet the same."""
 
 
 class MachineClock:

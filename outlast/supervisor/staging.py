@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from outlast.bucket.data import DataChanged, DataError, Desk
 from outlast.bucket.head import DataFingerprint
-from outlast.bucket.store import StoreError
 from outlast.protocol import Error, Fetch, Fetched, Message
 from outlast.supervisor.door import Post
 from outlast.supervisor.group import Say
@@ -46,7 +45,7 @@ class Refused:
 class Unanswered:
     """The store gives no usable answer, or this machine's disk does not work."""
 
-    error: StoreError | OSError
+    error: Exception
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Staging:
             refusal = Error(str(error), kind)
             self._post(Refused(refusal))
             answer(refusal)
-        except (StoreError, OSError) as error:
+        except Exception as error:  # a thread that died would leave its trainer waiting
             self._post(Unanswered(error))
             answer(Error(f"data {request.url}: {error}", "supervisor"))
         else:

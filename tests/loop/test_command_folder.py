@@ -80,30 +80,6 @@ def test_all_is_put_back_as_it_was(root: Path, copier: Copier, tmp_path: Path) -
     assert times[0] == times[1]  # the newest by time is the newest again
 
 
-@pytest.mark.parametrize("by_file", [False, True])
-def test_the_oldest_folder_by_time_is_the_oldest_again(
-    root: Path, copier: Copier, tmp_path: Path, by_file: bool
-) -> None:
-    """transformers.Trainer deletes the oldest of its checkpoints by the time of their folders."""
-    steps = (30, 4, 100, 20)
-    for number, step in enumerate(steps):
-        folder = root / f"checkpoint-{step}/sub"
-        folder.mkdir(parents=True)
-        (folder / "model").write_text(str(step))
-        for path in (folder, folder.parent):
-            os.utime(path, ns=(number * 10**9, number * 10**9))
-    (root / "checkpoint-4").chmod(0o700)
-    chosen = [f"checkpoint-{step}/sub/model" for step in steps] if by_file else None
-    taken = copier.take("snap-1", folders=chosen)
-    again = tmp_path / "again"
-    again.mkdir()
-    Copier(again, [tmp_path / "work"]).restore(taken.folder)
-    by_time = sorted(again.iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
-    assert [folder.name for folder in by_time] == [f"checkpoint-{step}" for step in steps]
-    assert [folder.stat().st_mtime_ns for folder in by_time] == [0, 10**9, 2 * 10**9, 3 * 10**9]
-    assert (again / "checkpoint-4").stat().st_mode & 0o777 == 0o700
-
-
 def test_a_snapshot_of_a_trainer_is_none_of_a_command(copier: Copier, tmp_path: Path) -> None:
     (tmp_path / "snap").mkdir()
     (tmp_path / "snap/state.json").write_text("{}")

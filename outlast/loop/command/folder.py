@@ -188,10 +188,6 @@ class Copier:
         for name, link in links.items():
             (self._root / name).parent.mkdir(parents=True, exist_ok=True)
             (self._root / name).symlink_to(link)
-        for name in sorted(folders, reverse=True):  # the inner first, and after their files
-            at_ns, mode = folders[name]
-            (self._root / name).chmod(mode)
-            os.utime(self._root / name, ns=(at_ns, at_ns))
         return found
 
     def _linked(self, chosen: Listing, flow: Flow) -> dict[str, Path]:
@@ -277,17 +273,12 @@ class Copier:
                 target = os.path.relpath(target, os.path.dirname(os.path.join(root, name)))
             links[name] = target
         modes = {name: stat.S_IMODE(seen.mode) for name, seen in chosen.files.items()}
-        folders: dict[str, tuple[int, int]] = {}
-        for name in chosen.folders:
-            with contextlib.suppress(FileNotFoundError):  # one of by-products, gone meanwhile
-                seen = os.stat(self._root / name)
-                folders[name] = (seen.st_mtime_ns, stat.S_IMODE(seen.st_mode))
         notes: dict[str, Any] = {
             "format": FORMAT,
             "said": noted.said,
             "ended": noted.ended,
             "learned": dict(noted.learned),
-            "folders": folders,
+            "folders": sorted(chosen.folders),
             "links": links,
             "modes": {name: mode for name, mode in modes.items() if mode != 0o644},
             "times": {name: seen.mtime_ns for name, seen in chosen.files.items()},
