@@ -32,7 +32,7 @@ if config.bucket_mode == "managed":
     made = CheckpointBucket("bucket", {
         "bucket": config.bucket, "project": config.project, "location": config.region,
         "adopt": found.adopt, "soft_delete_days": config.soft_delete_days,
-        "versioning": config.versioning,
+        "versioning": config.versioning, "leave": found.leave,
     })
     bucket = made.bucket
     shared.append(made)

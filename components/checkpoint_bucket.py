@@ -1,5 +1,6 @@
 """The bucket: the only memory of every run."""
 
+from collections.abc import Collection
 from typing import NotRequired, TypedDict
 
 import pulumi
@@ -9,6 +10,16 @@ from components import labels
 
 COMPONENT = "checkpoint-bucket"
 DAY_SEC = 86_400
+LEFT_ALONE = (
+    # A bucket never moves: a stack in another region uses it where it is.
+    *("location", "customPlacementConfig", "hierarchicalNamespace", "rpo"),
+    # What people set on a bucket stays: other stacks share it.
+    *("autoclass", "cors", "defaultEventBasedHold", "enableObjectRetention", "encryption"),
+    *("ipFilter", "lifecycleRules", "logging", "requesterPays", "retentionPolicy"),
+    *("storageClass", "website"),
+)
+"""Inputs that a bucket has as it was made, or as people set them since."""
+INPUTS = {"softDeleteDays": "softDeletePolicy", "versioning": "versioning"}
 
 
 class CheckpointBucketArgs(TypedDict):
@@ -23,6 +34,9 @@ class CheckpointBucketArgs(TypedDict):
     """How long what was deleted is kept, and billed; none by default."""
     versioning: NotRequired[bool]
     """Whether old versions of objects are kept, and billed; not by default."""
+    leave: NotRequired[Collection[str]]
+    """Which of the two, by their settings (softDeleteDays, versioning), a bucket that exists keeps
+    as it has it; none by default."""
     adopt: NotRequired[bool]
     """Whether a bucket of this name with our label exists; it is taken over, not made."""
 
@@ -31,8 +45,9 @@ class CheckpointBucket(pulumi.ComponentResource):
     """A private bucket that outlives its stack.
 
     `destroy` leaves it (`retain_on_delete`) and a later `up` adopts it. Several stacks of a project
-    share it, so that nothing of one stack is written on it. Soft delete and versions are off unless
-    asked for: each would bill every checkpoint that retention dropped.
+    share it, so that nothing of one stack is written on it, and what people set on it stays. Soft
+    delete and versions are off unless asked for: each would bill every checkpoint that retention
+    dropped.
     """
 
     bucket: pulumi.Output[str]
@@ -62,9 +77,7 @@ class CheckpointBucket(pulumi.ComponentResource):
                 parent=self,
                 retain_on_delete=True,
                 import_=args["bucket"] if args.get("adopt") else None,
-                # A bucket never moves: a stack in another region uses it where it is. Its labels
-                # only mark it as ours; what people add to them is theirs.
-                ignore_changes=["location", "labels"],
+                ignore_changes=[*LEFT_ALONE, *(INPUTS[key] for key in args.get("leave", ()))],
             ),
         )
         self.bucket = bucket.name

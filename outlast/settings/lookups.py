@@ -2,13 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pulumi
 
 from components import labels as label_rules
 from outlast.settings.reader import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
+
+if TYPE_CHECKING:
+    from google.cloud import storage
+
+DAY_SEC = 86_400
+TIMEOUT_SEC = 10
+PROTECTION = ("softDeleteDays", "versioning")
+"""Settings of how a bucket protects what is in it. Outlast strengthens them and never weakens
+them: other stacks share the bucket."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,8 @@ class FoundBucket:
     """Where it is, or will be; empty where nobody could be asked."""
     adopt: bool = False
     """Whether it is there and ours."""
+    leave: tuple[str, ...] = PROTECTION
+    """Of PROTECTION, what a bucket that is there keeps as it has it."""
 
 
 def look_up(settings: Settings) -> FoundBucket:
@@ -39,12 +50,12 @@ def look_up(settings: Settings) -> FoundBucket:
 
 
 def find_bucket(settings: Settings) -> FoundBucket:
-    """Where the bucket is, and whether it is there with our label.
+    """Where the bucket is, whether it is ours, and what of it stays as it is.
 
-    Raises SettingsError for a bucket of that name without the label, and for an existing one that
-    is not there or has no uniform access. Where nobody can be asked (no credentials, no network)
-    nothing is known: a preview needs no cloud, and `up` would fail on the provider's own call,
-    which says why.
+    Raises SettingsError for a bucket of that name that is not ours, and for an existing one that
+    does not exist or has no uniform access. Ours is a bucket of this project with our label.
+    Without credentials or a network nothing is known: a preview needs no cloud, and `up` would
+    fail on the provider's own call, which says why.
     """
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
@@ -53,7 +64,8 @@ def find_bucket(settings: Settings) -> FoundBucket:
     try:
         client = storage.Client(project=settings.project)
         # No retry: its default of two minutes would hold up every preview without a network.
-        found = client.lookup_bucket(settings.bucket, timeout=10, retry=cast(Any, None))
+        found = client.lookup_bucket(settings.bucket, timeout=TIMEOUT_SEC, retry=cast(Any, None))
+        of_project = None if found is None else _is_of_project(client, settings)
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
         pulumi.log.info(f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})")
         return FoundBucket()
@@ -67,24 +79,86 @@ def find_bucket(settings: Settings) -> FoundBucket:
                 "to one that is",
             )
         return FoundBucket(settings.region)
-    if existing and not found.iam_configuration.uniform_bucket_level_access_enabled:
-        raise SettingsError(
-            f"outlast:bucket {settings.bucket!r}: has no uniform bucket-level access, so that a VM"
-            " could not be limited to its own prefix; enable it on the bucket, or name another"
-        )
-    if not existing and found.labels.get("managed-by") != label_rules.MANAGED_BY:
-        raise SettingsError(
-            f"outlast:bucket {settings.bucket!r}: exists and has no label managed-by="
-            f"{label_rules.MANAGED_BY}; set outlast:bucket to another name, set outlast:bucketMode"
-            " to existing to use it as it is, or label the bucket to let Outlast keep it"
-        )
+    if existing:
+        _check_existing(settings, found, of_project)
+    else:
+        _check_managed(settings, found, of_project)
     location = (found.location or "").lower()
     if location not in ("", settings.region):
         pulumi.log.warn(
             f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; what they"
             " read and write crosses regions, which is slower and billed"
         )
-    return FoundBucket(location, adopt=not existing)
+    leave = PROTECTION if existing else _stronger(settings, found)
+    return FoundBucket(location, adopt=not existing, leave=leave)
+
+
+def _is_of_project(client: "storage.Client", settings: Settings) -> bool | None:
+    """Whether the project has the bucket; None where this account may not list its buckets."""
+    from google.api_core.exceptions import Forbidden
+
+    try:
+        listed = client.list_buckets(
+            project=settings.project,
+            prefix=settings.bucket,
+            timeout=TIMEOUT_SEC,
+            retry=cast(Any, None),
+        )
+        return any(one.name == settings.bucket for one in listed)
+    except Forbidden:
+        return None
+
+
+def _check_existing(settings: Settings, found: "storage.Bucket", of_project: bool | None) -> None:
+    if not found.iam_configuration.uniform_bucket_level_access_enabled:
+        raise SettingsError(
+            f"outlast:bucket {settings.bucket!r}: has no uniform bucket-level access, so that a VM"
+            " could not be limited to its own prefix; enable it on the bucket, or name another"
+        )
+    if of_project is False:
+        pulumi.log.warn(
+            f"bucket {settings.bucket}: is in another project than {settings.project}; its owners"
+            " can read and change all code, checkpoints and packages in it"
+        )
+
+
+def _check_managed(settings: Settings, found: "storage.Bucket", of_project: bool | None) -> None:
+    """Bucket names are global and labels are free: a stranger may have made one of this name. Code
+    and packages in it are run as root."""
+    where = f"outlast:bucket {settings.bucket!r}"
+    if of_project is None:
+        raise SettingsError(
+            f"{where}: exists, and this account may not list the buckets of project"
+            f" {settings.project}, so that it could be a stranger's; grant storage.buckets.list,"
+            " or set outlast:bucketMode to existing if you trust its owner"
+        )
+    if not of_project:
+        raise SettingsError(
+            f"{where}: exists and is not in project {settings.project}; set outlast:bucket to"
+            " another name, or outlast:bucketMode to existing if you trust its owner"
+        )
+    if found.labels.get("managed-by") != label_rules.MANAGED_BY:
+        raise SettingsError(
+            f"{where}: exists and has no label managed-by={label_rules.MANAGED_BY}; set"
+            " outlast:bucket to another name, set outlast:bucketMode to existing to use it as it"
+            " is, or label the bucket to let Outlast keep it"
+        )
+
+
+def _stronger(settings: Settings, found: "storage.Bucket") -> tuple[str, ...]:
+    """Of PROTECTION, what the bucket has at least as strong as this stack asks for."""
+    days = int(found.soft_delete_policy.retention_duration_seconds or 0) / DAY_SEC
+    asked: Mapping[str, tuple[float, float, str]] = {
+        "softDeleteDays": (days, settings.soft_delete_days, f"soft delete of {days:g} days"),
+        "versioning": (found.versioning_enabled, settings.versioning, "object versions"),
+    }
+    kept = [what for has, wanted, what in asked.values() if has > wanted]
+    if kept:
+        pulumi.log.info(
+            f"bucket {settings.bucket}: keeps its {' and '.join(kept)}, which this stack does not"
+            " ask for; other stacks may rely on it. gcloud storage buckets update takes it away"
+        )
+    return tuple(key for key, (has, wanted, _) in asked.items() if has >= wanted)
 
 
 def read_foundation(name: str) -> Mapping[str, Any]:

@@ -624,31 +624,104 @@ HERE = {"gcp:zone": "europe-west4-a"}
 
 
 class FakeBucket:
-    def __init__(self, labels, location="EUROPE-WEST4", *, uniform=True):
+    def __init__(self, labels, location="EUROPE-WEST4", *, uniform=True, days=0, versions=False):
         self.labels = labels
         self.location = location
         self.iam_configuration = SimpleNamespace(uniform_bucket_level_access_enabled=uniform)
+        self.soft_delete_policy = SimpleNamespace(retention_duration_seconds=days * 86_400)
+        self.versioning_enabled = versions
+
+
+OURS = {"managed-by": "outlast", "more": "x"}
+BOTH = lookups.PROTECTION
 
 
 @pytest.fixture
 def bucket_answer(monkeypatch):
+    """Sets what the look-up of the bucket answers, and the buckets that the project has."""
     from google.cloud import storage
 
-    def answer(found):
+    def answer(found, listed=("acme-research-outlast",)):
         def lookup(self, name, **kwargs):
             if isinstance(found, Exception):
                 raise found
             return found
 
+        def list_buckets(self, *, project, prefix, **kwargs):
+            if isinstance(listed, Exception):
+                raise listed
+            assert project == "acme-research"
+            return [SimpleNamespace(name=name) for name in listed if name.startswith(prefix)]
+
         monkeypatch.setattr(storage.Client, "lookup_bucket", lookup)
+        monkeypatch.setattr(storage.Client, "list_buckets", list_buckets)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
 
     return answer
 
 
 def test_a_bucket_with_our_label_is_adopted(bucket_answer):
-    bucket_answer(FakeBucket({"managed-by": "outlast", "more": "x"}))
+    bucket_answer(FakeBucket(OURS))
     assert lookups.find_bucket(check(HERE)) == FoundBucket("europe-west4", adopt=True)
+
+
+@pytest.mark.parametrize(
+    "listed", [(), ("acme-research-outlast-2",)], ids=["no bucket", "one of a longer name"]
+)
+def test_a_bucket_of_another_project_is_refused_whatever_its_label(bucket_answer, listed):
+    bucket_answer(FakeBucket(OURS), listed)
+    with pytest.raises(SettingsError) as refused:
+        lookups.find_bucket(check(HERE))
+    assert str(refused.value) == (
+        "outlast:bucket 'acme-research-outlast': exists and is not in project acme-research; set"
+        " outlast:bucket to another name, or outlast:bucketMode to existing if you trust its owner"
+    )
+
+
+def test_a_bucket_that_may_be_a_strangers_is_refused(bucket_answer):
+    from google.api_core.exceptions import Forbidden
+
+    bucket_answer(FakeBucket(OURS), Forbidden("storage.buckets.list"))
+    with pytest.raises(
+        SettingsError, match=r"grant storage\.buckets\.list, or set outlast:bucketMo"
+    ):
+        lookups.find_bucket(check(HERE))
+
+
+@pytest.mark.parametrize(("listed", "said"), [((), 1), (("acme-research-outlast",), 0), (None, 0)])
+def test_an_existing_bucket_of_another_project_is_said(bucket_answer, monkeypatch, listed, said):
+    from google.api_core.exceptions import Forbidden
+
+    warned = []
+    monkeypatch.setattr(pulumi.log, "warn", warned.append)
+    bucket_answer(FakeBucket({}), Forbidden("no") if listed is None else listed)
+    found = lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+    assert found == FoundBucket("europe-west4")
+    assert len(warned) == said
+    assert all("is in another project than acme-research" in line for line in warned)
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "left", "said"),
+    [
+        ({"days": 14, "versions": True}, {}, BOTH, "soft delete of 14 days and object versions"),
+        ({"days": 14}, {"softDeleteDays": 7}, BOTH, "keeps its soft delete of 14 days, which"),
+        ({"days": 7}, {"softDeleteDays": 14}, ("versioning",), ""),
+        ({"days": 7, "versions": True}, {"softDeleteDays": 14}, ("versioning",), "object versions"),
+        ({}, {"versioning": "true"}, ("softDeleteDays",), ""),
+        ({"days": 7}, {"softDeleteDays": 7}, BOTH, ""),
+        ({}, {"softDeleteDays": 7, "versioning": "true"}, (), ""),
+    ],
+)
+def test_a_bucket_is_protected_better_and_never_worse(
+    bucket_answer, monkeypatch, has, asked, left, said
+):
+    lines = []
+    monkeypatch.setattr(pulumi.log, "info", lines.append)
+    bucket_answer(FakeBucket(OURS, **has))
+    values = {f"outlast:{key}": value for key, value in asked.items()}
+    assert lookups.find_bucket(check({**HERE, **values})).leave == left
+    assert len(lines) == bool(said) and all(said in line for line in lines)
 
 
 def test_no_bucket_is_made_new(bucket_answer):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from outlast.localcloud.provider import changes, tables
 from outlast.localcloud.provider.rest import Api, ProviderError
-from outlast.localcloud.provider.values import UNKNOWN, Unknown
+from outlast.localcloud.provider.values import UNKNOWN, Hidden, Unknown
 
 DEFAULTS = "__defaults"
 """Input that lists the inputs which the provider filled in; the real one keeps such a list too."""
@@ -174,11 +174,10 @@ class Kind(ABC):
     def state(self, cloud: Settings, id: str, inputs: Inputs, body: Body) -> dict[str, Any]:
         """The resource's state: what is live, what was asked for, what is computed."""
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
-        return {
-            **self.live_inputs(cloud, id, body),
-            **asked,
-            **self.outputs(cloud, id, body),
-        }
+        found = {**self.live_inputs(cloud, id, body), **asked, **self.outputs(cloud, id, body)}
+        if "pulumiLabels" in self.computed:
+            found["pulumiLabels"] = Hidden(_managed_labels(cloud, asked))
+        return found
 
     def preview_create(self, inputs: Inputs) -> dict[str, Any]:
         """The state as far as it is known before the resource is made."""
@@ -195,7 +194,9 @@ class Kind(ABC):
         live = self.live_inputs(cloud, id, body)
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         if not asked:
-            return {**live, DEFAULTS: []}
+            # Of labels it knows those that a program has given it, and an import has no program.
+            imported = {"labels": {}} if "pulumiLabels" in self.computed else {}
+            return {**live, **imported, DEFAULTS: []}
         outside = {
             key: value
             for key, value in asked.items()
@@ -213,9 +214,15 @@ def auto_name(name: str, seed: bytes) -> str:
 
 
 def label_outputs(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The two outputs that show all labels."""
-    found = dict(body.get("labels") or {})
-    return {"effectiveLabels": found, "pulumiLabels": found}
+    """The output that shows all labels, whoever gave them; a secret, as the real plugin has it."""
+    return {"effectiveLabels": Hidden(dict(body.get("labels") or {}))}
+
+
+def _managed_labels(cloud: Settings, asked: Inputs) -> dict[str, str]:
+    """The labels that the program and the provider gave; none of what was imported."""
+    if asked.get("labels") == {}:
+        return {}
+    return {**(known(asked.get("labels")) or {}), **cloud.labels}
 
 
 def own_labels(inputs: Inputs) -> Inputs:

@@ -1,7 +1,7 @@
 """Property values of the engine's protocol as plain Python, and back.
 
 Secrets arrive unwrapped, since the provider does not accept them: the engine marks as secret what
-was secret in the inputs. Whole numbers become int.
+was secret in the inputs, and what the provider itself calls so. Whole numbers become int.
 """
 
 import hashlib
@@ -33,6 +33,13 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """An output that the provider calls secret."""
+
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ def encode(properties: dict[str, Any]) -> struct_pb2.Struct:
 def _encode(value: Any) -> Any:
     if isinstance(value, Unknown):
         return UNKNOWN_TEXT
+    if isinstance(value, Hidden):
+        return {SIGNATURE: SECRET, "value": _encode(value.value)}
     if isinstance(value, Asset):
         content = {"path": value.path} if value.path else {"text": value.text}
         return {SIGNATURE: ASSET, "hash": value.hash, **content}

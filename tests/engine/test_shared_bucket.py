@@ -1,0 +1,103 @@
+"""Two stacks that share a bucket: what the second one may change of it, and what a review says."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from outlast.cli import cloud as clouds
+from outlast.cli import engine as engines
+from outlast.cli.review import preview
+from tests.engine.conftest import Project
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+BUCKET = f"{clouds.PROJECT}-outlast"
+DAY_SEC = 86_400
+
+
+class Stacks:
+    """Stacks of the checkout's program, in a cloud whose VMs do nothing."""
+
+    def __init__(self, parts: engines.Parts, cloud: clouds.LocalCloud, folder: Path) -> None:
+        variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"])
+        self._project = Project(folder / "project", {**engines.scrubbed(), **variables}, cloud)
+        self.cloud, self.folder = cloud, self._project.folder
+        self.folder.mkdir()
+        definition = yaml.safe_load((engines.ROOT / "Pulumi.yaml").read_text())
+        definition["main"] = "checkout"
+        definition["runtime"]["options"]["virtualenv"] = str(Path(parts.python).parents[1])
+        (self.folder / "checkout").symlink_to(engines.ROOT, target_is_directory=True)
+        (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
+
+    def configure(self, name: str, **values: Any) -> None:
+        settings = yaml.safe_load((engines.ROOT / "Pulumi.dev.yaml").read_text())
+        settings["config"] |= {f"outlast:{key}": value for key, value in values.items()}
+        settings["config"] |= {"outlast:experiment": name, "outlast:trainer": "dummy"}
+        path = self.folder / f"Pulumi.{name}.yaml"
+        is_new = not path.exists()
+        path.write_text(yaml.safe_dump(settings))
+        if is_new:
+            self.pulumi("stack", "init", name, "--no-select")
+
+    def pulumi(self, *args: str, fails: bool = False) -> str:
+        return self._project.pulumi(*args, fails=fails)
+
+    def up(self, name: str, *, fails: bool = False) -> str:
+        return self.pulumi("up", "--yes", "--skip-preview", "-s", name, fails=fails)
+
+    def review(self, name: str) -> preview.Review:
+        return preview.review(name, env=self._project.env, cwd=self.folder)
+
+    def bucket(self) -> dict[str, Any]:
+        return self.cloud.call("GET", f"/storage/v1/b/{BUCKET}")
+
+    def change_bucket(self, **fields: Any) -> None:
+        self.cloud.call("PATCH", f"/storage/v1/b/{BUCKET}", fields)
+
+
+@pytest.fixture
+def stacks(
+    parts: engines.Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Stacks]:
+    cloud = clouds.start(tmp_path / "cloud", parts, guests=False, dies_with_us=True)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)  # HEAD is read from here
+    try:
+        yield Stacks(parts, cloud, tmp_path)
+    finally:
+        cloud.stop()
+
+
+def test_a_second_stack_leaves_a_shared_bucket_as_it_is(stacks: Stacks):
+    stacks.configure("one", versioning=True, softDeleteDays=14)
+    stacks.up("one")
+    rule = {"action": {"type": "Delete"}, "condition": {"age": 90, "matchesPrefix": ["old/"]}}
+    stacks.change_bucket(
+        labels={"team": "vision"}, lifecycle={"rule": [rule]}, defaultEventBasedHold=False
+    )
+    before = stacks.bucket()
+    assert before["versioning"]["enabled"]
+    assert before["softDeletePolicy"]["retentionDurationSeconds"] == str(14 * DAY_SEC)
+
+    def unchanged(found: dict[str, Any]) -> bool:
+        changes = {"updated", "metageneration", "etag"}
+        return all(found[key] == value for key, value in before.items() if key not in changes)
+
+    stacks.configure("two")
+    first = stacks.review("two")
+    assert first.broken == ()
+    # The bucket has them already; the engine's import knows no labels.
+    assert first.changes["updated"] == ("Bucket bucket-bucket (labels)",)
+    stacks.up("two")
+    assert unchanged(stacks.bucket()), stacks.bucket()
+
+    again = stacks.review("two")
+    assert (again.broken, again.changes) == ((), {})
+    assert "unchanged" in stacks.pulumi("preview", "--refresh", "--diff", "-s", "two")
+    for name in ("one", "two"):
+        stacks.up(name)
+        assert unchanged(stacks.bucket()), name
+        assert stacks.review(name).changes == {}
