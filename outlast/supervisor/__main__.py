@@ -14,6 +14,7 @@ in a folder, for a run that failed.
 import argparse
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import os
 import shutil
@@ -107,6 +108,7 @@ from outlast.supervisor.process import (
 )
 from outlast.supervisor.secrets import Mask, SecretReader, TrainerSecrets
 from outlast.supervisor.site import MachineClock, Next, Outcome, Site
+from outlast.supervisor.trainer_log import TrainerLog, drop_old_logs
 from outlast.supervisor.webhook import Webhook
 
 FAILED = 1
@@ -547,8 +549,10 @@ def _vm_site(
         )
         code = workshop.prepare(spec.git)
 
-    def log_of(term: int) -> Path:
-        return logs / f"trainer-{term:06d}.log"
+    @functools.cache
+    def log_of(term: int) -> TrainerLog:
+        drop_old_logs(logs)
+        return TrainerLog(logs / f"trainer-{term:06d}.log")
 
     def log_dir_of(term: int) -> Path:
         return logs / f"files-{term:06d}"

@@ -59,13 +59,13 @@ from outlast.supervisor.ending import ENDING_ERRORS, Ending, reason_of_notice
 from outlast.supervisor.initial import is_init
 from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.link import Link
-from outlast.supervisor.logs import Logs
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.notice import Maintenance, Stopping
 from outlast.supervisor.preparation import Preparation
 from outlast.supervisor.process import Exited
 from outlast.supervisor.progress import Progress
-from outlast.supervisor.pulse import HeadSpoke, Pulse
+from outlast.supervisor.pulse import HeadSpoke, PulseBroke
+from outlast.supervisor.reports import Reports
 from outlast.supervisor.shutdown import Leaving, Limit, Outlooks
 from outlast.supervisor.site import Next, Outcome, Site
 from outlast.supervisor.staging import (
@@ -128,8 +128,7 @@ class Attempt:
         self._restored: Restored | None = None
         self._link: Link | None = None
         self._worker: Worker | None = None
-        self._pulse: Pulse | None = None
-        self._logs: Logs | None = None
+        self._reports = Reports(head_file, site)
         self._commit_sec_before: float | None = None
         self._outlooks = Outlooks(self._committer, self.progress, None)
         self._bytes_left = 0
@@ -198,16 +197,7 @@ class Attempt:
     def _set_up(self) -> Outcome | None:
         """The trainer's code and its packages; an outcome where they cannot be had."""
         self.progress.phase = "setup"
-        self._pulse = Pulse(
-            self.head_file,
-            self.term,
-            self.progress,
-            rows_path=self._rows_path,
-            log_path=self.site.log_of(self.term),
-            beat_sec=self.spec.waits.beat,
-            post=self._inbox.put,
-            say=self.site.say,
-        )
+        self._reports.begin(self.progress, self._rows_path, self.spec.waits.beat, self._inbox.put)
         outcome = self._preparation.code()
         if outcome is None:
             self.progress.phase = "start"
@@ -220,8 +210,7 @@ class Attempt:
         self._started_at = self._sign_at = time.monotonic()
         post = self._inbox.put
         self._worker = Worker(post, self.head_file.patience)
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._logs = Logs(self._log_dir, self._put_log_file, self.site.say)
+        self._reports.keep(self._log_dir)
         self._commit_sec_before = self._read_commit_sec()
         self._outlooks = Outlooks(self._committer, self.progress, self._commit_sec_before)
         self._limit.begin()
@@ -283,7 +272,7 @@ class Attempt:
                 self._keep_data(fingerprint)
             case Refused(error):
                 link.refusal = error
-            case Unanswered(error):
+            case Unanswered(error) | PulseBroke(error):
                 raise error
             case Over():
                 self._staging.over()
@@ -626,20 +615,12 @@ class Attempt:
         if self._worker is not None:
             self._worker.close()
 
-    def _put_log_file(self, name: str, data: bytes) -> None:
-        # Only this attempt names it: a repeated write is the same file or a longer one.
-        path = self.head_file.layout.log_file(self.term, name)
-        self.head_file.store.put(path, self.site.mask.data(data))
-
     def _end(self, outcome: Outcome) -> None:
         """The last beat, the rest of the logs, and the record of the end."""
         self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
         reason = "" if outcome.message.startswith(outcome.reason) else f"{outcome.reason}: "
         self.site.say(f"term {self.term}: {reason}{outcome.message}")
-        if self._pulse is not None:
-            self._pulse.close(last_words=outcome.next is not Next.WATCH)
-        if self._logs is not None:
-            self._logs.close(last_words=outcome.next is not Next.WATCH)
+        self._reports.close(last_words=outcome.next is not Next.WATCH)
         link = self._link
         self._ending.record(
             AttemptEnd(

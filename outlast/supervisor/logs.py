@@ -40,11 +40,19 @@ class Logs:
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
 
-    def close(self, *, last_words: bool) -> None:
-        """End; with ``last_words`` after what has changed since, for a limited time."""
+    def finish(self, *, last_words: bool) -> None:
+        """Begin to end; with ``last_words`` after what has changed since, for a limited time."""
         self._until = time.monotonic() + (LAST_SEC if last_words else 0.0)
         self._closed.set()
+
+    def join(self) -> None:
+        """Wait for the end, for a limited time."""
         self._thread.join(LAST_SEC)
+
+    def close(self, *, last_words: bool) -> None:
+        """`finish` and `join`."""
+        self.finish(last_words=last_words)
+        self.join()
 
     def _run(self) -> None:
         while not self._closed.wait(EVERY_SEC):

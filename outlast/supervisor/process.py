@@ -16,6 +16,7 @@ from outlast.base import tree
 from outlast.base.tree import kill_tree
 from outlast.protocol import SOCKET_VARIABLE
 from outlast.supervisor.secrets import Mask
+from outlast.supervisor.trainer_log import TrainerLog
 
 LAST_LINES = 100
 LINE_BYTES_MAX = 4096
@@ -70,7 +71,7 @@ class TrainerProcess:
         *,
         folder: Path,
         environment: Mapping[str, str],
-        log: Path,
+        log: TrainerLog,
         mask: Mask | None = None,
     ) -> None:
         """`mask` is laid over all that it prints, before anybody reads it."""
@@ -78,14 +79,13 @@ class TrainerProcess:
         self._argv = argv
         self._folder = folder
         self._environment = dict(environment)
-        self._log_path = log
+        self._log = log
         self._mark = f"{tree.VARIABLE}={environment.get(tree.VARIABLE, '')}"
         self._process: subprocess.Popen[bytes] | None = None
         self._tail = _Tail()
 
     def start(self, post: Post) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
             self._argv,
             cwd=self._folder,
@@ -97,12 +97,9 @@ class TrainerProcess:
         )
         self._process = process
         assert process.stdout is not None and process.stderr is not None
-        log = self._log_path.open("ab", buffering=0)
         readers = [
-            threading.Thread(target=self._copy, args=(process.stdout, log), daemon=True),
-            threading.Thread(
-                target=self._copy, args=(process.stderr, log, self._tail), daemon=True
-            ),
+            threading.Thread(target=self._copy, args=(process.stdout,), daemon=True),
+            threading.Thread(target=self._copy, args=(process.stderr, self._tail), daemon=True),
         ]
         for reader in readers:
             reader.start()
@@ -112,7 +109,7 @@ class TrainerProcess:
             kill_tree(process.pid, self._mark)
             for reader in readers:
                 reader.join(1.0)  # what escaped the kill may hold the pipe for ever
-            log.close()
+            self._log.close()
             post(Exited(code))
 
         threading.Thread(target=wait, name="trainer", daemon=True).start()
@@ -133,13 +130,18 @@ class TrainerProcess:
     def last_lines(self) -> tuple[str, ...]:
         return self._tail.lines()
 
-    def _copy(self, stream: IO[bytes], log: IO[bytes], tail: "_Tail | None" = None) -> None:
+    def _copy(self, stream: IO[bytes], tail: "_Tail | None" = None) -> None:
         """Bytes of a stream to the log, until everybody has closed it."""
         masked = self._mask.stream()
         with stream:
             while data := os.read(stream.fileno(), 65536):
-                _show(masked.feed(data), log, tail)
-            _show(masked.end(), log, tail)
+                self._keep(masked.feed(data), tail)
+            self._keep(masked.end(), tail)
+
+    def _keep(self, data: bytes, tail: "_Tail | None") -> None:
+        self._log.write(data)
+        if tail is not None:
+            tail.feed(data)
 
 
 class CallingTrainer:
@@ -248,11 +250,3 @@ class _Tail:
 
 def _shown(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2][-LINE_BYTES_MAX:].decode(errors="replace")
-
-
-def _show(data: bytes, log: IO[bytes], tail: _Tail | None) -> None:
-    # A full disk must not stop the training; ValueError: closed after the trainer's end.
-    with contextlib.suppress(OSError, ValueError):
-        log.write(data)
-    if tail is not None:
-        tail.feed(data)

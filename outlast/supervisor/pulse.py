@@ -1,4 +1,4 @@
-"""The beat: a sign of life in the bucket, pieces of the trainer's log, and a look at HEAD."""
+"""The heartbeat: a sign of life in the bucket, and a look at HEAD."""
 
 import contextlib
 import json
@@ -17,8 +17,6 @@ from outlast.supervisor.progress import Progress
 
 LAST_WORDS_SEC = 5.0
 """For the beat that is under way when the pulse is closed."""
-LOG_PIECE_SEC = 60.0
-LOG_PIECE_BYTES = 1 << 20
 LAST_ROWS = 5
 LAST_ROWS_BYTES = 16_384
 
@@ -30,8 +28,15 @@ class HeadSpoke:
     error: HeadError
 
 
+@dataclass(frozen=True)
+class PulseBroke:
+    """No heartbeat comes any more, and nothing looks at HEAD."""
+
+    error: Exception
+
+
 class Pulse:
-    """Beats, pieces of log, and a look at HEAD with each beat."""
+    """Heartbeats, and a look at HEAD with each of them."""
 
     def __init__(
         self,
@@ -40,7 +45,6 @@ class Pulse:
         progress: Progress,
         *,
         rows_path: Path,
-        log_path: Path | None,
         beat_sec: float,
         post: Post,
         say: Say,
@@ -49,14 +53,10 @@ class Pulse:
         self._term = term
         self._progress = progress
         self._rows_path = rows_path
-        self._log_path = log_path
         self._beat_sec = beat_sec
         self._post = post
         self._say = say
         self._closed = threading.Event()
-        self._log_offset = 0
-        self._log_index = 0
-        self._log_at = time.monotonic()
         self._before = (time.monotonic(), progress.step)
         self._beat_at: float | None = None
         self._warned = 0
@@ -64,14 +64,13 @@ class Pulse:
         self._thread.start()
 
     def close(self, *, last_words: bool) -> None:
-        """End the beats; with ``last_words`` after one last beat and the rest of the log."""
+        """End the heartbeats; with ``last_words`` after a last one."""
         self._closed.set()
         self._thread.join(LAST_WORDS_SEC)
         if last_words and not self._thread.is_alive():
             with contextlib.suppress(StoreError, OSError):
                 if self._beat_is_due():
                     self._beat()
-                self._put_log()
 
     def _beat_is_due(self) -> bool:
         """Whether the last heartbeat lacks something that people should know."""
@@ -85,12 +84,13 @@ class Pulse:
                 # HEAD first: a fenced attempt does not beat any more.
                 self._head_file.check(term=self._term)
                 self._beat()
-                if self._log_due():
-                    self._put_log()
             except (HeadForbidden, StoreError, OSError) as error:
                 self._say(f"beat: {error}")
             except HeadError as error:
                 self._post(HeadSpoke(error))
+                return
+            except Exception as error:
+                self._post(PulseBroke(error))
                 return
             if self._closed.wait(self._beat_sec):
                 return
@@ -116,30 +116,6 @@ class Pulse:
         )
         self._beat_at, self._warned = now, len(beat.warnings)
         store.put(self._head_file.layout.beat(self._term), beat.to_json())
-
-    def _log_due(self) -> bool:
-        if self._log_path is None or not self._log_path.exists():
-            return False
-        size = self._log_path.stat().st_size - self._log_offset
-        return size >= LOG_PIECE_BYTES or (
-            size > 0 and time.monotonic() - self._log_at >= LOG_PIECE_SEC
-        )
-
-    def _put_log(self) -> None:
-        if self._log_path is None or not self._log_path.exists():
-            return
-        with self._log_path.open("rb") as log:
-            while True:
-                log.seek(self._log_offset)
-                data = log.read(8 * LOG_PIECE_BYTES)
-                if not data:
-                    return
-                path = self._head_file.layout.log_piece(self._term, self._log_index)
-                # Only this attempt names it: a repeated piece is the same piece or a longer one.
-                self._head_file.store.put(path, data)
-                self._log_offset += len(data)
-                self._log_index += 1
-                self._log_at = time.monotonic()
 
 
 def _last_rows(path: Path) -> tuple[dict[str, Any], ...]:

@@ -16,6 +16,7 @@ from outlast.supervisor.metadata import Machine, machine_age_sec
 from outlast.supervisor.notice import Notices
 from outlast.supervisor.process import Trainer
 from outlast.supervisor.secrets import Mask
+from outlast.supervisor.trainer_log import TrainerLog
 from outlast.supervisor.webhook import Webhook
 
 SLEEP_SIGN_SEC = 10.0
@@ -103,8 +104,8 @@ class Site:
     """A folder for snapshots, this supervisor's alone."""
     make_trainer: Callable[[int], Trainer]
     """The trainer of a term; asked once its code is ready."""
-    log_of: Callable[[int], Path | None]
-    """The log file of a term's trainer; None where nobody keeps one."""
+    log_of: Callable[[int], TrainerLog | None]
+    """The log of a term's trainer, the same at each call; None where none is kept."""
     clock: MachineClock
     say: Say
     webhook: Webhook

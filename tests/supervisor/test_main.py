@@ -298,6 +298,15 @@ def test_code_from_anywhere_else_is_refused(machines: Machines, tmp_path: Path) 
     assert end is not None and "must come from the bundle" in end.message
 
 
+def test_a_full_boot_disk_ends_no_training(machines: Machines) -> None:
+    """Neither what the supervisor says nor what its trainer prints can be written."""
+    vm = machines.boot(full=True)
+    assert vm.wait(60) == 0
+    machines.check_finished()
+    assert machines.end_of(1).reason is Reason.DONE and machines.is_off(0)
+    assert "done at step 20" in machines.serial(0)
+
+
 def test_a_crash_outside_an_attempt_leaves_its_reason(machines: Machines) -> None:
     """The last line is what the boot's record says."""
     vm = machines.boot(CRASH="yes")

@@ -22,6 +22,7 @@ from outlast.supervisor.process import (
     trainer_argv,
     trainer_environment,
 )
+from outlast.supervisor.trainer_log import TrainerLog
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def trainer(tmp_path: Path, program: str) -> Iterator[tuple[TrainerProcess, Any]
         [sys.executable, "-c", program],
         folder=tmp_path / "cwd",
         environment=trainer_environment(tmp_path / "socket", tmp_path),
-        log=tmp_path / "trainer.log",
+        log=TrainerLog(tmp_path / "trainer.log"),
     )
     process.start(inbox.put)
     try:

@@ -1,0 +1,62 @@
+"""What people see of an attempt while it lives: its heartbeat, its trainer's log, its LOG_DIR."""
+
+from pathlib import Path
+
+from outlast.bucket.head import HeadFile
+from outlast.supervisor.door import Post
+from outlast.supervisor.logs import Logs
+from outlast.supervisor.progress import Progress
+from outlast.supervisor.pulse import Pulse
+from outlast.supervisor.site import Site
+from outlast.supervisor.trainer_log import LogUpload
+
+
+class Reports:
+    """The threads that report on one attempt; nothing that fails in them ends it, but what HEAD
+    says to the heartbeat."""
+
+    def __init__(self, head_file: HeadFile, site: Site) -> None:
+        self._head_file = head_file
+        self._site = site
+        self._term = head_file.term
+        self._pulse: Pulse | None = None
+        self._logs: list[LogUpload | Logs] = []
+
+    def begin(self, progress: Progress, rows_path: Path, beat_sec: float, post: Post) -> None:
+        """Heartbeats, and what the trainer will print."""
+        self._pulse = Pulse(
+            self._head_file,
+            self._term,
+            progress,
+            rows_path=rows_path,
+            beat_sec=beat_sec,
+            post=post,
+            say=self._site.say,
+        )
+        log = self._site.log_of(self._term)
+        if log is not None:
+            self._logs.append(LogUpload(log, self._put_log_piece, self._head_file.patience))
+
+    def keep(self, log_dir: Path) -> None:
+        """The files that the trainer will leave in its LOG_DIR too."""
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._logs.append(Logs(log_dir, self._put_log_file, self._site.say))
+
+    def close(self, *, last_words: bool) -> None:
+        """End; with ``last_words`` after a last heartbeat and the rest of the logs, all at the same
+        time."""
+        for part in self._logs:
+            part.finish(last_words=last_words)
+        if self._pulse is not None:
+            self._pulse.close(last_words=last_words)
+        for part in self._logs:
+            part.join()
+
+    # Only this attempt names these objects: a repeated write is the same one, or a longer file.
+
+    def _put_log_piece(self, index: int, data: bytes) -> None:
+        self._head_file.store.put(self._head_file.layout.log_piece(self._term, index), data)
+
+    def _put_log_file(self, name: str, data: bytes) -> None:
+        path = self._head_file.layout.log_file(self._term, name)
+        self._head_file.store.put(path, self._site.mask.data(data))

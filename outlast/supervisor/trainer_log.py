@@ -1,0 +1,194 @@
+"""What a trainer prints: the newest part on this machine's disk, and all of it in the bucket.
+
+The log never holds up the trainer, a heartbeat or the disk. It is bounded here, it is uploaded by
+a thread of its own, and where it grows faster than it can be uploaded the pieces say how much was
+left out.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from outlast.base.retry import Patience
+from outlast.bucket.store import StoreError
+
+HALF_BYTES = 32 << 20
+"""The file and the one before it together hold at most twice as much."""
+PIECE_BYTES = 8 << 20
+DUE_BYTES = 1 << 20
+"""So much is uploaded at once; less waits for `DUE_SEC`."""
+DUE_SEC = 60.0
+LOOK_SEC = 1.0
+LAST_BYTES = 16 << 20
+"""Of what is not uploaded at the end of an attempt, the newest part."""
+LAST_SEC = 5.0
+KEPT_LOGS = 4
+"""Logs of earlier attempts that stay on a disk."""
+
+
+class TrainerLog:
+    """A file that is written at its end and read once from its beginning, by any threads.
+
+    It holds the newest bytes only: at ``half_bytes`` the file becomes ``<name>.1``, and the one
+    that had this name goes. `take` says what was dropped before it was read.
+    """
+
+    def __init__(self, path: Path, *, half_bytes: int = HALF_BYTES) -> None:
+        self.path = path
+        self.older = path.with_name(path.name + ".1")
+        self._half_bytes = half_bytes
+        self._file: int | None = None
+        self._lock = threading.Lock()
+        self._older_start = self._start = self._end = 0
+        """Where the two files begin in all that was written, and where the newer one ends."""
+        self._read_to = 0
+        self._dropped = 0
+        self._closed = False
+
+    def write(self, data: bytes) -> None:
+        """Append. A disk that takes nothing is no error: what it does not take is dropped."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                written = self._append(data)
+            except OSError:
+                written = 0
+            self._end += written
+            self._dropped += len(data) - written
+
+    def close(self) -> None:
+        """What is written from now on is dropped; what there is can still be taken."""
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are still to be taken."""
+        return self._end - max(self._read_to, self._older_start)
+
+    def skip_to_last(self, size: int) -> None:
+        """Drop what was not taken yet, but for the last ``size`` bytes."""
+        with self._lock:
+            self._drop_until(self._end - size)
+
+    def take(self, size: int) -> bytes:
+        """The next bytes, at most ``size`` of them and a line on what was dropped before them;
+        empty where there is nothing new."""
+        with self._lock:
+            self._drop_until(self._older_start)
+            while not (data := self._read(size)) and self._read_to < self._end:
+                # Somebody cut or removed the file.
+                self._drop_until(self._start if self._read_to < self._start else self._end)
+            dropped, self._dropped = self._dropped, 0
+            self._read_to += len(data)
+        if not dropped:
+            return data
+        return f"\n[outlast: {dropped} bytes of the log were not kept]\n".encode() + data
+
+    def _append(self, data: bytes) -> int:
+        if self._file is not None and self._end - self._start >= self._half_bytes:
+            os.close(self._file)
+            self._file = None
+            os.replace(self.path, self.older)
+            self._older_start, self._start = self._start, self._end
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644
+            )
+        written = 0
+        with contextlib.suppress(OSError):
+            while written < len(data):
+                written += os.write(self._file, memoryview(data)[written:])
+        return written
+
+    def _drop_until(self, place: int) -> None:
+        if place > self._read_to:
+            self._dropped += place - self._read_to
+            self._read_to = place
+
+    def _read(self, size: int) -> bytes:
+        is_older = self._read_to < self._start
+        path, start = (self.older, self._older_start) if is_older else (self.path, self._start)
+        size = min(size, (self._start if is_older else self._end) - self._read_to)
+        if not size:
+            return b""
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(self._read_to - start)
+            return file.read(size)
+        return b""
+
+
+class LogUpload:
+    """The uploads of one trainer's log, in pieces, by a thread of its own."""
+
+    def __init__(
+        self, log: TrainerLog, put: Callable[[int, bytes], object], patience: Patience
+    ) -> None:
+        """``put`` writes a piece under its number; the same piece may be written twice.
+        ``patience`` says what goes wrong; each look is a try."""
+        self._log = log
+        self._put = put
+        self._spell = patience.spell("trainer's log")
+        self._index = 0
+        self._piece = b""
+        """Taken, and not known to be written."""
+        self._sent_at = time.monotonic()
+        self._until = float("inf")
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def finish(self, *, last_words: bool) -> None:
+        """Begin to end; with ``last_words`` after the newest part of the rest."""
+        self._until = time.monotonic() + (LAST_SEC if last_words else 0.0)
+        self._ending.set()
+
+    def join(self) -> None:
+        """Wait for the end, for a limited time."""
+        self._thread.join(LAST_SEC)
+
+    def _run(self) -> None:
+        while not self._ending.wait(LOOK_SEC):
+            if self._is_due():
+                self._upload()
+        self._log.skip_to_last(LAST_BYTES)
+        self._upload()
+
+    def _is_due(self) -> bool:
+        waits = self._log.unread + len(self._piece)
+        late = time.monotonic() - self._sent_at >= DUE_SEC
+        return waits >= DUE_BYTES or (waits > 0 and late)
+
+    def _upload(self) -> None:
+        """All that there is; where the store does not take it, the rest waits for the next look."""
+        while time.monotonic() < self._until:
+            self._piece = self._piece or self._log.take(PIECE_BYTES)
+            if not self._piece:
+                return
+            try:
+                self._put(self._index, self._piece)
+            except (StoreError, OSError) as error:
+                self._spell.note(error)
+                return
+            self._spell.over()
+            self._piece = b""
+            self._index += 1
+            self._sent_at = time.monotonic()
+            if self._ending.is_set():
+                self._log.skip_to_last(LAST_BYTES)
+
+
+def drop_old_logs(folder: Path) -> None:
+    """Removes the trainers' logs of earlier attempts, but for the newest."""
+    logs = sorted(folder.glob("trainer-*.log"))
+    for log in logs[:-KEPT_LOGS]:
+        for path in (log, log.with_name(log.name + ".1")):
+            path.unlink(missing_ok=True)
