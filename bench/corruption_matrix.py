@@ -35,16 +35,13 @@ from bench import table
 from bench.points import Point
 from bench.sites import ROOT, BenchError, FolderSite, Job, make_plan, run_to_end, scratch
 from outlast.base.exits import DONE
-from outlast.bucket.commit import Committer, Restored, RestoreError
-from outlast.bucket.head import (
-    Act,
-    Claim,
-    Head,
-    HeadError,
-    HeadFile,
-    read_head,
-)
+from outlast.bucket.boot import Act, Claim
+from outlast.bucket.commit import Committer
+from outlast.bucket.errors import RestoreError
+from outlast.bucket.head import Head, HeadError, read_head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
+from outlast.bucket.restore import Restored
 from outlast.bucket.store import FolderStore, NotFound, StoreError
 from outlast.cli.rehearsal import judge
 

@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 from bench.points import Phases, Point, Verdict, row_faults
 from outlast.base.exits import DONE, INTERRUPTED
-from outlast.bucket.commit import read_record, read_rows
 from outlast.bucket.head import Head, HeadError, read_head
 from outlast.bucket.layout import AttemptStart, Layout, format_time
+from outlast.bucket.records import read_record
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine

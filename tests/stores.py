@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from outlast.bucket.head import Claim
+from outlast.bucket.boot import Claim
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import (
     FolderStore,

@@ -25,8 +25,10 @@ from bench.cost.measures import (
     resident_mb,
     state,
 )
+from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
-from outlast.bucket.head import Claim, HeadFile, read_head
+from outlast.bucket.head import read_head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import open_store
 from outlast.loop import snapshot

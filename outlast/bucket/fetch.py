@@ -17,21 +17,15 @@ from outlast.base import exits
 from outlast.base.console import Say
 from outlast.base.exits import State
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.commit import fetch_result
 from outlast.bucket.data import Cache, DataError
-from outlast.bucket.head import (
-    Head,
-    HeadError,
-    HeadLost,
-    Result,
-    read_head,
-)
+from outlast.bucket.head import Head, HeadError, HeadLost, Result, read_head
 from outlast.bucket.layout import (
     RESULT_FILE,
     Layout,
     check_object_name,
     check_result,
 )
+from outlast.bucket.results import fetch_result
 from outlast.bucket.store import (
     Forbidden,
     NotFound,

@@ -129,12 +129,19 @@ class Layout:
         """A file that the term's trainer left in LOG_DIR."""
         return self.attempt(term) + f"logs/{check_object_name(name)}"
 
+    @property
+    def rows(self) -> str:
+        """Prefix of all terms' pieces of rows."""
+        return self._path("metrics/")
+
     def metrics(self, term: int) -> str:
         """Prefix of one term's pieces of rows."""
         return self._path("metrics", f"t{_padded(term, _TERM_DIGITS)}/")
 
-    def metrics_piece(self, term: int, index: int) -> str:
-        return self.metrics(term) + f"{_padded(index, _PIECE_DIGITS)}.jsonl"
+    def metrics_piece(self, term: int, index: int, after: int | None = None) -> str:
+        """A piece of rows; with `after` the rows of later steps in the pieces before are void."""
+        voids = "" if after is None else f".after-{_padded(after, _STEP_DIGITS)}"
+        return self.metrics(term) + f"{_padded(index, _PIECE_DIGITS)}{voids}.jsonl"
 
     @property
     def terms(self) -> str:

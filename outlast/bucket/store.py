@@ -201,9 +201,11 @@ def put_new(
     path: str,
     data: Data,
     *,
+    replaces: int = 0,
     patience: Patience = BRIEF,
 ) -> Object:
-    """Creates an object that only this writer can name; an earlier try of ours counts as success.
+    """Creates an object that only this writer can name, or writes it over its generation
+    `replaces`; an earlier try of ours counts as success.
 
     An object that is there already with other bytes is PreconditionFailed; one that arrived with
     other bytes than were sent is Damaged.
@@ -212,7 +214,7 @@ def put_new(
     written = _create(
         store,
         path,
-        lambda: store.put(path, data, if_generation_match=0),
+        lambda: store.put(path, data, if_generation_match=replaces),
         expected,
         patience,
     )

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from blake3 import blake3
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.commit import KEEP_LAST
+from outlast.bucket.boot import contradicted
 from outlast.bucket.head import (
     Checkpoint,
     End,
@@ -24,11 +24,11 @@ from outlast.bucket.head import (
     HeadLost,
     HeadUnreadable,
     Lineage,
-    contradicted,
     new_nonce,
     read_head,
 )
 from outlast.bucket.layout import AttemptStart, Layout, Manifest
+from outlast.bucket.retention import KEEP_LAST
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place

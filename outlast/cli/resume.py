@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.commit import read_record
-from outlast.bucket.head import Head, HeadFile, HeadLost
+from outlast.bucket.head import Head, HeadLost
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart
+from outlast.bucket.records import read_record
 from outlast.bucket.store import Damaged
 from outlast.cli import engine
 from outlast.cli.errors import OperateError

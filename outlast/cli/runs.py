@@ -16,15 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.bucket.commit import read_rows
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
 from outlast.bucket.fetch import cached_result, place_of
-from outlast.bucket.head import (
-    Checkpoint,
-    Head,
-    Result,
-    read_head,
-)
+from outlast.bucket.head import Checkpoint, Head, Result, read_head
 from outlast.bucket.layout import (
     EXPERIMENT_PATTERN,
     METRICS_FILE,
@@ -32,6 +26,7 @@ from outlast.bucket.layout import (
     Layout,
     Pin,
 )
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli.errors import (
     EngineError,

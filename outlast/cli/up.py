@@ -6,7 +6,8 @@ import subprocess
 from dataclasses import dataclass
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.head import HeadError, HeadFile
+from outlast.bucket.head import HeadError
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.store import StoreError
 from outlast.cli import engine, stack
 from outlast.cli.errors import OperateError, UsageError

@@ -39,24 +39,14 @@ from outlast.base.exits import Reason, State
 from outlast.base.places import local_ssds
 from outlast.base.retry import Limits, Patience
 from outlast.bucket import fetch as fetching
-from outlast.bucket.commit import read_record
+from outlast.bucket.boot import Act, Claim, Decision, silent_seconds
 from outlast.bucket.data import Cache, DataError, user_cache
 from outlast.bucket.fetch import deliver, place_of
-from outlast.bucket.head import (
-    Act,
-    Claim,
-    Decision,
-    Fenced,
-    Head,
-    HeadError,
-    HeadFile,
-    HeadForbidden,
-    Reading,
-    read_head,
-    silent_seconds,
-)
+from outlast.bucket.head import Fenced, Head, HeadError, HeadForbidden, Reading, read_head
 from outlast.bucket.head import NotMember as TermRefused
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.records import read_record
 from outlast.bucket.store import (
     Foreign,
     Store,

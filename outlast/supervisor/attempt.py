@@ -23,16 +23,15 @@ from outlast.base.exits import (
     RETRIED_USER_REASONS,
     Reason,
 )
-from outlast.bucket.commit import (
-    CommitError,
-    Committer,
-    Restored,
-    Retention,
-    read_record,
-)
+from outlast.bucket.commit import Committer
 from outlast.bucket.data import Desk, Listings
-from outlast.bucket.head import DataFingerprint, HeadEnded, HeadFile
+from outlast.bucket.errors import CommitError
+from outlast.bucket.head import DataFingerprint, HeadEnded
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd, Beat
+from outlast.bucket.records import read_record
+from outlast.bucket.restore import Restored
+from outlast.bucket.retention import Retention
 from outlast.bucket.store import StoreError
 from outlast.protocol import (
     COMPLETE_ID,

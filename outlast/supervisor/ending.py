@@ -11,17 +11,18 @@ from outlast.base import places
 from outlast.base.console import reason_of_crash
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
-from outlast.bucket.commit import Committer, RestoreError
+from outlast.bucket.commit import Committer
+from outlast.bucket.errors import RestoreError
 from outlast.bucket.head import (
     Fenced,
     Head,
     HeadEnded,
     HeadError,
-    HeadFile,
     HeadForbidden,
     HeadLost,
     HeadUnreadable,
 )
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.store import StoreError, Throttled, Unavailable, put_new
 from outlast.supervisor.metadata import Spec

@@ -13,9 +13,10 @@ from pathlib import Path
 from blake3 import blake3
 
 from outlast.base.retry import Patience
-from outlast.bucket.commit import Committer, Restored
+from outlast.bucket.commit import Committer
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.layout import Pin
+from outlast.bucket.restore import Restored
 from outlast.bucket.store import (
     Damaged,
     Forbidden,

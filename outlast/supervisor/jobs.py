@@ -6,8 +6,9 @@ from pathlib import Path
 
 from outlast.base import exits
 from outlast.base.exits import Reason, State
-from outlast.bucket.commit import CommitError, Committer
-from outlast.bucket.head import HeadFile
+from outlast.bucket.commit import Committer
+from outlast.bucket.errors import CommitError
+from outlast.bucket.headfile import HeadFile
 from outlast.protocol import Complete, Snapshot
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.site import Next, Outcome

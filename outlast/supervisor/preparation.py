@@ -11,9 +11,11 @@ from typing import Any
 
 from outlast.base import places
 from outlast.base.exits import Reason
-from outlast.bucket.commit import Committer, Fresh, Restored, read_record, write_record
-from outlast.bucket.head import HeadFile
+from outlast.bucket.commit import Committer
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart
+from outlast.bucket.records import read_record, write_record
+from outlast.bucket.restore import Fresh, Restored
 from outlast.bucket.store import StoreError
 from outlast.spec import changes
 from outlast.supervisor.code import CodeRefused, CodeUnavailable

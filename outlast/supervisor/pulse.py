@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.console import Say
-from outlast.bucket.head import HeadError, HeadFile, HeadForbidden
+from outlast.bucket.head import HeadError, HeadForbidden
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Beat
 from outlast.bucket.store import StoreError
 from outlast.supervisor.door import Post

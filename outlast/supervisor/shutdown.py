@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from outlast.base.exits import Reason
 from outlast.bucket.commit import Committer
-from outlast.bucket.head import HeadFile
+from outlast.bucket.headfile import HeadFile
 from outlast.supervisor import planner
 from outlast.supervisor.progress import Progress
 

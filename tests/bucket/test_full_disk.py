@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outlast.bucket.commit import read_rows
 from outlast.bucket.head import read_head
 from outlast.bucket.layout import Layout
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import FolderStore
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,33 +8,25 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.commit import write_record
+from outlast.bucket.boot import Act, Claim, LastTerm, Missing, decide, silent_seconds
 from outlast.bucket.head import (
-    Act,
     Checkpoint,
-    Claim,
     DataFingerprint,
     End,
     Fenced,
     Head,
     HeadEnded,
     HeadError,
-    HeadFile,
     HeadForbidden,
     HeadLost,
     HeadUnreadable,
-    LastTerm,
     Lineage,
-    Missing,
     NotMember,
-    Outcome,
     Result,
-    decide,
     new_nonce,
     read_head,
-    resolve,
-    silent_seconds,
 )
+from outlast.bucket.headfile import HeadFile, Outcome, resolve
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
@@ -42,6 +34,7 @@ from outlast.bucket.layout import (
     EndCopy,
     Layout,
 )
+from outlast.bucket.records import write_record
 from outlast.bucket.store import (
     Damaged,
     Forbidden,

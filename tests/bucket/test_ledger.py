@@ -6,12 +6,7 @@ import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.bucket import ledger
-from outlast.bucket.head import (
-    Checkpoint,
-    End,
-    Head,
-    Lineage,
-)
+from outlast.bucket.head import Checkpoint, End, Head, Lineage
 from outlast.bucket.layout import AttemptEnd, Layout
 from outlast.bucket.store import MemoryStore
 from tests.cli.records import beat_record, start_record

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.head import (
-    Checkpoint,
-    End,
-    Head,
-    Lineage,
-    Result,
-)
+from outlast.bucket.head import Checkpoint, End, Head, Lineage, Result
 from outlast.bucket.layout import (
     AttemptEnd,
     Layout,

@@ -10,17 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.commit import Committer, Restored
-from outlast.bucket.head import (
-    Act,
-    Claim,
-    Fenced,
-    Head,
-    HeadFile,
-    HeadLost,
-    read_head,
-)
+from outlast.bucket.boot import Act, Claim
+from outlast.bucket.commit import Committer
+from outlast.bucket.head import Fenced, Head, HeadLost, read_head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
+from outlast.bucket.restore import Restored
 from outlast.bucket.store import MemoryStore
 from outlast.cli import repair as repairing
 from outlast.cli import runs

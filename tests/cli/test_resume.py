@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.head import (
-    Checkpoint,
-    End,
-    Head,
-    Result,
-    read_head,
-)
+from outlast.bucket.head import Checkpoint, End, Head, Result, read_head
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.store import MemoryStore, open_store
 from outlast.cli import (

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from outlast.base.exits import State
-from outlast.bucket.commit import read_rows
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import Layout
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines

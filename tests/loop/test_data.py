@@ -13,8 +13,9 @@ import pytest
 import outlast
 from outlast.base.exits import Reason, State
 from outlast.base.retry import BRIEF
+from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
-from outlast.bucket.head import Claim, HeadFile
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import GcsStore
 from outlast.loop import DataError, LoopError, data, local

@@ -29,24 +29,19 @@ from blake3 import blake3
 from outlast.base import retry as retry_module
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
-from outlast.bucket import commit as commit_module
-from outlast.bucket import head as head_module
-from outlast.bucket.commit import fetch_result, read_rows, write_record
-from outlast.bucket.head import (
-    Checkpoint,
-    Head,
-    HeadError,
-    HeadFile,
-    HeadForbidden,
-    end_copy,
-    read_head,
-)
+from outlast.bucket import headfile as headfile_module
+from outlast.bucket import upload as upload_module
+from outlast.bucket.head import Checkpoint, Head, HeadError, HeadForbidden, end_copy, read_head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import (
     Beat,
     Layout,
     Manifest,
     ResultManifest,
 )
+from outlast.bucket.records import write_record
+from outlast.bucket.results import fetch_result
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import (
     Damaged,
     MemoryStore,
@@ -304,7 +299,7 @@ class SteppedAttempt(Attempt):
     """An attempt whose trainer is a loop in the same thread; all else is the real one."""
 
     def run(self) -> Outcome:
-        self._committer._part_bytes = PART_BYTES
+        self._committer._uploader.part_bytes = PART_BYTES
         outcome = super().run()
         world = CURRENT.actor.world
         if outcome.next is Next.AGAIN and outcome.reason is not Reason.USER_FAILED:
@@ -1038,7 +1033,7 @@ def a_world() -> Iterator[World]:
     chance = random.Random(0)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=WORK))
-        for module in (head_module, commit_module):
+        for module in (headfile_module, upload_module):
             stack.enter_context(mock.patch.object(module, "new_nonce", nonce))
         for module in (retry_module, group_module):
             stack.enter_context(mock.patch.object(module, "random", chance))

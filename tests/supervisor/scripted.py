@@ -21,25 +21,15 @@ from typing import Any
 
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
-from outlast.bucket.commit import (
-    Committer,
-    Restored,
-    Retention,
-    read_rows,
-    write_record,
-)
-from outlast.bucket.head import (
-    Act,
-    Checkpoint,
-    Claim,
-    Fenced,
-    Head,
-    HeadEnded,
-    HeadError,
-    HeadFile,
-    read_head,
-)
+from outlast.bucket.boot import Act, Claim
+from outlast.bucket.commit import Committer
+from outlast.bucket.head import Checkpoint, Fenced, Head, HeadEnded, HeadError, read_head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart, Layout, ResultManifest
+from outlast.bucket.records import write_record
+from outlast.bucket.restore import Restored
+from outlast.bucket.retention import Retention
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import (
     MemoryStore,
     Operation,

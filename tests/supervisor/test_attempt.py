@@ -18,10 +18,12 @@ from outlast.base.exits import (
     Reason,
     State,
 )
-from outlast.bucket import commit as commit_module
-from outlast.bucket.commit import read_record, write_record
-from outlast.bucket.head import Claim, Head, HeadFile
+from outlast.bucket import upload as upload_module
+from outlast.bucket.boot import Claim
+from outlast.bucket.head import Head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, EndCopy
+from outlast.bucket.records import read_record, write_record
 from outlast.bucket.store import (
     Damaged,
     Forbidden,
@@ -478,7 +480,7 @@ def test_a_commit_that_stays_impossible_ends_the_attempt(
     world.silent_sec = 0.3
     spec = spec_with(iam=0.3)
     store = disturbed(world, raising(error, "state.json"))
-    monkeypatch.setattr(commit_module, "put_new", put_once)  # not a minute of patience for each
+    monkeypatch.setattr(upload_module, "put_new", put_once)  # not a minute of patience for each
     vm = world.boot(offers_one, store=store, spec=spec)
     assert vm.run() == 75
     end = world.end_of(1)

@@ -14,9 +14,12 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from outlast.base.retry import Patience, pause_after
 from outlast.bucket import store as store_module
-from outlast.bucket.commit import Committer, Restored
-from outlast.bucket.head import Claim, HeadFile, read_head
+from outlast.bucket.boot import Claim
+from outlast.bucket.commit import Committer
+from outlast.bucket.head import read_head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
+from outlast.bucket.restore import Restored
 from outlast.bucket.store import (
     RETRY_AFTER_MAX_SEC,
     Forbidden,

@@ -17,9 +17,10 @@ import pytest
 import outlast
 import trainers
 from outlast.base.exits import Reason, State
-from outlast.bucket.commit import read_record, read_rows
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.records import read_record
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import FolderStore
 from outlast.supervisor import __main__ as entry
 from tests.supervisor.fake_cloud import FakeCloud, fake_cloud

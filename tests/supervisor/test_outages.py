@@ -11,8 +11,9 @@ import pytest
 from outlast.base import retry
 from outlast.base.exits import Reason, State
 from outlast.base.retry import SILENT_SEC, Patience
+from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
-from outlast.bucket.head import Claim, HeadFile
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.store import Forbidden, MemoryStore, Operation, StoreError, Unavailable
 from tests.stores import START, FakeClock
 from tests.supervisor.world import LAYOUT, Life, World, a_world, spec_with, wait_until

@@ -9,7 +9,7 @@ import pytest
 import outlast
 import trainers
 from outlast.base.exits import Reason, State
-from outlast.bucket.commit import read_rows
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store
 from tests.supervisor.fake_cloud import fake_cloud
 from tests.supervisor.test_main import LAYOUT, WAITS, Machines

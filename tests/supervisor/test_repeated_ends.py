@@ -13,9 +13,9 @@ import pytest
 
 from outlast.base import exits
 from outlast.base.exits import MAX_BARREN, Reason, State
-from outlast.bucket.commit import read_record
-from outlast.bucket.head import HeadFile
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Beat
+from outlast.bucket.records import read_record
 from outlast.bucket.store import MemoryStore, Operation, StoreError
 from outlast.protocol import Error, Fetch, Tick
 from tests.supervisor.world import LAYOUT, Life, World, a_world, spec_with, wait_until

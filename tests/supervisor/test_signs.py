@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from outlast.base.exits import State
-from outlast.bucket.commit import Committer, Restored
-from outlast.bucket.head import Claim, HeadFile
+from outlast.bucket.boot import Claim
+from outlast.bucket.commit import Committer
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
+from outlast.bucket.restore import Restored
 from outlast.bucket.store import MemoryStore
 from outlast.supervisor import site as site_module
 from outlast.supervisor.metadata import Waits

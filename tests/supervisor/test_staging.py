@@ -14,9 +14,11 @@ import pytest
 from outlast.base.exits import Reason, State
 from outlast.bucket import data as data_module
 from outlast.bucket import fetch as fetch_module
-from outlast.bucket.commit import Committer, read_record
-from outlast.bucket.head import Claim, HeadFile
+from outlast.bucket.boot import Claim
+from outlast.bucket.commit import Committer
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Beat, Layout, Pin
+from outlast.bucket.records import read_record
 from outlast.bucket.store import (
     MemoryStore,
     Operation,

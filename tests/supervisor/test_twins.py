@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from outlast.bucket.commit import RestoreError
-from outlast.bucket.head import Claim, HeadFile
+from outlast.bucket.boot import Claim
+from outlast.bucket.errors import RestoreError
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.store import MemoryStore
 from outlast.supervisor.metadata import Metadata
 from tests.bucket import test_commit, test_crash_points, test_head

@@ -12,27 +12,16 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket import commit as commit_module
-from outlast.bucket import head as head_module
+from outlast.bucket import headfile as headfile_module
 from outlast.bucket import store as store_module
-from outlast.bucket.commit import (
-    Committer,
-    Fresh,
-    Restored,
-    RestoreError,
-)
-from outlast.bucket.head import (
-    Act,
-    Checkpoint,
-    Claim,
-    Decision,
-    End,
-    Head,
-    HeadError,
-    HeadFile,
-    Look,
-)
+from outlast.bucket import upload as upload_module
+from outlast.bucket.boot import Act, Claim, Decision, Look
+from outlast.bucket.commit import Committer
+from outlast.bucket.errors import RestoreError
+from outlast.bucket.head import Checkpoint, End, Head, HeadError, new_nonce
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
+from outlast.bucket.restore import Fresh, Reader, Restored
 from outlast.bucket.store import (
     Data,
     MemoryStore,
@@ -58,12 +47,12 @@ def precondition_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nonce_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer does not know its own write again."""
-    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: False)
+    monkeypatch.setattr(headfile_module, "is_own", lambda found, nonces: False)
 
 
 def any_nonce_taken_for_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer takes every write that it finds for its own."""
-    monkeypatch.setattr(head_module, "is_own", lambda found, nonces: bool(nonces))
+    monkeypatch.setattr(headfile_module, "is_own", lambda found, nonces: bool(nonces))
 
 
 def commits_in_any_term(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +73,7 @@ def swap_repeated_over_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> Non
             except PreconditionFailed:
                 generation = head_file.read().object.generation
                 continue
-            head_file._held = head_module._Held(wanted, written.generation)
+            head_file._held = headfile_module._Held(wanted, written.generation)
             return True
 
     monkeypatch.setattr(HeadFile, "_applied", applied)
@@ -147,7 +136,7 @@ def copies_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
         written = store.put(path, entry[0], if_generation_match=0)
         return replace(written, size=entry[1].size, crc32c=entry[1].crc32c)
 
-    monkeypatch.setattr(commit_module, "copy_new", copied)
+    monkeypatch.setattr(upload_module, "copy_new", copied)
 
 
 def retention_before_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +225,11 @@ def retry_without_membership(monkeypatch: pytest.MonkeyPatch) -> None:
 def restore_without_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was downloaded is taken as it came."""
 
-    def download(committer: Committer, checkpoint: Checkpoint, entry: Any, to: Path) -> None:
+    def download(reader: Reader, checkpoint: Checkpoint, entry: Any, to: Path) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
-        committer._store.fetch(checkpoint.path + entry.name, to, generation=entry.generation)
+        reader._store.fetch(checkpoint.path + entry.name, to, generation=entry.generation)
 
-    monkeypatch.setattr(Committer, "_download_object", download)
+    monkeypatch.setattr(Reader, "_object", download)
 
 
 def silent_restart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +251,7 @@ def end_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     def end_from_outside(head_file: HeadFile, state: State, reason: Reason) -> Head:
         found = head_file.read()
         end = End(reason=reason, exit=None, step=found.head.step, result=None)
-        mine = replace(found.head.ended(state, end), nonce=head_module.new_nonce())
+        mine = replace(found.head.ended(state, end), nonce=new_nonce())
         head_file.store.put(
             head_file.layout.head, mine.to_json(), if_generation_match=found.object.generation
         )
@@ -323,12 +312,12 @@ def _decide_otherwise(
     pretend: Callable[[Look, Claim], Claim],
     change: Callable[[Look, Claim, Decision], Decision],
 ) -> None:
-    decide = head_module.decide
+    decide = headfile_module.decide
 
     def otherwise(look: Look, claim: Claim, **named: Any) -> Decision:
         return change(look, claim, decide(look, pretend(look, claim), **named))
 
-    monkeypatch.setattr(head_module, "decide", otherwise)
+    monkeypatch.setattr(headfile_module, "decide", otherwise)
 
 
 def _folders(committer: Committer) -> set[str]:

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from outlast.base.retry import FULL_SEC, SILENT_SEC, Limits, Patience
-from outlast.bucket.commit import read_record, read_rows
 from outlast.bucket.data import Cache
-from outlast.bucket.head import Head, HeadFile, read_head
+from outlast.bucket.head import Head, read_head
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.records import read_record
+from outlast.bucket.rows import read_rows
 from outlast.bucket.store import MemoryStore, NotFound, Store
 from outlast.protocol import (
     COMPLETE_ID,

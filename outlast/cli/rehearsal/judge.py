@@ -20,10 +20,10 @@ from outlast.base.exits import (
     Reason,
     State,
 )
-from outlast.bucket.commit import fetch_result
 from outlast.bucket.head import Head
 from outlast.bucket.layout import METRICS_FILE, AttemptEnd, check_metrics
 from outlast.bucket.ledger import Attempt, Boot, Ledger
+from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Damaged, NotFound, Store
 
 NEVER_STARTED = "never-started"

@@ -573,7 +573,7 @@ class Stage:
 
     def _run(self, side: Side) -> Run:
         from outlast.base.retry import BRIEF
-        from outlast.bucket.commit import read_rows
+        from outlast.bucket.rows import read_rows
         from outlast.bucket.store import NotFound, StoreError
 
         with reading(side.name):

@@ -17,12 +17,7 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.base.exits import State
-from outlast.bucket.head import (
-    Head,
-    HeadError,
-    HeadLost,
-    read_head,
-)
+from outlast.bucket.head import Head, HeadError, HeadLost, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import StoreError, open_store
 from outlast.cli import engine

@@ -1,0 +1,311 @@
+"""What a boot does about HEAD: the design's table, and the records that it looks at besides."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+
+from outlast.base.exits import MAX_BARREN, SHORT_BARREN_REASONS, Reason, State
+from outlast.bucket.head import End, Head
+from outlast.bucket.layout import AttemptEnd, Beat, Layout
+from outlast.bucket.store import Forbidden, Store, StoreError, Throttled, Unavailable
+
+BARREN_SECONDS = 600.0
+"""A term without a commit is barren after this long where no time to a commit is known."""
+
+BARREN_FACTOR = 3.0
+"""A term without a commit is barren after this many times the last time to a commit."""
+
+
+class Missing(Enum):
+    """What a look at HEAD gives where it gives no Head."""
+
+    ABSENT = "absent"
+    UNREADABLE = "unreadable"
+    FORBIDDEN = "forbidden"
+
+
+Look = Head | Missing
+"""What a look at HEAD gives."""
+
+
+class Act(Enum):
+    """What a boot does."""
+
+    TAKE = "take"
+    """Swap HEAD to the decision's, then train."""
+    END = "end"
+    """Swap HEAD to the decision's, which is an end, write the copy, leave."""
+    LEAVE = "leave"
+    """Write the copy of the end if the decision has one, leave."""
+    REFUSE = "refuse"
+    """Record the boot's end, leave."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a boot does, why, and the HEAD that it writes or leaves behind."""
+
+    act: Act
+    reason: Reason | None
+    message: str
+    head: Head | None = None
+
+
+@dataclass(frozen=True)
+class LastTerm:
+    """How the term before ended, for the count of barren ones."""
+
+    lived_seconds: float
+    """From its start record to its last beat, both in server time."""
+    seconds_to_commit: float | None
+    """Of the last term that committed; None where none did."""
+    reason: Reason | None
+    """Of its end record; None where it was cut."""
+    repeats: bool = False
+    """Whether its end is one that the next machine meets again."""
+    message: str = ""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether its end counts however short it lived."""
+        return self.repeats or self.reason in SHORT_BARREN_REASONS
+
+    @property
+    def barren(self) -> bool:
+        """Whether it counts, given that it committed nothing."""
+        if self.repeated:
+            return True
+        if self.seconds_to_commit is None:
+            return self.lived_seconds > BARREN_SECONDS
+        return self.lived_seconds > BARREN_FACTOR * self.seconds_to_commit
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who boots: the VM's own pin, from its metadata."""
+
+    owner: str
+    resume: int
+    place: int
+    deadline: datetime
+
+
+def decide(
+    look: Look,
+    claim: Claim,
+    *,
+    has_attempts: bool,
+    now: datetime,
+    nonce: str,
+    last_term: LastTerm | None = None,
+) -> Decision:
+    """What a boot with this claim does about HEAD; the design's table, row by row.
+
+    `has_attempts` matters where HEAD is absent, `last_term` where the run is open; `nonce` goes
+    into the HEAD that the decision writes.
+    """
+    if look is Missing.ABSENT:
+        if has_attempts:
+            return Decision(
+                Act.REFUSE,
+                Reason.LOST,
+                "HEAD is gone while attempts exist; `outlast repair` mends it, then "
+                "`outlast resume`",
+            )
+        return Decision(Act.TAKE, None, "fresh: takes term 1", _first_head(claim, now, nonce))
+    if look is Missing.UNREADABLE:
+        return Decision(
+            Act.REFUSE,
+            Reason.UNREADABLE,
+            "HEAD cannot be read as one; `outlast repair` mends it, then `outlast resume`",
+        )
+    if look is Missing.FORBIDDEN:
+        return Decision(
+            Act.REFUSE,
+            Reason.FORBIDDEN,
+            "HEAD may not be read by this VM's service account; `pulumi up --refresh` puts the "
+            "bucket's bindings back, `outlast repair` tells whether HEAD itself is whole",
+        )
+    assert isinstance(look, Head)
+    return _decide_on(look, claim, now=now, nonce=nonce, last_term=last_term)
+
+
+def _decide_on(
+    head: Head, claim: Claim, *, now: datetime, nonce: str, last_term: LastTerm | None
+) -> Decision:
+    mine, theirs = (claim.resume, claim.place), (head.resume, head.place)
+    if head.owner != claim.owner:
+        return Decision(
+            Act.REFUSE,
+            Reason.OTHER_OWNER,
+            f"owner {claim.owner}: HEAD belongs to {head.owner}; choose another experiment or "
+            "bucket; `outlast repair` writes over nobody's HEAD but its own stack's",
+            head,
+        )
+    if mine < theirs:
+        return Decision(
+            Act.LEAVE,
+            Reason.SUPERSEDED,
+            f"resume {mine[0]}, place {mine[1]}: the run is at resume {theirs[0]}, "
+            f"place {theirs[1]}",
+        )
+    if head.state is State.DONE or (head.state.ended and claim.resume == head.resume):
+        return Decision(Act.LEAVE, Reason.ENDED, f"the run has ended: {head.state}", head)
+    if claim.resume > head.resume:
+        reopened = replace(
+            head,
+            state=State.OPEN,
+            end=None,
+            resume=claim.resume,
+            place=claim.place,
+            term=head.term + 1,
+            failures=0,
+            barren=0,
+            deadline=claim.deadline,
+            nonce=nonce,
+        )
+        return Decision(
+            Act.TAKE, None, f"resume {claim.resume}: takes term {reopened.term}", reopened
+        )
+    if now >= head.deadline:
+        return _ending(head, Reason.LIMIT, "the run's deadline has passed", nonce)
+    barren = head.barren
+    if last_term is not None and last_term.barren and not head.committed_by(head.term):
+        barren += 1
+    if barren >= MAX_BARREN:
+        repeated = last_term if last_term is not None and last_term.repeated else None
+        why = f"; the last one: {repeated.message}" if repeated and repeated.message else ""
+        return _ending(
+            replace(head, barren=barren),
+            (repeated.reason if repeated else None) or Reason.BARREN,
+            f"{barren} terms in a row committed nothing{why}",
+            nonce,
+        )
+    taken = replace(head, place=claim.place, term=head.term + 1, barren=barren, nonce=nonce)
+    return Decision(Act.TAKE, None, f"takes term {taken.term}", taken)
+
+
+def _first_head(claim: Claim, now: datetime, nonce: str) -> Head:
+    return Head(
+        owner=claim.owner,
+        resume=claim.resume,
+        place=claim.place,
+        term=1,
+        state=State.OPEN,
+        end=None,
+        started=now,
+        deadline=claim.deadline,
+        chain=(),
+        lineage=(),
+        failures=0,
+        barren=0,
+        data=None,
+        nonce=nonce,
+    )
+
+
+def _ending(head: Head, reason: Reason, message: str, nonce: str) -> Decision:
+    end = End(reason=reason, exit=None, step=head.step, result=None)
+    return Decision(Act.END, reason, message, replace(head.ended(State.FAILED, end), nonce=nonce))
+
+
+# ---------------------------------------------------------------------------------------------
+# The records of earlier terms
+
+
+def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
+    """How HEAD's term went, from its records; None where it wrote neither start nor end.
+
+    Times are those at which the store wrote the records, so that no VM's clock counts.
+    """
+    started = _updated(store, layout.attempt_start(head.term))
+    end = None
+    with _where_whole():
+        end = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0])
+    reason = end.reason if end else None
+    repeats, message = (end.repeats, end.message) if end else (False, "")
+    if started is None:
+        # The state was never restored: only the reason can count.
+        return None if end is None else LastTerm(0.0, None, reason, repeats, message)
+    beat = _updated(store, layout.beat(head.term)) or started
+    return LastTerm(
+        lived_seconds=max((beat - started).total_seconds(), 0.0),
+        seconds_to_commit=_seconds_to_commit(store, layout, head),
+        reason=reason,
+        repeats=repeats,
+        message=message,
+    )
+
+
+def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
+    """What the records tell that a HEAD without a checkpoint does not know; None where nothing.
+
+    Such a HEAD would begin the run anew. An older one that was put back is one: its own term's
+    beat, end or second manifest (a commit begins after the one before was swapped in), or the
+    next term's start record, tell of what came after it.
+    """
+    if head.chain:
+        return None
+    committed = None
+    with _where_whole():
+        committed = Beat.from_json(store.get(layout.beat(head.term))[0]).committed
+    if committed is None:
+        with _where_whole():
+            committed = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0]).committed
+    if committed is not None:
+        return f"term {head.term} committed step {committed}"
+    if _updated(store, layout.attempt_start(head.term + 1)) is not None:
+        return f"term {head.term + 1} has begun"
+    manifests = [
+        place[0]
+        for found in store.list(layout.terms)
+        if (place := layout.folder_of(found.path)) and found.path == f"{place[1]}MANIFEST.json"
+    ]
+    for term in sorted(set(manifests)):
+        if manifests.count(term) > 1:
+            return f"term {term} left {manifests.count(term)} manifests"
+    return None
+
+
+def _updated(store: Store, path: str) -> datetime | None:
+    """Server time of the object's last write; None where there is none."""
+    with _where_whole():
+        return store.stat(path).updated
+    return None
+
+
+def _seconds_to_commit(store: Store, layout: Layout, head: Head) -> float | None:
+    """What the last term that committed needed for its first commit, as its beat says."""
+    for entry in reversed(head.lineage):
+        with _where_whole():
+            beat = Beat.from_json(store.get(layout.beat(entry.term))[0])
+            if beat.seconds_to_commit is not None:
+                return beat.seconds_to_commit
+    return None
+
+
+@contextlib.contextmanager
+def _where_whole() -> Iterator[None]:
+    """A record that decides nothing counts as none where it is absent or damaged."""
+    try:
+        yield
+    except (Forbidden, Throttled, Unavailable):
+        raise
+    except (StoreError, ValueError):
+        pass
+
+
+def silent_seconds(store: Store, layout: Layout, term: int, since: datetime) -> float:
+    """Server time since the last sign of life of `term`: its beat, its start, or `since`.
+
+    For a fenced attempt that is still a member of its group: after `waits.silent` of it the
+    table at boot is gone through again.
+    """
+    signs = [
+        sign
+        for path in (layout.beat(term), layout.attempt_start(term))
+        if (sign := _updated(store, path)) is not None
+    ]
+    return (store.now() - max([since, *signs])).total_seconds()

@@ -1,0 +1,18 @@
+"""What commits and restores raise themselves.
+
+CommitError
+├── BadSnapshot       the trainer's folder is no snapshot
+└── RestoreError      no checkpoint of the chain can be read
+"""
+
+
+class CommitError(Exception):
+    """Base of what this module raises itself."""
+
+
+class BadSnapshot(CommitError):
+    """The folder that a trainer handed over is no snapshot."""
+
+
+class RestoreError(CommitError):
+    """No checkpoint that the chain names can be read; the run does not start over by itself."""

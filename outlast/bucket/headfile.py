@@ -1,0 +1,375 @@
+"""HEAD as one process reads and rewrites it, and what a refused write of it means."""
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from outlast.base.clock import SYSTEM_CLOCK, Clock
+from outlast.base.exits import Reason, State
+from outlast.base.retry import Patience, pause_after
+from outlast.bucket.boot import Act, Claim, Decision, Look, Missing, contradicted, decide, last_term
+from outlast.bucket.head import (
+    DataFingerprint,
+    End,
+    Fenced,
+    Head,
+    HeadEnded,
+    HeadError,
+    HeadForbidden,
+    HeadLost,
+    HeadUnreadable,
+    NotMember,
+    Reading,
+    new_nonce,
+    read_head,
+    write_end_copy,
+)
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import Forbidden, PreconditionFailed, Store, StoreError
+
+RETRY_SECONDS = 1.0
+"""Before a write is tried again, where its answer names no other time."""
+
+# ---------------------------------------------------------------------------------------------
+# The outcomes of 412
+
+
+class Outcome(Enum):
+    """What HEAD means for a write that was refused, or for a holder that looks again."""
+
+    OURS = "ours"
+    """This write's own nonce: only the answer was lost."""
+    ENDED = "ended"
+    FENCED = "fenced"
+    ERROR = "error"
+
+
+def is_own(found: Head, nonces: Collection[str]) -> bool:
+    """Whether one of these writes, by now, is what HEAD is: only its answer was lost."""
+    return found.nonce in nonces
+
+
+def resolve(found: Head, *, term: int, nonces: Collection[str]) -> Outcome:
+    """The design's table for a 412 on any write of HEAD but taking a term.
+
+    `nonces` are those of this write and of earlier ones whose fate is unknown.
+    """
+    if is_own(found, nonces):
+        return Outcome.OURS
+    if found.state.ended:
+        return Outcome.ENDED
+    if found.term > term:
+        return Outcome.FENCED
+    return Outcome.ERROR
+
+
+# ---------------------------------------------------------------------------------------------
+# The writer
+
+
+Change = Callable[[Head], Head]
+
+
+class _Held(NamedTuple):
+    """HEAD as the holder wrote it last, and the generation that the next write names."""
+
+    head: Head
+    generation: int
+
+
+class HeadFile:
+    """HEAD as one process sees and rewrites it; safe to use from several threads.
+
+    A writer that holds the term keeps the generation it wrote last and swaps from there: it never
+    writes over a HEAD that it has not seen.
+
+    One process may take several terms, one attempt each. Whoever reads or writes for an attempt
+    says the attempt's own term: once this process took a later one, that is Fenced too.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        patience: Patience | None = None,
+    ) -> None:
+        """``patience``: how the store's troubles are met, in every read and write of this run."""
+        self.store = store
+        self.layout = layout
+        self.patience = patience or Patience(clock)
+        self.clock = self.patience.clock
+        self._lock = threading.RLock()
+        self._held: _Held | None = None
+        self._unsure: set[str] = set()
+        self._last_write: float | None = None
+
+    def fresh(self) -> "HeadFile":
+        """Another for the same run, which holds no term yet and shares nothing with this one."""
+        return HeadFile(self.store, self.layout, patience=self.patience.fresh())
+
+    @property
+    def head(self) -> Head:
+        """HEAD as this process wrote it last; only for the holder of the term."""
+        return self._holding().head
+
+    @property
+    def term(self) -> int:
+        """The term that this process took."""
+        return self._holding().head.term
+
+    def read(self) -> Reading:
+        """HEAD as it is now, asked for patiently; see `read_head` for what it raises."""
+        return self._read(self.patience)
+
+    def _read(self, patience: Patience) -> Reading:
+        return patience(lambda: read_head(self.store, self.layout))
+
+    def held(self, term: int) -> Head:
+        """HEAD as it was written last for the term; Fenced where this process took another."""
+        return self._holding(term).head
+
+    def check(self, *, term: int) -> Head:
+        """The look at HEAD of the term's holder, with each beat.
+
+        Raises HeadEnded or Fenced as after a 412, HeadLost and its kind as `read_head` does;
+        StoreError where the store does not answer now.
+        """
+        self._holding(term)
+        found = read_head(self.store, self.layout).head
+        if found.state.ended or found.term != term:
+            raise self._refusal(found, term)
+        return found
+
+    def take_term(
+        self,
+        claim: Claim,
+        *,
+        still_member: Callable[[], bool] = lambda: True,
+        wanted: Callable[[], bool] = lambda: True,
+        forbidden_seconds: float = 600.0,
+        say: Callable[[str], None] = lambda message: None,
+    ) -> Decision:
+        """Goes through the table at boot until it is settled; writes what the table says.
+
+        After a TAKE this object holds the term; after an END the end and its copy are written.
+        Before every retry `still_member` is asked, and before every write whether the term is still
+        `wanted`; False raises NotMember. A store that does not
+        answer is waited for as long as the patience has it, a 401 or 403 for `forbidden_seconds`;
+        both are said by `say`.
+        """
+        tried: dict[str, Decision] = {}
+        patience = self.patience.permitting(forbidden_seconds).saying(say)
+        with patience.spell() as spell:
+            while True:
+                try:
+                    look, generation = self._look(patience, say)
+                    if isinstance(look, Head) and is_own(look, tried):
+                        return self._settled(tried[look.nonce], generation, patience)
+                    decision = self._decision(look, claim, patience)
+                    if (
+                        decision.reason is Reason.LOST
+                        and self._look(patience, say)[0] is not Missing.ABSENT
+                    ):
+                        # Another machine began the run after this one had looked for HEAD.
+                        continue
+                    if decision.act is Act.TAKE and isinstance(look, Head):
+                        stale = self._contradicted(look, patience)
+                        if stale is not None:
+                            again = self._look(patience, say)[0]
+                            if not isinstance(again, Head) or again.nonce != look.nonce:
+                                continue  # HEAD went on meanwhile
+                            decision = Decision(
+                                Act.REFUSE,
+                                Reason.UNREADABLE,
+                                f"HEAD is older than the run: it names no checkpoint, and {stale}; "
+                                "`outlast repair` mends it, then `outlast resume`",
+                            )
+                    if decision.act is Act.LEAVE and decision.head is not None:
+                        write_end_copy(self.store, self.layout, decision.head, patience=patience)
+                    if decision.act in (Act.LEAVE, Act.REFUSE):
+                        return decision
+                    assert decision.head is not None
+                    self._pace()
+                    if not wanted():
+                        raise NotMember("nothing waits for this term any more; it is not taken")
+                    tried[decision.head.nonce] = decision
+                    written = self.store.put(
+                        self.layout.head, decision.head.to_json(), if_generation_match=generation
+                    )
+                except PreconditionFailed as error:
+                    self.clock.sleep(pause_after(error, 1.0))
+                    self._demand_member(still_member)
+                except (HeadForbidden, StoreError) as error:
+                    # Bindings spread one by one: reading may be allowed long before writing.
+                    try:
+                        spell.wait(error)
+                    except (HeadForbidden, Forbidden):
+                        return self._decision(Missing.FORBIDDEN, claim, patience)
+                    if not isinstance(error, HeadForbidden | Forbidden):
+                        self._demand_member(still_member)
+                else:
+                    spell.over()
+                    return self._settled(decision, written.generation, patience)
+
+    def _demand_member(self, still_member: Callable[[], bool]) -> None:
+        if not still_member():
+            raise NotMember(
+                "this VM is no member of its group any more; it may take no term"
+            ) from None
+
+    def _contradicted(self, look: Head, patience: Patience) -> str | None:
+        return patience(lambda: contradicted(self.store, self.layout, look))
+
+    def swap(self, change: Change, *, term: int) -> Head:
+        """Rewrites HEAD by the term's holder; gives what it is then.
+
+        Raises Fenced, HeadEnded, HeadLost or HeadError by the table for 412, Fenced too where
+        this process took another term, Unavailable where the fate of the write stayed unknown.
+        """
+        with self._lock:
+            while True:
+                held = self._holding(term)
+                wanted = replace(change(held.head), nonce=new_nonce())
+                self._unsure.add(wanted.nonce)
+                if self._applied(wanted, held.generation):
+                    self._unsure.clear()
+                    return wanted
+                # An earlier write, given up as unknown, was applied after all and is held now:
+                # the change is made on top of it.
+
+    def count_failure(self, *, term: int, before: int, retries: int) -> bool:
+        """Counts the term's user failure before its retry; True where the retry is granted.
+
+        `before` are those that HEAD had when the term was taken: a second try, after one of
+        unknown fate, counts the same failure.
+        """
+        counted = self.swap(lambda head: replace(head, failures=before + 1), term=term)
+        return counted.failures <= retries
+
+    def set_data(self, fingerprint: DataFingerprint, *, term: int) -> None:
+        """Keeps the fingerprint of a path of the run's data; one that is there already stays."""
+        held = self.held(term)
+        if held.with_data(fingerprint) != held:
+            self.swap(lambda head: head.with_data(fingerprint), term=term)
+
+    def end_from_outside(self, state: State, reason: Reason) -> Head:
+        """Ends an open run for the operator (stopped, expired); an ended one stays as it is.
+
+        Keeps what was committed. The attempt that holds the term sees it with its next beat.
+        """
+        with self.patience.spell() as spell:
+            while True:
+                found = self.read()
+                if found.head.state.ended:
+                    return found.head
+                end = End(reason=reason, exit=None, step=found.head.step, result=None)
+                mine = replace(found.head.ended(state, end), nonce=new_nonce())
+                try:
+                    self._pace()
+                    self.store.put(
+                        self.layout.head,
+                        mine.to_json(),
+                        if_generation_match=found.object.generation,
+                    )
+                    return mine
+                except PreconditionFailed as error:
+                    self.clock.sleep(pause_after(error, RETRY_SECONDS))
+                except StoreError as error:
+                    # An own write with a lost answer is found as the end on the next look.
+                    spell.wait(error)
+
+    def _look(self, patience: Patience, say: Callable[[str], None]) -> tuple[Look, int]:
+        """A patient look at HEAD, and the generation to swap from; 0 where it is absent."""
+        try:
+            found = self._read(patience)
+            return found.head, found.object.generation
+        except HeadLost:
+            return Missing.ABSENT, 0
+        except HeadUnreadable as error:
+            say(str(error))
+            return Missing.UNREADABLE, 0
+
+    def _decision(self, look: Look, claim: Claim, patience: Patience) -> Decision:
+        previous = None
+        has_attempts = False
+        if isinstance(look, Head):
+            if not look.state.ended:
+                previous = patience(lambda: last_term(self.store, self.layout, look))
+        elif look is Missing.ABSENT:
+            has_attempts = patience(
+                lambda: next(self.store.list(self.layout.attempts), None) is not None
+            )
+        return decide(
+            look,
+            claim,
+            has_attempts=has_attempts,
+            now=patience(self.store.now),
+            nonce=new_nonce(),
+            last_term=previous,
+        )
+
+    def _settled(self, decision: Decision, generation: int, patience: Patience) -> Decision:
+        assert decision.head is not None
+        if decision.act is Act.END:
+            write_end_copy(self.store, self.layout, decision.head, patience=patience)
+            return decision
+        with self._lock:
+            self._held = _Held(decision.head, generation)
+            self._unsure.clear()
+        return decision
+
+    def _applied(self, wanted: Head, generation: int) -> bool:
+        """Whether HEAD is `wanted` now; False where an own earlier write had gone before it.
+
+        The same bytes against the same generation in every try: at most one is applied, however
+        late an answer or a replay comes.
+        """
+        data = wanted.to_json()
+        with self.patience.spell() as spell:
+            while True:
+                try:
+                    self._pace()
+                    written = self.store.put(self.layout.head, data, if_generation_match=generation)
+                    self._held = _Held(wanted, written.generation)
+                    spell.over()
+                    return True
+                except PreconditionFailed:
+                    found = self.read()
+                    outcome = resolve(found.head, term=wanted.term, nonces=self._unsure)
+                    if outcome is not Outcome.OURS:
+                        raise self._refusal(found.head, wanted.term) from None
+                    self._held = _Held(found.head, found.object.generation)
+                    return found.head.nonce == wanted.nonce
+                except StoreError as error:
+                    spell.wait(error)
+
+    def _refusal(self, found: Head, term: int) -> HeadError:
+        if found.state.ended:
+            return HeadEnded(f"the run has ended: {found.state}", found)
+        if found.term > term:
+            return Fenced(f"term {term}: term {found.term} holds the run now", found)
+        return HeadError(
+            f"term {term}: HEAD is at term {found.term} and was rewritten by somebody else; "
+            "only `outlast repair` does that"
+        )
+
+    def _holding(self, term: int | None = None) -> _Held:
+        held = self._held
+        if held is None:
+            raise HeadError("no term was taken; HEAD may not be written")
+        if term is not None and held.head.term != term:
+            raise Fenced(f"term {term}: this process took term {held.head.term} since", held.head)
+        return held
+
+    def _pace(self) -> None:
+        """Waits until the store may be given HEAD again after this process's last write."""
+        now = self.clock.monotonic()
+        if self._last_write is not None:
+            wait = self._last_write + self.store.rewrite_sec - now
+            if wait > 0:
+                self.clock.sleep(wait)
+        self._last_write = self.clock.monotonic()

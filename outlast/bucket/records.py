@@ -1,0 +1,27 @@
+"""Records in the bucket that decide nothing: read and written as they are."""
+
+from typing import TypeVar
+
+from outlast.base.retry import BRIEF, Patience
+from outlast.bucket.layout import Record
+from outlast.bucket.store import Damaged, NotFound, Object, Store
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def read_record(store: Store, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
+    """The record at `path`; None where there is none, Damaged where it is not one."""
+    try:
+        data, _ = store.get(path)
+    except NotFound:
+        return None
+    try:
+        return kind.from_json(data)
+    except ValueError as error:
+        raise Damaged(f"{path}: {error}") from None
+
+
+def write_record(store: Store, path: str, record: Record, *, patience: Patience = BRIEF) -> Object:
+    """Writes a record, over an older one too; for those that decide nothing."""
+    data = record.to_json()
+    return patience(lambda: store.put(path, data))

@@ -1,0 +1,130 @@
+"""Reads a checkpoint into a folder, every byte hashed before anybody reads it as anything else."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from blake3 import blake3
+
+from outlast.base.retry import Patience
+from outlast.bucket.head import Checkpoint
+from outlast.bucket.layout import Manifest, ManifestObject
+from outlast.bucket.store import Damaged, Store
+from outlast.bucket.transfer import Place, in_parallel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint was read into `path`."""
+
+    path: Path
+    step: int
+    checkpoint: Checkpoint
+    skipped: tuple[Checkpoint, ...]
+    """Newer checkpoints that could not be read; the next swap drops them."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """The chain is empty: the run starts at step 0."""
+
+    step: int = 0
+
+
+class Reader:
+    """Downloads checkpoints and verifies them; what fails is downloaded once more."""
+
+    def __init__(
+        self,
+        store: Store,
+        patience: Patience,
+        say: Callable[[str], None],
+        sign: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``sign`` is called for each object that was read."""
+        self._store = store
+        self._patience = patience
+        self._say = say
+        self._sign = sign
+        self.size: int | None = None
+        """Bytes of the checkpoint that is or was read last, once known."""
+
+    def of(self, store: Store) -> "Reader":
+        """Another for the checkpoints of another store."""
+        return Reader(store, self._patience, self._say, self._sign)
+
+    def read(
+        self, checkpoint: Checkpoint, into: Path, place: Callable[[int], Path] | None = None
+    ) -> tuple[Manifest, Path]:
+        """Reads it into the folder `into`, or into one of that name in the folder that `place`
+        gives for so many bytes; gives the manifest and the folder.
+
+        Raises Damaged or NotFound where two downloads failed, and what the store raises.
+        """
+        manifest = self._twice(checkpoint, lambda: self._manifest(checkpoint))
+        self.size = sum(entry.size for entry in manifest.objects)
+        if place is not None:
+            into = place(self.size) / into.name
+        part = into.with_name(f"{into.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        try:
+            for name, entries in manifest.files().items():
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
+                with (part / name).open("wb") as file:
+                    file.truncate(sum(entry.size for entry in entries))
+            in_parallel(
+                [
+                    lambda entry=entry: self._twice(
+                        checkpoint, lambda: self._object(checkpoint, entry, part)
+                    )
+                    for entry in manifest.objects
+                ],
+                self._store.streams,
+            )
+            shutil.rmtree(into, ignore_errors=True)
+            os.rename(part, into)
+            return manifest, into
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _twice(self, checkpoint: Checkpoint, download: Callable[[], T]) -> T:
+        try:
+            return download()
+        except Damaged as error:
+            self._say(f"checkpoint {checkpoint.path}: {error}; downloading it again")
+            return download()
+
+    def _object(self, checkpoint: Checkpoint, entry: ManifestObject, into: Path) -> None:
+        """Writes the object to its place in its file, hashed on its way."""
+        path, to = checkpoint.path + entry.name, into / (entry.file or entry.name)
+
+        def once() -> Place:
+            with Place(to, entry.offset, blake3(), until=entry.offset + entry.size) as place:
+                self._store.stream(path, place, generation=entry.generation)
+            return place
+
+        place = self._patience(once)
+        found = place.hasher.hexdigest()
+        if place.written != entry.size or found != entry.blake3:
+            raise Damaged(f"{path}: BLAKE3 is {found}, committed was {entry.blake3}")
+        self._sign()
+
+    def _manifest(self, checkpoint: Checkpoint) -> Manifest:
+        data, _ = self._patience(
+            lambda: self._store.get(checkpoint.manifest, generation=checkpoint.generation)
+        )
+        found = blake3(data).hexdigest()
+        if found != checkpoint.blake3:
+            raise Damaged(
+                f"{checkpoint.manifest}: BLAKE3 is {found}, HEAD names {checkpoint.blake3}"
+            )
+        try:
+            return Manifest.from_json(data)
+        except ValueError as error:
+            raise Damaged(f"{checkpoint.manifest}: {error}") from None

@@ -1,0 +1,65 @@
+"""The result of a finished run: written under the term, read back verified."""
+
+import hashlib
+from pathlib import Path
+
+from outlast.base.retry import BRIEF, Patience
+from outlast.bucket.head import Result
+from outlast.bucket.layout import Layout, ResultFile, ResultManifest
+from outlast.bucket.store import Damaged, Slice, Store, put_new
+from outlast.bucket.transfer import Place, in_parallel, sha256_and_crc32c, snapshot_files
+
+
+def put_result(
+    store: Store, layout: Layout, term: int, folder: Path, *, patience: Patience = BRIEF
+) -> Result:
+    """Writes the files of the folder as the term's result, RESULT.json last."""
+    prefix = layout.result(term)
+
+    def put(name: str, path: Path) -> ResultFile:
+        sha256, crc32c = sha256_and_crc32c(path)
+        whole = Slice(path, 0, path.stat().st_size, crc32c)
+        put_new(store, prefix + name, whole, patience=patience)
+        return ResultFile(name, whole.size, sha256)
+
+    files = in_parallel(
+        [lambda name=name, path=path: put(name, path) for name, path in snapshot_files(folder)],
+        store.streams,
+    )
+    manifest = ResultManifest.of(files)
+    written = put_new(store, layout.result_manifest(term), manifest.to_json(), patience=patience)
+    return Result(path=prefix, generation=written.generation, digest=manifest.digest)
+
+
+def fetch_result(
+    store: Store, result: Result, into: Path, *, patience: Patience = BRIEF
+) -> ResultManifest:
+    """Downloads a result into the folder `into` and verifies each file; Damaged where one fails."""
+    data, _ = patience(lambda: store.get(f"{result.path}RESULT.json", generation=result.generation))
+    try:
+        manifest = ResultManifest.from_json(data)
+    except ValueError as error:
+        raise Damaged(f"{result.path}RESULT.json: {error}") from None
+    if manifest.digest != result.digest:
+        raise Damaged(
+            f"{result.path}RESULT.json: digest is {manifest.digest}, HEAD names {result.digest}"
+        )
+
+    def fetch(file: ResultFile) -> None:
+        to, path = into / file.name, result.path + file.name
+
+        def once() -> Place:
+            with Place(to, 0, hashlib.sha256(), until=file.size) as place:
+                store.stream(path, place)
+            return place
+
+        place = patience(once)
+        found = place.hasher.hexdigest()
+        if place.written != file.size or found != file.sha256:
+            raise Damaged(f"{path}: sha256 is {found}, committed was {file.sha256}")
+
+    for file in manifest.files:
+        (into / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (into / file.name).write_bytes(b"")
+    in_parallel([lambda file=file: fetch(file) for file in manifest.files], store.streams)
+    return manifest

@@ -1,0 +1,92 @@
+"""Files and objects: several at a time, each hashed as its bytes pass."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from outlast.bucket.errors import BadSnapshot
+from outlast.bucket.layout import check_object_name
+from outlast.bucket.store import Checksum
+
+T = TypeVar("T")
+
+HASHED_BYTES = 1 << 18
+"""Read at a time to be hashed; small enough that the second hash finds it in the cache."""
+
+
+def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
+    """What the jobs give, in their order, `streams` of them at a time.
+
+    Where one raises, the ones not begun are dropped, those under way are waited for, and the error
+    of the first job that had one is raised.
+    """
+    if streams == 1 or len(jobs) <= 1:
+        return [job() for job in jobs]
+    with ThreadPoolExecutor(min(streams, len(jobs)), "transfer") as pool:
+        futures = [pool.submit(job) for job in jobs]
+        _, pending = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in pending:
+            future.cancel()
+    return [future.result() for future in futures if not future.cancelled()]
+
+
+class Place:
+    """A stretch of an existing file to write to, once and in order; hashes what it is given."""
+
+    def __init__(self, file: Path, offset: int, hasher: Any, *, until: int) -> None:
+        self._file = file.open("r+b")
+        self._at = self._begin = offset
+        self._until = until
+        self.hasher = hasher
+
+    @property
+    def written(self) -> int:
+        """Bytes that it was given."""
+        return self._at - self._begin
+
+    def write(self, data: bytes) -> int:
+        # What is too much would overwrite the neighbour; it counts, and so the size is wrong.
+        kept = data[: max(0, self._until - self._at)]
+        self._file.seek(self._at)
+        self._file.write(kept)
+        self.hasher.update(kept)
+        self._at += len(data)
+        return len(data)
+
+    def __enter__(self) -> "Place":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def snapshot_files(folder: Path) -> list[tuple[str, Path]]:
+    """(name, file) of all files below the folder, sorted by name; BadSnapshot for anything else."""
+    if not folder.is_dir():
+        raise BadSnapshot(f"snapshot {folder}: is no folder")
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise BadSnapshot(f"snapshot {path}: is neither a plain file nor a folder")
+        if path.is_file():
+            try:
+                name = check_object_name(path.relative_to(folder).as_posix())
+            except ValueError as error:
+                raise BadSnapshot(f"snapshot {folder}: {error}") from None
+            if name in ("MANIFEST.json", "RESULT.json"):
+                raise BadSnapshot(f"snapshot {path}: the name is taken; choose another one")
+            files.append((name, path))
+    if not files:
+        raise BadSnapshot(f"snapshot {folder}: is empty")
+    return sorted(files)
+
+
+def sha256_and_crc32c(file: Path) -> tuple[str, str]:
+    hasher, checksum = hashlib.sha256(), Checksum()
+    with file.open("rb", buffering=0) as source:
+        while data := source.read(HASHED_BYTES):
+            hasher.update(data)
+            checksum.update(data)
+    return hasher.hexdigest(), checksum.crc32c

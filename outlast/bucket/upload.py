@@ -1,0 +1,216 @@
+"""Uploads a snapshot's folder under a name that nobody else has.
+
+A large file goes in parts, each an object of its own; what is equal to an object of the checkpoint
+before is copied inside the store; what failed is sent again alone.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blake3 import blake3
+
+from outlast.base.retry import Patience
+from outlast.bucket.errors import BadSnapshot
+from outlast.bucket.head import new_nonce
+from outlast.bucket.layout import Layout, ManifestObject
+from outlast.bucket.store import (
+    Checksum,
+    Damaged,
+    Object,
+    Slice,
+    Store,
+    copy_new,
+    put_new,
+)
+from outlast.bucket.transfer import HASHED_BYTES, in_parallel, snapshot_files
+
+PART_BYTES = 32 << 20
+"""A larger file goes up and down in parts of this size, several at the same time."""
+
+_HASHING = threading.BoundedSemaphore(max(1, (os.cpu_count() or 1) // 2))
+"""Parts are hashed on half of the processors: training wants the others, and so does the upload of
+the parts before. All at once, the store would get nothing meanwhile, and then all of it."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A file of a snapshot, or a part of a large one: what becomes one object."""
+
+    name: str
+    file: str
+    path: Path
+    offset: int
+    size: int
+
+
+@dataclass
+class _Upload:
+    """A snapshot on its way up; kept where a try failed, so that only the rest is sent again."""
+
+    identity: tuple[Path, int, int, int]
+    prefix: str
+    size: int
+    written: dict[str, ManifestObject] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Bytes that the store does not have yet."""
+        return self.size - sum(entry.size for entry in list(self.written.values()))
+
+
+class _BadCopy(Exception):
+    """A copy inside the store is not what it is a copy of; its name is taken now."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A snapshot whose objects are all in the store."""
+
+    prefix: str
+    objects: tuple[ManifestObject, ...]
+    sent_bytes: int
+    """Of this try, without what was copied."""
+    seconds: float
+
+
+class Uploader:
+    """Uploads the snapshots of one term, one at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        term: int,
+        *,
+        patience: Patience,
+        say: Callable[[str], None],
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._term = term
+        self._patience = patience
+        self._say = say
+        self.part_bytes = part_bytes
+        self._upload: _Upload | None = None
+        self._known: dict[tuple[int, str], tuple[str, ManifestObject]] = {}
+        """(folder, object) by size and BLAKE3: what the newest checkpoint holds."""
+
+    @property
+    def bytes_left(self) -> int:
+        """Of the snapshot on its way, what the store does not have yet; for any thread."""
+        upload = self._upload
+        return 0 if upload is None else upload.left
+
+    def send(self, folder: Path, step: int, *, beside: Callable[[], None]) -> Sent:
+        """Puts each piece of the folder that the store does not have yet, and calls `beside` at
+        the same time, which is begun first. A second try goes on under the same name."""
+        pieces = [piece for name, path in snapshot_files(folder) for piece in self._cut(name, path)]
+        upload = self._begin(folder, step, pieces)
+        try:
+            seconds, sent_bytes = self._put_pieces(upload, pieces, beside)
+        except _BadCopy as error:
+            # The name is taken by what is not ours to delete: send all of it again, and no copies.
+            self._say(f"snapshot of step {step}: {error}; uploading all of it")
+            self._known.clear()
+            self._upload = None
+            upload = self._begin(folder, step, pieces)
+            seconds, sent_bytes = self._put_pieces(upload, pieces, lambda: None)
+        objects = tuple(upload.written[piece.name] for piece in pieces)
+        return Sent(upload.prefix, objects, sent_bytes, seconds)
+
+    def committed(self, sent: Sent) -> None:
+        """HEAD names it: the next snapshot may copy from it."""
+        self._upload = None
+        self.note_objects(sent.prefix, sent.objects)
+
+    def note_objects(self, folder: str, objects: Iterable[ManifestObject]) -> None:
+        """What the next snapshot may copy from: the objects of the newest checkpoint."""
+        self._known = {(entry.size, entry.blake3): (folder, entry) for entry in objects}
+
+    def _cut(self, name: str, path: Path) -> list[_Piece]:
+        """The file as one object under its own name, or as parts in a folder of that name."""
+        size, step = path.stat().st_size, self.part_bytes
+        if size <= step:
+            return [_Piece(name, name, path, 0, size)]
+        return [
+            _Piece(f"{name}/{place // step:06d}", name, path, place, min(step, size - place))
+            for place in range(0, size, step)
+        ]
+
+    def _begin(self, folder: Path, step: int, pieces: Sequence[_Piece]) -> _Upload:
+        """The upload of this folder: the one that was not finished, or a new one."""
+        found = folder.stat()
+        identity = (folder, found.st_ino, found.st_ctime_ns, step)
+        if self._upload is None or self._upload.identity != identity:
+            prefix = self._layout.snapshot(self._term, step, new_nonce())
+            self._upload = _Upload(identity, prefix, sum(piece.size for piece in pieces))
+        return self._upload
+
+    def _put_pieces(
+        self, upload: _Upload, pieces: Sequence[_Piece], beside: Callable[[], None]
+    ) -> tuple[float, int]:
+        """Seconds it took, and the pieces' bytes that were sent."""
+        begun = time.monotonic()
+        left = [piece for piece in pieces if piece.name not in upload.written]
+        puts = [lambda piece=piece: self._put_piece(upload, piece) for piece in left]
+        sent = in_parallel([beside, *puts], self._store.streams)
+        return time.monotonic() - begun, sum(count or 0 for count in sent)
+
+    def _put_piece(self, upload: _Upload, piece: _Piece) -> int:
+        """Copies or uploads it; gives the bytes that were sent."""
+        with _HASHING:
+            digest, crc32c = _hashed(piece)
+        path = upload.prefix + piece.name
+        written, sent_bytes = self._copied(piece, digest, path), 0
+        if written is None:
+            part = Slice(piece.path, piece.offset, piece.size, crc32c)
+            written = put_new(self._store, path, part, patience=self._patience)
+            sent_bytes = piece.size
+        upload.written[piece.name] = ManifestObject(
+            name=piece.name,
+            size=written.size,
+            crc32c=written.crc32c,
+            blake3=digest,
+            generation=written.generation,
+            file=None if piece.name == piece.file else piece.file,
+            offset=piece.offset,
+        )
+        return sent_bytes
+
+    def _copied(self, piece: _Piece, digest: str, path: str) -> Object | None:
+        """A copy of the same bytes in the newest checkpoint; None where there are none."""
+        known = self._known.get((piece.size, digest))
+        if known is None:
+            return None
+        folder, entry = known
+        try:
+            return copy_new(
+                self._store,
+                folder + entry.name,
+                path,
+                source_generation=entry.generation,
+                expected=(entry.size, entry.crc32c),
+                patience=self._patience,
+            )
+        except Damaged as error:
+            raise _BadCopy(str(error)) from None
+
+
+def _hashed(piece: _Piece) -> tuple[str, str]:
+    """(BLAKE3, CRC32C) in one pass; BadSnapshot where the file has shrunk meanwhile."""
+    hasher, checksum = blake3(), Checksum()
+    with piece.path.open("rb", buffering=0) as source:
+        source.seek(piece.offset)
+        while checksum.size < piece.size and (
+            data := source.read(min(HASHED_BYTES, piece.size - checksum.size))
+        ):
+            hasher.update(data)
+            checksum.update(data)
+    if checksum.size != piece.size:
+        raise BadSnapshot(f"snapshot {piece.path}: became shorter while it was read")
+    return hasher.hexdigest(), checksum.crc32c
