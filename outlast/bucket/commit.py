@@ -17,13 +17,7 @@ from blake3 import blake3
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.errors import BadSnapshot, RestoreError
-from outlast.bucket.head import (
-    Checkpoint,
-    End,
-    Head,
-    HeadForbidden,
-    write_end_copy,
-)
+from outlast.bucket.head import Checkpoint, End, Head, HeadForbidden, write_end_copy
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout, Manifest
 from outlast.bucket.restore import Fresh, Reader, Restored

@@ -57,9 +57,9 @@ def copy_of_checkout(to: Path) -> Path:
 OLDEST = Edit(
     "outlast/bucket/commit.py",
     "        for checkpoint in reversed(chain):\n            try:\n"
-    "                manifest, found = self._download_twice(checkpoint, into, place)\n",
+    "                manifest, found = self._reader.read(checkpoint, into, place)\n",
     "        for checkpoint in chain:\n            try:\n"
-    "                manifest, found = self._download_twice(checkpoint, into, place)\n",
+    "                manifest, found = self._reader.read(checkpoint, into, place)\n",
 )
 _ONLY_SAID = Twin(
     "warning-is-heeded",
@@ -126,7 +126,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a term that ended without a word counts as the user's failure",
             (
                 Edit(
-                    "outlast/bucket/head.py",
+                    "outlast/bucket/boot.py",
                     "taken = replace(head, place=claim.place, term=head.term + 1, ",
                     "taken = replace(head, failures=head.failures + 1, place=claim.place, "
                     "term=head.term + 1, ",
@@ -150,7 +150,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "a commit swaps whatever HEAD is there, and nobody looks at the term beside it",
             (
                 Edit(
-                    "outlast/bucket/head.py",
+                    "outlast/bucket/headfile.py",
                     "written = self.store.put(self.layout.head, data, "
                     "if_generation_match=generation)",
                     "written = self.store.put(self.layout.head, data)",
@@ -276,7 +276,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "one retry more than was asked for",
             (
                 Edit(
-                    "outlast/bucket/head.py",
+                    "outlast/bucket/headfile.py",
                     "return counted.failures <= retries\n",
                     "return counted.failures <= retries + 1\n",
                 ),
