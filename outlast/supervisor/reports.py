@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from outlast.bucket.head import HeadFile
+from outlast.bucket.headfile import HeadFile
 from outlast.supervisor.door import Post
 from outlast.supervisor.logs import Logs
 from outlast.supervisor.progress import Progress

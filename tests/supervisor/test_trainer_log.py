@@ -17,7 +17,7 @@ import pytest
 from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
-from outlast.bucket.head import HeadFile
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.store import MemoryStore, Operation, Unavailable
 from outlast.protocol import Tick
 from outlast.supervisor import trainer_log
