@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import outlast
 from outlast.base import exits
-from outlast.bucket import layout
+from outlast.bucket import layout, metrics
 from outlast.loop import DataError, LoopError, local, words
 from outlast.spec import identity
 from trainers import flags
@@ -114,7 +114,7 @@ def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
     with limited(config.thread_count):
         trainer.load_model(state, result)
         found = trainer.evaluate(state)
-    table = layout.check_metrics((result / layout.METRICS_FILE).read_bytes())
+    table = metrics.read_table((result / layout.METRICS_FILE).read_bytes())
     recorded = {name: column[-1] for name, column in table.items()}
     _show({**recorded, **found})
     differing = [name for name, value in found.items() if value != recorded.get(name)]

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import re
 import types
 import typing
@@ -28,7 +27,6 @@ FORMAT = 1
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 METRICS_FILE = "metrics.json"
 RESULT_FILE = "RESULT.json"
-METRICS_COLUMNS = ("epoch", "step", "train_loss", "test_loss", "test_accuracy")
 
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
@@ -337,6 +335,15 @@ class AttemptStart(Record):
 
 
 @dataclass(frozen=True)
+class Last:
+    """The last value of a metric, and the step that it belongs to."""
+
+    step: int
+    value: Any
+    """A number, string or bool; None for a number in a row that is not finite."""
+
+
+@dataclass(frozen=True)
 class AttemptEnd(Record):
     """`attempts/000003/end.json`; an attempt without one reads as cut at its last beat."""
 
@@ -359,6 +366,8 @@ class AttemptEnd(Record):
     repeats: bool = False
     """Whether the next machine must be expected to meet the same: the store refuses, or a disk
     does, or the supervisor crashed."""
+    metrics: dict[str, Last] = dataclasses.field(default_factory=dict)
+    """The last value of each metric in this attempt's rows."""
 
 
 @dataclass(frozen=True)
@@ -383,6 +392,8 @@ class Beat(Record):
     """What this attempt's last commit took; None where it committed nothing so far."""
     warnings: tuple[str, ...] = ()
     """What the trainer said that people should look at."""
+    metrics: dict[str, Last] = dataclasses.field(default_factory=dict)
+    """The last value of each metric in this attempt's rows."""
 
 
 @dataclass(frozen=True)
@@ -511,39 +522,6 @@ def check_result(folder: Path) -> ResultManifest:
         if found != file.sha256:
             raise ValueError(f"{file.name}: has other bytes than the run gave it")
     return manifest
-
-
-def check_metrics(data: bytes | str) -> dict[str, list[float]]:
-    """The columns of a result's `metrics.json`: lists of finite numbers, all equally long."""
-    try:
-        table = json.loads(data)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ValueError(f"{METRICS_FILE}: is not JSON ({error})") from None
-    if not isinstance(table, dict):
-        raise ValueError(f"{METRICS_FILE}: must be an object, found {type(table).__name__}")
-    missing = [column for column in METRICS_COLUMNS if column not in table]
-    if missing:
-        raise ValueError(
-            f"{METRICS_FILE}: lacks {', '.join(missing)}; it needs all of "
-            f"{', '.join(METRICS_COLUMNS)}"
-        )
-    length = len(table["step"]) if isinstance(table["step"], list) else -1
-    for column, values in table.items():
-        if not isinstance(values, list):
-            raise ValueError(f"{METRICS_FILE}.{column}: must be a list, found {values!r}")
-        if len(values) != length:
-            raise ValueError(
-                f"{METRICS_FILE}.{column}: has {len(values)} values, "
-                f"step has {length}; all columns must be equally long"
-            )
-        for value in values:
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value):
-                raise ValueError(f"{METRICS_FILE}.{column} {value!r}: must be a finite number")
-    steps = table["step"]
-    if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
-        raise ValueError(f"{METRICS_FILE}.step: must rise from row to row, found {steps}")
-    return table
 
 
 # ---------------------------------------------------------------------------------------------

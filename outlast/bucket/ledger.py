@@ -2,18 +2,20 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
 from outlast.base.exits import Reason, State
+from outlast.bucket import metrics
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
     Beat,
     BootEnd,
+    Last,
     Layout,
     format_time,
 )
@@ -91,6 +93,10 @@ class Ledger:
     """The last rows that the newest attempt's beat tells of, newest last."""
     phase: str = ""
     """What the newest attempt's beat says that it does; empty before its first."""
+    rate: float | None = None
+    """Steps a second of the newest attempt, by its last beat; None where not measured."""
+    metrics: Mapping[str, Last] = field(default_factory=dict)
+    """The last value of each metric: the newest attempt's that logged it."""
 
     @property
     def step(self) -> int:
@@ -162,6 +168,13 @@ def read(store: Store, layout: Layout) -> Ledger | None:
         totals[-1] if totals else None,
         beats[-1].rows if live else (),
         beats[-1].phase if live else "",
+        beats[-1].rate if live else None,
+        metrics.of_attempts(
+            records[term][kind].metrics
+            for term in sorted(records)
+            for kind in (Beat, AttemptEnd)
+            if kind in records[term]
+        ),
     )
 
 

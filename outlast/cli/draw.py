@@ -1,13 +1,17 @@
 """What the terminal shows: live progress, tables, guarantees."""
 
 import time
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from outlast.base.exits import State
+from outlast.bucket.layout import Last
 from outlast.bucket.ledger import Attempt
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
@@ -99,8 +103,7 @@ def show_report(report: Report) -> None:
     else:
         console.print(f"Run {report.run} is {report.ending}.")
     console.print()
-    if report.accuracy is not None:
-        console.print(f"test accuracy  {report.accuracy:.4f}")
+    _say_metrics(console, report.metrics)
     if report.goodput is not None:
         calm = report.goodput_calm
         beside = "" if calm is None else f" ({calm:.1%} undisturbed)"
@@ -143,6 +146,8 @@ def show_status(status: Status) -> None:
         state += f" ({end.reason})"
     total = f" of {book.total}" if book.total else ""
     step = f"step {book.step}{total}"
+    if status.left is not None and book.rate:
+        step += f", {_span(status.left)} left at {book.rate:.3g} steps/s"
     if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
         step += f"; its newest checkpoint is of step {book.head.step}"
     console.print(f"{status.experiment}: run {status.run} is {state}, {step}", soft_wrap=True)
@@ -160,17 +165,56 @@ def show_status(status: Status) -> None:
     _say_warnings(console, book.attempts)
     if status.metrics:
         console.print()
-        for name, value in status.metrics.items():
-            console.print(f"{name:14} {value:.6g}")
+        _say_metrics(console, status.metrics, now=book.step)
     if status.result:
         console.print()
         console.print(f"result  {status.result}", soft_wrap=True)
+
+
+METRICS_SHOWN = 30
+NAME_SHOWN = 40
+
+
+def _say_metrics(console: Console, metrics: Mapping[str, Last], now: int | None = None) -> None:
+    """The last value of each metric, with its step where that is another than `now`."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    shown = sorted(metrics.items())[:METRICS_SHOWN]
+    for name, last in shown:
+        step = "" if now is None or last.step == now else f"of step {last.step}"
+        table.add_row(_cut(name), _value(last.value), step)
+    if shown:
+        console.print(table, markup=False)
+    if len(metrics) > len(shown):
+        console.print(f"and {len(metrics) - len(shown)} more: --json has them all")
+
+
+def _cut(text: str, most: int = NAME_SHOWN) -> Text:
+    """One line of printable characters, at most so long."""
+    line = "".join(char if char.isprintable() else "?" for char in text)
+    return Text(line if len(line) <= most else line[: most - 1] + "…", no_wrap=True)
+
+
+def _value(value: Any) -> Text:
+    if value is None:
+        return Text("not finite")
+    return _cut(f"{value:.6g}" if type(value) is float else str(value))
 
 
 def _say_warnings(console: Console, attempts: tuple[Attempt, ...]) -> None:
     """What the trainers said that people should look at, each once."""
     for warning in {text: None for attempt in attempts for text in attempt.warnings}:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+
+
+def _span(length: timedelta) -> str:
+    """A length of time as people say it."""
+    seconds = round(length.total_seconds())
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{seconds} s"
 
 
 def _waited(wait: Wait) -> str:

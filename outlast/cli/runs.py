@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
+from outlast.bucket import metrics
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
 from outlast.bucket.fetch import cached_result, place_of
 from outlast.bucket.head import Checkpoint, Head, Result, read_head
@@ -168,7 +169,10 @@ class OpenedRun:
         file = self.result() / METRICS_FILE
         if not file.exists():  # a command's result is what it wrote itself
             return Table(self.rows())
-        columns = json.loads(file.read_bytes())
+        try:
+            columns = metrics.read_table(file.read_bytes())
+        except ValueError:  # a command's own file of that name has a form of its own
+            return Table(self.rows())
         rows = zip(*columns.values(), strict=True)
         return Table([dict(zip(columns, row, strict=True)) for row in rows])
 

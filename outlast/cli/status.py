@@ -1,15 +1,15 @@
 """The state of one run, from the bucket: any machine that may read it can tell. Its group is asked
 only while no attempt is at work, and where it is known."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.bucket import ledger
+from outlast.bucket import ledger, metrics
 from outlast.bucket.head import HeadError
-from outlast.bucket.layout import METRICS_FILE, check_metrics, format_time
+from outlast.bucket.layout import METRICS_FILE, Last, format_time
 from outlast.bucket.ledger import Boot, Ledger
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.cli import boots
@@ -32,8 +32,8 @@ class Status:
     boots: int
     """VM boots on record, those that never took a term included."""
     now: datetime
-    metrics: dict[str, float]
-    """The last row of a finished run's metrics, else of the newest beat; empty before any."""
+    metrics: Mapping[str, Last]
+    """The last value of each metric; empty before any."""
     wait: Wait | None = None
     """What an open run waits for that has no attempt at work."""
 
@@ -54,6 +54,15 @@ class Status:
             return "expired"
         return head.state
 
+    @property
+    def left(self) -> timedelta | None:
+        """How long the steps that are left take at the newest attempt's rate; None where no
+        attempt makes steps, or their number is not known."""
+        book = self.ledger
+        if book is None or self.state != State.OPEN or not (book.total and book.rate):
+            return None
+        return timedelta(seconds=max(0, book.total - book.step) / book.rate)
+
     def as_json(self) -> dict[str, Any]:
         book = self.ledger
         end = book.head.end if book else None
@@ -70,7 +79,9 @@ class Status:
             "waits": self.wait.as_json() if self.wait else None,
             "deadline": format_time(book.head.deadline) if book else None,
             "attempts": [a.as_json() for a in book.attempts] if book else [],
-            "metrics": self.metrics,
+            "left_sec": None if self.left is None else round(self.left.total_seconds()),
+            "metrics": {name: last.value for name, last in self.metrics.items()},
+            "metric_steps": {name: last.step for name, last in self.metrics.items()},
             "result": self.result,
         }
 
@@ -81,7 +92,7 @@ def read(place: Place) -> Status:
     try:
         book = ledger.read(store, layout)
         booted = ledger.read_boots(store, layout)
-        metrics = _last_metrics(store, book)
+        last = _last_metrics(store, book)
         now = store.now()
     except (HeadError, StoreError) as error:
         raise OperateError(about(place.name, error)) from None
@@ -90,7 +101,7 @@ def read(place: Place) -> Status:
     # A run in a folder has its name in HEAD alone.
     run = layout.run or (book.head.owner.rpartition("/")[2] if book else "")
     wait = _wait(place, book, booted, now)
-    return Status(place.name, run, place.home, place.url, book, len(booted), now, metrics, wait)
+    return Status(place.name, run, place.home, place.url, book, len(booted), now, last, wait)
 
 
 def _wait(place: Place, book: Ledger | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
@@ -106,15 +117,15 @@ def _wait(place: Place, book: Ledger | None, booted: Sequence[Boot], now: dateti
     return boots.wait_of(later, seen, now=now, attempt=last)
 
 
-def _last_metrics(store: Store, book: Ledger | None) -> dict[str, float]:
+def _last_metrics(store: Store, book: Ledger | None) -> Mapping[str, Last]:
+    """Of a finished run metrics.json counts, too: it has the evaluations after the loop."""
     if book is None:
         return {}
     end = book.head.end
     if end is None or end.result is None:
-        last = book.rows[-1] if book.rows else {}
-        return {name: value for name, value in last.items() if type(value) in (int, float)}
+        return book.metrics
     try:
-        table = check_metrics(store.get(end.result.path + METRICS_FILE)[0])
-    except (NotFound, ValueError):  # a trainer of one's own may keep other metrics, or none
-        return {}
-    return {name: values[-1] for name, values in table.items() if values}
+        table = metrics.read_table(store.get(end.result.path + METRICS_FILE)[0])
+    except (NotFound, ValueError):  # a command's result has no such file, or one of its own form
+        return book.metrics
+    return {**book.metrics, **metrics.last_values(table)}

@@ -29,7 +29,7 @@ from outlast.loop import (
 )
 from outlast.loop.connection import Connection, check_process, interrupted
 from outlast.loop.errors import DoesNotFit, LoopError, tell_alone
-from outlast.loop.history import Direction, History
+from outlast.loop.history import Direction, History, judged_name
 from outlast.loop.local import STOP_SEC
 from outlast.loop.words import say
 from outlast.protocol import Ended, Welcome, parse_every
@@ -193,7 +193,7 @@ class Training:
     @property
     def evals(self) -> list[dict[str, Any]]:
         """All evaluations so far, in all attempts: the step and the values of each."""
-        return [dict(row) for row in self._history.rows]
+        return self._history.evals()
 
     def steps(self) -> Iterator[int]:
         """The steps still to make: their numbers, from one more than what is done up to total.
@@ -241,7 +241,7 @@ class Training:
         self._why = " ".join(why.split())[:_WHY_MAX]
         self._marked = True
 
-    def log(self, **values: Any) -> None:
+    def log(self, /, **values: Any) -> None:
         """Values of the step being made; one row a step, the last value of a name stands."""
         if self._making is None:
             raise LoopError("run.log outside a step: call it in the body of run.steps()")
@@ -252,25 +252,23 @@ class Training:
             plain = type(value) is float and math.isfinite(value)
             self._row[name] = value if plain else rows.cell(name, value)
 
-    def eval(self, *, best: Direction | None = None, of: str | None = None, **values: Any) -> None:
+    def eval(
+        self, /, *, best: Direction | None = None, of: str | None = None, **values: Any
+    ) -> None:
         """An evaluation after this step's update; kept in the state and in metrics.json.
 
-        With ``best`` (``max`` or ``min``) a new best value is a checkpoint tagged ``best``; ``of``
-        says which value is judged where there are several. After the loop there is no checkpoint
-        to tag, and ``best`` does nothing.
+        Values are numbers, of any names; one that is not finite is kept as such, and evaluations
+        may have different names. With ``best`` (``max`` or ``min``) a new best value is a
+        checkpoint tagged ``best``; ``of`` says which value is judged where there are several. After
+        the loop there is no checkpoint to tag, and ``best`` does nothing.
         """
         cells = {name: rows.scalar(name, value) for name, value in values.items()}
-        judged = of if of is not None else next(iter(cells), None) if len(cells) == 1 else None
-        if best is not None:
-            if best not in ("max", "min"):
-                raise LoopError(f"eval best {best!r}: must be max or min")
-            if judged not in cells:
-                raise LoopError(f"eval of {judged!r}: must be one of {', '.join(cells)}")
+        judged = None if best is None else judged_name(best, of, cells)
         step = self._making if self._making is not None else self._step
         self._history.add(step, cells)
         if self._making is not None:
             self._marked = True
-            self._row.update(cells)
+            self._row.update({name: rows.cell(name, value) for name, value in cells.items()})
             if best is not None and judged is not None:
                 self._saver.judge_best(judged, step, cells[judged], best)
         self.tick("eval")
@@ -457,6 +455,9 @@ class Training:
     def _end(self, error: BaseException | None) -> None:
         """Close everything; tell the supervisor why if training failed."""
         try:
+            if self._started:
+                with contextlib.suppress(OSError):  # closing the rows tries again
+                    self._rows.flush()
             if (said := ending.report(error)) is not None:
                 self._connection.report(*said)
             if self._tracker is not None:

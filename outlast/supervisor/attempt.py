@@ -57,6 +57,7 @@ from outlast.supervisor.door import Asked, Connected, Hung, Said
 from outlast.supervisor.ending import ENDING_ERRORS, Ending, reason_of_notice
 from outlast.supervisor.initial import is_init
 from outlast.supervisor.jobs import Jobs
+from outlast.supervisor.latest import Latest
 from outlast.supervisor.link import Link
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.notice import Maintenance, Stopping
@@ -113,6 +114,7 @@ class Attempt:
         self._disk = places.on_disk(self._scratch)
         """For what is not read again soon, and may grow: rows, and the files of the result."""
         self._rows_path = self._disk / "rows.jsonl"
+        self._latest = Latest(self._rows_path)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
         self._committer = Committer(head_file, retention=retention, say=site.say, sign=site.sign)
@@ -196,7 +198,7 @@ class Attempt:
     def _set_up(self) -> Outcome | None:
         """The trainer's code and its packages; an outcome where they cannot be had."""
         self.progress.phase = "setup"
-        self._reports.begin(self.progress, self._rows_path, self.spec.waits.beat, self._inbox.put)
+        self._reports.begin(self.progress, self._latest, self.spec.waits.beat, self._inbox.put)
         outcome = self._preparation.code()
         if outcome is None:
             self.progress.phase = "start"
@@ -621,6 +623,7 @@ class Attempt:
         self.site.say(f"term {self.term}: {reason}{outcome.message}")
         self._reports.close(last_words=outcome.next is not Next.WATCH)
         link = self._link
+        self._latest.read()
         self._ending.record(
             AttemptEnd(
                 term=self.term,
@@ -634,6 +637,7 @@ class Attempt:
                 staged_sec=round(self._staging.seconds, 3),
                 time=datetime.now(UTC),
                 repeats=outcome.repeats,
+                metrics=self._latest.metrics,
             ),
             outcome,
         )

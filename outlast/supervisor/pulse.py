@@ -1,12 +1,9 @@
 """The heartbeat: a sign of life in the bucket, and a look at HEAD."""
 
 import contextlib
-import json
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from outlast.base.console import Say
 from outlast.bucket.head import HeadError, HeadForbidden
@@ -14,12 +11,11 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Beat
 from outlast.bucket.store import StoreError
 from outlast.supervisor.door import Post
+from outlast.supervisor.latest import Latest
 from outlast.supervisor.progress import Progress
 
 LAST_WORDS_SEC = 5.0
 """For the beat that is under way when the pulse is closed."""
-LAST_ROWS = 5
-LAST_ROWS_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Pulse:
         term: int,
         progress: Progress,
         *,
-        rows_path: Path,
+        latest: Latest,
         beat_sec: float,
         post: Post,
         say: Say,
@@ -53,7 +49,7 @@ class Pulse:
         self._head_file = head_file
         self._term = term
         self._progress = progress
-        self._rows_path = rows_path
+        self._latest = latest
         self._beat_sec = beat_sec
         self._post = post
         self._say = say
@@ -102,6 +98,7 @@ class Pulse:
         before, step_before = self._before
         self._before = (now, step)
         rate = (step - step_before) / (now - before) if step > step_before else None
+        self._latest.read()
         beat = Beat(
             term=self._term,
             step=step,
@@ -110,27 +107,11 @@ class Pulse:
             rate=None if rate is None else round(rate, 3),
             committed=progress.committed,
             seconds_to_commit=progress.seconds_to_commit,
-            rows=_last_rows(self._rows_path),
+            rows=self._latest.rows,
             time=store.now(),
             commit_sec=progress.commit_sec,
             warnings=tuple(progress.warnings),
+            metrics=self._latest.metrics,
         )
         self._beat_at, self._warned = now, len(beat.warnings)
         store.put(self._head_file.layout.beat(self._term), beat.to_json())
-
-
-def _last_rows(path: Path) -> tuple[dict[str, Any], ...]:
-    """The last whole rows of a file that is being written."""
-    try:
-        with path.open("rb") as rows:
-            rows.seek(max(0, rows.seek(0, 2) - LAST_ROWS_BYTES))
-            lines = rows.read().split(b"\n")[:-1]
-    except OSError:
-        return ()
-    found = []
-    for line in lines[-LAST_ROWS:]:
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                found.append(row)
-    return tuple(found)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from outlast.bucket.headfile import HeadFile
 from outlast.supervisor.door import Post
+from outlast.supervisor.latest import Latest
 from outlast.supervisor.logs import Logs
 from outlast.supervisor.progress import Progress
 from outlast.supervisor.pulse import Pulse
@@ -22,13 +23,13 @@ class Reports:
         self._pulse: Pulse | None = None
         self._logs: list[LogUpload | Logs] = []
 
-    def begin(self, progress: Progress, rows_path: Path, beat_sec: float, post: Post) -> None:
+    def begin(self, progress: Progress, latest: Latest, beat_sec: float, post: Post) -> None:
         """Heartbeats, and what the trainer will print."""
         self._pulse = Pulse(
             self._head_file,
             self._term,
             progress,
-            rows_path=rows_path,
+            latest=latest,
             beat_sec=beat_sec,
             post=post,
             say=self._site.say,

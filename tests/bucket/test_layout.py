@@ -7,7 +7,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +21,7 @@ from outlast.bucket.layout import (
     BootEnd,
     BootRecord,
     EndCopy,
+    Last,
     Layout,
     Manifest,
     ManifestObject,
@@ -29,7 +29,6 @@ from outlast.bucket.layout import (
     ResultFile,
     ResultManifest,
     canonical_json,
-    check_metrics,
     check_object_name,
     format_time,
     parse_time,
@@ -59,6 +58,7 @@ RECORDS: list[Record] = [
     ),
     AttemptEnd(3, Reason.HOST_ERROR, State.OPEN, 75, 12, 10, "", ("line",), 1.5, MOMENT, True),
     Beat(3, 12, 100, "training", 4.0, 10, 2.5, ({"step": 12, "loss": 0.5},), MOMENT),
+    Beat(3, 12, 100, "training", 4.0, 10, 2.5, (), MOMENT, metrics={"loss": Last(12, 0.5)}),
     Manifest("0123456789", 3, 10, ("best",), 10, (ManifestObject("a/x", 1, "AAAAAA==", "ab", 7),)),
     ResultManifest.of([ResultFile("b", 1, "22"), ResultFile("a", 1, "11")]),
     EndCopy("0123456789", 0, 3, State.DONE, Reason.DONE, 0, 90, "p/result/", "11", MOMENT),
@@ -200,43 +200,6 @@ def test_canonical_json_has_one_text() -> None:
     assert json.loads(canonical_json(half)) == half
     with pytest.raises(ValueError):
         canonical_json(float("nan"))
-
-
-def metrics(**changes: Any) -> str:
-    columns: dict[str, Any] = {
-        "epoch": [1, 2],
-        "step": [10, 20],
-        "train_loss": [0.5, 0.25],
-        "test_loss": [0.5, 0.3],
-        "test_accuracy": [0.9, 0.97],
-    }
-    return json.dumps({**columns, **changes})
-
-
-def test_metrics_are_columns() -> None:
-    assert check_metrics(metrics())["test_accuracy"] == [0.9, 0.97]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"step": [10]}, "step has 1"),
-        ({"step": [20, 10]}, "must rise"),
-        ({"train_loss": [0.1, float("nan")]}, "finite"),
-        ({"train_loss": [0.1, True]}, "finite"),
-        ({"train_loss": 3}, "must be a list"),
-    ],
-)
-def test_metrics_that_are_none_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        check_metrics(metrics(**changes))
-
-
-def test_metrics_lacking_a_column_are_refused() -> None:
-    with pytest.raises(ValueError, match="lacks epoch"):
-        check_metrics('{"step": []}')
-    with pytest.raises(ValueError, match="is not JSON"):
-        check_metrics("{")
 
 
 def test_reasons_fall_into_one_kind_each() -> None:

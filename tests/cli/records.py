@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from outlast.bucket.layout import AttemptStart, Beat
+from outlast.bucket.layout import AttemptStart, Beat, Last
 
 
 def start_record(
@@ -39,4 +39,5 @@ def beat_record(term: int, step: int, time: datetime, *, total: int, row: dict[s
         seconds_to_commit=None,
         rows=(row,),
         time=time,
+        metrics={name: Last(row["step"], value) for name, value in row.items() if name != "step"},
     )

@@ -13,7 +13,7 @@ import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head, Result, read_head
-from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.layout import AttemptEnd, BootEnd, Last, Layout
 from outlast.bucket.store import MemoryStore, open_store
 from outlast.cli import (
     boots,
@@ -198,14 +198,41 @@ def test_before_head_a_run_waits_boots_or_never_started():
     assert told["waits"]["why"] == "1 boot has come to nothing, the last as setup-failed"
 
 
-def test_an_open_run_shows_its_newest_row():
+def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_left(capsys):
+    made = stack(replace(OPEN, term=2))
+    for term, step, metrics in (
+        (1, 40, {"loss": Last(40, 0.5), "val/accuracy": Last(30, 0.875), "note": Last(40, "x")}),
+        (2, 36, {"loss": Last(36, None)}),
+    ):
+        beat = beat_record(term, step, START, total=3636, row={"step": step})
+        start = start_record(term, 0 if term == 1 else 35, START)
+        made.memory.put(LAYOUT.attempt_start(term), start.to_json())
+        made.memory.put(LAYOUT.beat(term), replace(beat, metrics=metrics).to_json())
+    found = status.read(place(made))
+    told = found.as_json()
+    assert told["metrics"] == {"loss": None, "val/accuracy": 0.875, "note": "x"}
+    assert told["metric_steps"] == {"loss": 36, "val/accuracy": 30, "note": 40}
+    assert told["left_sec"] == 3600
+    draw.show_status(found)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    left = ["step", "36", "of", "3636,", "1", "h", "0", "min", "left", "at", "1", "steps/s"]
+    assert shown[0][-len(left) :] == left
+    assert shown[-3:] == [
+        ["loss", "not", "finite"],
+        ["note", "x", "of", "step", "40"],
+        ["val/accuracy", "0.875", "of", "step", "30"],
+    ]
+
+
+def test_many_metrics_with_wild_names_leave_the_status_readable(capsys):
     made = stack(replace(OPEN, term=1))
-    row = {"step": 7, "train_loss": 0.5, "note": "x"}
-    beat = beat_record(1, 7, START, total=9, row=row)
-    start = start_record(1, 0, START)
-    made.memory.put(LAYOUT.attempt_start(1), start.to_json())
-    made.memory.put(LAYOUT.beat(1), beat.to_json())
-    assert status.read(place(made)).metrics == {"step": 7, "train_loss": 0.5}
+    row = {"step": 1, "[red]\x1b[31m": 1.0, "a" * 200: 2.0, **{f"m{n}": n for n in range(60)}}
+    made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
+    made.memory.put(LAYOUT.beat(1), beat_record(1, 1, START, total=9, row=row).to_json())
+    draw.show_status(status.read(place(made)))
+    shown = capsys.readouterr().out
+    assert "[red]?[31m" in shown and "and 32 more: --json has them all" in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_an_open_run_says_what_its_next_attempt_waits_for(monkeypatch):

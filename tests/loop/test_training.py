@@ -465,13 +465,13 @@ def test_rows_hold_plain_numbers(supervisor: FakeSupervisor) -> None:
         (lambda run: (list(run.steps()), run.result("metrics.json")), "given to run.eval"),
         (lambda run: [run.log(step=1) for _ in run.steps()], "every row has its step already"),
         (lambda run: [run.log(a=[1]) for _ in run.steps()], "a [1]: must be a number or a string"),
-        (lambda run: [run.eval(a=float("inf")) for _ in run.steps()], "a inf: must be a finite"),
-        (lambda run: [run.eval(a=1, b=2, best="max") for _ in run.steps()], "must be one of a, b"),
+        (lambda run: [run.eval(a="high") for _ in run.steps()], "a 'high': must be a number"),
+        (lambda run: [run.eval(a=1, b=2, best="max") for _ in run.steps()], "such as of='a'"),
+        (lambda run: [run.eval(a=1, b=2, best="max", of="c") for _ in run.steps()], "are a, b"),
         (lambda run: [run.eval(a=1, best="most") for _ in run.steps()], "must be max or min"),
-        (lambda run: [run.eval(a=1) or run.eval(a=2) for _ in run.steps()], "has one already"),
         (
-            lambda run: [run.eval(**{f"v{step}": 1}) for step in run.steps()],
-            "every eval has the same values",
+            lambda run: [run.eval(a=1) or run.eval(a=2) for _ in run.steps()],
+            "value of this name already",
         ),
     ],
 )

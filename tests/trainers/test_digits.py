@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outlast.base import exits
-from outlast.bucket import layout
+from outlast.bucket import metrics
 from outlast.loop import snapshot, state, verify
 from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
 from trainers import __main__ as command
@@ -120,7 +120,7 @@ def test_preempted_three_times_the_result_is_the_same_bytes(
     reports = capsys.readouterr().out
     assert [json.loads(line)["epoch"] for line in reports.splitlines()] == [2, 3]
     assert list(calm) == ["config.json", "metrics.json", "model.bin", "model.json"]
-    table = layout.check_metrics(calm["metrics.json"])
+    table = metrics.read_table(calm["metrics.json"])
     assert table["step"] == [8, 12] and table["epoch"] == [2, 3]
 
     supervisor.restore, supervisor.step, supervisor.result = None, 0, None
@@ -145,7 +145,7 @@ def test_the_result_has_no_clock_and_is_read_back(supervisor: FakeSupervisor) ->
     assert supervisor.result is not None
     training = small()
     digits.load_model(training, supervisor.result)
-    table = layout.check_metrics((supervisor.result / "metrics.json").read_bytes())
+    table = metrics.read_table((supervisor.result / "metrics.json").read_bytes())
     assert digits.evaluate(training)["test_accuracy"] == table["test_accuracy"][-1]
 
 
@@ -155,7 +155,7 @@ def test_it_learns_to_read_digits(supervisor: FakeSupervisor) -> None:
     argv = ["digits", "--epochs", "15"]
     assert command.main(argv) == exits.DONE
     assert supervisor.result is not None
-    table = layout.check_metrics((supervisor.result / "metrics.json").read_bytes())
+    table = metrics.read_table((supervisor.result / "metrics.json").read_bytes())
     assert table["test_accuracy"][-1] >= 0.93
     best = [message for message, _ in supervisor.committed if "best" in message.tags]
     assert best and max(table["test_accuracy"]) == table["test_accuracy"][
@@ -169,7 +169,7 @@ def test_the_defaults_read_digits_well(supervisor: FakeSupervisor) -> None:
     supervisor.every = "auto"
     assert command.main(["digits"]) == exits.DONE
     assert supervisor.result is not None
-    table = layout.check_metrics((supervisor.result / "metrics.json").read_bytes())
+    table = metrics.read_table((supervisor.result / "metrics.json").read_bytes())
     assert table["epoch"][-1] == 150
     assert table["test_accuracy"][-1] >= 0.96
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.bucket import layout
+from outlast.bucket import metrics
 from tests.loop import programs
 from tests.trainers import killed
 
@@ -21,7 +21,7 @@ def check(tmp_path: Path, name: str, *, kills: int) -> None:
     assert resumed >= 1, "the kills came after the end"
     assert list(stormy) == list(calm)
     assert [file for file in calm if stormy[file] != calm[file]] == []
-    table = layout.check_metrics(calm["metrics.json"])
+    table = metrics.read_table(calm["metrics.json"])
     assert len(table["epoch"]) >= 2
     assert json.loads(calm["config.json"])["trainer"] == name
 
@@ -51,5 +51,5 @@ def test_the_convolutional_network_reads_digits_well(tmp_path: Path) -> None:
         argv, cwd=tmp_path, env=programs.environment(tmp_path), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    table = layout.check_metrics(programs.result_of(tmp_path / "run")["metrics.json"])
+    table = metrics.read_table(programs.result_of(tmp_path / "run")["metrics.json"])
     assert table["epoch"][-1] == 5 and table["test_accuracy"][-1] >= 0.96

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outlast.base import exits
-from outlast.bucket import layout
+from outlast.bucket import layout, metrics
 from tests.loop.fake_supervisor import FakeSupervisor
 from trainers import __main__ as command
 from trainers import dummy, flags, training
@@ -72,7 +72,7 @@ def test_the_dummys_result_has_model_metrics_and_flags(supervisor: FakeSuperviso
     assert sorted(path.name for path in result.iterdir()) == [
         "config.json", "metrics.json", "model.npy",
     ]  # fmt: skip
-    table = layout.check_metrics((result / "metrics.json").read_bytes())
+    table = metrics.read_table((result / "metrics.json").read_bytes())
     assert table["epoch"] == [2, 3] and table["step"] == [6, 9]
     found = json.loads((result / "config.json").read_bytes())
     assert found["trainer"] == "dummy" and found["flags"]["limit_rows"] == 100
@@ -98,7 +98,7 @@ def test_eval_takes_a_copy_of_the_result_and_the_model_in_it(
     shutil.copytree(train(supervisor), copy)
     files = [layout.ResultFile(path.name, *measured(path)) for path in copy.iterdir()]
     (copy / layout.RESULT_FILE).write_bytes(layout.ResultManifest.of(files).to_json())
-    table = layout.check_metrics((copy / "metrics.json").read_bytes())
+    table = metrics.read_table((copy / "metrics.json").read_bytes())
     capsys.readouterr()
     for place in (copy, copy / "model.npy"):
         assert command.main(["dummy", "--mode", "eval", "--run-dir", str(place)]) == exits.DONE
@@ -119,7 +119,7 @@ def test_eval_needs_no_flags_and_gives_what_was_recorded(
     capsys.readouterr()
     assert evaluate(result, monkeypatch) == exits.DONE
     out, err = capsys.readouterr()
-    table = layout.check_metrics((result / "metrics.json").read_bytes())
+    table = metrics.read_table((result / "metrics.json").read_bytes())
     assert json.loads(out) == {name: column[-1] for name, column in table.items()}
     assert err == ""
 
@@ -128,7 +128,7 @@ def test_eval_says_where_it_differs(
     supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = train(supervisor)
-    table = layout.check_metrics((result / "metrics.json").read_bytes())
+    table = metrics.read_table((result / "metrics.json").read_bytes())
     was = table["test_loss"][-1]
     table["test_loss"][-1] = math.nextafter(was, 9)
     (result / "metrics.json").write_text(json.dumps(table))

@@ -20,8 +20,9 @@ from outlast.base.exits import (
     Reason,
     State,
 )
+from outlast.bucket import metrics
 from outlast.bucket.head import Head
-from outlast.bucket.layout import METRICS_FILE, AttemptEnd, check_metrics
+from outlast.bucket.layout import METRICS_FILE, AttemptEnd, Last
 from outlast.bucket.ledger import Attempt, Boot, Ledger
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Damaged, NotFound, Store
@@ -102,11 +103,13 @@ class ResultRead:
     digest: str | None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
-    def last_metrics(self) -> dict[str, float]:
-        """The last row of metrics.json; empty where there is none."""
-        raw = self.files.get(METRICS_FILE)
-        table = check_metrics(raw) if raw else {}
-        return {name: values[-1] for name, values in table.items() if values}
+    def last_metrics(self) -> dict[str, Last]:
+        """The last value of each column of metrics.json; empty where there is none, or one of
+        another form."""
+        try:
+            return metrics.last_values(metrics.read_table(self.files.get(METRICS_FILE, b"")))
+        except ValueError:
+            return {}
 
 
 Rows = Sequence[Mapping[str, Any]]

@@ -22,7 +22,7 @@ from typing import Any
 
 from outlast.bucket import ledger
 from outlast.bucket.head import Head
-from outlast.bucket.layout import Layout
+from outlast.bucket.layout import Last, Layout
 from outlast.bucket.ledger import Attempt, Ledger
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
@@ -107,7 +107,8 @@ class Report:
     ending: str = ""
     """How the run stood at the end, with its reason."""
     seconds: float = 0.0
-    accuracy: float | None = None
+    metrics: Mapping[str, Last] = field(default_factory=dict)
+    """The last value of each metric of the result."""
     digest: str | None = None
     goodput: float | None = None
     goodput_calm: float | None = None
@@ -128,7 +129,7 @@ class Report:
             "end": self.ending,
             "held": self.held,
             "seconds": round(self.seconds, 1),
-            "accuracy": self.accuracy,
+            "metrics": {name: last.value for name, last in self.metrics.items()},
             "result": self.digest,
             "goodput": self.goodput,
             "goodput_calm": self.goodput_calm,
@@ -608,7 +609,7 @@ class Stage:
             run=self.sides[0].outputs["run"],
             ending=str(seen.run.ending),
             digest=seen.run.result.digest,
-            accuracy=seen.run.result.last_metrics().get("test_accuracy"),
+            metrics=seen.run.result.last_metrics(),
             goodput=seen.run.ledger.goodput() if seen.run.ledger else None,
             goodput_calm=calm.goodput() if calm else None,
             attempts=seen.run.attempts,

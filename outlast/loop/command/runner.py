@@ -463,8 +463,8 @@ class Runner:
         results.tidy_result(self.result)
         if not look(self.result).files:
             say("the result holds no file of the command")
-            empty = {column: [] for column in layout.METRICS_COLUMNS}
-            (self.result / layout.METRICS_FILE).write_bytes(layout.canonical_json(empty) + b"\n")
+            no_metrics = layout.canonical_json({"step": []}) + b"\n"
+            (self.result / layout.METRICS_FILE).write_bytes(no_metrics)
         for kind, glob in self._saves.unmatched_globs:
             say(f"glob {glob!r} ({kind}): matched no file of CHECKPOINT_DIR")
 

@@ -1,0 +1,74 @@
+"""`metrics.json` of a result: one column for each value that the trainer evaluated.
+
+Columns are lists of equal length, one cell an evaluation; `step` rises from cell to cell. A value
+that an evaluation does not have is null; a number that is not finite is the string `NaN`,
+`Infinity` or `-Infinity`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from outlast.base import numbers
+from outlast.bucket.layout import METRICS_FILE, Last
+
+Table = Mapping[str, Sequence[Any]]
+
+
+def read_table(data: bytes | str) -> dict[str, list[float | None]]:
+    """The columns of a `metrics.json`, with None for a value that an evaluation does not have.
+
+    ValueError names the column, the value found and the rule.
+    """
+    try:
+        table = json.loads(data)
+    except (ValueError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{METRICS_FILE}: is not JSON ({error})") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{METRICS_FILE}: must be an object, found {type(table).__name__}")
+    steps = table.get("step")
+    if not isinstance(steps, list):
+        raise ValueError(f"{METRICS_FILE}.step: must be a list of steps, found {steps!r}")
+    for column, values in table.items():
+        if not isinstance(values, list):
+            raise ValueError(f"{METRICS_FILE}.{column}: must be a list, found {values!r}")
+        if len(values) != len(steps):
+            raise ValueError(
+                f"{METRICS_FILE}.{column}: has {len(values)} values, "
+                f"step has {len(steps)}; all columns must be equally long"
+            )
+        table[column] = [_cell(column, value) for value in values]
+    if any(type(step) is not int for step in steps):
+        raise ValueError(f"{METRICS_FILE}.step: must be whole numbers, found {steps}")
+    if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+        raise ValueError(f"{METRICS_FILE}.step: must rise from row to row, found {steps}")
+    return table
+
+
+def _cell(column: str, value: Any) -> float | None:
+    number = numbers.from_json(value)
+    if number is None or (isinstance(number, int | float) and not isinstance(number, bool)):
+        return number
+    raise ValueError(f"{METRICS_FILE}.{column} {value!r}: must be a number or null")
+
+
+def last_values(table: Table) -> dict[str, Last]:
+    """The last value of each column, with its step."""
+    found = {}
+    for column, values in table.items():
+        if column == "step":
+            continue
+        cells = zip(reversed(table["step"]), reversed(values), strict=True)
+        last = next(((step, value) for step, value in cells if value is not None), None)
+        if last is not None:
+            found[column] = Last(last[0], numbers.to_json(last[1]))
+    return found
+
+
+def of_attempts(attempts: Iterable[Mapping[str, Last]]) -> dict[str, Last]:
+    """The last value of each metric over all attempts, oldest first. A later attempt's counts,
+    even of a lower step: steps that were lost are made again."""
+    found: dict[str, Last] = {}
+    for attempt in attempts:
+        found |= attempt
+    return found

@@ -1,0 +1,90 @@
+"""The newest of the rows that a trainer logs: the last few, and the last value of each metric."""
+
+import collections
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from outlast.bucket.layout import Last
+
+ROWS = 5
+ROW_BYTES_MAX = 3000
+"""A longer row is not among the last few; its metrics count."""
+NAMES_MAX = 200
+"""Metrics that are kept: those logged last."""
+CHARS_MAX = 200
+"""Of a name or of a text."""
+READ_BYTES_MAX = 8 << 20
+"""Read at a time; of more than that only the end, so that a beat never waits for rows."""
+
+
+class Latest:
+    """Follows the rows' file of one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        """The last heartbeat and the record of the end may come at the same time."""
+        self._offset = 0
+        self._rows: collections.deque[dict[str, Any]] = collections.deque(maxlen=ROWS)
+        self._metrics: dict[str, Last] = {}
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The last rows that `read` has seen, newest last."""
+        with self._lock:
+            return tuple(self._rows)
+
+    @property
+    def metrics(self) -> dict[str, Last]:
+        """The last value of each metric that `read` has seen."""
+        with self._lock:
+            return dict(self._metrics)
+
+    def read(self) -> None:
+        """Take up the whole rows that were written since the last call."""
+        with self._lock:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                end = file.seek(0, 2)
+                start = self._offset if self._offset <= end else 0
+                skips = end - start > READ_BYTES_MAX
+                file.seek(end - READ_BYTES_MAX if skips else start)
+                data = file.read(min(end - start, READ_BYTES_MAX))
+        except OSError:
+            return
+        whole, _, rest = data.rpartition(b"\n")
+        self._offset = end - len(rest)
+        lines = whole.split(b"\n")[1 if skips else 0 :]
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            step = row["step"]
+        except (ValueError, TypeError, KeyError):
+            return
+        if len(line) <= ROW_BYTES_MAX:
+            self._rows.append(row)
+        if type(step) is not int:
+            return
+        for name, value in row.items():
+            if name != "step" and len(name) <= CHARS_MAX and _is_cell(value):
+                # Named last is kept last.
+                self._metrics.pop(name, None)
+                self._metrics[name] = Last(step, _short(value))
+        while len(self._metrics) > NAMES_MAX:
+            del self._metrics[next(iter(self._metrics))]
+
+
+def _is_cell(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _short(value: Any) -> Any:
+    return value[:CHARS_MAX] if isinstance(value, str) else value

@@ -1,0 +1,70 @@
+"""Evaluations of any names, and what counts as a new best."""
+
+import json
+import math
+
+import pytest
+
+from outlast.bucket import metrics
+from outlast.loop.errors import LoopError
+from outlast.loop.history import History, judged_name
+
+
+def test_evaluations_may_have_different_names() -> None:
+    history = History()
+    history.add(10, {"loss": 0.5})
+    history.add(20, {"loss": 0.25, "val/accuracy": 0.9})
+    history.add(20, {"epoch": 2})
+    table = metrics.read_table(history.metrics_json())
+    assert table == {
+        "step": [10, 20],
+        "loss": [0.5, 0.25],
+        "val/accuracy": [None, 0.9],
+        "epoch": [None, 2],
+    }
+
+
+def test_numbers_that_are_not_finite_are_kept_and_come_back() -> None:
+    history = History()
+    history.add(1, {"loss": math.nan, "worst": math.inf})
+    assert not history.judge("loss", 1, math.nan, "min")
+    assert history.judge("worst", 1, math.inf, "min")
+    node = json.loads(json.dumps(history.to_node(), allow_nan=False))
+    again = History()
+    again.load_node(node)
+    (row,) = again.evals()
+    assert math.isnan(row["loss"]) and row["worst"] == math.inf
+    assert again.judge("worst", 2, 3.0, "min") and not again.judge("worst", 3, 4.0, "min")
+    assert again.metrics_json() == history.metrics_json()
+
+
+def test_a_value_given_twice_in_a_step_is_refused() -> None:
+    history = History()
+    history.add(3, {"loss": 0.5})
+    with pytest.raises(LoopError, match=r"eval loss: step 3 has a value of this name already"):
+        history.add(3, {"loss": 0.4})
+    assert history.evals() == [{"step": 3, "loss": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("best", "of", "names", "said"),
+    [
+        ("most", None, ["a"], "eval best 'most': must be max or min"),
+        ("max", None, [], "give the value to judge as well"),
+        ("max", None, ["loss", "f1"], "loss, f1; say which one is judged, such as of='loss'"),
+        (
+            "max",
+            "acc",
+            ["loss", "f1"],
+            "eval of='acc': must be one of the values .* loss, f1",
+        ),
+    ],
+)
+def test_what_is_judged_must_be_said(best: str, of: str, names: list[str], said: str) -> None:
+    with pytest.raises(LoopError, match=said):
+        judged_name(best, of, names)
+
+
+def test_the_only_value_is_judged_or_the_one_that_is_named() -> None:
+    assert judged_name("max", None, ["accuracy"]) == "accuracy"
+    assert judged_name("min", "loss", ["accuracy", "loss"]) == "loss"
