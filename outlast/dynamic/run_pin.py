@@ -26,7 +26,7 @@ from outlast.base.exits import State
 from outlast.bucket.head import Head
 from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.store import NotFound, Store, StoreError, open_store
-from outlast.dynamic import boot_image
+from outlast.dynamic import boot_image, moved
 from outlast.dynamic.host import say
 from outlast.spec import changes
 
@@ -99,11 +99,9 @@ def guard(
     """Why an `up` may not put another run in the place of the one that HEAD tells of, or, where
     that is not `up` any more, beside it.
 
-    Only a run that is open, within its limit, with a checkpoint is guarded: nothing is lost of one
-    that has not come so far, and one that has ended waits for nobody. `content`: what the run's
-    name is made of, as far as that is known.
+    `content`: what the run's name is made of, as far as that is known.
     """
-    if head.state.ended or not head.chain or head.deadline <= now:
+    if not is_guarded(head, now):
         return None
     differing = changes.between(content, news["content"]) if content else []
     why = f" ({changes.said(differing)})" if differing else ""
@@ -116,6 +114,12 @@ def guard(
         f"run {run} is open at step {head.step}, and run {news['run']} would {then}{why}; take the"
         f" change back, or {', or '.join(ways)}"
     )
+
+
+def is_guarded(head: Head, now: datetime) -> bool:
+    """Whether the run is open, within its limit, and has a checkpoint: nothing is lost of one that
+    has not come so far, and one that has ended waits for nothing."""
+    return not head.state.ended and bool(head.chain) and head.deadline > now
 
 
 def read_head(store: Store, layout: Layout) -> Head | None:
@@ -148,7 +152,7 @@ class RunPinProvider(ResourceProvider):
             head = read_head(store, layout)
             if head is not None:
                 if head.owner != news["owner"]:
-                    failures.append(_foreign(head, news))
+                    failures.append(_foreign(head, olds, news))
                 else:
                     why = obstacle(head, resume=int(news["resume"]), now=store.now())
                     if why:
@@ -257,12 +261,8 @@ def _pin_of(props: dict[str, Any]) -> Pin:
     return pin(head, resume=resume, limit_minutes=limit, now=store.now())
 
 
-def _foreign(head: Head, props: dict[str, Any]) -> CheckFailure:
-    return CheckFailure(
-        "owner",
-        f"run {props['run']} in gs://{props['bucket']}/{props['prefix']}: belongs to {head.owner},"
-        f" not to {props['owner']}; choose another outlast:experiment or outlast:bucket",
-    )
+def _foreign(head: Head, olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckFailure:
+    return CheckFailure("owner", moved.foreign(head.owner, olds, news))
 
 
 def _stack(props: dict[str, Any]) -> str:
@@ -288,9 +288,8 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
     try:
         store, layout = _open(olds)
         head = read_head(store, layout)
-        content = olds.get("content") or {}
         now = store.now()
-        why = guard(head, olds["run"], content, news, up=True, now=now) if head else None
+        why = _replaced(head, olds, news, now) if head else None
     except Unreadable as error:
         why = (
             f"run {olds['run']} would be replaced by run {news['run']}, and whether it is open"
@@ -302,6 +301,14 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
     return [CheckFailure("run", why)] if why else []
 
 
+def _replaced(head: Head, olds: dict[str, Any], news: dict[str, Any], now: datetime) -> str | None:
+    """The guard of the run that is pinned until now; another place is said before another run."""
+    elsewhere = moved.causes(olds, news)
+    if elsewhere and is_guarded(head, now):
+        return moved.left_behind(head.step, olds, news, elsewhere)
+    return guard(head, olds["run"], olds.get("content") or {}, news, up=True, now=now)
+
+
 def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
     """The guard of the experiment's runs where the stack has none and would begin another; and an
     experiment that somebody else's runs lie in."""
@@ -311,7 +318,7 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
             return []  # it goes on with its own
         for layout, head in _heads(store, news["prefix"]):
             if head.owner != news["owner"]:
-                return [_foreign(head, {**news, "run": layout.run})]
+                return [_foreign(head, {}, {**news, "run": layout.run})]
             if news["onNewRun"] == "replace":
                 continue
             content = _recorded_content(store, layout, head) or {}

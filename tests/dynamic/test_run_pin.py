@@ -229,9 +229,40 @@ def test_another_owner_is_refused(store):
     put(store, dataclasses.replace(OPEN, owner="organization/outlast/theirs"))
     (failure,) = RunPinProvider().check({}, dict(PROPS)).failures
     assert failure.property == "owner"
-    assert "belongs to organization/outlast/theirs, not to organization/outlast/dev; choose" in (
-        failure.reason
+    assert failure.reason == (
+        "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/theirs,"
+        " not to organization/outlast/dev; if this is the same stack under another name, rename it"
+        " back: pulumi stack rename theirs; otherwise choose another outlast:experiment or"
+        " outlast:bucket"
     )
+
+
+@pytest.mark.parametrize(
+    ("now", "cause", "remedy"),
+    [
+        (
+            "organization/outlast/second",
+            "it was renamed from dev to second",
+            "rename it back: pulumi stack rename dev",
+        ),
+        (
+            "organization/lasting/dev",
+            "its project outlast became lasting",
+            "rename it back: pulumi stack rename organization/outlast/dev",
+        ),
+        (
+            "acme/outlast/dev",
+            "its organization organization became acme",
+            "go on with it in organization organization, where it is organization/outlast/dev",
+        ),
+    ],
+)
+def test_a_stack_that_was_renamed_or_moved_is_said_to_be(store, now, cause, remedy):
+    put(store, COMMITTED)
+    assert reasons(PROPS, {**PROPS, "owner": now}) == [
+        "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/dev, as"
+        f" this stack was called before {cause}; a run cannot change its owner, so {remedy}"
+    ]
 
 
 @pytest.mark.parametrize("on_new_run", ["refuse", "replace"])
@@ -241,7 +272,9 @@ def test_an_experiment_that_another_project_owns_is_refused(store, on_new_run):
     theirs = {"owner": "organization/theirs/dev", "onNewRun": on_new_run}
     assert reasons({}, {**OTHER, **theirs}) == [
         "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/dev,"
-        " not to organization/theirs/dev; choose another outlast:experiment or outlast:bucket"
+        " not to organization/theirs/dev; if this is the same stack under another name, rename it"
+        " back: pulumi stack rename organization/outlast/dev; otherwise choose another"
+        " outlast:experiment or outlast:bucket"
     ]
 
 
@@ -317,7 +350,8 @@ def test_an_experiment_of_many_objects_costs_few_requests(storage_api, store, mo
     layout = Layout("experiments/dev", "0123456789")
     for number in range(40):
         bucket.put(f"{layout.root}t000003/s{number:012d}-0123456789abcdef/model", b"x")
-    bucket.put(layout.head, dataclasses.replace(COMMITTED, deadline=bucket.now()).to_json())
+    past = bucket.now() - timedelta(seconds=2)  # the server's clock is known to a second
+    bucket.put(layout.head, dataclasses.replace(COMMITTED, deadline=past).to_json())
     bucket.put(f"experiments/dev/bundles/{'a' * 64}.zip", b"x")
     monkeypatch.setattr(run_pin, "open_store", lambda url: bucket)
     sent, send = [], HTTPAdapter.send
@@ -340,10 +374,50 @@ def test_a_change_that_no_run_can_take_offers_no_resume(store):
     assert "(trainer digits → dummy); take the change back, or set outlast:onNewRun" in reason
 
 
-@pytest.mark.parametrize("where", [{"prefix": "experiments/b"}, {"bucket": "p-other"}])
-def test_another_place_is_another_run(store, where):
+@pytest.mark.parametrize(
+    ("where", "place", "cause", "remedy"),
+    [
+        (
+            {"prefix": "experiments/b", "owner": "organization/outlast/b"},
+            "p-outlast/experiments/b",
+            "it was renamed from dev to b, and outlast:experiment follows the stack's name",
+            "rename it back: pulumi stack rename dev",
+        ),
+        (
+            {"prefix": "experiments/b"},
+            "p-outlast/experiments/b",
+            "outlast:experiment dev → b",
+            "pulumi config set outlast:experiment dev",
+        ),
+        (
+            {"bucket": "p-other"},
+            "p-other/experiments/dev",
+            "outlast:bucket p-outlast → p-other",
+            "pulumi config set outlast:bucket p-outlast",
+        ),
+        (
+            {"bucket": "q-outlast", "project": "q"},
+            "q-outlast/experiments/dev",
+            "gcp:project p → q, and outlast:bucket follows it",
+            "pulumi config set gcp:project p",
+        ),
+        (
+            {"bucket": "mine", "prefix": "experiments/b"},
+            "mine/experiments/b",
+            "outlast:experiment dev → b; outlast:bucket p-outlast → mine",
+            "pulumi config set outlast:experiment dev; pulumi config set outlast:bucket p-outlast",
+        ),
+    ],
+)
+@pytest.mark.parametrize("run", [PROPS, OTHER], ids=["same run", "other run"])
+def test_an_open_run_is_not_left_in_another_place(store, run, where, place, cause, remedy):
     put(store, COMMITTED)
-    assert len(reasons(PROPS, {**PROPS, **where})) == 1
+    assert reasons(PROPS, {**run, **where}) == [
+        "run 0123456789 is open at step 320 in gs://p-outlast/experiments/dev, and would start from"
+        f" scratch in gs://{place} ({cause}); take that back ({remedy}), or set outlast:onNewRun to"
+        " replace to give the open run up"
+    ]
+    assert reasons(PROPS, {**run, **where, "onNewRun": "replace"}) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""A stack that is renamed while its run is open, under the real engine."""
+
+import pytest
+
+from outlast.cli.errors import OperateError
+from outlast.cli.review import preview
+from tests.engine.conftest import Project
+from tests.engine.test_preview import stack as stack  # a fixture
+from tests.engine.test_preview import train_to
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+
+def test_a_renamed_stack_is_said_to_be_renamed(stack: Project, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)  # HEAD is read from here
+
+    def refusal(name: str) -> str:
+        with pytest.raises(OperateError) as refused:
+            preview.review(name, env=stack.env, cwd=stack.folder)
+        return str(refused.value)
+
+    stack.up()
+    outputs = stack.outputs()
+    run, bucket = outputs["run"], outputs["bucket"]
+    train_to(400, outputs)
+
+    # Its experiment has a name by hand, so that the run lies where it was.
+    stack.pulumi("stack", "rename", "second")
+    assert (
+        f"run {run} in gs://{bucket}/experiments/dev: belongs to organization/outlast/dev, as this"
+        " stack was called before it was renamed from dev to second; a run cannot change its owner,"
+        " so rename it back: pulumi stack rename dev"
+    ) in refusal("second")
+
+    # The experiment follows the stack's name.
+    stack.pulumi("config", "rm", "outlast:experiment")
+    assert (
+        f"run {run} is open at step 400 in gs://{bucket}/experiments/dev, and would start from"
+        f" scratch in gs://{bucket}/experiments/second (it was renamed from dev to second, and"
+        " outlast:experiment follows the stack's name); take that back (rename it back: pulumi"
+        " stack rename dev), or set outlast:onNewRun to replace to give the open run up"
+    ) in refusal("second")
+
+    stack.pulumi("stack", "rename", "dev")
+    (line,) = preview.review("dev", env=stack.env, cwd=stack.folder).runs
+    assert (line.run, line.said) == (run, "stays untouched")
