@@ -9,6 +9,7 @@ from typing import Any
 
 from outlast.localcloud.answers import Json
 from outlast.localcloud.errors import ApiError
+from outlast.localcloud.listing import nothing_in
 
 KEPT_REPEATS = 1000
 TEMPLATE_REFERENCE = re.compile(
@@ -52,14 +53,10 @@ def aggregated(
     kind: str, name: str, scopes: Mapping[str, Sequence[Any]], shown: Callable[[Any], Json]
 ) -> Json:
     """A list of everything by zone and region; of one without anything it says so."""
-    items: Json = {}
-    for scope, found in scopes.items():
-        warning = {
-            "code": "NO_RESULTS_ON_PAGE",
-            "message": f"There are no results for scope '{scope}' on this page.",
-            "data": [{"key": "scope", "value": scope}],
-        }
-        items[scope] = {name: list(map(shown, found))} if found else {"warning": warning}
+    items = {
+        scope: {name: list(map(shown, found))} if found else nothing_in(scope)
+        for scope, found in scopes.items()
+    }
     return {"kind": f"compute#{kind}AggregatedList", "items": items}
 
 

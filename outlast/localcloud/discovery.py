@@ -214,6 +214,8 @@ class _Checker:
         for key, item in value.items():
             inner = f"{path}.{key}" if path else key
             known = properties.get(key, extra)
+            if known is None and item is None:
+                continue  # a name that stands for nothing passes, known or not
             if known is None:
                 at = _proto_path(path)
                 where = f" at '{at}'" if path else ""

@@ -11,7 +11,8 @@ from outlast.localcloud.errors import ApiError
 Json = dict[str, Any]
 Test = Callable[[Json], bool]
 
-DEFAULT_PAGE = 500
+MAX_PAGE = 500
+"""Also where a query asks for no size."""
 ITEMS = ("items", "managedInstances")
 TOKEN = re.compile(
     r"""\s*(?:(?P<punct>[()]|!=|<=|>=|[=:<>])
@@ -27,32 +28,47 @@ def page(content: Json, query: dict[str, str]) -> Json:
     name = next((name for name in ITEMS if name in content), None)
     if name is None:
         return content
-    if isinstance(content[name], dict):  # by zone: never long here
-        return {**content, name: _filtered_scopes(content[name], query.get("filter"))}
-    items = content[name]
+    by_scope = content[name] if isinstance(content[name], dict) else None
+    found: list[Any] = content[name] if by_scope is None else list(_flat(by_scope))
     if query.get("filter"):
         test = parse_filter(query["filter"])
-        items = [item for item in items if test(item)]
-    items = _ordered(items, query.get("orderBy", ""))
-    size = int(query.get("maxResults") or DEFAULT_PAGE) or DEFAULT_PAGE
+        found = [one for one in found if test(one if by_scope is None else one[2])]
+    if by_scope is None:
+        found = _ordered(found, query.get("orderBy", ""))
+    size = int(query.get("maxResults") or MAX_PAGE) or MAX_PAGE
     first = _first(query.get("pageToken", ""), query)
-    answer = {**content, name: items[first : first + size]}
-    if first + size < len(items):
+    shown = found[first : first + size]
+    answer = {**content, name: shown if by_scope is None else _scopes(by_scope, shown)}
+    if first + size < len(found):
         answer["nextPageToken"] = _token(first + size, query)
     return answer
 
 
-def _filtered_scopes(scopes: Json, text: str | None) -> Json:
-    if not text:
-        return scopes
-    test = parse_filter(text)
-    kept: Json = {}
+def nothing_in(scope: str) -> Json:
+    """What an aggregated list has of a zone or region without anything on this page."""
+    warning = {
+        "code": "NO_RESULTS_ON_PAGE",
+        "message": f"There are no results for scope '{scope}' on this page.",
+        "data": [{"key": "scope", "value": scope}],
+    }
+    return {"warning": warning}
+
+
+def _flat(scopes: Json) -> Iterator[tuple[str, str, Json]]:
+    """What an aggregated list has, each with its scope and the name of its kind."""
     for scope, content in scopes.items():
-        names = [name for name, value in content.items() if isinstance(value, list)]
-        kept[scope] = {
-            **content,
-            **{name: [item for item in content[name] if test(item)] for name in names},
-        }
+        for name, value in content.items():
+            if isinstance(value, list):
+                yield from ((scope, name, item) for item in value)
+
+
+def _scopes(scopes: Json, found: list[tuple[str, str, Json]]) -> Json:
+    """All scopes, with what was found in them."""
+    kept: Json = {scope: nothing_in(scope) for scope in scopes}
+    for scope, name, item in found:
+        if "warning" in kept[scope]:
+            kept[scope] = {name: []}
+        kept[scope][name].append(item)
     return kept
 
 

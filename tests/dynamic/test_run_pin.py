@@ -24,7 +24,7 @@ from outlast.dynamic.run_pin import (
     obstacle,
     pin,
 )
-from outlast.localcloud.storage import objects
+from outlast.localcloud.storage import pages
 from tests.cli.records import start_record
 from tests.stores import storage_api as storage_api  # a fixture
 
@@ -345,7 +345,7 @@ def test_a_run_that_a_destroyed_stack_left_open_is_guarded_too(store, monkeypatc
 def test_an_experiment_of_many_objects_costs_few_requests(storage_api, store, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_api)
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
-    monkeypatch.setattr(objects, "MAX_PAGE", 5)  # a run of 40 objects is as one of 8,000
+    monkeypatch.setattr(pages, "MAX_PAGE", 5)  # a run of 40 objects is as one of 8,000
     bucket = GcsStore("runs")
     layout = Layout("experiments/dev", "0123456789")
     for number in range(40):

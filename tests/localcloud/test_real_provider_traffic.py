@@ -294,12 +294,13 @@ def test_network_and_what_hangs_on_it(plugin: Plugin) -> None:
         "subnetworks": [],
         "logConfig": {"enable": True, "filter": "ERRORS_ONLY"},
         "rules": [],
+        "initialNatIps": None,  # in no document
     }
     assert "nats" not in plugin.read(f"{routers}/r1", "Router")
     plugin.operate("PATCH", f"{routers}/r1", {"nats": [nat]})
     (found,) = plugin.read(f"{routers}/r1", "Router")["nats"]
     assert found["logConfig"]["filter"] == "ERRORS_ONLY"
-    assert found["udpIdleTimeoutSec"] == 30
+    assert found["udpIdleTimeoutSec"] == 30 and "initialNatIps" not in found
     plugin.operate("PATCH", f"{routers}/r1", {"nats": []})
     assert not plugin.read(f"{routers}/r1", "Router").get("nats")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import requests
 
+from outlast.cloud import compute
 from outlast.localcloud import discovery
 from outlast.localcloud.compute import Compute
 from outlast.localcloud.server import Cloud, Options
@@ -590,3 +591,45 @@ def test_lists_have_pages_filters_and_an_order(cloud: FullCloud) -> None:
             break
         query["pageToken"] = page["nextPageToken"]
     assert found == ["a-one", "a-two", "b-one", "default"]
+
+
+def test_aggregated_lists_have_pages(cloud: FullCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gcloud and Outlast read them: an item is on one page, each scope on every page."""
+    templates = f"/compute/v1/projects/{PROJECT}/global/instanceTemplates"
+    names = [f"t{number}" for number in range(5)]
+    for name in names:
+        cloud.ok("POST", templates, {**template_body(), "name": name})
+    path = f"/compute/v1/projects/{PROJECT}/aggregated/instanceTemplates"
+    whole = cloud.ok("GET", path)["items"]
+
+    def walk(**query: Any) -> list[list[str]]:
+        pages: list[list[str]] = []
+        while True:
+            answer = cloud.ok("GET", path, params=query)
+            discovery.check_answer("compute.v1", "InstanceTemplateAggregatedList", answer)
+            assert answer["items"].keys() == whole.keys()
+            found = [
+                item["name"]
+                for scope in answer["items"].values()
+                for item in scope.get("instanceTemplates", [])
+            ]
+            for scope in answer["items"].values():
+                assert ("warning" in scope) != bool(scope.get("instanceTemplates"))
+            pages.append(found)
+            if "nextPageToken" not in answer:
+                return pages
+            query["pageToken"] = answer["nextPageToken"]
+
+    assert walk() == [names]
+    assert walk(maxResults=2) == [names[:2], names[2:4], names[4:]]
+    assert walk(maxResults=2, filter="name != t1") == [["t0", "t2"], ["t3", "t4"]]
+    assert walk(filter="name = none") == [[]]
+
+    # More than any page has, as Outlast itself reads them.
+    more = [f"u{number:03}" for number in range(500)]
+    for name in more:
+        cloud.ok("POST", templates, {**template_body(), "name": name})
+    assert [len(page) for page in walk()] == [500, 5]
+    monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "anything")
+    client = compute.Compute(PROJECT, endpoint=f"{cloud.url}/compute/v1/")
+    assert [one["name"] for one in client.aggregated("instanceTemplates")] == [*names, *more]

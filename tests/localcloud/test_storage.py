@@ -669,6 +669,11 @@ def test_client_library_lists(client: storage.Client, cloud: LocalCloud, bucket:
     assert [blob.name for blob in listing] == ["p/1", "p/2"]
     assert listing.prefixes == {"p/q/"}
     assert bucket in {found.name for found in client.list_buckets()}
+    own = [make_bucket(cloud) for _ in range(3)]
+    for size in (1, 2, 3, 1000):
+        paged = [found.name for found in client.list_buckets(page_size=size)]
+        assert paged == sorted(paged) and {bucket, *own} <= set(paged)
+    assert [found.name for found in client.list_buckets(prefix=own[0])] == own[:1]
     assert client.get_bucket(bucket).location == "US-CENTRAL1"
 
 

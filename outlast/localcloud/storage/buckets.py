@@ -18,6 +18,7 @@ from outlast.localcloud.iam import (
     utc_text,
 )
 from outlast.localcloud.state import Entry
+from outlast.localcloud.storage import pages
 from outlast.localcloud.storage.conditions import Preconditions, is_true, whole_number
 from outlast.localcloud.storage.resources import check_storage_class, merge
 from outlast.localcloud.storage.store import DAY_SEC, Store
@@ -75,9 +76,20 @@ class Buckets:
         if is_true(request.query_params, "softDeleted"):
             self._store.expire_buckets()
             buckets = self._store.lost
-        items = [self._shown(b) for b in buckets.values() if b["name"].startswith(prefix)]
+        limit, after = pages.size(request.query_params), pages.start(request.query_params)
+        # Of deleted buckets several may have had one name.
+        found = {
+            f"{bucket['name']}\n{bucket['generation']}": bucket
+            for bucket in buckets.values()
+            if bucket["name"].startswith(prefix)
+        }
+        keys = sorted(key for key in found if key > after)
         answer: Entry = {"kind": "storage#buckets"}
-        return JSONResponse({**answer, "items": items} if items else answer)
+        if keys:
+            answer["items"] = [self._shown(found[key]) for key in keys[:limit]]
+        if len(keys) > limit:
+            answer["nextPageToken"] = pages.token(keys[limit - 1])
+        return JSONResponse(answer)
 
     async def insert(self, request: Request) -> Response:
         self._check_project(request)

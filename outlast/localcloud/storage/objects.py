@@ -1,7 +1,6 @@
 """Objects: reading, listing, changing, deleting and restoring them."""
 
 import asyncio
-import base64
 import os
 import secrets
 import shutil
@@ -17,6 +16,7 @@ from outlast.localcloud.discovery import check_body
 from outlast.localcloud.errors import ApiError, not_implemented
 from outlast.localcloud.iam import read_json
 from outlast.localcloud.state import Entry
+from outlast.localcloud.storage import pages
 from outlast.localcloud.storage.conditions import Preconditions, is_true, whole_number
 from outlast.localcloud.storage.content import (
     Gunzipped,
@@ -33,8 +33,6 @@ from outlast.localcloud.storage.resources import (
     merge,
 )
 from outlast.localcloud.storage.store import Store, version_key, versions_of
-
-MAX_PAGE = 1000
 
 
 class Objects:
@@ -123,11 +121,7 @@ class Objects:
         self._store.require(caller, "storage.objects.list", bucket, listing=prefix)
         if is_true(query, "softDeleted"):
             self._store.expire(bucket)
-        asked = whole_number(query, "maxResults")
-        limit = MAX_PAGE if asked is None else min(asked, MAX_PAGE)
-        if limit < 1:
-            raise ApiError(400, f"maxResults {limit}: must be at least 1", "invalid")
-        after = _page_start(query)
+        limit, after = pages.size(query), pages.start(query)
         end_offset = query.get("endOffset", "")
         items: list[Entry] = []
         prefixes: list[str] = []
@@ -240,16 +234,8 @@ def _page(items: list[Entry], prefixes: list[str], last: str | None) -> Entry:
     if prefixes:
         page["prefixes"] = prefixes
     if last is not None:
-        page["nextPageToken"] = base64.urlsafe_b64encode(last.encode()).decode()
+        page["nextPageToken"] = pages.token(last)
     return page
-
-
-def _page_start(query: QueryParams) -> str:
-    token = query.get("pageToken", "")
-    try:
-        return base64.urlsafe_b64decode(token).decode()
-    except ValueError:
-        raise ApiError(400, f"Invalid page token: {token!r}", "invalid") from None
 
 
 def _is_transcoded(request: Request, entry: Entry) -> bool:
