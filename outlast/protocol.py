@@ -35,7 +35,6 @@ Errors: ProtocolError
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import select
 import socket
@@ -47,11 +46,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outlast.base import unix_socket
+
 VERSION = 1
 SOCKET_VARIABLE = "OUTLAST_SOCKET"
 COMPLETE_ID = "complete"
 LINE_BYTES_MAX = 1 << 20
-SOCKET_PATH_BYTES_MAX = 100  # the kernel's own limit is 108 on Linux, 104 on macOS
 
 _SECONDS = re.compile(r"([0-9]*\.?[0-9]+)s", re.ASCII)
 _STEPS = re.compile(r"[0-9]{1,15}", re.ASCII)
@@ -344,7 +344,7 @@ class Channel:
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                with _address(Path(path)) as address:
+                with unix_socket.address(Path(path)) as address:
                     connection.connect(address)
                 return cls(connection)
             except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
@@ -440,7 +440,7 @@ class Listener:
         self.path.unlink(missing_ok=True)  # left behind by a supervisor that was killed
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _address(self.path) as address:
+            with unix_socket.address(self.path) as address:
                 self._socket.bind(address)
             self.path.chmod(0o600)
             self._socket.listen(4)
@@ -504,23 +504,6 @@ def _readable(connection: socket.socket, timeout_sec: float | None) -> bool:
     poll = select.poll()
     poll.register(connection, select.POLLIN | select.POLLHUP)
     return bool(poll.poll(None if timeout_sec is None else timeout_sec * 1000))
-
-
-@contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
-    """A name of ``path`` that fits into a socket address, for the time of one call."""
-    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
-        yield str(path)
-        return
-    if not Path("/proc/self/fd").is_dir():
-        raise ProtocolError(
-            f"socket path {path}: longer than {SOCKET_PATH_BYTES_MAX} bytes; use a shorter folder"
-        )
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
 
 
 def _fits(value: object, hint: object) -> bool:

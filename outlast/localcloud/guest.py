@@ -62,8 +62,9 @@ FOLDERS = (
 TOKEN_VARIABLE = "OUTLAST_VM_TOKEN"
 TOKEN_FILE = "token"
 
-# A Unix socket's path has at most 107 bytes; this many are left to what a guest adds to its root.
-LONGEST_ROOT = 100 - len("/run/outlast/supervisor.sock")
+# A Unix socket's path has at most 107 bytes. Programs make sockets in TMPDIR; this is how long
+# such a name gets with Python's multiprocessing, which does not shorten it.
+LONGEST_ROOT = 107 - len("/var/lib/outlast/tmp/pymp-12345678/listener-12345678")
 SERIAL_BYTES = 1 << 20
 """Of serial output that the platform keeps."""
 INIT_EXIT_SEC = 5.0

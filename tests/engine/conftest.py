@@ -178,10 +178,17 @@ def checkout_on(cloud: clouds.LocalCloud, parts: engines.Parts, folder: Path) ->
     return made
 
 
+def disk_files(cloud: Path, pattern: str) -> list[Path]:
+    """The files of a local cloud's VMs by their names' pattern."""
+    # A disk with a long name is a link, which a pattern from above does not follow.
+    roots = [root.resolve() for root in cloud.glob("vms/*/root")]
+    return [path for root in roots for path in root.rglob(pattern)]
+
+
 def holding(folder: Path, text: bytes) -> list[Path]:
-    """The files below a folder that hold a text."""
+    """The files below a folder, and on the disks of the local cloud in it, that hold a text."""
     found = []
-    for path in folder.rglob("*"):
+    for path in [*folder.rglob("*"), *disk_files(folder / "cloud", "*")]:
         if path.is_file() and not path.is_symlink():
             try:
                 if text in path.read_bytes():

@@ -44,6 +44,7 @@ class Place:
     def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
         self.folder = folder
         self.supervisor = supervisor
+        self.temporary = folder
         self.home = folder / "home"
         self.checkpoint = self.home / "checkpoint"
         self.options = ["--home", str(self.home), "--quiet-sec", "0.4"]
@@ -54,7 +55,7 @@ class Place:
             [*RUNNER, *self.options, *command],
             cwd=self.folder,
             env={
-                **programs.environment(self.folder),
+                **programs.environment(self.temporary),
                 protocol.SOCKET_VARIABLE: str(self.supervisor.socket),
             },
             stdout=subprocess.PIPE,
@@ -176,6 +177,15 @@ def test_steps_go_on_counting(place: Place) -> None:
     assert place.shell(line)[0] == 0
     assert [snapshot.step for snapshot, _ in place.supervisor.committed] == [1, 2, 3, 4]
     assert place.saved() == {"a": "1\n2\n1\n2\n"}
+
+
+def test_marks_work_in_a_temporary_folder_with_a_long_name(place: Place) -> None:
+    """TMPDIR on a VM, or of a batch system, may be longer than a socket's path."""
+    place.temporary = place.folder / ("a-long-name" * 12)
+    place.temporary.mkdir()
+    assert place.shell("cd /; echo 1 > $CHECKPOINT_DIR/a; outlast mark")[0] == 0
+    assert place.saved() == {"a": "1\n"}
+    assert not list(place.temporary.rglob("marks.sock"))
 
 
 def test_a_mark_returns_when_the_copy_is_made(place: Place) -> None:

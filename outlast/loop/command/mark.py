@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
     folder = os.path.abspath(argv[1]) if len(argv) == 2 else ""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(address)
+            # The name alone: a socket's path has room for about 100 bytes, TMPDIR may have more.
+            os.chdir(os.path.dirname(address))
+            connection.connect(os.path.basename(address))
             connection.sendall(json.dumps({"folder": folder}).encode() + b"\n")
             answer = b""
             while not answer.endswith(b"\n") and (data := connection.recv(65536)):

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from outlast.base import unix_socket
 from outlast.loop.command import mark
 
 READ_SEC = 5.0
@@ -23,13 +24,14 @@ class Marks:
     """Where a command's marks arrive. Single-threaded: ``serve`` answers who is waiting."""
 
     def __init__(self) -> None:
-        # Not in the run's folder: a socket's path has little room.
+        # Not in the run's folder: some file systems have no sockets.
         self.folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.path = self.folder / "marks.sock"
         self.programs = self.folder / "bin"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.bind(str(self.path))
+            with unix_socket.address(self.path) as address:
+                self._socket.bind(address)
             self._socket.listen(64)
             self._socket.setblocking(False)
             self._write_program()
