@@ -52,6 +52,9 @@ VERSION = 1
 SOCKET_VARIABLE = "OUTLAST_SOCKET"
 COMPLETE_ID = "complete"
 LINE_BYTES_MAX = 1 << 20
+ERROR_LINES_MAX = 100
+"""Of an error's lines the last ones are sent, each cut to ERROR_LINE_CHARS_MAX."""
+ERROR_LINE_CHARS_MAX = 1000
 
 _SECONDS = re.compile(r"([0-9]*\.?[0-9]+)s", re.ASCII)
 _STEPS = re.compile(r"[0-9]{1,15}", re.ASCII)
@@ -147,6 +150,8 @@ class Error:
 
     message: str
     kind: str
+    lines: list[str] = field(default_factory=list)
+    """What a person reads of it, such as a traceback: at most ERROR_LINES_MAX lines."""
 
 
 @dataclass(frozen=True)

@@ -394,6 +394,10 @@ class Beat(Record):
     """What the trainer said that people should look at."""
     metrics: dict[str, Last] = dataclasses.field(default_factory=dict)
     """The last value of each metric in this attempt's rows."""
+    failure: str = ""
+    """Why the trainer ended, while the verdict is held back: its machine may be stopping."""
+    stderr: tuple[str, ...] = ()
+    """Last lines of that trainer's stderr."""
 
 
 @dataclass(frozen=True)

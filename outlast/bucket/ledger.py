@@ -51,7 +51,9 @@ class Attempt:
     changed: tuple[str, ...] = ()
     """What is otherwise than in the attempt before, in words."""
     why: str = ""
-    """What its end record says of a failure."""
+    """What is recorded of a failure."""
+    stderr: tuple[str, ...] = ()
+    """Of an attempt that failed, the last lines of its trainer's stderr."""
     warnings: tuple[str, ...] = ()
     """What its trainer said that people should look at."""
 
@@ -74,6 +76,7 @@ class Attempt:
             "steps_lost": self.lost,
             "changed": list(self.changed),
             "why": self.why,
+            "stderr": list(self.stderr),
             "warnings": list(self.warnings),
         }
 
@@ -241,6 +244,7 @@ def _attempts(
             kept = step
         over = end is not None or later is not None or head.state is not State.OPEN
         last = AttemptEnd if end else Beat if beat else AttemptStart
+        why, stderr = _failure(beat, end)
         yield Attempt(
             term=term,
             start=times[term, AttemptStart],
@@ -254,9 +258,18 @@ def _attempts(
             committed=end.committed if end else beat.committed if beat else None,
             lost=max(0, step - kept),
             changed=changed,
-            why=end.message if end and end.reason not in _NO_FAILURES else "",
+            why=why,
+            stderr=stderr,
             warnings=beat.warnings if beat else (),
         )
+
+
+def _failure(beat: Beat | None, end: AttemptEnd | None) -> tuple[str, tuple[str, ...]]:
+    """Why an attempt failed, and the last lines of its trainer; empty where it did not."""
+    if end is not None:
+        return ("", ()) if end.reason in _NO_FAILURES else (end.message, end.stderr)
+    # Its verdict is held back still, or its machine ended before it fell.
+    return (beat.failure, beat.stderr) if beat is not None else ("", ())
 
 
 def _changed(before: AttemptStart, now: AttemptStart) -> tuple[str, ...]:

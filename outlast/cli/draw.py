@@ -1,7 +1,7 @@
 """What the terminal shows: live progress, tables, guarantees."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -82,13 +82,43 @@ def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
     return table
 
 
-def _say_why(console: Console, attempts: tuple[Attempt, ...]) -> None:
-    """What the newest attempt failed of; for those before it the reason in the table does."""
-    if attempts and attempts[-1].why:
-        last = attempts[-1]
+FAILURES_SHOWN = 5
+LINES_SHOWN = 30
+LINES_WITHOUT_TRACEBACK = 10
+
+
+def _say_failures(
+    console: Console, attempts: Sequence[Attempt], *, done: bool, of: str = ""
+) -> None:
+    """Why attempts failed, and what the newest of them said last; where the run is done all the
+    same, the sentences are enough."""
+    failed = [attempt for attempt in attempts if attempt.why]
+    if len(failed) > FAILURES_SHOWN:
+        console.print(f"{of}{len(failed) - FAILURES_SHOWN} earlier attempts failed too")
+    for attempt in failed[-FAILURES_SHOWN:]:
+        how = attempt.reason or "fails unless its VM is stopping"
         console.print(
-            f"attempt {last.term} {last.reason}: {last.why}", markup=False, soft_wrap=True
+            f"{of}attempt {attempt.term} {how}: {_printable(attempt.why)}",
+            markup=False,
+            soft_wrap=True,
         )
+    for line in [] if done or not failed else _excerpt(failed[-1].stderr):
+        console.print(f"  {_printable(line)}".rstrip(), markup=False, soft_wrap=True)
+
+
+def _excerpt(lines: Sequence[str]) -> list[str]:
+    """The last traceback and what follows it, else the last few lines."""
+    starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    shown = list(lines[starts[-1] :] if starts else lines[-LINES_WITHOUT_TRACEBACK:])
+    if len(shown) > LINES_SHOWN:
+        half = LINES_SHOWN // 2
+        shown = [*shown[:half], f"… {len(shown) - 2 * half} lines …", *shown[-half:]]
+    return shown
+
+
+def _printable(text: str) -> str:
+    """One line that leaves a terminal as it is."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
 
 
 def show_report(report: Report) -> None:
@@ -98,10 +128,12 @@ def show_report(report: Report) -> None:
     if report.attempts:
         console.print(f"Attempts of run {report.run} (UTC), which is {report.ending}:")
         console.print(_attempts_table(report.attempts))
-        _say_why(console, report.attempts)
+        done = report.ending.startswith(State.DONE)
+        _say_failures(console, report.attempts, done=done)
         _say_warnings(console, report.attempts)
     else:
         console.print(f"Run {report.run} is {report.ending}.")
+    _say_failures(console, report.calm_attempts, done=False, of="undisturbed run: ")
     console.print()
     _say_metrics(console, report.metrics)
     if report.goodput is not None:
@@ -161,7 +193,7 @@ def show_status(status: Status) -> None:
         if attempt.changed:
             what = ", ".join(attempt.changed)
             console.print(f"attempt {attempt.term} changed: {what}", markup=False, soft_wrap=True)
-    _say_why(console, book.attempts)
+    _say_failures(console, book.attempts, done=book.head.state is State.DONE)
     _say_warnings(console, book.attempts)
     if status.metrics:
         console.print()
@@ -190,7 +222,7 @@ def _say_metrics(console: Console, metrics: Mapping[str, Last], now: int | None 
 
 def _cut(text: str, most: int = NAME_SHOWN) -> Text:
     """One line of printable characters, at most so long."""
-    line = "".join(char if char.isprintable() else "?" for char in text)
+    line = _printable(text)
     return Text(line if len(line) <= most else line[: most - 1] + "…", no_wrap=True)
 
 

@@ -59,7 +59,9 @@ class Status:
         """How long the steps that are left take at the newest attempt's rate; None where no
         attempt makes steps, or their number is not known."""
         book = self.ledger
-        if book is None or self.state != State.OPEN or not (book.total and book.rate):
+        if book is None or not (book.attempts and book.total and book.rate):
+            return None
+        if self.state != State.OPEN or book.attempts[-1].reason is not None:
             return None
         return timedelta(seconds=max(0, book.total - book.step) / book.rate)
 

@@ -6,6 +6,7 @@ folder.
 
 import os
 import sys
+from collections.abc import Sequence
 
 from outlast.base import exits
 from outlast.loop import data, local
@@ -100,10 +101,10 @@ class Connection:
         if isinstance(self.signals, Interrupts):
             self.signals.what = what
 
-    def report(self, message: str, kind: str) -> None:
-        """Tell the supervisor why training ends, where there is one to be told."""
+    def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
+        """Tell the supervisor why training ends, where there is one."""
         if self._session is not None:
-            self._session.report(message, kind)
+            self._session.report(message, kind, lines)
 
     def close(self, error: BaseException | None) -> None:
         """Hang up, and wait until the supervisor has finished what it was given. SupervisorLost

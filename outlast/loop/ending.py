@@ -40,6 +40,14 @@ def report(error: BaseException | None) -> tuple[str, str] | None:
     return None
 
 
+def traceback_of(error: BaseException | None) -> list[str]:
+    """The lines of the traceback of an error that may be a slip in the program; empty for one that
+    its sentence alone explains."""
+    if not isinstance(error, Exception) or isinstance(error, DoesNotFit | StateError | DataError):
+        return []
+    return "".join(traceback.format_exception(error)).splitlines()
+
+
 def say_after_stop(error: BaseException | None) -> None:
     """A stop goes before what the program raised because of it, or meanwhile; that is shown."""
     if error is None or isinstance(error, SystemExit | KeyboardInterrupt):

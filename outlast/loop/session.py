@@ -6,7 +6,7 @@ Single-threaded: what the supervisor pushes is read when the loop asks, between 
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outlast.base import exits
@@ -15,6 +15,8 @@ from outlast.loop.errors import CheckpointFailed, LoopError, NotHere, Refused, S
 from outlast.loop.words import say
 from outlast.protocol import (
     COMPLETE_ID,
+    ERROR_LINE_CHARS_MAX,
+    ERROR_LINES_MAX,
     VERSION,
     Accepted,
     Busy,
@@ -194,10 +196,11 @@ class Session:
         self._send(Complete(step, str(result), rows_offset, why))
         self._answer_to(COMPLETE_ID)
 
-    def report(self, message: str, kind: str) -> None:
-        """Tell the supervisor why training ends; it may be gone already, which is no matter."""
+    def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
+        """Tell the supervisor why training ends; nothing happens where it has gone already."""
+        last = [line[:ERROR_LINE_CHARS_MAX] for line in lines[-ERROR_LINES_MAX:]]
         try:
-            self._channel.send(Error(message[:10_000], kind))
+            self._channel.send(Error(message[:10_000], kind, last))
         except Closed:
             say(f"the supervisor has gone too; {message}")
 

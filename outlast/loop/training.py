@@ -459,7 +459,7 @@ class Training:
                 with contextlib.suppress(OSError):  # closing the rows tries again
                     self._rows.flush()
             if (said := ending.report(error)) is not None:
-                self._connection.report(*said)
+                self._connection.report(*said, ending.traceback_of(error))
             if self._tracker is not None:
                 self._tracker.close(interrupted=error is not None)
             self._connection.close(error)

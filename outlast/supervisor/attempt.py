@@ -575,6 +575,8 @@ class Attempt:
             # A machine that dies takes its trainer down first: its end is not the user's.
             self._verdict_at = now + self.spec.waits.verdict
             self.progress.phase = "verdict"
+            mask = self.site.mask.text
+            self.progress.note_failure(mask(message), tuple(map(mask, link.lines)))
             self.site.say(f"{message}; holding the verdict for {self.spec.waits.verdict:.0f} s")
         if now < self._verdict_at:
             return
@@ -633,7 +635,7 @@ class Attempt:
                 step=self.progress.step,
                 committed=self.progress.committed,
                 message=outcome.message,
-                stderr=link.trainer.last_lines() if link else (),
+                stderr=link.lines if link else (),
                 staged_sec=round(self._staging.seconds, 3),
                 time=datetime.now(UTC),
                 repeats=outcome.repeats,

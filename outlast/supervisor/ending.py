@@ -121,7 +121,8 @@ class Ending:
         a name that no other attempt writes, so it harms nothing even when fenced."""
         store, layout = self._head_file.store, self._head_file.layout
         patience = self._patience(outcome)
-        end = replace(end, message=self._site.mask.text(end.message))
+        mask = self._site.mask.text
+        end = replace(end, message=mask(end.message), stderr=tuple(map(mask, end.stderr)))
         try:
             now = patience(store.now)
             data = replace(end, time=now).to_json()

@@ -100,6 +100,11 @@ class Link:
         if self.channel is not None:
             self.channel.close()
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The end of its stderr; where that is a person's own, what it said itself of its error."""
+        return self.trainer.last_lines() or tuple(self.error.lines if self.error else ())
+
     # -- why it ended -------------------------------------------------------------------------
 
     def cause(self, stopped: str) -> tuple[Reason, str]:

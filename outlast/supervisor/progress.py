@@ -21,6 +21,10 @@ class Progress:
     """What the last commit took."""
     warnings: list[str] = field(default_factory=list)
     """What the trainer said that people should look at."""
+    failure: str = ""
+    """Why the trainer ended, while it is still open whether the machine is stopping."""
+    stderr: tuple[str, ...] = ()
+    """The last lines of that trainer's stderr."""
     step_sec: float = 0.0
     """What a step takes; after a notice the trainer finishes the one it is in."""
     _stepped_at: tuple[float, int] | None = None
@@ -29,6 +33,10 @@ class Progress:
         """The trainer has said this; the first few are kept, and each once."""
         if message not in self.warnings and len(self.warnings) < WARNINGS_MAX:
             self.warnings.append(message)
+
+    def note_failure(self, message: str, stderr: tuple[str, ...]) -> None:
+        """The trainer has ended, and the verdict is held back."""
+        self.failure, self.stderr = message, stderr
 
     def note_step(self, step: int) -> None:
         """The trainer has made this step; measures how long one takes."""

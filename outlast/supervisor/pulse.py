@@ -112,6 +112,8 @@ class Pulse:
             commit_sec=progress.commit_sec,
             warnings=tuple(progress.warnings),
             metrics=self._latest.metrics,
+            failure=progress.failure,
+            stderr=progress.stderr,
         )
         self._beat_at, self._warned = now, len(beat.warnings)
         store.put(self._head_file.layout.beat(self._term), beat.to_json())

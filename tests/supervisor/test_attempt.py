@@ -672,6 +672,9 @@ def test_a_machine_that_dies_takes_the_blame(world: World) -> None:
     """The notice comes while the verdict is held back."""
     vm = world.boot(exits_with(-9, steps=2), spec=spec_with(verdict=15.0)).start()
     wait_until(lambda: any("holding the verdict" in line for line in vm.said))
+    beat = wait_until(lambda: (beat := world.beat_of(1)) and beat.failure and beat)
+    assert beat.failure == "the trainer was killed by signal 9"
+    assert beat.stderr == ("last line",)
     world.cloud.set("instance/preempted", "TRUE")
     assert vm.ended() == 75
     assert (world.head.state, world.head.failures) == (State.OPEN, 0)

@@ -19,7 +19,7 @@ from outlast.base.retry import FULL_SEC, SILENT_SEC, Limits, Patience
 from outlast.bucket.data import Cache
 from outlast.bucket.head import Head, read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.layout import AttemptEnd, Beat, BootEnd, Layout
 from outlast.bucket.records import read_record
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import MemoryStore, NotFound, Store
@@ -330,6 +330,9 @@ class World:
         end = read_record(self.store, LAYOUT.attempt_end(term), AttemptEnd)
         assert end is not None, f"term {term} has no end record"
         return end
+
+    def beat_of(self, term: int) -> Beat | None:
+        return read_record(self.store, LAYOUT.beat(term), Beat)
 
     def boot_end_of(self, vm: Vm) -> BootEnd | None:
         machine = vm.boot.site.machine

@@ -113,6 +113,8 @@ class Report:
     goodput: float | None = None
     goodput_calm: float | None = None
     attempts: tuple[Attempt, ...] = ()
+    calm_attempts: tuple[Attempt, ...] = ()
+    """The undisturbed run's."""
     strikes: tuple[Strike, ...] = ()
     guarantees: list[Guarantee] = field(default_factory=list)
 
@@ -137,6 +139,7 @@ class Report:
                 {"do": s.do, "boot": s.boot, "attempt": s.attempt} for s in self.strikes
             ],
             "attempts": [attempt.as_json() for attempt in self.attempts],
+            "attempts_undisturbed": [attempt.as_json() for attempt in self.calm_attempts],
             "guarantees": [
                 {"name": g.name, "promise": g.promise, "held": g.held, "detail": g.detail}
                 for g in self.guarantees
@@ -613,6 +616,7 @@ class Stage:
             goodput=seen.run.ledger.goodput() if seen.run.ledger else None,
             goodput_calm=calm.goodput() if calm else None,
             attempts=seen.run.attempts,
+            calm_attempts=seen.calm.attempts if seen.calm else (),
             strikes=tuple(seen.strikes),
         )
 

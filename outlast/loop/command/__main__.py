@@ -254,7 +254,8 @@ def _run(command: Command, socket_path: str, signals: Interrupts | Heard, repeat
         except SupervisorLost:
             raise
         except (LoopError, OSError) as error:
-            session.report(str(error), _kind_of(error))
+            lines = error.lines if isinstance(error, CommandFailed) else []
+            session.report(str(error), _kind_of(error), lines)
             raise
 
 

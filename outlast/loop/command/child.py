@@ -18,7 +18,7 @@ from outlast.loop.command.errors import CommandError
 VARIABLE = "OUTLAST_COMMAND"
 """Marks all that the command starts."""
 
-_LAST_BYTES = 4096
+_LAST_BYTES = 32_768
 _WRITES = os.O_WRONLY | os.O_RDWR
 
 
@@ -30,7 +30,7 @@ class Child:
         self._mark = f"{VARIABLE}={uuid.uuid4().hex}"
         self._process: subprocess.Popen[bytes] | None = None
         self._copiers: list[threading.Thread] = []
-        self._last_line = b""
+        self._said = b""
         self.last_output_sec = 0.0
         self.is_watched = True
         """Whether its output passes through here; a terminal keeps its colours and bars."""
@@ -146,20 +146,20 @@ class Child:
             while said := os.read(stream.fileno(), 65536):
                 self.last_output_sec = time.monotonic()
                 if target == 2:
-                    self._last_line = (self._last_line + said)[-_LAST_BYTES:]
+                    self._said = (self._said + said)[-_LAST_BYTES:]
                 view = memoryview(said)
                 with contextlib.suppress(OSError):  # whoever listened has gone: train on
                     while view:
                         view = view[os.write(target, view) :]
 
     @property
-    def last_words(self) -> str:
-        """The last line of stderr, a progress bar's last state."""
-        lines = [
-            line.rstrip(b"\r").rpartition(b"\r")[2].strip() for line in self._last_line.split(b"\n")
-        ]
-        said = [line for line in lines if line]
-        return said[-1].decode(errors="replace")[:1000] if said else ""
+    def last_lines(self) -> list[str]:
+        """The end of stderr, of each progress bar its last state; empty where stderr is the
+        terminal's own."""
+        lines = self._said.rstrip().split(b"\n")
+        if len(self._said) == _LAST_BYTES:
+            lines = lines[1:] or lines  # the first may be cut off
+        return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
 
 def _writes(pid: int, wanted: set[tuple[int, int]]) -> bool:

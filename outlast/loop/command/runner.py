@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -349,7 +349,7 @@ class Runner:
             return exits.DONE
         self._saves.take_last(saved=False)
         self._hand_over_last()
-        raise CommandFailed(code, self._child.last_words, self._goes_on())
+        raise CommandFailed(code, self._child.last_lines, self._goes_on())
 
     def _hand_over_last(self) -> None:
         """After a failure, what was kept before it."""
@@ -470,11 +470,14 @@ class Runner:
 
 
 class CommandFailed(LoopError):
-    """The command's own failure; ``code`` is its exit code as a shell gives it."""
+    """The command's own failure; ``code`` is its exit code as a shell gives it, ``lines`` the
+    end of its stderr."""
 
-    def __init__(self, code: int, last_line: str, goes_on: str) -> None:
+    def __init__(self, code: int, lines: Sequence[str], goes_on: str) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        super().__init__(last_line or f"the command {how}")
+        said = [line.strip() for line in lines if line.strip()]
+        super().__init__(said[-1][:1000] if said else f"the command {how}")
+        self.lines = list(lines)
         self.code = code if code >= 0 else 128 - code
         self.sentence = f"the command {how}; {goes_on}"
 
