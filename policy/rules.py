@@ -56,6 +56,8 @@ class Resource:
     type: str
     name: str
     inputs: Mapping[str, Any]
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """What it has until now; empty for a new one, and in the policy pack, which does not know."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,38 @@ def secret(resource: Resource, _limits: Limits) -> str | None:
     return None
 
 
+def weaker_bucket(resource: Resource, _limits: Limits) -> str | None:
+    """A bucket that others may share keeps its versions and what was deleted as long as before."""
+    if resource.type != BUCKET or not resource.before:
+        return None
+    had, has = (_protection(inputs) for inputs in (resource.before, resource.inputs))
+    lost = [
+        f"{what} {had[what]} → {has[what]}"
+        for what in sorted(had.keys() & has.keys())
+        if had[what] > has[what]
+    ]
+    if not lost:
+        return None
+    return (
+        f"protects less what is in it ({', '.join(lost)}), and other stacks may rely on it; leave"
+        " both as they are, or change them on the bucket itself"
+    )
+
+
+def _protection(inputs: Mapping[str, Any]) -> dict[str, float]:
+    """How a bucket protects what is in it, as far as that is said: what is left out stays."""
+    blocks = {key: inputs.get(key) for key in ("versioning", "softDeletePolicy")}
+    values = {key: block for key, block in blocks.items() if isinstance(block, Mapping)}
+    versions = values.get("versioning", {}).get("enabled")
+    seconds = values.get("softDeletePolicy", {}).get("retentionDurationSeconds")
+    found: dict[str, float] = {}
+    if isinstance(versions, bool):
+        found["versions"] = versions
+    if seconds is not None and _is_number(seconds):
+        found["seconds of soft delete"] = int(seconds)
+    return found
+
+
 Rule = Callable[[Resource, Limits], str | None]
 
 RULES: Mapping[str, Rule] = {
@@ -195,6 +229,7 @@ RULES: Mapping[str, Rule] = {
     "primitive-role": primitive_role,
     "labels": labels,
     "secret": secret,
+    "weaker-bucket": weaker_bucket,
 }
 """Rules about one resource, by name."""
 

@@ -268,6 +268,21 @@ def test_storage_is_priced_where_it_applies(bucket, said):
     assert any(said in line for line in reviewed(steps, _aaaaaaaaaa=OPEN).storage)
 
 
+def test_a_bucket_that_protects_less_than_before_is_refused():
+    kept = {
+        "name": "b",
+        "location": "us-central1",
+        "labels": {"managed-by": "outlast", "component": "checkpoint-bucket"},
+        "publicAccessPrevention": "enforced",
+        "uniformBucketLevelAccess": True,
+        "versioning": {"enabled": True},
+    }
+    weaker = changed(preview.BUCKET, kept, {**kept, "versioning": {"enabled": False}})
+    (broken,) = reviewed([*unchanged(), weaker], _aaaaaaaaaa=OPEN).broken
+    assert broken.rule == "weaker-bucket" and "(versions True → False)" in broken.why
+    assert reviewed([*unchanged(), same(preview.BUCKET, kept)], _aaaaaaaaaa=OPEN).broken == ()
+
+
 GIB = 2**30
 
 

@@ -89,6 +89,11 @@ def test_a_second_stack_leaves_a_shared_bucket_as_it_is(stacks: Stacks):
     stacks.configure("two")
     first = stacks.review("two")
     assert first.broken == ()
+    assert first.warnings == ()
+    assert len([line for line in first.storage if line.startswith(f"bucket {BUCKET}")]) == 1
+    assert any(
+        line.startswith("soft delete: ") and " 14 more days" in line for line in first.storage
+    )
     # The bucket has them already; the engine's import knows no labels.
     assert first.changes["updated"] == ("Bucket bucket-bucket (labels)",)
     stacks.up("two")

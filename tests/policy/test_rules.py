@@ -93,6 +93,36 @@ def test_each_rule_fires(kind, inputs, rule):
     assert broken(kind, inputs) == [rule]
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "lost"),
+    [
+        ((True, 0), (False, 0), "versions True → False"),
+        ((False, 1209600), (False, 604800), "seconds of soft delete 1209600 → 604800"),
+        ((True, 604800.0), (False, 0), "seconds of soft delete 604800 → 0, versions True → False"),
+        ((True, 604800), (True, 604800), None),
+        ((False, 0), (True, 604800), None),
+        ((True, 604800), (None, None), None),
+        ((None, None), (False, 0), None),
+        ((True, 604800), ("unknown", "unknown"), None),
+    ],
+)
+def test_a_bucket_that_protects_less_than_before_is_refused(before, now, lost):
+    def bucket(versions, seconds):
+        protection = {
+            "versioning": {"enabled": versions} if versions is not None else None,
+            "softDeletePolicy": {"retentionDurationSeconds": seconds}
+            if seconds != "unknown"
+            else seconds,
+        }
+        return {**GOOD_BUCKET, **protection}
+
+    one = rules.Resource(rules.BUCKET, "it", bucket(*now), bucket(*before))
+    found = rules.check([one])
+    assert [broken.rule for broken in found] == (["weaker-bucket"] if lost else [])
+    assert all(f"({lost}), and other stacks" in broken.why for broken in found)
+    assert rules.check([rules.Resource(rules.BUCKET, "it", bucket(*now))]) == []
+
+
 # Made up and put together here, so that no scanner takes this file for a leak.
 @pytest.mark.parametrize(
     ("value", "what"),

@@ -334,7 +334,9 @@ def _against_rules(
     rules = _rules()
     config = config or rules.Config()
     resources = [
-        rules.Resource(step.type, step.name, step.new) for step in news if not step.is_component
+        rules.Resource(step.type, step.name, step.new, step.old)
+        for step in news
+        if not step.is_component
     ]
     found = rules.check(resources, config.limits)
     why = rules.hour_ceiling(after.most.hour, config.limits)
@@ -600,9 +602,8 @@ def _storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:
     lines = []
     group = next((step.new for step in news if step.type in GROUPS), {})
     region = str(group.get("region") or pricing.region_of(str(group.get("zone", ""))))
-    for step in news:
-        if step.type != BUCKET:
-            continue
+    # One that is adopted has two steps: its import and its update.
+    for step in {step.name: step for step in news if step.type == BUCKET}.values():
         # An adopted bucket stays where it is, whatever is declared.
         location = str(step.old.get("location") or step.new.get("location", "")).lower()
         rate = pricing.storage_gib_month(location)
