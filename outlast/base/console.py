@@ -21,6 +21,11 @@ def write_stderr(text: str) -> None:
         pass
 
 
+def write_line(text: str) -> None:
+    """One line to stderr, as `write_stderr`."""
+    write_stderr(f"{text}\n")
+
+
 def crash_report(error: BaseException) -> str:
     """What a supervisor says of its own crash: the traceback, and one last line with the reason."""
     trace = "".join(traceback.format_exception(error))

@@ -25,6 +25,8 @@ PERSON_SEC = 60.0
 """The same where a person waits for the answer."""
 FULL_SEC = 60.0
 """A full disk is tried for so long: somebody may make room."""
+DOUBTFUL_SEC = 20.0
+"""A request that was called bad is tried for so long: it may have been damaged on its way."""
 
 PAUSE_SEC = 1.0
 """Before the second try; it doubles with each one."""
@@ -44,6 +46,8 @@ class Trouble(Enum):
     """A refusal by permissions that may still be spreading."""
     FULL = "full"
     """A disk without room."""
+    DOUBTFUL = "doubtful"
+    """A refusal that may be of this one try: a conflict, or a request damaged on its way."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,14 @@ class Limits:
     silent_sec: float = SILENT_SEC
     forbidden_sec: float = 0.0
     full_sec: float = FULL_SEC
+    doubtful_sec: float = DOUBTFUL_SEC
 
     def of(self, trouble: Trouble) -> float:
         return {
             Trouble.SILENT: self.silent_sec,
             Trouble.FORBIDDEN: self.forbidden_sec,
             Trouble.FULL: self.full_sec,
+            Trouble.DOUBTFUL: self.doubtful_sec,
         }[trouble]
 
     def within(self, seconds: float) -> "Limits":
@@ -67,6 +73,7 @@ class Limits:
             min(self.silent_sec, seconds),
             min(self.forbidden_sec, seconds),
             min(self.full_sec, seconds),
+            min(self.doubtful_sec, seconds),
         )
 
 

@@ -240,24 +240,26 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
 
 
 def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
-    """What the records tell that a HEAD without a checkpoint does not know; None where nothing.
+    """What the records tell that HEAD does not know; None where nothing.
 
-    Such a HEAD would begin the run anew. An older one that was put back is one: its own term's
-    beat, end or second manifest (a commit begins after the one before was swapped in), or the
-    next term's start record, tell of what came after it.
+    Such a HEAD is an older one that was put back. Its own term's heartbeat or end, or the next
+    term's start record, tell of what came after it. One without a checkpoint would start the run
+    from scratch; there a second manifest tells too (a commit begins after the one before was
+    swapped in).
     """
-    if head.chain:
-        return None
     committed = None
     with _where_whole():
         committed = Beat.from_json(store.get(layout.beat(head.term))[0]).committed
     if committed is None:
         with _where_whole():
             committed = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0]).committed
-    if committed is not None:
+    known = max((entry.step for entry in head.chain if entry.term == head.term), default=None)
+    if committed is not None and (known is None or known < committed):
         return f"term {head.term} committed step {committed}"
     if _updated(store, layout.attempt_start(head.term + 1)) is not None:
         return f"term {head.term + 1} has begun"
+    if head.chain:
+        return None
     manifests = [
         place[0]
         for found in store.list(layout.terms)
@@ -267,6 +269,13 @@ def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
         if manifests.count(term) > 1:
             return f"term {term} left {manifests.count(term)} manifests"
     return None
+
+
+def newest(head: Head) -> str:
+    """The newest checkpoint that HEAD names, for people."""
+    if not head.chain:
+        return "no checkpoint"
+    return f"step {head.step} of term {head.chain[-1].term} as the newest checkpoint"
 
 
 def _updated(store: Store, path: str) -> datetime | None:

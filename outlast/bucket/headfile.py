@@ -9,7 +9,17 @@ from typing import NamedTuple
 from outlast.base.clock import SYSTEM_CLOCK, Clock
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience, pause_after
-from outlast.bucket.boot import Act, Claim, Decision, Look, Missing, contradicted, decide, last_term
+from outlast.bucket.boot import (
+    Act,
+    Claim,
+    Decision,
+    Look,
+    Missing,
+    contradicted,
+    decide,
+    last_term,
+    newest,
+)
 from outlast.bucket.head import (
     DataFingerprint,
     End,
@@ -185,7 +195,8 @@ class HeadFile:
                             decision = Decision(
                                 Act.REFUSE,
                                 Reason.UNREADABLE,
-                                f"HEAD is older than the run: it names no checkpoint, and {stale}; "
+                                f"HEAD is older than the run: it names {newest(look)}, and "
+                                f"{stale}; "
                                 "`outlast repair` mends it, then `outlast resume`",
                             )
                     if decision.act is Act.LEAVE and decision.head is not None:

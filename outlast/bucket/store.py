@@ -10,6 +10,7 @@ never: whoever wrote knows how to tell its own write after a lost answer.
     ├── PreconditionFailed    the object has another generation
     ├── Throttled             too many writes of one name; nothing was applied
     ├── Unavailable           no answer; a write's fate is unknown
+    ├── Doubtful              400 or 409: this try was refused, another one may not be
     ├── Damaged               the bytes do not match their checksum or size
     ├── Foreign               a folder has what is no run's under a name of the run's
     └── Unsupported           this file system cannot keep a run
@@ -83,6 +84,13 @@ class Unavailable(StoreError):
     """No answer came; whether a write was applied, or will be, is unknown."""
 
     trouble = Trouble.SILENT
+
+
+class Doubtful(StoreError):
+    """The request was called bad or in conflict. Where it was damaged on its way, or met another
+    one, the next try is not; nothing was applied."""
+
+    trouble = Trouble.DOUBTFUL
 
 
 class Damaged(StoreError):
@@ -588,7 +596,13 @@ class FolderStore(_Fetching):
         self._blobs = self._folder / ".objects"
         if self._folder.exists() and not self._folder.is_dir():
             raise Unsupported(f"run folder {self._folder}: is a file; give a folder")
+        entries = [self._blobs, *self._blobs.parents]
+        entries = list(itertools.takewhile(lambda folder: not folder.exists(), entries))
         self._blobs.mkdir(parents=True, exist_ok=True)
+        for folder in entries:
+            _sync_folder(folder.parent)
+        self._lasting: set[Path] = set()
+        """Folders whose entries in their parents are on the disk."""
         self._threads = threading.RLock()
         self._syncs = _Syncs()
         self._refuse_type()
@@ -666,10 +680,17 @@ class FolderStore(_Fetching):
                 blob = self._blobs / f"{generation}-{size}-{crc_hex}"
                 os.rename(staged, blob)
                 self._link(link, blob)
-        self._syncs.sync(self._blobs, link.parent)
+        self._sync_entry(link)
         if current:
             current[0].unlink(missing_ok=True)
         return Object(path, generation, size, crc32c, _moment(generation))
+
+    def _sync_entry(self, link: Path) -> None:
+        """Makes a link and its blob last, and the folders on the way to it."""
+        folders = itertools.takewhile(lambda folder: folder != self._folder, link.parents)
+        fresh = [folder for folder in folders if folder not in self._lasting]
+        self._syncs.sync(self._blobs, link.parent, *(folder.parent for folder in fresh))
+        self._lasting.update(fresh)
 
     def delete(self, path: str, *, generation: int) -> None:
         with self._locked():
@@ -688,6 +709,7 @@ class FolderStore(_Fetching):
                     (self._folder / parent).rmdir()
                 except OSError:
                     break
+                self._lasting.discard(self._folder / parent)
 
     def list(self, prefix: str) -> Iterator[Object]:
         folder = self._folder / prefix.rpartition("/")[0]
@@ -1211,16 +1233,28 @@ def _error_of_status(path: str, status: int | None, error: Exception) -> StoreEr
         401: Forbidden,
         403: Forbidden,
         404: NotFound,
+        400: Doubtful,
+        409: Doubtful,
         412: PreconditionFailed,
         429: Throttled,
         408: Unavailable,
         None: Unavailable,
     }
     kind = kinds.get(status, Unavailable if (status or 0) >= 500 else StoreError)
+    if status in (404, 410) and _is_upload_session(error):
+        # Cloud Storage forgets a session now and then; the next try opens another.
+        kind = Unavailable
     found = kind(f"{path}: {error}")
     found.retry_after_sec = _retry_after(error)
     _close_answer(error)
     return found
+
+
+def _is_upload_session(error: Any) -> bool:
+    """Whether the answer is to a chunk of a large object, not to the request that opened it."""
+    response = getattr(getattr(error, "cause", None) or error, "response", None)
+    request = getattr(response, "request", None)
+    return request is not None and request.method == "PUT" and "upload_id=" in (request.url or "")
 
 
 def _close_answer(error: Any) -> None:

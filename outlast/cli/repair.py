@@ -1,4 +1,5 @@
-"""Mends a HEAD that is gone, unreadable, or names no checkpoint that can be read.
+"""Mends a HEAD that is gone, unreadable, older than its run, or names no checkpoint that can be
+read.
 
 HEAD is rebuilt from the attempts' start records: from the newest attempt backwards, each names the
 checkpoint that it was restored from. A checkpoint on that way whose every byte is right is taken up
@@ -85,8 +86,8 @@ def repair(
                 f"owner {owner}: HEAD belongs to {look.head.owner}; repair it from that stack."
             )
         chain = look.head.chain
-        fresh = not chain and contradicted(store, layout, look.head) is None
-        if fresh or any(_verified(store, layout, c.path) for c in chain):
+        whole = not chain or any(_verified(store, layout, c.path) for c in chain)
+        if whole and contradicted(store, layout, look.head) is None:
             raise OperateError(
                 f"{_run(layout)}: HEAD is whole ({look.head.state}, step {look.head.step}); "
                 "nothing to mend."

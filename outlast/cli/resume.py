@@ -12,7 +12,6 @@ from typing import Any
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Head, HeadLost
-from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart
 from outlast.bucket.records import read_record
 from outlast.bucket.store import Damaged
@@ -45,7 +44,7 @@ def resume(deployed: Deployed) -> Resumed:
     deadline is ended as expired, so that its end is on record. OperateError: the run is done, or
     cannot go on so. Raises HeadError and StoreError where HEAD cannot be read.
     """
-    head_file = HeadFile(deployed.store(), deployed.layout)
+    head_file = deployed.head_file()
     head = head_file.read().head
     run = deployed.layout.run
     if head.state is State.DONE:
@@ -67,7 +66,7 @@ def resume(deployed: Deployed) -> Resumed:
 def stop(deployed: Deployed) -> Head:
     """Ends an open run as stopped. Its VM sees it with the next beat, keeps what was committed and
     leaves; the group stays, empty. OperateError: it is not open."""
-    head_file = HeadFile(deployed.store(), deployed.layout)
+    head_file = deployed.head_file()
     try:
         head = head_file.read().head
     except HeadLost:

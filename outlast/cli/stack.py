@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from outlast.base.console import write_line
+from outlast.base.retry import BRIEF
+from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli import engine
@@ -30,6 +33,10 @@ class Deployed:
     @property
     def url(self) -> str:
         return f"gs://{self.bucket}/{self.layout.root}"
+
+    def head_file(self) -> HeadFile:
+        """The run's HEAD, with the patience of a person. OperateError: as `store`."""
+        return HeadFile(self.store(), self.layout, patience=BRIEF.saying(write_line))
 
     def store(self) -> Store:
         """The run's bucket. OperateError: it cannot be opened."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import HeadError
-from outlast.bucket.headfile import HeadFile
 from outlast.bucket.store import StoreError
 from outlast.cli import engine, stack
 from outlast.cli.errors import OperateError, UsageError
@@ -50,7 +49,7 @@ def destroy(name: str) -> str:
 def _left(deployed: stack.Deployed) -> str:
     run = f"run {deployed.layout.run}"
     try:
-        head_file = HeadFile(deployed.store(), deployed.layout)
+        head_file = deployed.head_file()
         head = head_file.read().head
         if head.state is State.OPEN and head_file.store.now() >= head.deadline:
             head = head_file.end_from_outside(State.FAILED, Reason.EXPIRED)

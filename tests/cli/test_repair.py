@@ -301,3 +301,33 @@ def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):
     for takes_a_stack in ("resume", "stop"):
         said = CliRunner().invoke(cli, [takes_a_stack, str(tmp_path)]).exception
         assert "its own command is given again" in str(said)
+
+
+def test_an_older_head_that_was_put_back_takes_no_term_again_and_is_mended(store, tmp_path):
+    """Its own term committed more, or a later term has begun: neither may be written over."""
+    first = Machine(store, tmp_path)
+    first.commit(10)
+    older = store.get(LAYOUT.head)[0]
+    first.commit(20)
+    old = store.get(LAYOUT.head)[0]
+    beat = beat_record(1, 20, START, total=100, row={})
+    store.put(LAYOUT.beat(1), replace(beat, committed=20).to_json())
+    store.put(LAYOUT.head, older)
+    decision = HeadFile(store, LAYOUT, Quick()).take_term(CLAIM)
+    assert (decision.act, decision.reason) == (Act.REFUSE, Reason.UNREADABLE)
+    assert "names step 10 of term 1 as the newest checkpoint, and term 1 committed step 20" in (
+        decision.message
+    )
+    store.put(LAYOUT.head, old)
+    second = Machine(store, tmp_path)
+    second.commit(30)
+    before = read_head(store, LAYOUT).head
+    begun = store.get(LAYOUT.attempt_start(2))
+    store.put(LAYOUT.head, old)
+    decision = HeadFile(store, LAYOUT, Quick()).take_term(CLAIM)
+    assert decision.act is Act.REFUSE and "term 2 has begun" in decision.message
+    assert "`outlast repair` mends it" in decision.message
+    assert store.get(LAYOUT.attempt_start(2)) == begun
+    mended = repair(store, LAYOUT, OWNER)
+    assert mended.head.chain == before.chain and mended.head.term > 2
+    assert Machine(store, tmp_path, replace(CLAIM, resume=1)).step == 30

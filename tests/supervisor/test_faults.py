@@ -22,6 +22,7 @@ from outlast.bucket.layout import Layout
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import (
     RETRY_AFTER_MAX_SEC,
+    Doubtful,
     Forbidden,
     GcsStore,
     NotFound,
@@ -139,8 +140,18 @@ Fault = tuple[str, dict[str, Any], dict[str, Any]]
             ("before", {"status": 503}, COPY),
             ("before", {"stall": True}, HEAD),
         ],
+        [
+            ("before", {"status": 404}, {**ONE, **SENDS}),  # the upload's session
+            ("before", {"status": 410}, {**OTHER, **SENDS_LAST}),
+        ],
+        [
+            ("before", {"status": 400}, {**ONE, **SENDS}),
+            ("before", {"status": 409}, {**OTHER, **OPENS}),
+            ("before", {"status": 400}, MANIFEST),
+            ("before", {"status": 409}, HEAD),
+        ],
     ],
-    ids=["slow down", "cut", "lost", "stalled"],
+    ids=["slow down", "cut", "lost", "stalled", "forgotten", "doubtful"],
 )
 def test_a_commit_gets_through(bucket: Bucket, tmp_path: Path, faults: list[Fault]) -> None:
     bucket.store._timeout = (5.0, 1.0)  # of a chunk, and of its answer
@@ -188,6 +199,8 @@ def test_a_restore_gets_through(bucket: Bucket, tmp_path: Path) -> None:
         ({"reset": True}, Unavailable),
         ({"status": 403}, Forbidden),
         ({"status": 404}, NotFound),  # the bucket is gone
+        ({"status": 400}, Doubtful),
+        ({"status": 409}, Doubtful),
     ],
     ids=str,
 )
