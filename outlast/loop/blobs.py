@@ -1,10 +1,9 @@
 """What one capture has met, or one restore has put back: arrays, objects, and where they are."""
 
-import bisect
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outlast.loop import classes, start
 from outlast.loop.errors import StateError
@@ -28,8 +27,7 @@ MISSING: Any = _Missing()
 """The target of a restore where there is nothing to restore into."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     """The raw bytes of one array, in the order in which they lie in memory."""
 
     dtype: str
@@ -47,8 +45,7 @@ class Blob:
         return self.source() if callable(self.source) else self.source
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Where an array lies: what tells one array from another."""
 
     device: str
@@ -84,9 +81,13 @@ class Blobs:
         self.detached = 0
         """Above 0 within what is restored from plain data, without a live object."""
         self.in_key = False
+        self.by_value = 0
+        """Above 0 within plain attributes: a view or a computation's result is its values."""
         self._late: dict[int, tuple[str, str, set[str]]] = {}
+        self._suspects: list[tuple[list[int], int, str]] = []
         self._index: dict[Memory, int] = {}
-        self._extents: list[tuple[str, int, int, str]] = []
+        self._extents: list[tuple[str, int, int, int, str]] = []
+        """Device, first and last byte, how many were met before, and the path."""
         # while restoring
         self.places: dict[str, Any] = {}
         """Restored objects by their path, for ``$same``."""
@@ -106,7 +107,7 @@ class Blobs:
             index = self._index.get(memory)
             if index is not None:
                 return index
-            self._refuse_overlap(memory, path)
+            self._extents.append((*memory[:3], len(self._extents), path))
             self._index[memory] = len(self.items)
         self.items.append(make())
         self.keep.append(owner)
@@ -134,10 +135,20 @@ class Blobs:
         if late is not None and late[2] <= (self.begun or Start()).live.get(path, set()):
             del self._late[id(value)]
 
+    def suspect(self, owners: list[int], address: int, sentence: str) -> None:
+        """Something has changed that is not saved, unless one of its ``owners`` (ids) or the array
+        at ``address`` stands in the state elsewhere."""
+        self._suspects.append((owners, address, sentence))
+
     def refuse_late(self) -> None:
-        """StateError naming an object that a resumed program has at none of its places."""
+        """StateError naming an object that a resumed program has at none of its places, or what
+        has changed and is saved at none."""
         for _, sentence, _ in self._late.values():
             raise StateError(sentence)
+        starts = {memory.start for memory in self._index} if self._suspects else set()
+        for owners, address, sentence in self._suspects:
+            if self.seen.keys().isdisjoint(owners) and address not in starts:
+                raise StateError(sentence)
 
     def finds(self, cls: type) -> bool:
         """Whether a resumed program finds a class by its name."""
@@ -160,6 +171,15 @@ class Blobs:
         finally:
             self.detached -= 1
 
+    @contextlib.contextmanager
+    def values_only(self) -> Iterator[None]:
+        """What is captured meanwhile are plain attributes."""
+        self.by_value += 1
+        try:
+            yield
+        finally:
+            self.by_value -= 1
+
     def take(self, target: Any) -> Any:
         """``target``, or MISSING where something else was restored into it already."""
         if target is MISSING or id(target) in self._taken:
@@ -176,19 +196,18 @@ class Blobs:
             raise StateError(
                 f"{path} is a view of an array that the state holds at another place; keep one"
             )
-        self._refuse_overlap(memory, path)
+        self._extents.append((*memory[:3], len(self._extents), path))
         self._index[memory] = -1
 
-    def _refuse_overlap(self, memory: Memory, path: str) -> None:
-        extent = (memory.device, memory.start, memory.end, path)
-        at = bisect.bisect(self._extents, extent)
-        for device, first, last, other in self._extents[max(at - 1, 0) : at + 1]:
-            if device == memory.device and first < memory.end and memory.start < last:
+    def refuse_overlaps(self) -> None:
+        """StateError naming an array of which another one holds a part."""
+        for one, two in itertools.pairwise(sorted(self._extents)):
+            if one[0] == two[0] and two[1] < one[2]:
+                first, later = sorted((one, two), key=lambda extent: extent[3])
                 raise StateError(
-                    f"{path} shares a part of its memory with {other}, which cannot be saved as "
-                    "two; keep only the array that both look into, or a copy of one"
+                    f"{later[4]} shares a part of its memory with {first[4]}, which cannot be "
+                    "saved as two; keep only the array that both look into, or a copy of one"
                 )
-        self._extents.insert(at, extent)
 
 
 def kind_of(value: object) -> str:

@@ -110,6 +110,7 @@ def capture_all(
     blobs = Blobs(adapters=_adapters(), begun=begun)
     nodes = _capture_all(state, blobs)
     blobs.refuse_late()
+    blobs.refuse_overlaps()
     return nodes, blobs
 
 
@@ -418,14 +419,18 @@ def _parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]
         if kind in _ADAPTERS and (parts := getattr(_adapter(kind, path), "parts", None)):
             yield from parts(target, node, path)
     elif type(target) is dict:
-        for key, item in _pairs(node, path):
+        for key, item in pairs(node, path):
             yield target.get(key, MISSING), item, at_key(path, key)
+
+
+def itself(node: Node) -> Node:
+    """A node without the mark that its value has taken another one's place."""
+    return node["$new"] if isinstance(node, dict) and "$new" in node else node
 
 
 def without_history(node: Node) -> Node:
     """A node without what it has of the program's start, which no value depends on."""
-    if isinstance(node, dict) and "$new" in node:
-        node = node["$new"]
+    node = itself(node)
     if isinstance(node, dict) and "$object" in node and "began" in node:
         node = {key: item for key, item in node.items() if key != "began"}
     return node
@@ -456,7 +461,8 @@ def _capture_dict(value: dict, path: str, blobs: Blobs) -> Node:
     }
 
 
-def _pairs(node: Any, path: str) -> list[tuple[Any, Node]]:
+def pairs(node: Any, path: str) -> list[tuple[Any, Node]]:
+    """The keys of a dict's node, and the nodes of its values."""
     if "$dict" in node:
         return [(restore_key(key, path), item) for key, item in node["$dict"]]
     return list(node.items())
@@ -467,7 +473,7 @@ def _restore_dict(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
     olds = {} if target is MISSING else dict(target)
     news = {
         key: restore(olds.get(key, MISSING), item, at_key(path, key), blobs)
-        for key, item in _pairs(node, path)
+        for key, item in pairs(node, path)
     }
     if target is MISSING:
         return news

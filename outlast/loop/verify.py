@@ -13,12 +13,13 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from outlast.loop import snapshot, state
+from outlast.loop.adapters import attributes
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.snapshot import Saved
 from outlast.loop.state import MISSING, Blob, Blobs, Node
@@ -107,17 +108,21 @@ class _Comparison:
         if sum(one.nbytes for one, _, _ in pairs) < _THREADED_BYTES:
             return _first_of(map(self._compare, pairs))
         with ThreadPoolExecutor(_THREADS) as pool:  # memory gives more to several processors
-            return _first_of(pool.map(self._compare, pairs))
+            return _first_of(pool.map(self._compare_all, _shares(pairs)))
+
+    def _compare_all(self, pairs: Iterable[tuple[Blob, Blob, str]]) -> str | None:
+        return _first_of(map(self._compare, pairs))
 
     def _compare(self, pair: tuple[Blob, Blob, str]) -> str | None:
         one, two, path = pair
         return None if same(one, two, moved=self._moved) else path
 
     def _walk(self, one: Node, two: Node, path: str) -> str | None:
-        one, two = state.without_history(one), state.without_history(two)
+        one, two = state.itself(one), state.itself(two)
         if isinstance(one, dict) and isinstance(two, dict):
             if self._moved:
                 one, two = _placeless(one, two)
+            one, two = state.without_history(one), state.without_history(two)
             if list(one) != list(two):
                 return path
             if not one.keys().isdisjoint(_ARRAYS):
@@ -148,6 +153,19 @@ class _Comparison:
         return None if self._pairs.get(ours, (None, ""))[0] == theirs else path
 
 
+def _shares(
+    pairs: Sequence[tuple[Blob, Blob, str]],
+) -> Iterator[Sequence[tuple[Blob, Blob, str]]]:
+    """The pairs in order, in some shares of about as many bytes for each thread."""
+    share = sum(one.nbytes for one, _, _ in pairs) // (4 * _THREADS)
+    since = size = 0
+    for i, (one, _, _) in enumerate(pairs, 1):
+        size += one.nbytes
+        if size > share or i == len(pairs):
+            yield pairs[since:i]
+            since, size = i, 0
+
+
 def _first_of(found: Iterable[str | None]) -> str | None:
     return next((path for path in found if path is not None), None)
 
@@ -171,6 +189,7 @@ def _module(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
     for node in (one, two):
         node.pop("versions")
         node["entries"] = dict(sorted(node["entries"].items()))
+    attributes.only_changed(one, two)
     return one, two
 
 
@@ -185,6 +204,7 @@ def _optimizer(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
             for old, group in zip(ours, theirs, strict=True)
         ]
         two["state"] = {**two["state"], "param_groups": groups}
+    attributes.only_changed(one, two)
     return one, two
 
 

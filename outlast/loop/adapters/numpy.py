@@ -206,6 +206,8 @@ def _capture_array(value: np.ndarray, path: str, blobs: Blobs) -> Node:
             state.capture(item, f"{path}.flat[{i}]", blobs) for i, item in enumerate(value.flat)
         ]
         return {"$object": "numpy.objects", "shape": list(value.shape), "items": items, **node}
+    if blobs.by_value and value.base is not None:
+        value = value.copy(order="K")
     return {"$array": blobs.add(value, _memory(value), path, lambda: blob_of(value)), **node}
 
 
@@ -349,7 +351,11 @@ def _without_gaps(array: np.ndarray) -> np.ndarray:
 def _memory(array: np.ndarray) -> Memory | None:
     if not array.nbytes:
         return None
-    start, end = np.lib.array_utils.byte_bounds(array)
+    if array.flags.c_contiguous:
+        start = array.__array_interface__["data"][0]
+        end = start + array.nbytes
+    else:
+        start, end = np.lib.array_utils.byte_bounds(array)
     layout = (name_of(array.dtype), array.shape, array.strides)
     return Memory("cpu", start, end, layout)
 
@@ -397,6 +403,8 @@ def _is_named(dtype: np.dtype) -> bool:
 
 def name_of(dtype: np.dtype) -> str:
     """How a checkpoint names a dtype: numpy's short form, ml_dtypes' name, JSON for records."""
+    if dtype.isbuiltin == 1:
+        return dtype.str
     if dtype.names is not None:
         return json.dumps(_fields(dtype))
     return dtype.name if _is_named(dtype) else dtype.str

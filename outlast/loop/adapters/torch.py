@@ -4,8 +4,9 @@
     parameters, persistent buffers and extra state under the names of ``state_dict()``, which of
     the parameters are frozen and which of the modules are in evaluation mode. Wrappers
     (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) are taken off: a checkpoint
-    does not know of them. Tied parameters are saved once and must be tied again. Buffers that are
-    not persistent, gradients and plain attributes are not saved.
+    does not know of them. Tied parameters are saved once and must be tied again. Plain attributes
+    and buffers that are not persistent: see outlast.loop.adapters.attributes. Gradients are not
+    saved.
 ``torch.optim.Optimizer``
     its groups in order and the state of each parameter, every tensor in its own dtype.
 ``torch.Generator``
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 
 from outlast.loop import state
+from outlast.loop.adapters import attributes, torch_attributes
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node, foreign, kind_of
 from outlast.loop.words import say
@@ -108,12 +110,17 @@ def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
             name = key.replace(_COMPILED, "")
             if name in node["entries"]:
                 yield item, node["entries"][name], f"{path}.{name}"
+        yield from attributes.parts(_owners(target), node, path)
+    elif node["$object"] == "torch.Optimizer" and isinstance(target, torch.optim.Optimizer):
+        yield from attributes.parts(torch_attributes.of_optimizer(target), node, path)
 
 
 # Tensors
 
 
 def _capture_tensor(value: torch.Tensor, path: str, blobs: Blobs) -> Node:
+    if blobs.by_value and why_refused(value) is None:
+        value = torch_attributes.by_value(value)
     _refuse(value, path)
     memory = _memory(value)
     node: dict[str, Any] = {"$tensor": blobs.add(value, memory, path, lambda: _blob(value, path))}
@@ -127,29 +134,32 @@ def _capture_tensor(value: torch.Tensor, path: str, blobs: Blobs) -> Node:
 
 
 def _refuse(value: torch.Tensor, path: str) -> None:
-    why = None
-    if value.is_quantized:
-        why = "quantised; save the module before it is quantised"
-    elif torch.nn.parameter.is_lazy(value):
-        why = "not initialised; run one batch through the module first"
-    elif _is_of(value, "torch.distributed.tensor", "DTensor"):
-        why = _SHARDED
-    elif type(value) not in _PLAIN_TENSORS:
-        why = "a kind of tensor of its own; save its parts"
-    elif value.layout != torch.strided:
-        why = f"of layout {value.layout}; save its indices and values"
-    elif value.device.type == "meta":
-        why = "on the meta device and has no values; make it on a real one"
-    elif not value.is_leaf:
+    why = why_refused(value)
+    if why is None and not value.is_leaf:
         why = "the result of a computation that gradients flow through; detach it"
-    elif value.is_conj() or value.is_neg():
-        why = "a conjugated or negated view; resolve it"
-    elif any(
-        step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)
-    ):
+    elif why is None and torch_attributes.repeats(value):
         why = "expanded: several elements are one in memory; clone it"
     if why:
         raise StateError(f"{path} is {kind_of(value)}, which cannot be saved: it is {why}")
+
+
+def why_refused(value: torch.Tensor) -> str | None:
+    """Why not even the values of a tensor can be saved, or None."""
+    if value.is_quantized:
+        return "quantised; save the module before it is quantised"
+    if torch.nn.parameter.is_lazy(value):
+        return "not initialised; run one batch through the module first"
+    if _is_of(value, "torch.distributed.tensor", "DTensor"):
+        return _SHARDED
+    if type(value) not in _PLAIN_TENSORS:
+        return "a kind of tensor of its own; save its parts"
+    if value.layout != torch.strided:
+        return f"of layout {value.layout}; save its indices and values"
+    if value.device.type == "meta":
+        return "on the meta device and has no values; make it on a real one"
+    if value.is_conj() or value.is_neg():
+        return "a conjugated or negated view; resolve it"
+    return None
 
 
 def _is_of(value: object, module: str, name: str) -> bool:
@@ -228,7 +238,8 @@ def _restore_tensor(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             home.copy_(_view(blob, path))
         blobs.restored[index] = home
         return _alias(home, node)
-    target = blobs.take(target) if isinstance(target, torch.Tensor) else MISSING
+    whole = isinstance(target, torch.Tensor) and not torch_attributes.repeats(target)
+    target = blobs.take(target) if whole else MISSING
     if target is MISSING:
         target = _view(blob, path).clone(memory_format=torch.preserve_format)
         if node.get("device") and torch.device(node["device"]).type in _devices():
@@ -293,7 +304,9 @@ def _capture_module(value: torch.nn.Module, path: str, blobs: Blobs) -> Node:
                 f"{place} is {kind_of(inner)}, which cannot be saved: it is {_SHARDED}"
             )
     tensors = foreign(f"{path}.state_dict()", lambda: value.state_dict(keep_vars=True))
-    state.refuse_empty(value, tensors, path, blobs)
+    held = _owners(value)
+    if not attributes.are_any(held):
+        state.refuse_empty(value, tensors, path, blobs)
     entries = {
         key: state.capture_part(item, f"{path}.{key}", blobs) for key, item in _named(tensors, path)
     }
@@ -308,7 +321,17 @@ def _capture_module(value: torch.nn.Module, path: str, blobs: Blobs) -> Node:
             blobs,
         ),
         "eval": [name for name, inner in dict(_modules(value)).items() if not inner.training],
+        **attributes.capture(
+            held,
+            path,
+            blobs,
+            torch_attributes.framework(value.modules(), tensors.values(), why_refused),
+        ),
     }
+
+
+def _owners(module: torch.nn.Module) -> dict[str, attributes.Owner]:
+    return torch_attributes.of_modules(_modules(unwrapped(module)))
 
 
 def _restore_module(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
@@ -343,6 +366,7 @@ def _restore_module(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     asleep = set(node["eval"])
     for name, inner in _modules(module):
         inner.training = name not in asleep
+    attributes.restore(_owners(module), node, path, blobs)
     return target
 
 
@@ -426,14 +450,29 @@ def _capture_optimizer(value: torch.optim.Optimizer, path: str, blobs: Blobs) ->
         "$object": "torch.Optimizer",
         "params": [[list(p.shape), str(p.device)] for p in _parameters(value)],
         "state": state.capture_part(inner, f"{path}.state_dict()", blobs),
+        **attributes.capture(
+            torch_attributes.of_optimizer(value),
+            path,
+            blobs,
+            torch_attributes.framework([value], _tensors(value), why_refused, live=False),
+        ),
     }
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> Iterable[Any]:
+    yield from _parameters(optimizer)
+    for held in optimizer.state.values():
+        if isinstance(held, dict):
+            yield from held.values()
 
 
 def _restore_optimizer(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     if not isinstance(target, torch.optim.Optimizer):
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a torch optimiser")
     params = list(_parameters(target))
-    value = state.restore(MISSING, node["state"], f"{path}.state_dict()", blobs)
+    # Over the tensors that are there: a second copy of them would be the trainer's peak of memory.
+    olds = _fitting(target, node["state"], blobs)
+    value = state.restore(olds, node["state"], f"{path}.state_dict()", blobs)
     theirs = [len(group["params"]) for group in value["param_groups"]]
     ours = [len(group["params"]) for group in target.param_groups]
     if theirs != ours:
@@ -454,7 +493,30 @@ def _restore_optimizer(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         held = target.state.get(param, {})
         for key, saved in value["state"].get(name, {}).items():
             held[key] = _placed(saved, held.get(key), torch.device(device), param.device)
+    attributes.restore(torch_attributes.of_optimizer(target), node, path, blobs)
     return target
+
+
+def _fitting(target: torch.optim.Optimizer, node: Node, blobs: Blobs) -> dict[str, Any]:
+    """The tensors of a live optimiser's state that what is saved fits into, by their places."""
+    nodes = dict(state.pairs(node["state"], ""))
+    found: dict[Any, Any] = {}
+    for name, held in target.state_dict()["state"].items():
+        items = nodes.get(name)
+        if isinstance(held, dict) and isinstance(items, dict):
+            found[name] = {
+                key: old for key, old in held.items() if _fits(old, items.get(key), blobs)
+            }
+    return {"state": found}
+
+
+def _fits(old: Any, node: Any, blobs: Blobs) -> bool:
+    if not (isinstance(old, torch.Tensor) and isinstance(node, dict) and "$tensor" in node):
+        return False
+    blob = blobs.items[node["$tensor"]]
+    theirs = (blob.dtype, tuple(blob.shape), node.get("device", "cpu"), blob.order)
+    ours = (_NAMES[old.dtype], tuple(old.shape), str(old.device), None)
+    return ours == theirs and old.is_contiguous() and not isinstance(old, torch.nn.Parameter)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

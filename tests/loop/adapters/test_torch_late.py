@@ -69,10 +69,17 @@ class Metric(torch.nn.Module):
         self.total = torch.zeros(1)
 
 
-@pytest.mark.parametrize("make", [Metric, torch.nn.ReLU])
-def test_a_module_of_which_nothing_would_be_saved_is_refused(make: Any) -> None:
+def test_a_module_of_which_nothing_would_be_saved_is_refused() -> None:
     with pytest.raises(StateError, match=r"state\['m'\] is .*whose state_dict\(\) is empty"):
-        state.survey({"m": make()})
+        state.survey({"m": torch.nn.ReLU()})
+
+
+def test_a_metric_that_is_only_its_attributes(tmp_path: Path) -> None:
+    mine, theirs = {"m": Metric()}, {"m": Metric()}
+    begun = state.survey(mine)
+    mine["m"].total = mine["m"].total + 5
+    through(tmp_path / "s", mine, theirs, begun)
+    assert theirs["m"].total.item() == 5
 
 
 def test_a_disabled_scaler_has_nothing_to_save(tmp_path: Path) -> None:
