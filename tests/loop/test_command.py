@@ -392,11 +392,37 @@ def test_background_processes_hear_the_stop_and_die(place: Place) -> None:
     assert not [pid for pid in pids.read_text().split() if lives(int(pid))]
 
 
-def test_background_processes_do_not_outlive_the_true_end(place: Place) -> None:
-    line = "setsid sleep 600 & echo $! > $RESULT_DIR/pid"
+DAEMON = "env -i /bin/sh -c 'setsid sleep 600 & echo $! > daemon.tmp'; mv daemon.tmp daemon"
+"""In a session of its own, without its environment and its parent: a trained daemon."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["setsid sleep 600 & echo $! > $RESULT_DIR/pid", f"{DAEMON}; cp daemon $RESULT_DIR/pid"],
+    ids=["session", "daemon"],
+)
+def test_background_processes_do_not_outlive_the_true_end(place: Place, line: str) -> None:
     code, _, err = place.shell(line)
     assert code == 0, err
     assert not lives(int(place.result()["pid"]))
+
+
+def test_daemons_are_stopped_and_those_that_ended_are_reaped(place: Place) -> None:
+    many = "for i in 1 2 3 4 5 6 7 8; do (setsid true &); done; sleep 0.2"
+    with place.running("--shell", "--", f"{many}; {DAEMON}; sleep 600") as process:
+        found = place.home / "source" / "daemon"
+        wait_until(found.exists, "the daemon did not begin")
+        daemon = int(found.read_text())
+        assert lives(daemon)
+
+        def dead() -> list[int]:
+            children = tree._children().get(process.pid, {})
+            return [pid for pid, state in children.items() if state == "Z"]
+
+        wait_until(lambda: not dead(), "they are not reaped")
+        place.supervisor.push(Stop(4.0))
+        assert process.wait(WAIT_SEC) == 75
+    assert not lives(daemon)
 
 
 def test_a_killed_runner_takes_the_command_along(place: Place) -> None:

@@ -28,6 +28,7 @@ class Child:
 
     def __init__(self) -> None:
         self._mark = f"{VARIABLE}={uuid.uuid4().hex}"
+        self._orphans = tree.Orphans()
         self._process: subprocess.Popen[bytes] | None = None
         self._copiers: list[threading.Thread] = []
         self._said = b""
@@ -49,10 +50,12 @@ class Child:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._orphans.adopt(self._guard.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._guard.stdin is not None
+        self._orphans.release()
         self._guard.stdin.close()
         self._guard.wait()
         os.close(self._reads)
@@ -102,12 +105,12 @@ class Child:
     @property
     def has_rest(self) -> bool:
         """Whether anything of its tree is running."""
-        return bool(tree.marked(self._mark))
+        return bool(self._others())
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole tree."""
         if self._process is not None:
-            tree.signal_tree(self._process.pid, self._mark, number)
+            tree.signal_tree(self._process.pid, self._mark, number, self._orphans.alive())
 
     def kill(self) -> None:
         """End the whole tree, the command's background processes among them."""
@@ -116,6 +119,7 @@ class Child:
             # What is killed may have been writing.
             self.was_cut = self.was_cut or self.code is None or self.has_rest
             tree.kill_tree(self._process.pid, self._mark)
+            self._orphans.kill(self._process.pid)
             self._process.wait()
             for copier in self._copiers:
                 copier.join(1.0)  # what escaped may hold the pipe for ever
@@ -131,8 +135,18 @@ class Child:
                 found = os.stat(path)
                 wanted.add((found.st_dev, found.st_ino))
         names = {os.path.realpath(path) for path in paths}
-        pids = {self._process.pid, *tree.marked(self._mark)}
+        pids = {self._process.pid, *self._others()}
         return any(_writes(pid, wanted) or _maps(pid, names) for pid in pids)
+
+    def reap(self) -> None:
+        """Forget what the command left behind and has ended since. Call it now and then."""
+        if self._process is not None:
+            self._orphans.reap(self._process.pid)
+
+    def _others(self) -> set[int]:
+        """What the command started and is alive, in whatever session and environment."""
+        assert self._process is not None
+        return ({*tree.marked(self._mark)} | self._orphans.alive()) - {self._process.pid}
 
     def _wait(self) -> None:
         assert self._process is not None

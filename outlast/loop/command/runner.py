@@ -325,6 +325,7 @@ class Runner:
     def _tick(self, now_sec: float) -> None:
         if now_sec >= self._signs_at_sec:
             self._signs_at_sec = now_sec + SIGNS_SEC
+            self._child.reap()
             signs = [look(root).files for root in self._watched]
             if signs != self._signs:
                 self._signs, self._last_sign_sec = signs, now_sec
