@@ -1,11 +1,11 @@
 """``outlast.train`` in every rank but the first: the same steps, at rank 0's word."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from outlast.base import exits, places
+from outlast.base.variables import variables
 from outlast.loop import ending, ranks, snapshot, state, verify
 from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction
@@ -42,7 +42,7 @@ class Follower(Training):
         if said.kind == ranks.END:
             raise RunEnded(said.body)
         where = said.body
-        os.environ.update(where["environment"])
+        self._cleanup.enter_context(variables(where["environment"]))
         self._work = Path(where["work"])
         self._result_folder = Path(where["result"]) / f"tmp-result-{ranks.part_name(world.rank)}"
         if where["restore"] is not None and not where["init"]:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from outlast.base import exits, places
+from outlast.base.variables import variables
 from outlast.bucket import layout
 from outlast.loop import (
     data,
@@ -362,7 +363,7 @@ class Training:
             say(answer.message)
             raise RunEnded(answer.exit)
         self._connection.tell_data()
-        os.environ.update(answer.environment())
+        self._cleanup.enter_context(variables(answer.environment()))
         self._work = Path(answer.work)
         self._result_folder = Path(answer.result or answer.work) / saving.RESULT
         self._rows = self._cleanup.enter_context(rows.Rows(Path(answer.rows)))

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -30,4 +31,16 @@ def main(argv: list[str]) -> int:
             run.log(sum=total["sum"])
             Path(os.environ["LOG_DIR"], f"run-{os.environ['RUN_ID']}").write_text(str(step))
         run.result("sum.txt").write_text(str(total["sum"]))
+        run.result("strays.txt").write_text(" ".join(strays()))
     return 0
+
+
+def strays() -> list[str]:
+    """Modules that an editable install serves and no machine would have."""
+    bundle = os.environ["PYTHONPATH"].split(":")[0]
+    return [
+        name
+        for name, module in sys.modules.items()
+        if name.split(".")[0] in ("outlast", "trainers")
+        and not str(getattr(module, "__file__", "")).startswith(f"{bundle}/")
+    ]

@@ -38,8 +38,24 @@ class FreezingStore(FolderStore):
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
+def strays_of(bundle: str) -> list[str]:
+    """Modules of the bundle's packages that came from elsewhere, as an editable install serves
+    them: a machine would not have them."""
+    return [
+        name
+        for name, module in sys.modules.items()
+        if name.split(".")[0] in ("outlast", "trainers")
+        and not str(getattr(module, "__file__", "")).startswith(f"{bundle}/")
+    ]
+
+
 if "STORE" in os.environ:
     setattr(entry, "open_store", lambda url, **_: FreezingStore(Path(os.environ["STORE"])))  # noqa: B010
 if "CRASH" in os.environ:
     setattr(entry, "supervise", lambda boot: 1 // 0)  # noqa: B010
-entry.leave(entry.main(sys.argv[1:]))
+code = entry.main(sys.argv[1:])
+bundle = os.environ.get("OUTLAST_BUNDLE_DIR") and os.environ["PYTHONPATH"]
+if bundle and (strays := strays_of(bundle)):
+    sys.stderr.write(f"not from the bundle: {strays}\n")
+    code = 99
+entry.leave(code)

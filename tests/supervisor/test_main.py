@@ -1,13 +1,14 @@
 """The supervisor as a process, with a real trainer, the fake cloud and a folder for a bucket."""
 
 import fcntl
+import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ from typing import Any
 import pytest
 
 import outlast
-import trainers
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.records import read_record
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import FolderStore
+from outlast.spec import bundle as bundles
 from outlast.supervisor import __main__ as entry
 from tests.supervisor.fake_cloud import FakeCloud, fake_cloud
 
+ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("driver.py")
 TRAINER = Path(__file__).with_name("counting_trainer.py")
 LAYOUT = Layout("experiments/first", "0123456789")
@@ -58,14 +60,10 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An unpacked bundle: outlast without operate, and a package of trainers with one in it."""
+    """A bundle of this checkout, unpacked, with one more trainer in it."""
     folder = tmp_path_factory.mktemp("bundle")
-    ignored = shutil.ignore_patterns("__pycache__", "cli", "localcloud")
-    shutil.copytree(Path(outlast.__file__).parent, folder / "outlast", ignore=ignored)
-    (folder / "trainers").mkdir()
-    for name in ("__init__.py", "__main__.py"):
-        shutil.copy(Path(trainers.__file__).with_name(name), folder / "trainers" / name)
-    shutil.copy(TRAINER, folder / "trainers" / "count.py")
+    packed = bundles.pack(ROOT, {"trainers/count.py": TRAINER.read_bytes()})
+    zipfile.ZipFile(io.BytesIO(packed)).extractall(folder)
     return folder
 
 
@@ -179,6 +177,7 @@ class Machines:
         assert [row["step"] for row in rows] == ALL_STEPS
         assert [row["sum"] for row in rows] == [n * (n + 1) // 2 for n in ALL_STEPS]
         assert self.store.get(head.end.result.path + "sum.txt")[0] == b"210"
+        assert self.store.get(head.end.result.path + "strays.txt")[0] == b""
 
     def close(self) -> None:
         for process in self.processes:
