@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.spec import bundle as bundles
+from outlast.spec import requirements
 from outlast.spec.delivery import VALUE_LIMIT
 
 DEFAULT_FAMILY = "outlast"
@@ -215,13 +216,7 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
     baked in. Raises RecipeError."""
     files = {"vm": (root / bundles.REQUIREMENTS).read_bytes()}
     if recipe.requirements:
-        files["requirements"] = _file(root, "requirements", recipe.requirements)
-        if b"--hash=" not in files["requirements"]:
-            raise _bad(
-                "requirements",
-                recipe.requirements,
-                "must be locked with hashes; write it with uv pip compile --generate-hashes",
-            )
+        files["requirements"] = _locked(root, recipe.requirements)
     if recipe.script:
         files["script"] = _file(root, "script", recipe.script)
         if not files["script"].startswith(b"#!"):
@@ -243,6 +238,20 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
         del content[key]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return Baked(recipe, hashlib.sha256(text.encode()).hexdigest(), files)
+
+
+def _locked(root: Path, name: str) -> bytes:
+    """A requirements file with hashes, which stands for all that it includes."""
+    _file(root, "requirements", name)
+    try:
+        requirements.refuse_other_forms(name)
+        found = requirements.read(name, requirements.Folder(root), alone=True)
+    except requirements.RequirementsError as error:
+        raise RecipeError(f"{KEY}.requirements {error}") from None
+    if not found.is_hashed or found.constraints:
+        rule = "must be locked with hashes, without constraints; write it with uv pip compile"
+        raise _bad("requirements", name, f"{rule} --generate-hashes")
+    return found.data
 
 
 def image_name(family: str, hash: str) -> str:

@@ -29,6 +29,8 @@ LEFT_OUT = frozenset(
 """Runs on the user's machine only."""
 REQUIREMENTS = "requirements/vm.txt"
 USER_REQUIREMENTS = "requirements/user.txt"
+USER_CONSTRAINTS = "requirements/outlast-constraints.txt"
+"""Beside the user's requirements, where a file of theirs names constraints."""
 SOURCE = "source"
 PACKAGE = "package"
 SOURCE_BYTES_MAX = 100 << 20

@@ -533,7 +533,17 @@ def _vm_site(
         store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
         kept = Layout(spec.prefix, spec.run).environments
         baked = rooted("/opt/outlast/user-venv")
-        builder = Builder(home, store, kept, logs / "pip-user.log", patience, say, baked)
+        builder = Builder(
+            home,
+            store,
+            kept,
+            logs / "pip-user.log",
+            patience,
+            say,
+            baked,
+            token=reader.metadata.token,
+            forbidden_sec=spec.waits.iam,
+        )
         workshop = Workshop(
             bundle, home, secrets, builder, clock, say, backoff_sec=spec.waits.backoff
         )

@@ -68,13 +68,13 @@ class Workshop:
             if git is None:
                 source = self.bundle / SOURCE
                 code = Code(source if source.is_dir() else None)
-                need = self._delivered()
+                need, root = self._delivered(), None
             else:
                 code = Code(self._fetched(git), git.path)
-                need = self._needed(git)
+                need, root = self._needed(git), self._place(git)
             if need is None:
                 return code
-            programs = self.builder.ensure(need)
+            programs = self.builder.ensure(need, root)
         except (fetching.GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
         except (EnvironmentUnreachable, SecretUnavailable, errand.Stuck, OSError) as error:

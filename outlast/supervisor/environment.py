@@ -1,13 +1,16 @@
 """The trainer's own packages: wheels made once, kept in the bucket, installed offline ever after.
 
 What is needed is a requirements file, or a folder with a `requirements.txt`, a `pyproject.toml`, or
-both. On the first VM pip makes a wheel of everything, kept under the experiment as one zip,
-`environments/<key>.zip`. The key is a digest of what was asked for and of the interpreter. A later
-boot installs those very files, without a resolver and without a network. A project's own wheel has
-a key of its own, so that a changed line of code fetches no dependency anew.
+both (`outlast.spec.project`). On the first VM pip makes a wheel of everything, kept under the
+experiment as one zip, `environments/<key>.zip`. The key is a digest of what was asked for and of
+the interpreter. A later boot installs those very files, without a resolver and without a network.
+A project's own wheel has a key of its own, so that a changed line of code fetches no dependency.
+
+Commits that are named as git+https://… are fetched here, since an image has no git. An index in
+Artifact Registry is read with the VM's own token. What pip writes on the way is on the boot disk.
 
     EnvironmentRefused     the same try fails again: no such package, bad hashes; one sentence
-    EnvironmentUnreachable the index did not answer, or the machine has no room
+    EnvironmentUnreachable the index did not answer
 """
 
 import hashlib
@@ -17,10 +20,9 @@ import re
 import shutil
 import sys
 import tempfile
-import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,36 +34,52 @@ from outlast.bucket.store import (
     Store,
     StoreError,
 )
-from outlast.spec import identity
+from outlast.spec import identity, project, requirements
+from outlast.spec.requirements import Requirements
 from outlast.supervisor import errand
+from outlast.supervisor import git as fetching
 
 Say = Callable[[str], None]
 
-PROJECT = "pyproject.toml"
-FILE = "requirements.txt"
 MARK = ".complete"
 """In an environment: what it is of, once it is whole."""
-HASHED = "--require-hashes"
+WRITTEN = "outlast-requirements.txt"
+"""The one file that pip gets."""
 TRIES = 3
 LAST_LINES = 20
+DENIED_PAUSE_SEC = 5.0
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a zip raises that is none, or is encrypted, or is damaged inside."""
 
-_OTHER_FILES = re.compile(
-    r"^\s*(?:-r|-c|-e|--requirement|--constraint|--editable|\.|/|file:)", re.M
-)
 _NETWORK = re.compile(
     r"connection broken|name resolution|timed out|timeouterror|connection (?:refused|reset)"
-    r"|newconnectionerror|no route|network is unreachable|no space left|http error 5\d\d",
+    r"|newconnectionerror|no route|network is unreachable|http error 5\d\d|5\d\d server error"
+    r"|max retries exceeded|connection error",
     re.IGNORECASE,
 )
 _USERS = re.compile(
     r"no matching distribution|resolutionimpossible|do not match the hashes|hashes are required"
     r"|invalid requirement|failed building wheel|failed to build|subprocess-exited-with-error"
     r"|could not open requirements file|requires-python|requires a different python|error: invalid"
-    r"|does not appear to be a python project|metadata-generation-failed",
+    r"|does not appear to be a python project|metadata-generation-failed|cannot find command",
     re.IGNORECASE,
 )
+_NO_ROOM = re.compile(r"no space left|errno 28|disk quota exceeded", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\b(?P<status>40[13]) (?:client )?error[^\n]*?https?://(?P<host>[^/\s:]+)"
+    r"|http error (?P<status2>40[13]) while getting https?://(?P<host2>[^/\s:]+)",
+    re.IGNORECASE,
+)
+_NOT_FETCHED = "Could not fetch URL"
+"""A line of pip's log that it does not show: what an index answered."""
+_NO_GIT = re.compile(r"cannot find command ['\"]?git", re.IGNORECASE)
+_BUILD = re.compile(
+    r"failed building wheel|failed to build|subprocess-exited-with-error|metadata-generation-failed"
+    r"|does not appear to be a python project",
+    re.IGNORECASE,
+)
+_A_WAY = "give the VM a way to the package index, and an image with python3-venv"
+_MISSING = re.compile(r"no matching distribution found for (?P<name>[A-Za-z0-9][\w.-]*)", re.I)
 
 
 class EnvironmentRefused(Exception):
@@ -72,74 +90,68 @@ class EnvironmentUnreachable(Exception):
     """Another time, or another machine, may do."""
 
 
+class _Denied(Exception):
+    """An index that takes this VM's token did not let it in; new permissions may be spreading."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """Wheels that are made, kept and fetched together."""
 
     name: str
     key: str
-    argv: tuple[str, ...]
-    """What pip is to make wheels of."""
-    folder: Path
-    """Where pip runs."""
+    root: Path | None
+    """What a build needs around it; None where nothing is built from files."""
+    at: str = "."
+    """The folder below `root` where pip runs."""
+    asked: Requirements | None = None
+    """What is asked for; None for the project itself."""
+    argv: tuple[str, ...] = ()
+    """Of the project itself."""
 
 
-def layers(need: Path) -> list[Layer]:
-    """What a requirements file, or a folder of a project, asks for. EnvironmentRefused: nothing."""
-    if need.is_file():
-        return [_requirements(need)]
-    project, file = need / PROJECT, need / FILE
-    found = [_requirements(file)] if file.is_file() else []
-    if project.is_file():
-        found += _project(need, locked=bool(found))
-    if not found:
-        raise EnvironmentRefused(
-            f"requirements {need.name}: holds neither {PROJECT} nor {FILE}; set"
-            " outlast:requirements to a folder that does, or to a file"
-        )
-    return found
-
-
-def _requirements(file: Path) -> Layer:
-    text = file.read_text(errors="replace")
-    others = identity.files_digest(_files(file.parent)) if _OTHER_FILES.search(text) else ""
-    hashed = (HASHED,) if "--hash=" in text else ()
-    key = _key({"requirements": text, "others": others})
-    return Layer("requirements", key, (*hashed, "--requirement", file.name), file.parent)
-
-
-def _project(folder: Path, *, locked: bool) -> list[Layer]:
-    """The project's own wheel, and a layer of its dependencies where they can be told without
-    building it and no lock file names them."""
+def layers(need: Path, root: Path | None = None) -> list[Layer]:
+    """What a requirements file, or a folder of a project, asks for. `root` holds it, and all that
+    it may include. EnvironmentRefused: nothing, or something that cannot be had."""
+    root = root or (need.parent if need.is_file() else need)
+    name = need.relative_to(root).as_posix()
     try:
-        stated = tomllib.loads((folder / PROJECT).read_text())
-    except (ValueError, OSError) as error:
-        raise EnvironmentRefused(f"{PROJECT}: is not valid TOML ({error}); mend it") from None
-    table = stated.get("project")
-    if not isinstance(table, dict) and "build-system" not in stated:
-        if locked:
-            return []  # settings of tools; the requirements are what counts
-        raise EnvironmentRefused(f"{PROJECT}: has no [project]; add it, or a {FILE} beside it")
-    table = table if isinstance(table, dict) else {}
-    own = _key({"project": identity.files_digest(_files(folder)), "locked": str(locked)})
-    if locked:
-        return [Layer("project", own, ("--no-deps", "."), folder)]
-    needs = table.get("dependencies", [])
-    if "dependencies" in table.get("dynamic", []) or not isinstance(needs, list) or not table:
-        return [Layer("project", own, (".",), folder)]
-    project = Layer("project", own, ("--no-deps", "."), folder)
-    if not needs:
-        return [project]
-    words = tuple(sorted(map(str, needs)))
-    return [Layer("dependencies", _key({"dependencies": "\n".join(words)}), words, folder), project]
+        found = project.read(name, requirements.Folder(root))
+    except requirements.RequirementsError as error:
+        raise EnvironmentRefused(f"requirements {error}") from None
+    at = name if need.is_dir() else need.relative_to(root).parent.as_posix()
+    made = []
+    if found.requirements is not None and found.requirements.wanted:
+        made.append(_requirements(found.name, root, at, found.requirements))
+    if found.is_project:
+        argv = (".",) if found.with_dependencies else ("--no-deps", ".")
+        digest = identity.files_digest(_files(need))
+        key = _key({"project": digest, "locked": str(found.name == "requirements")})
+        made.append(Layer("project", key, need, argv=argv))
+    return made
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def _requirements(name: str, root: Path, at: str, asked: Requirements) -> Layer:
+    """Wheels of what is asked for; what is built from files counts by their bytes."""
+    beside = {
+        f"{local}/{file}": data
+        for local in asked.locals
+        for file, data in _files(root / at / local).items()
+    }
+    others = identity.files_digest(beside) if beside else ""
+    key = _key({name: asked.text, "constraints": asked.constraints_text, "others": others})
+    return Layer(name, key, root if beside else None, at, asked)
+
+
+def _files(place: Path) -> dict[str, bytes]:
+    """A folder's files, or the file alone under an empty name."""
+    if place.is_file():
+        return {"": place.read_bytes()}
     left_out = {"__pycache__", ".git"}
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not left_out.intersection(path.relative_to(folder).parts)
+        path.relative_to(place).as_posix(): path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file() and not left_out.intersection(path.relative_to(place).parts)
     }
 
 
@@ -166,14 +178,19 @@ class Builder:
     say: Say
     baked: Path | None = None
     """The environment that the image may have: of the file whose SHA-256 stands in its mark."""
+    token: Callable[[], str] | None = None
+    """The VM's own, for indexes of Google."""
+    forbidden_sec: float = 0.0
+    """A refusal by such an index may be IAM that is still spreading, for so long."""
 
-    def ensure(self, need: Path) -> Path:
+    def ensure(self, need: Path, root: Path | None = None) -> Path:
         """The folder of the environment's programs, made where it is not there or not whole.
+        `root` as `layers` has it.
 
         Raises EnvironmentRefused, EnvironmentUnreachable, errand.Stuck, and what `clock.sleep`
         raises.
         """
-        wanted = layers(need)
+        wanted = layers(need, root)
         if self.baked is not None and self._is_baked(wanted, self.baked):
             self.say("environment: the image has it already")
             return self.baked / "bin"
@@ -188,6 +205,11 @@ class Builder:
         wheels: list[Path] = []
         for layer in wanted:
             wheels += self._wheels(layer, venv)
+        if not wheels:
+            raise EnvironmentRefused(
+                "requirements: no package is for this machine, by the conditions after the"
+                " semicolons; correct them, or leave outlast:requirements out"
+            )
         self.say(f"environment: installing {len(wheels)} wheels offline")
         install = ["install", "--isolated", "--no-index", "--no-deps", "--no-compile"]
         self._run(
@@ -200,11 +222,10 @@ class Builder:
     def _is_baked(self, wanted: list[Layer], baked: Path) -> bool:
         """Whether a locked file is all that is asked for, and the image's environment is of it."""
         mark, (first, *others) = baked / MARK, wanted
-        if others or first.argv[0] != HASHED or not mark.is_file():
+        asked = first.asked
+        if others or asked is None or not asked.is_hashed or not asked.data or not mark.is_file():
             return False
-        text = (first.folder / first.argv[-1]).read_bytes()
-        alone = not _OTHER_FILES.search(text.decode(errors="replace"))
-        return alone and mark.read_text().strip() == hashlib.sha256(text).hexdigest()
+        return mark.read_text().strip() == hashlib.sha256(asked.data).hexdigest()
 
     def _wheels(self, layer: Layer, venv: Path) -> list[Path]:
         """The layer's wheels: from this disk, from the bucket, or made and kept there."""
@@ -268,22 +289,88 @@ class Builder:
             ) from None
 
     def _make(self, layer: Layer, into: Path, venv: Path) -> None:
-        argv = [*_pip(venv), "wheel", "--progress-bar=off", f"--wheel-dir={into}", *layer.argv]
         # A build writes into its folder, which is the run's own and stays as it was delivered.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=into.parent) as scratch:
             copy = Path(scratch) / "folder"
-            shutil.copytree(
-                layer.folder, copy, symlinks=True, ignore=shutil.ignore_patterns(".git")
-            )
-            for tried in range(1, TRIES + 1):
+            if layer.root is not None:
+                ignore = shutil.ignore_patterns(".git")
+                shutil.copytree(layer.root, copy, symlinks=True, ignore=ignore)
+            cwd = copy / layer.at
+            cwd.mkdir(parents=True, exist_ok=True)
+            argv = [*_pip(venv), "wheel", "--progress-bar=off", f"--wheel-dir={into}"]
+            began = self.patience.clock.monotonic()
+            tried = 1
+            while True:
                 try:
-                    self._run(argv, f"pip could not make the {layer.name}", cwd=copy)
+                    words = self._asked(layer.asked, cwd) if layer.asked else layer.argv
+                    if words:
+                        self._pip_wheel(layer, [*argv, *words], cwd, Path(scratch))
                     return
                 except EnvironmentUnreachable as error:
                     if tried == TRIES:
                         raise
                     self.say(f"environment: {str(error).splitlines()[0]}; trying again")
                     self.patience.clock.sleep(2.0**tried)
+                    tried += 1
+                except _Denied as error:
+                    if self.patience.clock.monotonic() - began >= self.forbidden_sec:
+                        raise EnvironmentRefused(str(error)) from None
+                    first = str(error).splitlines()[0]
+                    self.say(f"environment: {first}; new permissions may still be spreading")
+                    self.patience.clock.sleep(DENIED_PAUSE_SEC)
+
+    def _asked(self, asked: Requirements, cwd: Path) -> list[str]:
+        """Writes the one file for pip, with the commits that it names beside it; none where nothing
+        is for this machine."""
+        lines = []
+        for number, one in enumerate(asked.wanted):
+            path = ""
+            if not one.applies():
+                continue
+            if (git := one.source.git) is not None:
+                place = cwd / f"outlast-git-{number}"
+                if not place.is_dir():
+                    self._commit(one, place)
+                path = f"./{place.name}/{git.path}".rstrip("/")
+            lines.append(one.line(path))
+        if not lines:
+            return []
+        (cwd / WRITTEN).write_text(asked.render(lines))
+        (cwd / requirements.CONSTRAINTS).write_text(asked.constraints_text)
+        return [*(["--require-hashes"] if asked.is_hashed else []), "--requirement", WRITTEN]
+
+    def _commit(self, one: requirements.Requirement, into: Path) -> None:
+        git = one.source.git
+        assert git is not None
+        self.say(f"environment: fetching commit {git.commit} of {git.url}")
+        try:
+            fetching.fetch(git, None, into, pause=self.patience.clock.sleep)
+        except fetching.GitUnreachable as error:
+            raise EnvironmentUnreachable(str(error)) from None
+        except fetching.GitRefused as error:
+            why = str(error).partition(";")[0].removeprefix("gitCommit ").removeprefix("gitUrl ")
+            raise EnvironmentRefused(
+                f"requirements {one.place} {requirements.shown(one.text)}: {why}; correct the line"
+            ) from None
+        if not (into / git.path).is_dir():
+            raise EnvironmentRefused(
+                f"requirements {one.place} {requirements.shown(one.text)}: the commit has no folder"
+                f" {git.path}; correct subdirectory"
+            )
+
+    def _pip_wheel(self, layer: Layer, argv: list[str], cwd: Path, scratch: Path) -> None:
+        hosts = requirements.hosts_of_google(layer.asked.indexes) if layer.asked else []
+        env = {}
+        if hosts and self.token is not None:
+            # In a file of root's, never in a command line.
+            netrc = scratch / "netrc"
+            netrc.touch(0o600)
+            token = self.token()
+            netrc.write_text(
+                "".join(f"machine {h} login oauth2accesstoken password {token}\n" for h in hosts)
+            )
+            env = {"NETRC": str(netrc)}
+        self._run(argv, f"pip could not make the {layer.name}", cwd=cwd, env=env, layer=layer)
 
     def _keep(self, layer: Layer, scratch: Path, made: Path) -> None:
         """The first to come counts, so that all boots have the same."""
@@ -302,13 +389,27 @@ class Builder:
             self.say(f"environment {name}: was not kept ({error}); the next boot makes it again")
 
     def _run(
-        self, argv: list[str], what: str, *, cwd: Path | None = None, isolated: bool = False
+        self,
+        argv: list[str],
+        what: str,
+        *,
+        cwd: Path | None = None,
+        isolated: bool = False,
+        env: Mapping[str, str] | None = None,
+        layer: Layer | None = None,
     ) -> None:
-        env = {
+        scratch = self.home / "tmp"  # /tmp may be memory
+        scratch.mkdir(parents=True, exist_ok=True)
+        kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("PYTHON") and not (isolated and name.startswith("PIP_"))
         }
+        env = {**kept, "TMPDIR": str(scratch), **(env or {})}
+        details = scratch / "pip-details.log"
+        details.unlink(missing_ok=True)
+        if layer is not None:
+            argv = [*argv, f"--log={details}"]
         try:
             done = errand.run(argv, pause=self.patience.clock.sleep, both=True, env=env, cwd=cwd)
         except OSError as error:
@@ -318,15 +419,68 @@ class Builder:
         said = done.said.decode(errors="replace")
         with self.log.open("a") as log:
             log.write(said)
-        if done.code == 0:
-            return
-        last = "\n".join(said.splitlines()[-LAST_LINES:])
-        if _USERS.search(said) and not _NETWORK.search(said):
-            raise EnvironmentRefused(f"{what}; mend outlast:requirements\n{last}")
-        raise EnvironmentUnreachable(
-            f"{what}; give the VM a way to the package index, and an image with python3-venv"
-            f"\n{last}"
+        if done.code:
+            last = "\n".join(said.splitlines()[-LAST_LINES:])
+            more = details.read_text(errors="replace") if details.is_file() else ""
+            unseen = [line for line in more.splitlines() if _NOT_FETCHED in line]
+            failure, sentence = _meaning(what, "\n".join([said, *unseen]), layer)
+            raise failure(f"{sentence}\n{last}")
+
+
+def _meaning(what: str, said: str, layer: Layer | None) -> tuple[type[Exception], str]:
+    """What pip's own words mean for the run."""
+    asked = layer.asked if layer else None
+    if _NO_ROOM.search(said):
+        return EnvironmentRefused, f"{what}: the VM's boot disk is full; set outlast:bootDiskGb"
+    if _NETWORK.search(said):
+        return EnvironmentUnreachable, f"{what}; {_A_WAY}"
+    denied = [
+        (one["host"] or one["host2"], one["status"] or one["status2"])
+        for one in _DENIED.finditer(said)
+    ]
+    google = {requirements.hosts_of_google([index])[0]: index for index in _google(asked)}
+    for host, status in denied:
+        if host in google:
+            return _Denied, _no_right(f"{what}: the index {host} answered {status}", google[host])
+    for host, status in denied:
+        if status == "401":
+            return EnvironmentRefused, (
+                f"{what}: the index {host} answered 401; name one that needs no password, or keep"
+                " the packages in Artifact Registry, which a VM reads with its own token"
+            )
+    if _NO_GIT.search(said):
+        return EnvironmentRefused, (
+            f"{what}: a package needs another one by git, which the image lacks; name that one in"
+            " the requirements, as NAME @ git+https://HOST/OWNER/NAME.git@COMMIT"
         )
+    if not _USERS.search(said) and not denied:
+        return EnvironmentUnreachable, f"{what}; {_A_WAY}"
+    if layer is not None and asked is None and _BUILD.search(said):
+        return EnvironmentRefused, (
+            f"{what}: its build failed; correct pyproject.toml or, where the project need not be"
+            " built (its modules are in outlast:source), say package = false under [tool.uv]"
+        )
+    missing = _MISSING.search(said)
+    place = asked.place_of(missing["name"]) if asked and missing else ""
+    at = f": {place} {missing['name']}" if missing and place else ""
+    # An index may answer so for a package that it does not have.
+    answered = f" (the index {denied[0][0]} answered {denied[0][1]})" if denied else ""
+    return EnvironmentRefused, f"{what}{at}{answered}; correct outlast:requirements"
+
+
+def _no_right(sentence: str, index: str) -> str:
+    owner, location, name = requirements.repository(index) or ("", "", "")
+    return (
+        f"{sentence}; grant this VM's service account roles/artifactregistry.reader: gcloud"
+        f" artifacts repositories add-iam-policy-binding {name} --project {owner} --location"
+        f" {location} --member serviceAccount:EMAIL --role roles/artifactregistry.reader"
+    )
+
+
+def _google(asked: Requirements | None) -> list[str]:
+    """The indexes that take the VM's own token."""
+    indexes = asked.indexes if asked else ()
+    return [index for index in indexes if requirements.hosts_of_google([index])]
 
 
 def _pip(venv: Path) -> Iterator[str]:

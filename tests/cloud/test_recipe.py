@@ -19,9 +19,13 @@ def check(**given: Any) -> recipe.Recipe:
 def root(tmp_path: Path) -> Path:
     for folder in ("requirements", "startup", "image"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "requirements/vm.txt").write_text("numpy==2 --hash=sha256:1\n")
+    (tmp_path / "requirements/vm.txt").write_text(
+        "numpy==2 --hash=sha256:0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a\n"
+    )
     (tmp_path / "startup/bake.sh").write_text("#!/bin/bash\n")
-    (tmp_path / "image/lock.txt").write_text("torch==2 --hash=sha256:1\n")
+    (tmp_path / "image/lock.txt").write_text(
+        "torch==2 --hash=sha256:0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a\n"
+    )
     (tmp_path / "image/loose.txt").write_text("torch\n")
     (tmp_path / "image/install.sh").write_text("#!/bin/bash\n")
     (tmp_path / "image/.env").write_text("#!TOKEN=1")
@@ -103,6 +107,17 @@ def test_files_that_cannot_enter_an_image_are_refused(root: Path, given: Any, wo
     assert words in str(caught.value)
 
 
+def test_a_locked_file_stands_for_what_it_includes(root: Path):
+    line = f"numpy==2 --hash=sha256:{'0a' * 32}\n"
+    (root / "image/base.txt").write_text(line)
+    (root / "image/all.txt").write_text("-r base.txt\n")
+    found = recipe.read(check(requirements="image/all.txt"), root).files["requirements"]
+    assert found == line.replace(" --", " \\\n    --").encode()
+    (root / "image/base.txt").write_text("numpy=2\n")
+    with pytest.raises(recipe.RecipeError, match=r"requirements image/base\.txt line 1 'numpy=2'"):
+        recipe.read(check(requirements="image/all.txt"), root)
+
+
 def test_the_hash_covers_what_the_image_holds_and_nothing_of_the_builder(root: Path):
     given = {"requirements": "image/lock.txt", "script": "image/install.sh"}
     first = recipe.read(check(**given), root)
@@ -114,7 +129,9 @@ def test_the_hash_covers_what_the_image_holds_and_nothing_of_the_builder(root: P
 
     others = [recipe.read(check(**given, packages=["gcc"]), root).hash]
     others.append(recipe.read(check(**given, base="debian-cloud/debian-12"), root).hash)
-    (root / "image/lock.txt").write_text("torch==3 --hash=sha256:2\n")
+    (root / "image/lock.txt").write_text(
+        "torch==3 --hash=sha256:0b0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a\n"
+    )
     others.append(recipe.read(check(**given), root).hash)
     (root / "startup/bake.sh").write_text("#!/bin/bash\n# anew\n")
     others.append(recipe.read(check(**given), root).hash)

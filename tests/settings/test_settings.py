@@ -15,6 +15,7 @@ from components import metadata
 from outlast import settings
 from outlast.settings import FoundBucket, SettingsError, lookups, reader, sources
 from outlast.settings.rules import place, run
+from outlast.settings.rules.code import requirement_files
 from outlast.settings.sources import Answer
 from outlast.supervisor.metadata import (
     BadSpec,
@@ -879,6 +880,65 @@ def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkey
     # A machine is none; neither is how the end of a save is seen.
     found = check({**values, **command(machineType="n2-standard-8", quietSec="30")})
     assert found.run == names[-1] and found.quiet_sec == 30
+
+
+def test_a_requirements_file_is_delivered_with_all_that_it_includes(tmp_path, monkeypatch):
+    known = settings.declared()
+    monkeypatch.setattr(reader, "declared", lambda: known)
+    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    (tmp_path / "req").mkdir()
+    (tmp_path / "req" / "train.txt").write_text("-r ../base.txt\n-c limits.txt\nkeras\n")
+    (tmp_path / "base.txt").write_text("numpy>=2\n")
+    (tmp_path / "req" / "limits.txt").write_text("numpy<3\n")
+    values = command(command="python train.py", requirements="req/train.txt")
+    first = check(values).run
+    assert requirement_files("req/train.txt") == {
+        "requirements/user.txt": b"-c outlast-constraints.txt\nnumpy>=2\nkeras\n",
+        "requirements/outlast-constraints.txt": b"numpy<3\n",
+    }
+    (tmp_path / "base.txt").write_text("numpy>=2  # only a remark\n")
+    assert check(values).run == first
+    for name in ("base.txt", "req/limits.txt"):
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text("numpy==2.4\n")
+        assert check(values).run != first
+        (tmp_path / name).write_text(before)
+    assert check(values).run == first
+
+    # Whatever cannot be installed is said at preview, with its own file and line.
+    (tmp_path / "base.txt").write_text("numpy>=2\n\n-e git+https://h/o/n.git#egg=n\n")
+    said = refusal(values)
+    assert said.startswith(
+        "outlast:requirements base.txt line 3 '-e git+https://h/o/n.git#egg=n': "
+    )
+    (tmp_path / "base.txt").write_text("-e .\n")
+    assert "set outlast:requirements to the folder that holds both" in refusal(values)
+    (tmp_path / ".secret.txt").write_text("numpy\n")
+    (tmp_path / "base.txt").write_text("-r .secret.txt\n")
+    assert "no file that leaves this machine" in refusal(values)
+    (tmp_path / "environment.yml").write_text("dependencies: [numpy]\n")
+    found = refusal(command(command="x", requirements="environment.yml"))
+    assert found.startswith("outlast:requirements environment.yml: is a conda file")
+
+
+def test_a_folder_of_requirements_is_read_at_preview(tmp_path, monkeypatch):
+    known = settings.declared()
+    monkeypatch.setattr(reader, "declared", lambda: known)
+    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    (tmp_path / "train" / "lib").mkdir(parents=True)
+    values = command(command="python train.py", requirements="train")
+    (tmp_path / "train" / "requirements.txt").write_text("-e ./lib\nnumpy\n")
+    assert "outlast:requirements train/requirements.txt line 1 '-e ./lib': train/lib is not" in (
+        refusal(values)  # empty folders are not delivered
+    )
+    (tmp_path / "train" / "lib" / "setup.py").write_text("")
+    assert check(values).requirements == "train"
+    assert set(requirement_files("train")) == {"package/requirements.txt", "package/lib/setup.py"}
+    (tmp_path / "train" / "pyproject.toml").write_text(
+        "[project]\nname='x'\ndependencies=['a=1']\n"
+    )
+    (tmp_path / "train" / "requirements.txt").unlink()
+    assert "train/pyproject.toml project.dependencies[0] 'a=1': is conda's form" in refusal(values)
 
 
 def test_other_data_is_another_run_of_a_command():

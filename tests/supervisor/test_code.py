@@ -31,6 +31,7 @@ from tests.stores import FakeClock
 
 SECRET = "projects/p/secrets/deploy/versions/latest"
 COMMIT = "0123456789" * 4
+SHA = "0a" * 32
 
 
 class Answers:
@@ -159,6 +160,8 @@ class Pip:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[list[str]] = []
+        self.asked: list[str] = []
+        """Contents of the files that it was given."""
         self.fails = ""
         monkeypatch.setattr(errand, "run", self.run)
 
@@ -168,12 +171,14 @@ class Pip:
             (Path(words[-1]) / "bin").mkdir(parents=True)
             return errand.Done(0, b"")
         words = words[words.index("--disable-pip-version-check") + 1 :]
+        words = [word for word in words if not word.startswith("--log=")]
         self.calls.append(words)
         if self.fails:
             return errand.Done(1, self.fails.encode())
         if words[0] == "wheel":
             (into,) = [w.partition("=")[2] for w in words if w.startswith("--wheel-dir=")]
             assert cwd is not None and cwd.is_dir()
+            self.asked += [(cwd / w).read_text() for w in words if w == environment.WRITTEN]
             Path(into, f"made{len(self.calls)}-1-py3-none-any.whl").write_bytes(b"wheel")
         return errand.Done(0, b"")
 
@@ -201,10 +206,11 @@ def anew(builder: Builder, home: Path) -> Builder:
 def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(
     workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
 ):
-    (asked / "needs.txt").write_text("keras==3.15.0 --hash=sha256:00\n")
+    (asked / "needs.txt").write_text(f"keras==3.15.0 --hash=sha256:{SHA}\n")
     builder = workshop.builder
     programs = builder.ensure(asked / "needs.txt")
-    assert pip.made() == ["--require-hashes", "--requirement", "needs.txt"]
+    assert pip.made() == ["--require-hashes", "--requirement", "outlast-requirements.txt"]
+    assert pip.asked == [f"keras==3.15.0 \\\n    --hash=sha256:{SHA}\n"]
     assert "--no-index" in pip.calls[-1] and "--no-deps" in pip.calls[-1]
     calls = len(pip.calls)
     assert builder.ensure(asked / "needs.txt") == programs
@@ -221,7 +227,7 @@ def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
     workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
 ):
     file, baked = asked / "needs.txt", tmp_path / "image/user-venv"
-    file.write_text("keras==3.15.0 --hash=sha256:00\n")
+    file.write_text(f"keras==3.15.0 --hash=sha256:{SHA}\n")
     builder = replace(workshop.builder, baked=baked)
     assert builder.ensure(file) != baked / "bin"  # an image without one
 
@@ -234,9 +240,10 @@ def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
     assert builder.ensure(asked) == baked / "bin"
 
     # Another file, one that names another, and a project beside it.
-    file.write_text("keras==3.15.1 --hash=sha256:00\n")
+    file.write_text(f"keras==3.15.1 --hash=sha256:{SHA}\n")
     assert builder.ensure(file) != baked / "bin"
-    file.write_text("-r base.txt --hash=sha256:00\n")
+    (asked / "base.txt").write_text(f"keras==3.15.2 --hash=sha256:{SHA}\n")
+    file.write_text("-r base.txt\n")
     (baked / ".complete").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
     assert builder.ensure(file) != baked / "bin"
     (baked / ".complete").write_text(
@@ -255,17 +262,18 @@ def test_a_changed_line_of_a_project_fetches_no_dependency_anew(
     (folder / "pyproject.toml").write_text("[project]\nname='x'\ndependencies=['numpy>=2', 'a']\n")
     (folder / "x.py").write_text("1\n")
     workshop.builder.ensure(folder)
-    assert pip.made() == ["a", "numpy>=2", "--no-deps", "."]
+    assert pip.asked == ["a\nnumpy>=2\n"]
+    assert pip.made() == ["--requirement", "outlast-requirements.txt", "--no-deps", "."]
     (folder / "x.py").write_text("2\n")
     anew(workshop.builder, tmp_path / "other").ensure(folder)
-    assert pip.made() == ["a", "numpy>=2", "--no-deps", ".", "--no-deps", "."]
+    assert pip.asked == ["a\nnumpy>=2\n"] and pip.made()[-4:] == ["--no-deps", "."] * 2
 
 
 def test_a_projects_layers_follow_from_its_files(tmp_path: Path):
     project, file = tmp_path / "pyproject.toml", tmp_path / "requirements.txt"
 
     def argvs() -> list[tuple[str, ...]]:
-        return [layer.argv for layer in layers(tmp_path)]
+        return [(layer.name, *layer.argv) for layer in layers(tmp_path)]
 
     with pytest.raises(EnvironmentRefused, match="holds neither"):
         argvs()
@@ -273,12 +281,12 @@ def test_a_projects_layers_follow_from_its_files(tmp_path: Path):
     with pytest.raises(EnvironmentRefused, match=r"has no \[project\]"):
         argvs()
     file.write_text("numpy\n")
-    assert argvs() == [("--requirement", "requirements.txt")]
+    assert argvs() == [("requirements",)]
     project.write_text("[project]\nname='x'\ndependencies=['numpy']\n")
-    assert argvs() == [("--requirement", "requirements.txt"), ("--no-deps", ".")]
+    assert argvs() == [("requirements",), ("project", "--no-deps", ".")]
     file.unlink()
     project.write_text("[project]\nname='x'\ndynamic=['dependencies']\n")
-    assert argvs() == [(".",)]
+    assert argvs() == [("project", ".")]
     project.write_text("[project\n")
     with pytest.raises(EnvironmentRefused, match="is not valid TOML"):
         argvs()
@@ -302,7 +310,15 @@ def test_another_file_that_is_named_counts_too(tmp_path: Path, asked: Path):
             "ERROR: No matching distribution found for numpy",
             EnvironmentUnreachable,
         ),
-        ("OSError: [Errno 28] No space left on device", EnvironmentUnreachable),
+        ("OSError: [Errno 28] No space left on device", EnvironmentRefused),
+        ("ERROR: Cannot find command 'git' - do you have it installed?", EnvironmentRefused),
+        (
+            "WARNING: 401 Error, Credentials not correct for https://h/simple/x/\n"
+            "ERROR: No matching distribution found for x",
+            EnvironmentRefused,
+        ),
+        ("ERROR: HTTP error 403 while getting https://h/x-1.whl", EnvironmentRefused),
+        ("ERROR: HTTP error 503 while getting https://h/x-1.whl", EnvironmentUnreachable),
         ("Segmentation fault", EnvironmentUnreachable),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 from outlast.settings import reader
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 from outlast.spec import bundle as bundles
-from outlast.spec import delivery, identity
+from outlast.spec import delivery, identity, project, requirements
 
 
 def delivery_of(read: Reader, cloud: str) -> delivery.Delivery:
@@ -31,20 +31,40 @@ def requirement_files(name: str) -> dict[str, bytes]:
     if not name:
         return {}
     place = _of_checkout("requirements", name)
-    if place.is_file():
-        if not bundles.may_leave(place, reader.ROOT):
-            raise bundles.BundleError(
-                f"{name}: is a key, or a file that git ignores, and these leave no machine; name"
-                " another"
-            )
-        return {bundles.USER_REQUIREMENTS: place.read_bytes()}
-    files = bundles.source_files(place)
-    if not {"pyproject.toml", "requirements.txt"} & files.keys():
-        raise bundles.BundleError(
-            f"{name}: holds neither pyproject.toml nor requirements.txt; set"
-            f" {NAMESPACE}:requirements to a folder that does, or to a file"
+    known = place.relative_to(reader.ROOT.resolve()).as_posix()
+    try:
+        if place.is_file():
+            if not bundles.may_leave(place, reader.ROOT):
+                raise bundles.BundleError(
+                    f"{name}: is a key, or a file that git ignores, and these leave no machine;"
+                    " name another"
+                )
+            return _of_file(known)
+        files = bundles.source_files(place)
+        project.read(known, requirements.Files({f"{known}/{one}": files[one] for one in files}))
+        return {f"{bundles.PACKAGE}/{file}": data for file, data in files.items()}
+    except requirements.RequirementsError as error:
+        raise bundles.BundleError(str(error)) from None
+
+
+def _of_file(name: str) -> dict[str, bytes]:
+    """A requirements file, which stands for all that it includes, and its constraints."""
+    found = project.read(name, _Checkout(reader.ROOT), alone=True).requirements
+    assert found is not None
+    files = {bundles.USER_REQUIREMENTS: found.data}
+    if found.constraints:
+        files[bundles.USER_CONSTRAINTS] = found.constraints_text.encode()
+    return files
+
+
+class _Checkout(requirements.Folder):
+    """Files of the checkout that may leave this machine."""
+
+    def read(self, name: str) -> bytes | None:
+        path = bundles.inside(self.root, name)
+        return (
+            None if path is None or not bundles.may_leave(path, self.root) else super().read(name)
         )
-    return {f"{bundles.PACKAGE}/{file}": data for file, data in files.items()}
 
 
 def requirements_of(read: Reader, git: delivery.Git | None) -> str:
