@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -126,9 +127,17 @@ def runs(venv: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     return Runs(venv, monkeypatch)
 
 
+class QuickClock(FakeClock):
+    """Waits a little, so that a process that is waited for has the machine."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        time.sleep(min(seconds, 0.02))
+
+
 @pytest.fixture
 def clock() -> FakeClock:
-    return FakeClock()
+    return QuickClock()
 
 
 @pytest.fixture
