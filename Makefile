@@ -81,7 +81,7 @@ fmt: setup ## formats Python and shell
 	$(VENV)/shfmt -w -i 2 startup/*.sh tools/hosts/*.sh tools/hosts/pulumi-*
 
 lock: setup ## locks requirements/*.in anew, with hashes
-	cd requirements && for set in runtime dev vm frameworks policy; do \
+	cd requirements && for set in runtime dev vm pip frameworks policy; do \
 	  ../$(COMPILE) $$set.in -o $$set.txt || exit 1; \
 	done
 	cd bench && ../$(COMPILE) --no-annotate requirements.in -o requirements.txt

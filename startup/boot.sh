@@ -277,17 +277,15 @@ boot::make_environment() {
     log::info "$CURRENT_STEP" "$venv is complete"
     return 0
   fi
-  boot::ensure_venv_module || return
+  kept="$(wheels::name "${wanted%% *}")" || return
+  rm -rf "$wheels" "$venv"
+  if [[ -n $kept ]]; then
+    wheels::fetch "$kept" "$wheels" || rm -rf "$wheels"
+  fi
+  boot::make_venv "$venv" "$wheels" || return
   STEP_LOG="$LOG_DIR/pip-${file%.txt}.log"
   : >"$STEP_LOG"
-  rm -rf "$venv"
-  if ! "$BASE_PYTHON" -m venv "$venv" >>"$STEP_LOG" 2>&1; then
-    log::error "$CURRENT_STEP" "$BASE_PYTHON -m venv failed"
-    return 1
-  fi
-  kept="$(wheels::name "${wanted%% *}")" || return
-  if [[ -z $kept ]] || ! wheels::fetch "$kept" "$wheels" ||
-    ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
+  if [[ ! -d $wheels ]] || ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
     rm -rf "$wheels"
     if ! retry::run "$PIP_TRIES" "$python" -m pip download "${pip[@]}" --dest "$wheels" \
       >>"$STEP_LOG" 2>&1 || ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
@@ -295,6 +293,7 @@ boot::make_environment() {
       return 1
     fi
     if [[ -n $kept ]]; then
+      cp -- "$venv"/pip-*.whl "$wheels" 2>/dev/null || true # of a Python without ensurepip
       wheels::keep "$kept" "$wheels"
     fi
   fi
@@ -342,13 +341,39 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
   HTTP_STATUS=000
 }
 
-# boot::ensure_venv_module: Debian and Ubuntu leave it out of their images.
-boot::ensure_venv_module() {
-  if "$BASE_PYTHON" -I -c 'import ensurepip' 2>/dev/null; then
-    return 0
+# boot::make_venv VENV WHEELS: an environment with pip. Debian and Ubuntu leave ensurepip out of their
+# images: pip is then the wheel that the bundle pins, of WHEELS or of the index, and apt's
+# python3-venv only where it is in neither. That wheel stays in VENV for the environments to come.
+boot::make_venv() {
+  local venv="$1" found="$STATE_DIR/pip-wheel" wheel
+  STEP_LOG="$LOG_DIR/venv.log"
+  : >"$STEP_LOG"
+  if ! boot::has_ensurepip; then
+    wheel="$("$BASE_PYTHON" -I "$BUNDLE_DIR/outlast/base/pip_wheel.py" \
+      "$BUNDLE_DIR/requirements/pip.txt" "$found" "$2" 2>>"$STEP_LOG")" || wheel=""
+    if [[ -n $wheel ]] && "$BASE_PYTHON" -m venv --without-pip "$venv" >>"$STEP_LOG" 2>&1 &&
+      "$venv/bin/python" "$wheel/pip" install --no-input --disable-pip-version-check \
+        --no-index --no-deps "$wheel" >>"$STEP_LOG" 2>&1 && cp -- "$wheel" "$venv"; then
+      rm -rf "$found"
+      return 0
+    fi
+    rm -rf "$venv" "$found"
+    boot::install_ensurepip || return
   fi
+  if ! "$BASE_PYTHON" -m venv "$venv" >>"$STEP_LOG" 2>&1; then
+    log::error "$CURRENT_STEP" "$BASE_PYTHON -m venv failed"
+    return 1
+  fi
+}
+
+boot::has_ensurepip() {
+  "$BASE_PYTHON" -I -c 'import ensurepip' 2>/dev/null
+}
+
+boot::install_ensurepip() {
   if system::owns apt-get; then
-    log::info "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip: installing python3-venv"
+    log::info "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip ($(tail -n 1 "$STEP_LOG"));" \
+      "installing python3-venv"
     STEP_LOG="$LOG_DIR/apt.log"
     : >"$STEP_LOG"
     if apt::install python3-venv; then

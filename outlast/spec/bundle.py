@@ -1,9 +1,9 @@
 """The bundle: one reproducible zip of the code that a VM runs.
 
 It holds of `outlast/` what a VM runs (not `LEFT_OUT`), the whole `trainers/` package and
-`requirements/vm.txt`: stored, sorted, with fixed times and modes, so that the same sources give the
-same bytes in every checkout. Only Python sources are taken, by name, so that a key, an `.env` or a
-`.git` that lies among them never leaves the machine.
+`requirements/{vm,pip}.txt`: stored, sorted, with fixed times and modes, so that the same sources
+give the same bytes in every checkout. Only Python sources are taken, by name, so that a key, an
+`.env` or a `.git` that lies among them never leaves the machine.
 
 A command's or a trainer's own files come under `source/`, the user's requirements as
 `requirements/user.txt` or, of a folder, under `package/`. In a git repository nothing is taken that
@@ -28,6 +28,7 @@ LEFT_OUT = frozenset(
 )
 """Runs on the user's machine only."""
 REQUIREMENTS = "requirements/vm.txt"
+PIP_REQUIREMENTS = "requirements/pip.txt"
 USER_REQUIREMENTS = "requirements/user.txt"
 USER_CONSTRAINTS = "requirements/outlast-constraints.txt"
 """Beside the user's requirements, where a file of theirs names constraints."""
@@ -121,11 +122,10 @@ def members(root: Path) -> Iterator[str]:
         for name in _sources(root, package):
             if known is None or name.removeprefix(f"{package}/") in known:
                 yield name
-    if not (root / REQUIREMENTS).is_file():
-        raise BundleError(
-            f"{REQUIREMENTS}: is missing in {root}; restore it, a VM installs from it"
-        )
-    yield REQUIREMENTS
+    for name in (PIP_REQUIREMENTS, REQUIREMENTS):
+        if not (root / name).is_file():
+            raise BundleError(f"{name}: is missing in {root}; restore it, a VM installs from it")
+        yield name
 
 
 def source_files(folder: Path) -> dict[str, bytes]:

@@ -201,7 +201,7 @@ class Builder:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_bytes(b"")
         shutil.rmtree(venv, ignore_errors=True)
-        self._run([sys.executable, "-m", "venv", str(venv)], "python -m venv")
+        self._make_venv(venv)
         wheels: list[Path] = []
         for layer in wanted:
             wheels += self._wheels(layer, venv)
@@ -218,6 +218,18 @@ class Builder:
         mark.with_suffix(".tmp").write_text(keys)
         mark.with_suffix(".tmp").replace(mark)
         return venv / "bin"
+
+    def _make_venv(self, venv: Path) -> None:
+        """An environment with pip: of ensurepip, or of the wheel that the boot has left in this
+        one, where the system's Python has no ensurepip."""
+        argv = [sys.executable, "-m", "venv"]
+        wheel = next(Path(sys.prefix).glob("pip-*.whl"), None)
+        if wheel is None:
+            self._run([*argv, str(venv)], "python -m venv")
+            return
+        self._run([*argv, "--without-pip", str(venv)], "python -m venv")
+        pip = [str(venv / "bin" / "python"), f"{wheel}/pip", "--no-input", "install", "--isolated"]
+        self._run([*pip, "--no-index", "--no-deps", str(wheel)], "pip install")
 
     def _is_baked(self, wanted: list[Layer], baked: Path) -> bool:
         """Whether a locked file is all that is asked for, and the image's environment is of it."""

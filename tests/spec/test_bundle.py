@@ -44,6 +44,7 @@ def checkout(tmp_path):
         "trainers/__init__.py": "",
         "trainers/operate/__init__.py": "",
         "trainers/digits.py": "y = 1\n",
+        "requirements/pip.txt": "pip==1\n",
         "requirements/vm.txt": "blake3==1\n",
         **dict.fromkeys(SECRETS, "secret"),
     }
@@ -60,6 +61,7 @@ def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
         "outlast/bucket/store.py",
         "outlast/py.typed",
         "outlast/supervisor/__init__.py",
+        "requirements/pip.txt",
         "requirements/vm.txt",
         "trainers/__init__.py",
         "trainers/digits.py",
@@ -123,7 +125,9 @@ def test_any_changed_source_is_another_bundle(checkout, tmp_path):
     assert bundle.build(checkout, tmp_path).sha256 != before
 
 
-@pytest.mark.parametrize("name", ["outlast", "trainers", "requirements/vm.txt"])
+@pytest.mark.parametrize(
+    "name", ["outlast", "trainers", "requirements/vm.txt", "requirements/pip.txt"]
+)
 def test_a_checkout_that_lacks_a_part_is_a_sentence(name, checkout):
     path = checkout / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()

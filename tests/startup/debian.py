@@ -115,7 +115,7 @@ class Machine:
     def __init__(self, lower: Path, folder: Path, environment: Mapping[str, str]) -> None:
         self._lower = lower
         self._folder = folder
-        self._environment = environment
+        self.environment = environment
         self.disk = folder / "disk"
         """What this machine has written, by path."""
         for name in ("disk", "work", "mounted"):
@@ -141,7 +141,7 @@ class Machine:
                 *("bash", "-c", MACHINE, "machine", str(self._folder), str(self._lower)),
                 *("/usr/bin/env", "-i", "HOME=/root", "LANG=C.UTF-8"),
                 "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                *(f"{name}={text}" for name, text in self._environment.items()),
+                *(f"{name}={text}" for name, text in self.environment.items()),
                 *argv,
             ],
             env={**os.environ, "RUN_SIZE": run_size, "TMP_SIZE": tmp_size},

@@ -4,19 +4,23 @@ The metadata server and the bucket are those of the bats tests.
 """
 
 import base64
+import ensurepip
 import gzip
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from outlast.base import pip_wheel
 from tests.startup import debian
 from tests.startup.debian import Machine
 
@@ -149,12 +153,23 @@ pathlib.Path(os.environ["OUTLAST_IMAGE"], "by-the-script").touch()
     assert not left, "of the bake itself nothing is in the image"
 
 
-def boot(machine: Machine, cloud: Cloud, before: str = "", **run: str) -> str:
-    """The first boot of a VM whose supervisor is a stand-in, after a command; what was said."""
+def boot(
+    machine: Machine,
+    cloud: Cloud,
+    before: str = "",
+    more: Mapping[str, bytes] | None = None,
+    **run: str,
+) -> str:
+    """The first boot of a VM whose supervisor is a stand-in, after a command; what was said.
+    `more` are files of the bundle beside its own, by name."""
     bundle = machine.disk.parent / "bundle.zip"
+    files = {
+        str(path.relative_to(HERE / "bundle")): path.read_bytes()
+        for path in sorted((HERE / "bundle").rglob("*.*"))
+    }
     with zipfile.ZipFile(bundle, "w") as archive:
-        for path in sorted((HERE / "bundle").rglob("*")):
-            archive.write(path, path.relative_to(HERE / "bundle"))
+        for name, data in {**files, **(more or {})}.items():
+            archive.writestr(name, data)
     cloud.put("experiments/digits/bundles/bundle.zip", bundle.read_bytes())
     for key, text in {
         "bucket": "bucket",
@@ -186,6 +201,83 @@ def test_a_first_boot_waits_for_apt(machine: Machine, cloud: Cloud, files: str) 
     said = boot(machine, cloud, f"coproc H {{ python3 /held.py 8 {files}; }}; read -r <&${{H[0]}}")
     assert "installing python3-venv" in said
     assert ("another process has the lock" in said) == ("lists" in files)
+
+
+def wheel_of(name: str) -> tuple[str, bytes]:
+    """A package that holds one module, with its file name."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(f"{name}.py", "x = 1\n")
+        about = f"{name}-1.dist-info"
+        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        tag = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{about}/WHEEL", tag)
+        archive.writestr(f"{about}/RECORD", "")
+    return f"{name}-1-py3-none-any.whl", buffer.getvalue()
+
+
+def pin(file: str, data: bytes) -> bytes:
+    name, version = file.split("-")[:2]
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(data).hexdigest()}\n".encode()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """An index of pip and a package, its address; and the bundle's files that pin both."""
+    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+    wheels = dict([(pip.name, pip.read_bytes()), wheel_of("tiny")])
+    bundle = {"outlast/base/pip_wheel.py": Path(pip_wheel.__file__).read_bytes()}
+    for file, data in wheels.items():
+        folder = tmp_path / "index" / file.partition("-")[0]
+        folder.mkdir(parents=True)
+        (folder / file).write_bytes(data)
+        (folder / "index.html").write_text(f'<!DOCTYPE html><a href="{file}">{file}</a>')
+        kind = "pip" if data == wheels[pip.name] else "vm"
+        bundle[f"requirements/{kind}.txt"] = pin(file, data)
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    server = subprocess.Popen(
+        [*command, "--directory", tmp_path / "index"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdout is not None
+    said = re.search(r"port (\d+)", server.stdout.readline())
+    assert said is not None
+    try:
+        yield f"http://127.0.0.1:{said[1]}", bundle
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def test_a_boot_needs_no_apt_where_it_finds_pip(
+    system: Path,
+    machine: Machine,
+    cloud: Cloud,
+    index: tuple[str, dict[str, bytes]],
+    tmp_path: Path,
+) -> None:
+    """The first asks the index; a later VM has all from the bucket."""
+    address, bundle = index
+    no_apt = "chmod 000 /usr/bin/apt-get; export PIP_INDEX_URL="
+    said = boot(machine, cloud, no_apt + address, bundle)
+    assert "python3-venv" not in said
+    python = "/var/lib/outlast/venv/bin/python"
+    probe = "import tiny; print(tiny.x)"
+    assert machine.run(python, "-c", probe).stdout == "1\n"
+    assert "pip" in machine.run("/var/lib/outlast/venv/bin/pip", "--version").stdout
+
+    (tmp_path / "later").mkdir()
+    later = Machine(system, tmp_path / "later", machine.environment)
+    said = boot(later, cloud, no_apt + "http://127.0.0.1:1", bundle)
+    assert "the packages are in the bucket already" in said and "python3-venv" not in said
+    assert later.run(python, "-c", probe).stdout == "1\n"
+    # As an environment of the user's requirements is made.
+    made = later.run("bash", "-c", f"cd /var/lib/outlast/venv && ls pip-*.whl && {python} -c '1'")
+    assert made.returncode == 0, made.stderr
+    shutil.rmtree(tmp_path / "later")
 
 
 def test_a_first_boot_completes_what_an_installation_left(machine: Machine, cloud: Cloud) -> None:

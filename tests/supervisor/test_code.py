@@ -1,8 +1,12 @@
 """Code made ready before the trainer: what is kept, what ends the run, what another VM may try."""
 
 import base64
+import ensurepip
 import hashlib
 import json
+import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -221,6 +225,20 @@ def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(
     (asked / "needs.txt").write_text("keras==3.15.1\n")
     anew(builder, tmp_path / "third").ensure(asked / "needs.txt")
     assert len(list(builder.store.list("e/environments/"))) == 2
+
+
+def test_a_system_without_ensurepip_has_the_pip_that_the_boot_left(
+    workshop: Workshop, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As startup/boot.sh leaves it in the supervisor's own environment; no pip is asked for."""
+    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+    left = Path(shutil.copy(pip, tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    needs = asked / "needs.txt"
+    needs.write_text(f"pip @ {left.as_uri()}\n")
+    programs = workshop.builder.ensure(needs)
+    version = subprocess.run([programs / "pip", "--version"], capture_output=True)
+    assert version.stdout.startswith(b"pip " + pip.name.split("-")[1].encode())
 
 
 def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
