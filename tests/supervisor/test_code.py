@@ -235,7 +235,9 @@ def test_a_system_without_ensurepip_has_the_pip_that_the_boot_left(
     left = Path(shutil.copy(pip, tmp_path))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     needs = asked / "needs.txt"
-    needs.write_text(f"pip @ {left.as_uri()}\n")
+    needs.write_text(f"pip=={pip.name.split('-')[1]}\n")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(left.parent))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     programs = workshop.builder.ensure(needs)
     version = subprocess.run([programs / "pip", "--version"], capture_output=True)
     assert version.stdout.startswith(b"pip " + pip.name.split("-")[1].encode())
