@@ -9,17 +9,19 @@ generation; a write whose fate is unknown is left for a later term's sweep.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blake3 import blake3
 
 from outlast.base.exits import Reason, State
+from outlast.bucket import pages
 from outlast.bucket.errors import BadSnapshot, RestoreError
 from outlast.bucket.head import Checkpoint, End, Head, HeadForbidden, write_end_copy
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout, Manifest
+from outlast.bucket.pages import Folder, PageLost
 from outlast.bucket.restore import Fresh, Reader, Restored
 from outlast.bucket.results import put_result
 from outlast.bucket.retention import Retention
@@ -86,8 +88,17 @@ class Committer:
         """None before the first commit."""
         self.sent_bytes: int | None = None
         """Of the last commit, without what was copied; None before the first one."""
+        self._folder = Folder(
+            self._store,
+            self._layout,
+            self.term,
+            patience=self._patience,
+            stays=lambda head: self._retention.lasting(head.chain, head.older_chain),
+        )
         self._from_step = 0
         self._bad: set[Checkpoint] = set()
+        self._cut: Head | None = None
+        """HEAD as it was at the restored checkpoint, where all that it holds itself is bad."""
         self._dropped: list[Checkpoint] = []
         self._rows = 0
         self._swept = False
@@ -123,12 +134,13 @@ class Committer:
         Begins a trainer's life, also one after a user failure in the same term: its rows are
         counted from byte 0 again.
         """
-        chain = self._head_file.held(self.term).chain
-        if not chain:
+        head = self._head_file.held(self.term)
+        if not head.kept:
             self._begin(0)
             return Fresh()
         skipped: list[Checkpoint] = []
-        for checkpoint in reversed(chain):
+        lost: list[str] = []
+        for checkpoint in self._newest_first(head, lost):
             try:
                 manifest, found = self._reader.read(checkpoint, into, place)
             except (Damaged, NotFound) as error:
@@ -139,13 +151,30 @@ class Committer:
                 continue
             self._uploader.note_objects(checkpoint.path, manifest.objects)
             self._bad.update(skipped)
+            if checkpoint not in head.chain:
+                self._cut = pages.until(
+                    self._store, self._layout, head, checkpoint.step, patience=self._patience
+                )
             self._begin(checkpoint.step)
             self._rows = manifest.rows if checkpoint.term == self.term else 0
             return Restored(found, checkpoint.step, checkpoint, tuple(skipped))
-        unread = f"none of the {len(chain)} checkpoints that HEAD names can be read"
+        unread = "; ".join(
+            [f"none of the {head.kept} checkpoints that are kept can be read", *lost]
+        )
         if not self._layout.run:  # a folder, which no stack declares
-            raise RestoreError(f"{unread}; give another --run-dir to begin anew")
+            raise RestoreError(f"{unread}; give another --run-dir to start from scratch")
         raise RestoreError(f"run {self._layout.run}: {unread}; see `outlast repair`")
+
+    def _newest_first(self, head: Head, lost: list[str]) -> Iterator[Checkpoint]:
+        """All kept checkpoints; pages that cannot be read are said and noted in `lost`."""
+
+        def note(error: PageLost) -> None:
+            lost.append(str(error))
+            self._say(f"{error}; going to the checkpoints before")
+
+        return pages.newest_first(
+            self._store, self._layout, head, lost=note, patience=self._patience
+        )
 
     def read_from(
         self,
@@ -194,6 +223,7 @@ class Committer:
         sent = self._uploader.send(
             folder, step, beside=lambda: self.flush_rows(rows, row_count=row_count)
         )
+        fold = self._folder.fold(self._whole(self._head_file.held(self.term)))
         term, prefix = self.term, sent.prefix
         manifest = Manifest(
             run=self._layout.run,
@@ -212,17 +242,18 @@ class Committer:
             step=step,
             tags=tuple(tags),
         )
-        before: tuple[Checkpoint, ...] = ()
+        before: set[Checkpoint] = set()
 
         def change(head: Head) -> Head:
             nonlocal before
-            before = head.chain
+            whole = self._whole(head)
+            folded = whole if fold is None else fold.applied(whole)
+            before = {*head.chain, *self._bad} - ({*whole.chain} - {*folded.chain})
             # An earlier swap of unknown fate may have been applied: it is there already then.
-            others = (entry for entry in head.chain if entry != checkpoint)
-            whole = (entry for entry in (*others, checkpoint) if entry not in self._bad)
+            others = [entry for entry in folded.chain if entry != checkpoint]
             return replace(
-                head.with_lineage(term, self._from_step),
-                chain=self._retention.kept(whole),
+                folded.with_lineage(term, self._from_step),
+                chain=self._retention.kept([*others, checkpoint], folded.older_chain),
                 barren=0,
             )
 
@@ -233,6 +264,12 @@ class Committer:
         if clean:
             self.clean()
         return checkpoint
+
+    def _whole(self, head: Head) -> Head:
+        """Without the checkpoints that could not be read when the state was restored."""
+        if self._cut is not None:
+            head = replace(head, chain=self._cut.chain, older_chain=self._cut.older_chain)
+        return replace(head, chain=tuple(one for one in head.chain if one not in self._bad))
 
     def clean(self) -> None:
         """Deletes what the last swap dropped, and once what lower terms left."""
@@ -269,11 +306,11 @@ class Committer:
 
     # -- retention ----------------------------------------------------------------------------
 
-    def _note_dropped(self, before: Iterable[Checkpoint], after: Head) -> None:
+    def _note_dropped(self, before: set[Checkpoint], after: Head) -> None:
         """Remembers what a swap that is known to have succeeded took out of the chain."""
-        kept = set(after.chain)
-        self._dropped += [entry for entry in before if entry not in kept]
+        self._dropped += sorted(before - {*after.chain}, key=lambda entry: entry.path)
         self._bad.clear()
+        self._cut = None
 
     def _delete_dropped(self) -> None:
         """Deletes dropped checkpoints; what cannot be deleted now is left for the sweep."""
@@ -313,14 +350,27 @@ class Committer:
                 for found in self._store.list(self._layout.terms)
                 if (place := self._layout.folder_of(found.path)) and place[0] < term
             }
-            for folder in sorted(leftovers):
-                head = self._head_file.check(term=self.term)
-                if all(entry.path != folder for entry in head.chain):
-                    self._delete_folder(folder)
+            self._sweep(leftovers)
         except (HeadForbidden, StoreError) as error:
             self._say(f"sweep: was not finished ({error}); the next one goes on")
             return
         self._swept = True
+
+    def _sweep(self, folders: set[str]) -> None:
+        """Deletes those that HEAD names neither itself nor by its pages."""
+        head = self._head_file.held(self.term)
+        folders = folders - {entry.path for entry in (*head.chain, *self._bad)}
+        if not folders:
+            return
+        kept = pages.kept(self._store, self._layout, head, patience=self._patience)
+        if kept.lost:
+            # Any folder may be one of theirs.
+            self._say(f"sweep: nothing is deleted, since {'; '.join(kept.lost)}")
+            return
+        for folder in sorted(folders - {entry.path for entry in kept.chain}):
+            now = self._head_file.check(term=self.term)
+            if all(entry.path != folder for entry in now.chain):
+                self._delete_folder(folder)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -348,15 +398,14 @@ class Committer:
                 self._store, self._layout, self.term, result, patience=self._patience
             )
         self.sweep()
-        before: tuple[Checkpoint, ...] = ()
+        before: set[Checkpoint] = set()
 
         def change(head: Head) -> Head:
             nonlocal before
-            before = head.chain
+            before = {*head.chain, *self._bad}
             at = head.step if step is None else step
-            whole = tuple(entry for entry in head.chain if entry not in self._bad)
-            ended = head.with_lineage(self.term, self._from_step)
-            return replace(ended, chain=whole).ended(
+            ended = self._whole(head).with_lineage(self.term, self._from_step)
+            return ended.ended(
                 state, End(reason=reason, exit=exit, step=at, result=written, why=why)
             )
 

@@ -15,6 +15,7 @@ that no longer exists.
 
 import contextlib
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
@@ -107,6 +108,23 @@ class Lineage:
 
 
 @dataclass(frozen=True)
+class PageRef:
+    """Where entries are that HEAD no longer holds itself; `outlast/bucket/pages.py` reads them."""
+
+    path: str
+    generation: int
+    blake3: str
+    level: int
+    """The pages that this one names with a lower level count with it."""
+    entries: int
+    """How many there are in all of these."""
+    first: int
+    """The least step of theirs."""
+    last: int
+    """The largest step of theirs."""
+
+
+@dataclass(frozen=True)
 class Result:
     """Where the result of a finished run is."""
 
@@ -154,12 +172,18 @@ class Head(Record):
     started: datetime
     deadline: datetime
     chain: tuple[Checkpoint, ...]
+    """The newest committed checkpoints, newest last; older ones that stay are in pages."""
     lineage: tuple[Lineage, ...]
+    """The newest terms that committed; the older ones are in pages."""
     failures: int
     barren: int
     data: tuple[DataFingerprint, ...] | None
     """One entry for each path of data that a trainer asked for, set once; None before the first."""
     nonce: str
+    older_chain: PageRef | None = None
+    """The checkpoints before those of `chain`."""
+    older_lineage: PageRef | None = None
+    """The entries before those of `lineage`."""
 
     def __post_init__(self) -> None:
         if self.term < 1:
@@ -174,6 +198,11 @@ class Head(Record):
     def step(self) -> int:
         """Step of the newest checkpoint; 0 before the first."""
         return self.chain[-1].step if self.chain else 0
+
+    @property
+    def kept(self) -> int:
+        """How many checkpoints are kept, those in pages too; none is in both."""
+        return len(self.chain) + (self.older_chain.entries if self.older_chain else 0)
 
     def committed_by(self, term: int) -> bool:
         """Whether the term committed anything."""
@@ -237,13 +266,24 @@ def read_head(store: Store, layout: Layout) -> Reading:
 
 def _check_paths(layout: Layout, head: Head) -> None:
     """What HEAD names may be deleted one day, so it must lie where this run's things lie."""
-    paths: list[tuple[str, int | None]] = [(entry.path, entry.term) for entry in head.chain]
+    check_chain(layout, head.chain)
+    for ref in (head.older_chain, head.older_lineage):
+        if ref is not None and layout.page_of(ref.path) is None:
+            raise ValueError(f"Head page {ref.path!r}: is no page of this run")
     if head.end and head.end.result:
-        paths.append((head.end.result.path, None))
-    for path, term in paths:
-        place = layout.folder_of(f"{path}MANIFEST.json")
-        if place is None or place[1] != path or (term is not None and place[0] != term):
-            raise ValueError(f"Head path {path!r}: is no folder of this run")
+        _check_folder(layout, head.end.result.path, None)
+
+
+def check_chain(layout: Layout, chain: Iterable[Checkpoint]) -> None:
+    """ValueError for a checkpoint that lies elsewhere than this run's do."""
+    for entry in chain:
+        _check_folder(layout, entry.path, entry.term)
+
+
+def _check_folder(layout: Layout, path: str, term: int | None) -> None:
+    place = layout.folder_of(f"{path}MANIFEST.json")
+    if place is None or place[1] != path or (term is not None and place[0] != term):
+        raise ValueError(f"Head path {path!r}: is no folder of this run")
 
 
 def end_copy(layout: Layout, head: Head) -> EndCopy:

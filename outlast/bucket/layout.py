@@ -34,6 +34,9 @@ _PIECE_DIGITS = 6
 _TERM_FOLDER = re.compile(r"(?P<folder>t(?P<term>\d{6,})/(?:s\d{12,}-[0-9a-z]+|result)/)")
 
 
+_PAGE = re.compile(r"t(?P<term>\d{6,})/(?P<digest>[0-9a-f]{32})\.json")
+
+
 # ---------------------------------------------------------------------------------------------
 # Times
 
@@ -128,6 +131,14 @@ class Layout:
         return self.attempt(term) + f"logs/{check_object_name(name)}"
 
     @property
+    def records(self) -> str:
+        """Prefix of the blocks of old attempts' records."""
+        return self._path("records/")
+
+    def records_block(self, number: int) -> str:
+        return self._path("records", f"{_padded(number, _PIECE_DIGITS)}.json")
+
+    @property
     def rows(self) -> str:
         """Prefix of all terms' pieces of rows."""
         return self._path("metrics/")
@@ -163,6 +174,22 @@ class Layout:
 
     def result_manifest(self, term: int) -> str:
         return self.result(term) + "RESULT.json"
+
+    @property
+    def pages(self) -> str:
+        """Prefix of all pages of old entries of HEAD."""
+        return self._path("pages/")
+
+    def page(self, term: int, digest: str) -> str:
+        """A page that the term wrote, by the BLAKE3 of its bytes: never written with others."""
+        return self._path("pages", f"t{_padded(term, _TERM_DIGITS)}", f"{digest[:32]}.json")
+
+    def page_of(self, path: str) -> tuple[int, str] | None:
+        """The (term, begin of the digest) of a page; None for any other object."""
+        match = _PAGE.fullmatch(path.removeprefix(self.pages))
+        if match is None or not path.startswith(self.pages):
+            return None
+        return int(match["term"]), match["digest"]
 
     def end(self, resume: int) -> str:
         return self._path(f"END-r{resume}.json")

@@ -1,12 +1,15 @@
 """Which checkpoints of a run stay."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outlast.bucket.head import Checkpoint
+from outlast.bucket.head import Checkpoint, PageRef
 
 KEEP_LAST = 3
 """Checkpoints that retention keeps at least, newest first."""
+
+KEEP_LAST_MAX = 100
+"""More would be more than HEAD should hold; `keep_every_steps` keeps any number."""
 
 BEST_TAG = "best"
 """Tag of a checkpoint with a new best value; the newest one is kept."""
@@ -20,21 +23,40 @@ class Retention:
     keep_every_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.keep_last < 1:
-            raise ValueError(f"keep_last {self.keep_last}: must be 1 or more")
+        if not 1 <= self.keep_last <= KEEP_LAST_MAX:
+            raise ValueError(f"keep_last {self.keep_last}: must be 1 to {KEEP_LAST_MAX}")
         if self.keep_every_steps is not None and self.keep_every_steps < 1:
             raise ValueError(f"keep_every_steps {self.keep_every_steps}: must be 1 or more")
 
-    def kept(self, chain: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-        """The part of the chain that stays, in its order; doing it again changes nothing."""
+    def kept(
+        self, chain: Iterable[Checkpoint], older: PageRef | None = None
+    ) -> tuple[Checkpoint, ...]:
+        """The part of HEAD's chain that stays, in its order, where `older` has what was before it;
+        doing it again changes nothing."""
         chain = tuple(chain)
-        kept = set(chain[-self.keep_last :])
-        kept.update([entry for entry in chain if BEST_TAG in entry.tags][-1:])
-        if self.keep_every_steps:
-            seen = {0}
-            for entry in chain:
-                interval = entry.step // self.keep_every_steps
-                if interval not in seen:
-                    seen.add(interval)
-                    kept.add(entry)
+        kept = {*chain[-self.keep_last :], *_newest_best(chain), *self._every(chain, older)}
         return tuple(entry for entry in chain if entry in kept)
+
+    def lasting(
+        self, chain: Sequence[Checkpoint], older: PageRef | None = None
+    ) -> list[Checkpoint]:
+        """Those that no later commit drops, oldest first; they need not be in HEAD."""
+        recent = {*chain[-self.keep_last :], *_newest_best(chain)}
+        return [entry for entry in self._every(chain, older) if entry not in recent]
+
+    def _every(self, chain: Sequence[Checkpoint], older: PageRef | None) -> list[Checkpoint]:
+        """The first one of each interval of steps, but the one that begins with 0."""
+        every = self.keep_every_steps
+        if not every:
+            return []
+        seen = {0} if older is None else {0, older.last // every}
+        found = []
+        for entry in chain:
+            if entry.step // every not in seen:
+                seen.add(entry.step // every)
+                found.append(entry)
+        return found
+
+
+def _newest_best(chain: Sequence[Checkpoint]) -> list[Checkpoint]:
+    return [entry for entry in chain if BEST_TAG in entry.tags][-1:]

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlast.base.retry import BRIEF, Patience
+from outlast.bucket import pages
 from outlast.bucket.errors import BadSnapshot
-from outlast.bucket.head import Head
+from outlast.bucket.head import Head, Lineage
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import Damaged, Object, Store, put_new
 
@@ -130,17 +131,19 @@ def iter_rows(store: Store, layout: Layout, head: Head) -> Iterator[dict[str, An
     commit, or up to the end of a finished run, are final.
     """
     last = head.end.step if head.end else head.step
-    owners = _owners(head, last)
-    pieces = _pieces(store, layout) if owners else {}
+    owners = _owners(pages.lineage(store, layout, head), last)
+    listed = _pieces(store, layout) if owners else {}
     for term, after, until in owners:
-        yield from _rows_of_term(store, pieces.get(term, ()), after, until)
+        yield from _rows_of_term(store, listed.get(term, ()), after, until)
 
 
-def _owners(head: Head, last: int) -> list[tuple[int, int, int]]:
+def _owners(newest_first: Iterator[Lineage], last: int) -> list[tuple[int, int, int]]:
     """(term, after, until): who owns which steps, in their order."""
     found = []
     until = last
-    for entry in reversed(head.lineage):
+    for entry in newest_first:
+        if until <= 0:
+            break
         if entry.from_step < until:
             found.append((entry.term, entry.from_step, until))
             until = entry.from_step

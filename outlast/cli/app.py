@@ -247,8 +247,8 @@ def resume(experiment: str, step: int | None) -> None:
 
 
 def _say_set_back(experiment: str, back: "Rewound") -> None:
-    dropped = ", ".join(str(entry.step) for entry in back.dropped) or "none"
-    click.echo(f"{experiment}: set back to step {back.head.step}; given up: {dropped}")
+    newer = "1 newer checkpoint" if back.dropped == 1 else f"{back.dropped} newer checkpoints"
+    click.echo(f"{experiment}: set back to step {back.head.step}; {newer} given up")
 
 
 @cli.command(name="stop")

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from blake3 import blake3
 
 from outlast.base.exits import Reason, State
+from outlast.bucket import pages
 from outlast.bucket.boot import contradicted
 from outlast.bucket.head import (
     Checkpoint,
@@ -25,11 +26,12 @@ from outlast.bucket.head import (
     HeadLost,
     HeadUnreadable,
     Lineage,
+    PageRef,
     new_nonce,
     read_head,
 )
 from outlast.bucket.layout import AttemptStart, Layout, Manifest
-from outlast.bucket.retention import KEEP_LAST
+from outlast.bucket.retention import KEEP_LAST, Retention
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
@@ -86,7 +88,8 @@ def repair(
                 f"owner {owner}: HEAD belongs to {look.head.owner}; repair it from that stack."
             )
         chain = look.head.chain
-        whole = not chain or any(_verified(store, layout, c.path) for c in chain)
+        kept = pages.newest_first(store, layout, look.head, lost=lambda error: None)
+        whole = not chain or any(_verified(store, layout, entry.path) for entry in kept)
         if whole and contradicted(store, layout, look.head) is None:
             raise OperateError(
                 f"{_run(layout)}: HEAD is whole ({look.head.state}, step {look.head.step}); "
@@ -135,6 +138,7 @@ def rebuild(
         if not chain:
             continue
         tip = chain[-1]
+        older, older_chain = _older(store, layout, lineage, chain, on_the_way, starts[term])
         pairs = [(start.resume, start.place) for start in starts.values()]
         highest = max([*terms, *(place[0] for place, _ in manifests)]) + UNRECORDED_TERMS
         if known is not None:
@@ -151,7 +155,8 @@ def rebuild(
             end=None if alone else End(Reason.STOPPED, None, tip.step, None),
             started=min(start.time for start in starts.values()),
             deadline=NO_DEADLINE if alone else now,
-            chain=tuple(chain),
+            chain=(*older, *chain),
+            older_chain=older_chain,
             lineage=tuple(entry for entry in lineage if entry.term <= tip.term),
             failures=0,
             barren=0,
@@ -164,6 +169,35 @@ def rebuild(
         f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; {anew} begins it "
         "anew."
     )
+
+
+def _older(
+    store: Store,
+    layout: Layout,
+    lineage: Sequence[Lineage],
+    newest: Sequence[Checkpoint],
+    on_the_way: Sequence[str],
+    start: AttemptStart,
+) -> tuple[list[Checkpoint], PageRef | None]:
+    """The kept checkpoints before the `newest`: those that pages lead to, and later ones that the
+    attempt's retention keeps and all of whose objects are there. Retention may be deleting any
+    other. Their bytes are not read; a restore does, and passes over what is bad."""
+
+    def owns(entry: Checkpoint) -> bool:
+        return _owns(lineage, entry.term, entry.step)
+
+    oldest = newest[0]
+    held, behind = pages.found_again(store, layout, oldest.step - 1, owns)
+    last = max([entry.step for entry in held], default=behind.last if behind else -1)
+    for folder in reversed(on_the_way):
+        found = _verified(store, layout, folder, read=False)
+        if found and last < found.step < oldest.step:
+            held.append(found)
+    every = start.spec.get("keep_every_steps")
+    every = every if isinstance(every, int) and every > 0 else None
+    retention = Retention(keep_last=KEEP_LAST, keep_every_steps=every)
+    kept = retention.kept([*held, *newest], behind)
+    return [entry for entry in held if entry in kept], behind
 
 
 def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> None:
@@ -243,12 +277,19 @@ def _place(layout: Layout, folder: str) -> tuple[int, str]:
     return place
 
 
-def _verified(store: Store, layout: Layout, folder: str) -> Checkpoint | None:
-    """The checkpoint in the folder where every byte of it is what its manifest says."""
+def _verified(store: Store, layout: Layout, folder: str, *, read: bool = True) -> Checkpoint | None:
+    """The checkpoint in the folder where every byte of it is what its manifest says; with `read`
+    False, where each object is there in its generation and size."""
     try:
         data, found = store.get(f"{folder}MANIFEST.json")
         manifest = Manifest.from_json(data)
+        there = {item.path: item for item in store.list(folder)} if not read else {}
         for entry in manifest.objects:
+            if not read:
+                item = there.get(folder + entry.name)
+                if item is None or (item.generation, item.size) != (entry.generation, entry.size):
+                    return None
+                continue
             content, _ = store.get(folder + entry.name, generation=entry.generation)
             if blake3(content).hexdigest() != entry.blake3:
                 return None

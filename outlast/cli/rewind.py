@@ -4,15 +4,21 @@ HEAD then names the checkpoint as the newest one, under a term that no attempt e
 attempt that was not known to live is fenced. The newer checkpoints are swept by the next attempt.
 """
 
+import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outlast.base.exits import State
+from outlast.bucket import pages
 from outlast.bucket.head import Checkpoint, Head, HeadLost, new_nonce, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import PreconditionFailed, Store
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import living_attempt
 from outlast.supervisor.metadata import NO_STACK, Waits
+
+NEAREST = 5
+"""Steps on each side that a refusal names, of a run with many checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +27,8 @@ class Rewound:
 
     head: Head
     """HEAD as it is written."""
-    dropped: tuple[Checkpoint, ...]
-    """The newer checkpoints, that HEAD names no more."""
+    dropped: int
+    """How many newer checkpoints HEAD no longer names."""
     store: Store
     layout: Layout
     generation: int
@@ -60,27 +66,36 @@ def plan(store: Store, layout: Layout, step: int, *, silent_sec: float = Waits()
             f"{name}: attempt {term} works on it (its last sign of life was {silent:.0f} s ago); "
             "end it first (outlast stop, or Ctrl-C where it runs)."
         )
-    steps = [entry.step for entry in head.chain]
-    if step not in steps:
-        there = ", ".join(map(str, steps)) or "none"
+    tip = pages.find(store, layout, head, step)
+    if tip is None:
+        there = _nearest(pages.kept(store, layout, head).chain, step)
         raise OperateError(f"--from {step}: {name} has no checkpoint of that step; it has {there}.")
-    # Of one step there may be two: the newer one counts.
-    place = len(steps) - 1 - steps[::-1].index(step)
-    tip = head.chain[place]
+    before = pages.until(store, layout, head, step)
+    before = pages.lineage_until(store, layout, before, tip.term)
     is_alone = head.owner.startswith(NO_STACK)
     end = None if is_alone or head.end is None else replace(head.end, step=step)
     rewound = replace(
-        head,
+        before,
         term=head.term + 1,
         state=State.OPEN if is_alone else head.state,
         end=end,
-        chain=head.chain[: place + 1],
-        lineage=tuple(entry for entry in head.lineage if entry.term <= tip.term),
         failures=0,
         barren=0,
         nonce=new_nonce(),
     )
-    return Rewound(rewound, head.chain[place + 1 :], store, layout, found.object.generation)
+    dropped = head.kept - rewound.kept
+    return Rewound(rewound, dropped, store, layout, found.object.generation)
+
+
+def _nearest(kept: Sequence[Checkpoint], step: int) -> str:
+    """The steps of the kept checkpoints; of many, those around the one that was asked for."""
+    steps = [entry.step for entry in kept]
+    if len(steps) <= 2 * NEAREST:
+        return ", ".join(map(str, steps)) or "none"
+    place = bisect.bisect(steps, step)
+    around = steps[max(place - NEAREST, 0) : place + NEAREST]
+    said = ", ".join(map(str, around))
+    return f"{len(steps)}, of these around it {said} (outlast checkpoints lists them all)"
 
 
 def _named(layout: Layout) -> str:

@@ -10,13 +10,14 @@ import html
 import importlib.util
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.bucket import metrics
+from outlast.bucket import metrics, pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
 from outlast.bucket.fetch import cached_result, place_of
 from outlast.bucket.head import Checkpoint, Head, Result, read_head
@@ -179,7 +180,10 @@ class OpenedRun:
     def checkpoints(self) -> Table:
         """The checkpoints that are kept, oldest first: step, term, tags, path, and the name
         (``init``) by which another run begins with one. Only the newest best is tagged so."""
-        chain = self._head().chain
+        kept = pages.kept(self._place.store, self._place.layout, self._head())
+        for lost in kept.lost:
+            warnings.warn(lost, stacklevel=2)
+        chain = kept.chain
         best = next((entry for entry in reversed(chain) if BEST in entry.tags), None)
         rows = []
         for entry in chain:
@@ -191,7 +195,14 @@ class OpenedRun:
     def best(self) -> dict[str, Any]:
         """The newest checkpoint with the tag ``best``: its step, term, tags and path, and the row
         of its step. OperateError: there is none."""
-        tagged = [entry for entry in self._head().chain if BEST in entry.tags]
+        head, place = self._head(), self._place
+        # The newest one is in HEAD itself, unless the run was set back behind it.
+        tagged = [entry for entry in head.chain if BEST in entry.tags]
+        if not tagged and head.older_chain is not None:
+            kept = pages.kept(place.store, place.layout, head)
+            tagged = [entry for entry in kept.chain if BEST in entry.tags]
+            if not tagged and kept.lost:
+                raise OperateError("; ".join(kept.lost))
         if not tagged:
             raise OperateError(
                 f"{self._place.name}: has no best checkpoint; the trainer names one with "

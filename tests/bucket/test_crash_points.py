@@ -3,15 +3,18 @@
 The planted twins that must turn these checks red are in test_twins.py.
 """
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
+from outlast.bucket.head import read_head
 from outlast.bucket.store import MemoryStore
 from tests.stores import prove_stale_writes_are_refused
 from tests.supervisor.scripted import (
     LAYOUT,
     How,
+    paged,
     play,
     play_retaken,
     violations,
@@ -44,12 +47,31 @@ def test_the_undisturbed_run_keeps_its_guarantees() -> None:
     assert {operation.verb for operation in sent} == {"get", "list", "put", "copy", "delete"}
 
 
+def test_the_run_with_pages_writes_and_reads_some() -> None:
+    with paged():
+        played, sent = play(None, -1)
+        assert violations(played) == []
+        paths = [operation.path for operation in sent if operation.path.startswith(LAYOUT.pages)]
+        assert len(paths) == 1
+        head = read_head(played.bucket, LAYOUT).head
+        assert head.older_chain is not None and len(head.chain) == 2
+
+
+@pytest.fixture(params=[False, True], ids=["in HEAD", "in pages"])
+def where_entries_are(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whether HEAD's old entries stay in it or go to pages."""
+    with paged() if request.param else contextlib.nullcontext():
+        yield
+
+
+@pytest.mark.usefixtures("where_entries_are")
 @pytest.mark.parametrize("how", list(How), ids=lambda how: how.value)
 def test_guarantees_hold_at_every_operation(how: How) -> None:
     broken = [violation for found in disturbed(how) for violation in found]
     assert broken == []
 
 
+@pytest.mark.usefixtures("where_entries_are")
 def test_guarantees_hold_when_the_successor_is_cut_too() -> None:
     _, sent = play(None, -1)
     broken: list[str] = []
@@ -70,6 +92,7 @@ def retaken() -> Iterator[list[str]]:
             yield violations(play_retaken(at, thaw_at))
 
 
+@pytest.mark.usefixtures("where_entries_are")
 def test_guarantees_hold_when_the_process_of_an_old_attempt_takes_the_run_again() -> None:
     broken = [violation for found in retaken() for violation in found]
     assert broken == []

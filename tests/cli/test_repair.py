@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
+from outlast.bucket import pages
 from outlast.bucket.boot import Act, Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import Fenced, Head, HeadLost, read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.restore import Restored
+from outlast.bucket.retention import Retention
 from outlast.bucket.store import MemoryStore
 from outlast.cli import repair as repairing
 from outlast.cli import runs
@@ -52,11 +54,13 @@ class Quick:
 class Machine:
     """One attempt: takes a term, restores, commits what it is told to."""
 
-    def __init__(self, store: MemoryStore, folder: Path, claim: Claim = CLAIM) -> None:
+    def __init__(
+        self, store: MemoryStore, folder: Path, claim: Claim = CLAIM, every: int | None = None
+    ) -> None:
         self.folder = folder
         self.head_file = HeadFile(store, LAYOUT, Quick())
         assert self.head_file.take_term(claim).act is Act.TAKE
-        self.committer = Committer(self.head_file)
+        self.committer = Committer(self.head_file, retention=Retention(keep_every_steps=every))
         found = self.committer.restore(folder / f"restored-{self.head_file.term}")
         self.step = found.step
         start = start_record(
@@ -66,6 +70,7 @@ class Machine:
             restored=found.checkpoint.path if isinstance(found, Restored) else None,
             resume=claim.resume,
         )
+        start = replace(start, spec={"keep_every_steps": every or 0})
         store.put(LAYOUT.attempt_start(start.term), start.to_json())
 
     def commit(self, step: int) -> None:
@@ -109,6 +114,48 @@ def test_chain_and_lineage_come_back_as_they_were_and_the_run_goes_on(store, tmp
     assert after.end is not None and after.end.reason is Reason.STOPPED
     later = Machine(store, tmp_path, replace(CLAIM, resume=1))
     assert later.step == 50
+
+
+@pytest.mark.parametrize("damage", ["HEAD gone", "newest page gone too"])
+def test_what_is_kept_for_good_is_in_the_chain_again(store, tmp_path, monkeypatch, damage):
+    """Pages have the older ones; those after the newest page are found by their objects."""
+    monkeypatch.setattr(pages, "CHAIN_PAGE", 4)
+    monkeypatch.setattr(pages, "FAN", 2)
+    machine = Machine(store, tmp_path, every=10)
+    for step in range(10, 210, 10):
+        machine.commit(step)
+    second = Machine(store, tmp_path, every=10)
+    for step in range(210, 310, 10):
+        second.commit(step)
+    before = read_head(store, LAYOUT).head
+    kept = pages.kept(store, LAYOUT, before).chain
+    assert [entry.step for entry in kept] == list(range(10, 310, 10))
+    lose_head(store)
+    if damage == "newest page gone too":
+        newest = before.older_chain
+        store.delete(newest.path, generation=newest.generation)
+    repair(store, LAYOUT, OWNER)
+    after = read_head(store, LAYOUT).head
+    assert pages.kept(store, LAYOUT, after) == (kept, ())
+    third = Machine(store, tmp_path, replace(CLAIM, resume=1), every=10)
+    third.commit(310)
+    now = pages.kept(store, LAYOUT, read_head(store, LAYOUT).head).chain
+    assert now[:-1] == kept
+    for entry in kept:
+        store.stat(entry.manifest)
+
+
+def test_a_run_whose_newest_checkpoints_are_damaged_is_whole_where_a_page_has_a_good_one(
+    store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pages, "CHAIN_PAGE", 2)
+    machine = Machine(store, tmp_path, every=10)
+    for step in range(10, 110, 10):
+        machine.commit(step)
+    for entry in read_head(store, LAYOUT).head.chain:
+        store.put(entry.path + "weights", b"flipped")
+    with pytest.raises(OperateError, match="nothing to mend"):
+        repair(store, LAYOUT, OWNER)
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside(store, tmp_path):

@@ -56,9 +56,9 @@ def copy_of_checkout(to: Path) -> Path:
 
 OLDEST = Edit(
     "outlast/bucket/commit.py",
-    "        for checkpoint in reversed(chain):\n            try:\n"
+    "        for checkpoint in self._newest_first(head, lost):\n            try:\n"
     "                manifest, found = self._reader.read(checkpoint, into, place)\n",
-    "        for checkpoint in chain:\n            try:\n"
+    "        for checkpoint in reversed(list(self._newest_first(head, lost))):\n            try:\n"
     "                manifest, found = self._reader.read(checkpoint, into, place)\n",
 )
 _ONLY_SAID = Twin(
@@ -106,9 +106,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             (
                 Edit(
                     "outlast/bucket/commit.py",
-                    "        chain = self._head_file.held(self.term).chain\n"
-                    "        if not chain:\n",
-                    "        chain = ()\n        if not chain:\n",
+                    "        head = self._head_file.held(self.term)\n        if not head.kept:\n",
+                    "        head = self._head_file.held(self.term)\n        if True:\n",
                 ),
             ),
         ),

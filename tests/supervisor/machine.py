@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from outlast.base import retry as retry_module
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
 from outlast.bucket import headfile as headfile_module
+from outlast.bucket import pages
 from outlast.bucket import upload as upload_module
 from outlast.bucket.head import Checkpoint, Head, HeadError, HeadForbidden, end_copy, read_head
 from outlast.bucket.headfile import HeadFile
@@ -41,6 +43,7 @@ from outlast.bucket.layout import (
 )
 from outlast.bucket.records import write_record
 from outlast.bucket.results import fetch_result
+from outlast.bucket.retention import Retention
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import (
     Damaged,
@@ -53,9 +56,11 @@ from outlast.bucket.store import (
     Throttled,
     Unavailable,
 )
+from outlast.cli import repair as repair_module
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import repair
 from outlast.supervisor import __main__ as main_module
+from outlast.supervisor import attempt as attempt_module
 from outlast.supervisor import group as group_module
 from outlast.supervisor import preparation as preparation_module
 from outlast.supervisor.attempt import Attempt
@@ -75,6 +80,8 @@ from tests.supervisor.scripted import (
 LAYOUT = Layout("experiments/demo", "0123456789")
 STEPS = 10
 COMMIT_EVERY = 2
+KEPT_EVERY = 4
+"""Steps of which one checkpoint is kept for good, where old entries of HEAD go to pages."""
 RETRIES = 2
 TRUTH = [""]
 """The state after each step, undisturbed."""
@@ -278,7 +285,8 @@ class Vm(Actor):
             say=lambda text: world.note(f"  {self.name} says: {text}"),
             webhook=Webhook("", lambda text: None),
         )
-        spec = replace(SPEC, resume=self.pair[0], place=self.pair[1])
+        every = KEPT_EVERY if world.paged else 0
+        spec = replace(SPEC, resume=self.pair[0], place=self.pair[1], keep_every_steps=every)
         boot = main_module.Boot(spec, HeadFile(store, LAYOUT, world.clock), site, records=True)
         code = main_module.supervise(boot)
         world.note(f"{self.name} exits {code}")
@@ -466,6 +474,7 @@ class World:
         self.pair = (0, 0)
         self.member: str | None = None
         self.size = 1
+        self.paged = False
         self.head_harmed = False
         """Somebody deleted or overwrote HEAD; until a repair."""
         self.head_was_harmed = False
@@ -841,7 +850,15 @@ class Watch:
             self.rows_are_right(self.head, self._rows(self.head), "with a new piece")
 
     def _head_written(self, sender: Actor, over: int, data: bytes, generation: int) -> None:
-        head, before = Head.from_json(data), self.head
+        written = Head.from_json(data)
+        try:
+            head = pages.unfolded(self._world.bucket, LAYOUT, written)
+        except StoreError as error:
+            self.hold(False, f"HEAD names a page that is not there: {error}")
+            head = written
+        if written.older_chain is not None or written.older_lineage is not None:
+            self._world.note("HEAD names pages")
+        before = self.head
         harmed, self._world.head_harmed = self._world.head_harmed, False
         self.hold(over in sender.seen, f"{sender.name} writes HEAD over one it did not read")
         if harmed:
@@ -1044,12 +1061,31 @@ def a_world() -> Iterator[World]:
         yield world
 
 
-def play(plan: Sequence[Event], *, settle: bool = True) -> World:
-    """A run disturbed by a plan, then undisturbed to its end. Raises Broken, with the story."""
-    with a_world() as world:
+def play(plan: Sequence[Event], *, settle: bool = True, paged: bool = False) -> World:
+    """A run disturbed by a plan, then undisturbed to its end. Raises Broken, with the story.
+
+    With `paged` some checkpoints are kept for good, and old entries of HEAD go to pages at once.
+    """
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(a_world())
+        world.paged = paged
+        if paged:
+            stack.enter_context(_small_pages())
         world.boot(0)
         for event in plan:
             world.happen(event)
         if settle:
             world.settle()
         return world
+
+
+@contextlib.contextmanager
+def _small_pages() -> Iterator[None]:
+    with (
+        mock.patch.object(attempt_module, "Retention", partial(Retention, keep_last=1)),
+        mock.patch.object(repair_module, "KEEP_LAST", 1),
+        mock.patch.object(pages, "CHAIN_PAGE", 1),
+        mock.patch.object(pages, "LINEAGE_PAGE", 1),
+        mock.patch.object(pages, "FAN", 2),
+    ):
+        yield

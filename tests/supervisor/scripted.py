@@ -10,17 +10,20 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
+from outlast.bucket import pages
 from outlast.bucket.boot import Act, Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import Checkpoint, Fenced, Head, HeadEnded, HeadError, read_head
@@ -43,10 +46,23 @@ CLAIM = Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelt
 STEPS = 6
 COMMIT_EVERY = 2
 RETENTION = Retention(keep_last=2)
+PAGED = Retention(keep_last=1, keep_every_steps=COMMIT_EVERY)
 PART_BYTES = 40
 """So that the state, 64 bytes long, goes in two parts."""
 WORK = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Thousands of runs write their snapshots here; memory where there is some."""
+
+
+@contextlib.contextmanager
+def paged() -> Iterator[None]:
+    """Every checkpoint is kept, and all old entries of HEAD go to pages at once."""
+    with (
+        mock.patch.object(sys.modules[__name__], "RETENTION", PAGED),
+        mock.patch.object(pages, "CHAIN_PAGE", 1),
+        mock.patch.object(pages, "LINEAGE_PAGE", 1),
+        mock.patch.object(pages, "FAN", 2),
+    ):
+        yield
 
 
 class Crash(BaseException):
@@ -207,6 +223,10 @@ class Observer:
             head = read_head(self._bucket, LAYOUT).head
         except HeadError:
             return {}
+        try:
+            head = pages.unfolded(self._bucket, LAYOUT, head)
+        except StoreError as error:
+            self._played.lost.append(str(error))
         folders = [entry.path for entry in head.chain]
         if head.end and head.end.result:
             folders.append(head.end.result.path)
@@ -477,6 +497,14 @@ def _check_result(played: Played, head: Head, hold: Callable[[bool, str], None])
 def _check_chain(played: Played, head: Head, hold: Callable[[bool, str], None]) -> None:
     """Reopened, the run restores each checkpoint that the chain names."""
     hold(bool(head.chain) and head.chain[-1].step == STEPS, "the newest checkpoint is the last")
+    try:
+        head = pages.unfolded(played.bucket, LAYOUT, head)
+    except StoreError as error:
+        hold(False, f"every kept checkpoint is found ({error})")
+        return
+    if RETENTION == PAGED:
+        steps = list(range(COMMIT_EVERY, STEPS + 1, COMMIT_EVERY))
+        hold([entry.step for entry in head.chain] == steps, "every checkpoint is kept")
     for checkpoint in head.chain:
         alone = _reopened(head, checkpoint)
         store = MemoryStore(clock=played.bucket.now)
@@ -498,7 +526,8 @@ def _check_chain(played: Played, head: Head, hold: Callable[[bool, str], None]) 
 
 
 def _reopened(head: Head, checkpoint: Checkpoint) -> Head:
-    return replace(head, chain=(checkpoint,), state=State.OPEN, end=None)
+    alone = replace(head, chain=(checkpoint,), older_chain=None)
+    return replace(alone, state=State.OPEN, end=None)
 
 
 _CALM: list[str] = []

@@ -60,6 +60,7 @@ REACHED = {
     "a sweep or retention": " delete ",
     "a reader of the result": "operator fetch",
     "a machine that is no member any more": "no member of its group any more",
+    "old entries of HEAD in a page": "HEAD names pages",
 }
 """What the search must come by, or it would prove little: words of the trace."""
 
@@ -110,7 +111,8 @@ def test_the_protocol_holds_however_machines_and_operator_interleave() -> None:
     @given(scenes(30 if DEEP else 16))
     def search(chosen: list[Scene]) -> None:
         nonlocal played
-        story = "\n".join(play(plan_of(chosen)).trace)
+        # Every second plan is one of a run whose HEAD has its old entries in pages.
+        story = "\n".join(play(plan_of(chosen), paged=played % 2 == 1).trace)
         played += 1
         reached.update(what for what, words in REACHED.items() if words in story)
 
@@ -124,15 +126,16 @@ def test_the_protocol_holds_however_machines_and_operator_interleave() -> None:
     assert reached == set(REACHED)
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["in HEAD", "in pages"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_the_protocol_holds_with_trouble_at_each_moment(trouble: str) -> None:
-    for plan in at_each_moment(trouble, stride=1 if DEEP else 3):
-        assert play(plan).watch.head is not None
+def test_the_protocol_holds_with_trouble_at_each_moment(trouble: str, paged: bool) -> None:
+    for plan in at_each_moment(trouble, stride=1 if DEEP else 5 if paged else 3):
+        assert play(plan, paged=paged).watch.head is not None
 
 
 def test_nothing_is_left_of_a_machine_that_was_cut() -> None:
     for plan in at_each_moment("cut", stride=2):
-        world = play(plan)
+        world = play(plan, paged=True)
         head = world.watch.head
         assert head is not None and head.end is not None and head.end.result is not None
         paths = [found.path for found in world.bucket.list(LAYOUT.terms)]

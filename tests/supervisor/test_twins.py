@@ -58,23 +58,32 @@ class Row:
         return f"{self.twin.__name__.replace('_', ' ')}"
 
 
-def machine(guarantee: str, twin: twins.Plant, trouble: str, *, harmless: bool = True) -> Row:
+def machine(
+    guarantee: str,
+    twin: twins.Plant,
+    trouble: str,
+    *,
+    harmless: bool = True,
+    paged: bool = False,
+) -> Row:
     """Held by the stepped machines with one kind of trouble at each moment.
 
-    `harmless`: nothing is seen of the twin before something goes wrong.
+    `harmless`: nothing is seen of the twin before something goes wrong. `paged`: in a run whose
+    HEAD has its old entries in pages.
     """
 
     def check(bench: Bench) -> Iterator[str]:
         if harmless:
-            play([])
+            play([], paged=paged)
         for plan in at_each_moment(trouble):
             try:
-                play(plan)
+                play(plan, paged=paged)
             except Broken as broken:
                 yield str(broken).partition("\n\n")[0]
 
     name = test_protocol_machine.test_the_protocol_holds_with_trouble_at_each_moment.__name__
-    return Row(guarantee, twin, f"{name}[{trouble}]", check)
+    where = "in pages" if paged else "in HEAD"
+    return Row(guarantee, twin, f"{name}[{trouble}-{where}]", check)
 
 
 def crash_point(guarantee: str, twin: twins.Plant, how: How) -> Row:
@@ -87,7 +96,7 @@ def crash_point(guarantee: str, twin: twins.Plant, how: How) -> Row:
             yield from found
 
     name = test_crash_points.test_guarantees_hold_at_every_operation.__name__
-    return Row(guarantee, twin, f"{name}[{how.value}]", check)
+    return Row(guarantee, twin, f"{name}[in HEAD-{how.value}]", check)
 
 
 def retaken(bench: Bench) -> Iterator[str]:
@@ -186,6 +195,21 @@ TABLE = [
         twins.sweep_of_equal_terms,
         "answer lost",
         harmless=False,
+    ),
+    machine(
+        "what goes to a page is not dropped",
+        twins.folded_is_dropped,
+        "answer lost",
+        harmless=False,
+        paged=True,
+    ),
+    machine("the sweep knows the pages", twins.sweep_without_pages, "cut", paged=True),
+    machine(
+        "a page is there before HEAD names it",
+        twins.page_is_not_there,
+        "answer lost",
+        harmless=False,
+        paged=True,
     ),
     machine(
         "a fenced attempt deletes nothing",

@@ -7,12 +7,15 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outlast.base.exits import Reason, State
+from outlast.bucket import commit as commit_module
 from outlast.bucket import headfile as headfile_module
+from outlast.bucket import pages
 from outlast.bucket import store as store_module
 from outlast.bucket import upload as upload_module
 from outlast.bucket.boot import Act, Claim, Decision, Look
@@ -152,6 +155,47 @@ def retention_before_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
         return swap(head_file, change, term=term)
 
     monkeypatch.setattr(HeadFile, "swap", deleting)
+
+
+def folded_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to a page is deleted, as HEAD itself no longer names it."""
+    swap, note = HeadFile.swap, Committer._note_dropped
+    before: set[Checkpoint] = set()
+
+    def remembering(head_file: HeadFile, change: Callable[[Head], Head], *, term: int) -> Head:
+        before.clear()
+        before.update(head_file.held(term).chain)
+        return swap(head_file, change, term=term)
+
+    def note_all(committer: Committer, dropped: set[Checkpoint], after: Head) -> None:
+        note(committer, dropped | before, after)
+
+    monkeypatch.setattr(HeadFile, "swap", remembering)
+    monkeypatch.setattr(Committer, "_note_dropped", note_all)
+
+
+def sweep_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep takes what HEAD itself does not name, whatever its pages name."""
+
+    def kept(store: Store, layout: Layout, head: Head, **_: Any) -> pages.Kept:
+        return pages.Kept(head.chain, ())
+
+    monkeypatch.setattr(commit_module, "pages", _replaced(pages, kept=kept))
+
+
+def _replaced(module: ModuleType, **names: Any) -> SimpleNamespace:
+    """A module with other things under some names, for one that uses it."""
+    return SimpleNamespace(**{**vars(module), **names})
+
+
+def page_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HEAD names a page whose bytes went elsewhere."""
+    put = pages.put_new
+
+    def astray(store: Store, path: str, data: Any, **named: Any) -> Object:
+        return put(store, f"{path}.new", data, **named)
+
+    monkeypatch.setattr(pages, "put_new", astray)
 
 
 def sweep_of_equal_terms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,6 +18,7 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.base.exits import State
+from outlast.bucket import pages
 from outlast.bucket.head import Head, HeadError, HeadLost, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import StoreError, open_store
@@ -786,8 +788,15 @@ def _kept(pin: Pin, head: Head) -> Sizes:
     from google.auth.exceptions import GoogleAuthError
 
     try:
-        store = open_store(f"gs://{pin.bucket}")
-        return tuple(sum(item.size for item in store.list(one.path)) for one in head.chain)
+        store, layout = open_store(f"gs://{pin.bucket}"), Layout(pin.prefix, pin.run)
+        kept = pages.kept(store, layout, head)
+        if kept.lost:
+            return ()
+        sizes: Counter[str] = Counter()
+        for item in store.list(layout.terms):
+            if place := layout.folder_of(item.path):
+                sizes[place[1]] += item.size
+        return tuple(sizes[one.path] for one in kept.chain)
     except (StoreError, GoogleAuthError):
         return ()
 

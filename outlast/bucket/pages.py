@@ -1,0 +1,466 @@
+"""Pages: entries of HEAD's chain and lineage that HEAD no longer holds itself.
+
+HEAD is read with each heartbeat and rewritten with each commit, so it keeps only the newest
+entries. The older ones go to pages. A page is written once, under the term of its writer and the
+digest of its bytes, and HEAD names it by generation and digest. Only what HEAD names counts: a page
+that no swap of HEAD named is a small file that is never read. Pages are never changed and never
+deleted, so an older HEAD still finds all of its own.
+
+A page names the pages before it. `FAN` references of one level become one reference of the next
+level, to the newest of these pages, which has the others in its own list. So finding an entry among
+n pages takes about log(n) reads, and a page has a few dozen references however long the run gets.
+Setting a run back copies nothing: the references before a page name all older entries.
+
+    PageLost    a page cannot be read; the message names it and what is behind it
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
+
+from blake3 import blake3
+
+from outlast.base.retry import BRIEF, Patience
+from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain
+from outlast.bucket.layout import Layout, Record
+from outlast.bucket.store import Damaged, NotFound, Store, put_new
+from outlast.bucket.transfer import in_parallel
+
+CHAIN_PAGE = 32
+"""Checkpoints of one page; HEAD holds less than as many beside those that may still go."""
+
+LINEAGE_PAGE = 64
+"""Entries of the lineage of one page; HEAD keeps as many."""
+
+FAN = 32
+"""References of one level that become one of the next."""
+
+READ_STREAMS = 16
+"""Pages read at the same time from a store that can do several: they are small."""
+
+Entry = TypeVar("Entry", Checkpoint, Lineage)
+
+
+class PageLost(Damaged):
+    """A page is gone or is not what HEAD names; newer entries are not concerned."""
+
+
+@dataclass(frozen=True)
+class ChainPage(Record):
+    """Checkpoints that HEAD's chain once held, oldest first."""
+
+    run: str
+    term: int
+    """The writer's."""
+    entries: tuple[Checkpoint, ...]
+    before: tuple[PageRef, ...]
+    """Where the older ones are, oldest first."""
+
+
+@dataclass(frozen=True)
+class LineagePage(Record):
+    """Entries that HEAD's lineage once held, oldest first."""
+
+    run: str
+    term: int
+    entries: tuple[Lineage, ...]
+    before: tuple[PageRef, ...]
+
+
+Page = ChainPage | LineagePage
+
+
+class Kept(NamedTuple):
+    """All kept checkpoints of a run, as far as its pages can be read."""
+
+    chain: tuple[Checkpoint, ...]
+    """Oldest first."""
+    lost: tuple[str, ...]
+    """One sentence for each page that cannot be read."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+
+
+class _Pages(Generic[Entry]):
+    """The pages of one kind; each is read once."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        kind: type[ChainPage] | type[LineagePage],
+        patience: Patience,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._kind = kind
+        self._patience = patience
+
+    def read(self, ref: PageRef) -> Page:
+        """Raises PageLost, and StoreError where the store does not answer."""
+        try:
+            data, _ = self._patience(lambda: self._store.get(ref.path, generation=ref.generation))
+            found = blake3(data).hexdigest()
+            if found != ref.blake3:
+                raise Damaged(f"{ref.path}: BLAKE3 is {found}, named is {ref.blake3}")
+            page = self._kind.from_json(data)
+            if isinstance(page, ChainPage):
+                check_chain(self._layout, page.entries)
+            return page
+        except (Damaged, NotFound, ValueError) as error:
+            what = "checkpoints" if self._kind is ChainPage else "entries of the lineage"
+            behind = f"{ref.entries} older {what}, of steps {ref.first} to {ref.last}"
+            raise PageLost(
+                f"page {ref.path}: cannot be read, and it leads to {behind} ({error})"
+            ) from None
+
+    def refs(self, ref: PageRef | None) -> tuple[PageRef, ...]:
+        """The list that the page after this one has; one reference where it cannot be read."""
+        if ref is None:
+            return ()
+        try:
+            return _list_after(self.read(ref), ref)
+        except PageLost:
+            return (ref,)
+
+    def newest_first(self, ref: PageRef | None, lost: Callable[[PageLost], None]) -> Iterator[Page]:
+        """The pages behind a reference, read one at a time. `lost` is called for a page that cannot
+        be read; if it returns, the pages before that one follow."""
+        if ref is None:
+            return
+        try:
+            page = self.read(ref)
+        except PageLost as error:
+            lost(error)
+            return
+        yield page
+        for before in reversed(page.before):
+            if before.level < ref.level:
+                yield from self.newest_first(before, lost)
+
+    def all(self, ref: PageRef | None) -> tuple[list[Entry], list[str]]:
+        """All entries, oldest first, and what could not be read; many pages at a time."""
+        found: dict[tuple[int, ...], tuple[Entry, ...]] = {}
+        lost: list[str] = []
+        waiting = [((), ref)] if ref is not None else []
+        streams = 1 if self._store.streams == 1 else READ_STREAMS
+        while waiting:
+            pages = in_parallel([lambda one=one: self._try(one) for _, one in waiting], streams)
+            following = []
+            for (place, one), page in zip(waiting, pages, strict=True):
+                if isinstance(page, PageLost):
+                    lost.append(str(page))
+                    continue
+                before = [other for other in page.before if other.level < one.level]
+                following += [((*place, at), other) for at, other in enumerate(before)]
+                found[(*place, len(before))] = page.entries  # type: ignore[assignment]
+            waiting = following
+        return [entry for place in sorted(found) for entry in found[place]], lost
+
+    def _try(self, ref: PageRef) -> Page | PageLost:
+        try:
+            return self.read(ref)
+        except PageLost as error:
+            return error
+
+
+def newest_first(
+    store: Store,
+    layout: Layout,
+    head: Head,
+    *,
+    lost: Callable[[PageLost], None],
+    patience: Patience = BRIEF,
+) -> Iterator[Checkpoint]:
+    """All kept checkpoints, newest first; pages are read as they are needed, and `lost` is called
+    for one that cannot be. Raises StoreError where the store does not answer."""
+    waiting = sorted(head.chain, key=_age)
+    for page in _chain(store, layout, patience).newest_first(head.older_chain, lost):
+        assert isinstance(page, ChainPage)
+        # A best checkpoint stays in HEAD for longer than those beside it, and its page is a later
+        # one than its age says: it waits for its turn.
+        waiting = sorted((*waiting, *page.entries), key=_age)
+        before = max((one.last for one in page.before), default=-1)
+        while waiting and waiting[-1].step > before:
+            yield waiting.pop()
+    yield from reversed(waiting)
+
+
+def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> Kept:
+    """All kept checkpoints, oldest first, without those behind a page that cannot be read. Raises
+    StoreError where the store does not answer."""
+    older, lost = _chain(store, layout, patience).all(head.older_chain)
+    return Kept(tuple(sorted((*older, *head.chain), key=_age)), tuple(lost))
+
+
+def find(
+    store: Store, layout: Layout, head: Head, step: int, *, patience: Patience = BRIEF
+) -> Checkpoint | None:
+    """The newest kept checkpoint of a step; None where there is none. Raises PageLost, where the
+    page that may have it cannot be read, and StoreError."""
+    for entry in reversed(head.chain):
+        if entry.step == step:
+            return entry
+    pages = _chain(store, layout, patience)
+
+    def within(ref: PageRef) -> Checkpoint | None:
+        if not ref.first <= step <= ref.last:
+            return None
+        page = pages.read(ref)
+        for entry in reversed(page.entries):
+            if isinstance(entry, Checkpoint) and entry.step == step:
+                return entry
+        before = (other for other in reversed(page.before) if other.level < ref.level)
+        return next((found for other in before if (found := within(other))), None)
+
+    return within(head.older_chain) if head.older_chain else None
+
+
+def until(
+    store: Store, layout: Layout, head: Head, step: int, *, patience: Patience = BRIEF
+) -> Head:
+    """HEAD as it was when its newest checkpoint was of that step: what is after it is in neither
+    the chain nor its pages. Raises PageLost and StoreError."""
+    chain = [entry for entry in head.chain if entry.step <= step]
+    pages = _chain(store, layout, patience)
+    newest = max((entry.step for entry in chain), default=-1)
+    part, older = _split(pages, head.older_chain, step, newest)
+    return replace(head, chain=tuple(sorted((*part, *chain), key=_age)), older_chain=older)
+
+
+def _split(
+    pages: "_Pages[Checkpoint]", older: PageRef | None, step: int, newest: int
+) -> tuple[list[Checkpoint], PageRef | None]:
+    """What is behind `older` up to the step: checkpoints of the page in which the step is, and the
+    pages before it. HEAD itself holds one of step `newest`; where these pages have a newer one, it
+    is among the checkpoints, as HEAD itself always holds the newest."""
+    refs = [older] if older else []
+    part: list[Checkpoint] = []
+    while refs and refs[-1].last > min(step, newest):
+        ref = refs.pop()
+        if ref.first > step:
+            continue
+        page = pages.read(ref)
+        refs += [other for other in page.before if other.level < ref.level]
+        part += [one for one in page.entries if isinstance(one, Checkpoint) and one.step <= step]
+        newest = max([newest, *(entry.step for entry in part)])
+    return sorted(part, key=_age), _of_all(refs)
+
+
+def found_again(
+    store: Store,
+    layout: Layout,
+    step: int,
+    owns: Callable[[Checkpoint], bool],
+    *,
+    patience: Patience = BRIEF,
+) -> tuple[list[Checkpoint], PageRef | None]:
+    """Where HEAD itself is lost: the checkpoints up to the step that the newest page leads to, as
+    some that HEAD holds and a reference to the others. A page counts if its name goes with its
+    bytes and `owns` accepts each checkpoint in it. Raises StoreError."""
+    pages = _chain(store, layout, patience)
+    items = sorted(store.list(layout.pages), key=lambda item: item.updated, reverse=True)
+    for item in items:
+        place = layout.page_of(item.path)
+        data, _ = patience(lambda path=item.path: store.get(path))
+        digest = blake3(data).hexdigest()
+        if place is None or not digest.startswith(place[1]):
+            continue
+        try:
+            page = ChainPage.from_json(data)
+            check_chain(layout, page.entries)
+            if page.run == layout.run and all(owns(entry) for entry in page.entries):
+                ref = _reference(item.path, item.generation, digest, page.entries, page.before)
+                return _split(pages, ref, step, step)
+        except (ValueError, PageLost):  # a page of the lineage, or damaged, or one before it is
+            continue
+    return [], None
+
+
+def lineage(
+    store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
+) -> Iterator[Lineage]:
+    """The whole lineage, newest first; pages are read as they are needed. Raises PageLost where
+    one cannot be, and StoreError."""
+    yield from reversed(head.lineage)
+    for page in _lineage(store, layout, patience).newest_first(head.older_lineage, _raise):
+        assert isinstance(page, LineagePage)
+        yield from reversed(page.entries)
+
+
+def lineage_until(
+    store: Store, layout: Layout, head: Head, term: int, *, patience: Patience = BRIEF
+) -> Head:
+    """HEAD with its lineage as it was when it had no later term. Raises PageLost and StoreError."""
+    part = tuple(entry for entry in head.lineage if entry.term <= term)
+    pages = _lineage(store, layout, patience)
+    refs = [head.older_lineage] if head.older_lineage else []
+    while refs and not part:
+        ref = refs.pop()
+        page = pages.read(ref)
+        assert isinstance(page, LineagePage)
+        refs += [other for other in page.before if other.level < ref.level]
+        part = tuple(entry for entry in page.entries if entry.term <= term)
+    return replace(head, lineage=part, older_lineage=_of_all(refs))
+
+
+def unfolded(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> Head:
+    """HEAD with all entries in itself, for readers of a short run. Raises PageLost, StoreError."""
+    if head.older_chain is None and head.older_lineage is None:
+        return head
+    found = kept(store, layout, head, patience=patience)
+    if found.lost:
+        raise PageLost("; ".join(found.lost))
+    terms = tuple(lineage(store, layout, head, patience=patience))[::-1]
+    return replace(head, chain=found.chain, lineage=terms, older_chain=None, older_lineage=None)
+
+
+def _raise(error: PageLost) -> None:
+    raise error
+
+
+def _chain(store: Store, layout: Layout, patience: Patience) -> _Pages[Checkpoint]:
+    return _Pages(store, layout, ChainPage, patience)
+
+
+def _lineage(store: Store, layout: Layout, patience: Patience) -> _Pages[Lineage]:
+    return _Pages(store, layout, LineagePage, patience)
+
+
+def _age(entry: Checkpoint) -> tuple[int, int]:
+    return entry.term, entry.step
+
+
+# ---------------------------------------------------------------------------------------------
+# References
+
+
+def _list_after(page: Page, ref: PageRef) -> tuple[PageRef, ...]:
+    """What the next page names: all that this one names, and this one."""
+    before = list(page.before)
+    own = _reference(ref.path, ref.generation, ref.blake3, page.entries, ())
+    while len([one for one in before if one.level == own.level]) >= FAN - 1:
+        covered = [one for one in before if one.level <= own.level]
+        before = before[: len(before) - len(covered)]
+        own = _covering(own, covered, own.level + 1)
+    return (*before, own)
+
+
+def _of_all(refs: Sequence[PageRef]) -> PageRef | None:
+    """One reference for a list of them: to the newest page, whose own list has the others."""
+    if not refs:
+        return None
+    *before, newest = refs
+    return _covering(newest, before, max(one.level for one in refs) + 1)
+
+
+def _covering(ref: PageRef, others: Sequence[PageRef], level: int) -> PageRef:
+    all_of_them = (ref, *others)
+    return replace(
+        ref,
+        level=level,
+        entries=sum(one.entries for one in all_of_them),
+        first=min(one.first for one in all_of_them),
+        last=max(one.last for one in all_of_them),
+    )
+
+
+def _reference(
+    path: str,
+    generation: int,
+    digest: str,
+    entries: Sequence[Checkpoint] | Sequence[Lineage],
+    before: Sequence[PageRef],
+) -> PageRef:
+    """A reference to a page; with `before` also to all that it names."""
+    steps = [one.step if isinstance(one, Checkpoint) else one.from_step for one in entries]
+    own = PageRef(path, generation, digest, 0, len(entries), min(steps), max(steps))
+    return _of_all((*before, own)) or own
+
+
+# ---------------------------------------------------------------------------------------------
+# Writing
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A page in the bucket that HEAD does not name yet."""
+
+    page: Page
+    base: PageRef | None
+    """What HEAD named when it was written."""
+    ref: PageRef
+
+    def applied(self, head: Head) -> Head:
+        """HEAD with the page in the place of its entries; as it is where it has moved on."""
+        gone = set(self.page.entries)
+        if isinstance(self.page, ChainPage):
+            if head.older_chain != self.base or not gone.issubset(head.chain):
+                return head
+            chain = tuple(entry for entry in head.chain if entry not in gone)
+            return replace(head, chain=chain, older_chain=self.ref)
+        if head.older_lineage != self.base or not gone.issubset(head.lineage):
+            return head
+        left = tuple(entry for entry in head.lineage if entry not in gone)
+        return replace(head, lineage=left, older_lineage=self.ref)
+
+
+class Folder:
+    """Writes the pages of one term, at most one a commit: all commits cost about the same."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        term: int,
+        *,
+        patience: Patience,
+        stays: Callable[[Head], Sequence[Checkpoint]],
+    ) -> None:
+        """`stays` gives those of HEAD's chain that no later commit drops, oldest first."""
+        self._store = store
+        self._layout = layout
+        self._term = term
+        self._patience = patience
+        self._stays = stays
+        self._lists: dict[PageRef, tuple[PageRef, ...]] = {}
+        """What the next page names, by what HEAD names now."""
+
+    def fold(self, head: Head) -> Fold | None:
+        """A page with the oldest entries of HEAD, where it has enough of them; the swap that
+        follows names it. Raises what the store does; tried again, it is the same page."""
+        staying = self._stays(head)
+        if len(staying) >= CHAIN_PAGE:
+            return self._put(ChainPage, staying[:CHAIN_PAGE], head.older_chain)
+        # The holder's own entry may move still; those of lower terms never do.
+        if len(head.lineage) >= 2 * LINEAGE_PAGE:
+            return self._put(LineagePage, head.lineage[:LINEAGE_PAGE], head.older_lineage)
+        return None
+
+    def _put(
+        self,
+        kind: type[ChainPage] | type[LineagePage],
+        entries: Sequence[Checkpoint] | Sequence[Lineage],
+        base: PageRef | None,
+    ) -> Fold:
+        before = self._list(kind, base)
+        page = kind(self._layout.run, self._term, tuple(entries), before)  # type: ignore[arg-type]
+        data = page.to_json()
+        digest = blake3(data).hexdigest()
+        path = self._layout.page(self._term, digest)
+        written = put_new(self._store, path, data, patience=self._patience)
+        ref = _reference(path, written.generation, digest, entries, before)
+        self._lists[ref] = _list_after(page, ref)
+        return Fold(page, base, ref)
+
+    def _list(
+        self, kind: type[ChainPage] | type[LineagePage], base: PageRef | None
+    ) -> tuple[PageRef, ...]:
+        if base is None:
+            return ()
+        known = self._lists.pop(base, None)
+        if known is None:
+            known = _Pages(self._store, self._layout, kind, self._patience).refs(base)
+        return known
