@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from outlast.base.exits import Reason, State
-from outlast.bucket import metrics
+from outlast.bucket import blocks, metrics
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import (
     AttemptEnd,
@@ -20,6 +21,7 @@ from outlast.bucket.layout import (
     format_time,
 )
 from outlast.bucket.store import NotFound, Store
+from outlast.bucket.transfer import in_parallel
 from outlast.spec import changes
 
 _NO_FAILURES = frozenset(
@@ -137,22 +139,8 @@ def read(store: Store, layout: Layout) -> Ledger | None:
         head = read_head(store, layout).head
     except HeadLost:
         return None
-    kinds: dict[str, type[AttemptStart] | type[AttemptEnd] | type[Beat]]
-    kinds = {"start.json": AttemptStart, "end.json": AttemptEnd, "beat.json": Beat}
-    records: dict[int, dict[type, Any]] = {}
-    times: dict[tuple[int, type], datetime] = {}
-    for item in store.list(layout.attempts):
-        kind = kinds.get(item.path.rpartition("/")[2])
-        if kind is None:
-            continue
-        try:
-            data, found = store.get(item.path)
-        except NotFound:  # rewritten between list and get
-            continue
-        record = kind.from_json(data)
-        records.setdefault(record.term, {})[kind] = record
-        times[record.term, kind] = found.updated
-    attempts = tuple(_attempts(head, records, times))
+    records = blocks.read(store, layout)
+    attempts = tuple(_attempts(head, records))
     boots: set[str] = set()
     first: datetime | None = None
     for item in store.list(layout.boots):
@@ -160,7 +148,9 @@ def read(store: Store, layout: Layout) -> Ledger | None:
             continue
         boots.add(item.path)
         first = item.updated if first is None else min(first, item.updated)
-    beats = [records[term][Beat] for term in sorted(records) if Beat in records[term]]
+    beats = [
+        found.record for term in sorted(records) if (found := records[term].get(Beat)) is not None
+    ]
     totals = [beat.total for beat in beats if beat.total]
     live = beats and attempts and beats[-1].term == attempts[-1].term
     return Ledger(
@@ -173,7 +163,7 @@ def read(store: Store, layout: Layout) -> Ledger | None:
         beats[-1].phase if live else "",
         beats[-1].rate if live else None,
         metrics.of_attempts(
-            records[term][kind].metrics
+            records[term][kind].record.metrics
             for term in sorted(records)
             for kind in (Beat, AttemptEnd)
             if kind in records[term]
@@ -196,14 +186,20 @@ def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
     """All boots on record, in order of time. Raises as `read` does."""
     starts: dict[str, datetime] = {}
     reasons: dict[str, Reason] = {}
+    ends: list[str] = []
     for item in store.list(layout.boots):
         name = item.path.removeprefix(layout.boots)
         if name.endswith(_BOOT_END):
-            with contextlib.suppress(NotFound):
-                end = BootEnd.from_json(store.get(item.path)[0])
-                reasons[name.removesuffix(_BOOT_END)] = end.reason
+            ends.append(name)
         else:
             starts[name.removesuffix(".json")] = item.updated
+
+    def reason(name: str) -> None:
+        with contextlib.suppress(NotFound):
+            end = BootEnd.from_json(store.get(layout.boots + name)[0])
+            reasons[name.removesuffix(_BOOT_END)] = end.reason
+
+    in_parallel([partial(reason, name) for name in ends], blocks.streams(store))
     boots = (
         Boot(name.partition("-")[0], start, reasons.get(name)) for name, start in starts.items()
     )
@@ -221,34 +217,31 @@ def read_end(store: Store, layout: Layout, term: int) -> AttemptEnd | None:
 _BOOT_END = ".end.json"
 
 
-def _attempts(
-    head: Head,
-    records: Mapping[int, Mapping[type, Any]],
-    times: Mapping[tuple[int, type], datetime],
-) -> Iterator[Attempt]:
+def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
     """One for each start record; times are those at which the store wrote the records."""
     terms = [term for term in sorted(records) if AttemptStart in records[term]]
     previous: AttemptStart | None = None
     for term, later in zip_longest(terms, terms[1:]):
-        start: AttemptStart = records[term][AttemptStart]
+        started = records[term][AttemptStart]
+        start: AttemptStart = started.record
         changed = _changed(previous, start) if previous else ()
         previous = start
-        beat: Beat | None = records[term].get(Beat)
-        end: AttemptEnd | None = records[term].get(AttemptEnd)
+        beaten, ended = records[term].get(Beat), records[term].get(AttemptEnd)
+        beat: Beat | None = beaten.record if beaten else None
+        end: AttemptEnd | None = ended.record if ended else None
         step = max(start.step, beat.step if beat else 0, end.step if end else 0)
         if later:
-            kept = records[later][AttemptStart].step
+            kept = records[later][AttemptStart].record.step
         elif head.state in (State.FAILED, State.STOPPED):  # what a resume would go on from
             kept = min(step, head.step)
         else:
             kept = step
         over = end is not None or later is not None or head.state is not State.OPEN
-        last = AttemptEnd if end else Beat if beat else AttemptStart
         why, stderr = _failure(beat, end)
         yield Attempt(
             term=term,
-            start=times[term, AttemptStart],
-            end=times[term, last] if over else None,
+            start=started.updated,
+            end=(ended or beaten or started).updated if over else None,
             # Nobody writes another attempt's end.
             reason=end.reason if end else Reason.CUT if over else None,
             instance=start.instance,

@@ -447,7 +447,7 @@ class Attempt:
             progress.seconds_to_commit = round(time.monotonic() - self._started_at, 3)
         link.send(Committed(snapshot.id, snapshot.step))
         if not self._finishing:  # the end cleans up too
-            self._submit(Job("clean", self._committer.clean, beside=True))
+            self._submit(Job("clean", self._jobs.clean, beside=True))
 
     # -- time ---------------------------------------------------------------------------------
 

@@ -1,14 +1,17 @@
 """What the committing thread does for an attempt: commits, the result, and the run's end."""
 
+import contextlib
 import shutil
 import time
 from pathlib import Path
 
 from outlast.base import exits
 from outlast.base.exits import Reason, State
+from outlast.bucket import blocks
 from outlast.bucket.commit import Committer
 from outlast.bucket.errors import CommitError
 from outlast.bucket.headfile import HeadFile
+from outlast.bucket.store import StoreError
 from outlast.protocol import Complete, Snapshot
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.site import Next, Outcome
@@ -25,6 +28,7 @@ class Jobs:
         self._committer = committer
         self._rows_path = rows_path
         self._failures = head_file.head.failures
+        self._blocks_written = False
 
     def commit(self, snapshot: Snapshot) -> float:
         """Seconds that the commit took; the folder is gone then."""
@@ -39,6 +43,22 @@ class Jobs:
         )
         shutil.rmtree(folder, ignore_errors=True)
         return time.monotonic() - begun
+
+    def clean(self) -> None:
+        """Deletes what the last commit dropped; once also what lower terms left, and writes the
+        blocks of old attempts' records that are missing."""
+        self._committer.clean()
+        if self._blocks_written:
+            return
+        self._blocks_written = True
+        head_file = self._head_file
+        with contextlib.suppress(StoreError):  # a later attempt does it
+            blocks.write_missing(
+                head_file.store,
+                head_file.layout,
+                self._committer.term,
+                patience=head_file.patience,
+            )
 
     def finish_done(self, complete: Complete) -> Outcome:
         self._committer.flush_rows(self._rows_until(complete.rows_offset))

@@ -1,0 +1,164 @@
+"""Records of old attempts, those of `BLOCK` attempts in one object, so that the history of a run
+takes few reads however many attempts it had.
+
+A block only repeats what the attempts' own records say, and decides nothing. Where there is none,
+or one that cannot be read, the records themselves are read. An attempt writes the missing blocks
+once it has committed, but none of the last `BLOCK` attempts: a machine that was taken for dead may
+still write the record of its end.
+"""
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from outlast.base.retry import BRIEF, Patience
+from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, Layout, Record
+from outlast.bucket.store import NotFound, PreconditionFailed, Store
+from outlast.bucket.transfer import in_parallel
+
+BLOCK = 32
+"""Attempts of one block."""
+
+WRITTEN_AT_ONCE = 2
+"""Blocks that one attempt writes at most: many may be missing after a repair."""
+
+READ_STREAMS = 16
+"""Records read at the same time from a store that can do several: they are small."""
+
+AnyAttemptRecord = AttemptStart | Beat | AttemptEnd
+
+
+class Found(NamedTuple):
+    """A record, and when the store wrote it."""
+
+    record: Any
+    updated: datetime
+
+
+Records = Mapping[int, Mapping[type[AnyAttemptRecord], Found]]
+"""By attempt and kind."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record of a block."""
+
+    term: int
+    kind: str
+    text: str
+    """Its bytes, which are ASCII."""
+    updated: str
+    """ISO 8601, to the microsecond."""
+
+
+@dataclass(frozen=True)
+class Block(Record):
+    """`records/000000.json`: the records of the attempts 0 to 31, and so on."""
+
+    run: str
+    number: int
+    entries: tuple[Entry, ...]
+
+
+def read(store: Store, layout: Layout, *, patience: Patience = BRIEF) -> Records:
+    """The records of all attempts. Raises StoreError, and ValueError for a damaged record."""
+    there = _terms(store, layout)
+    blocks = in_parallel(
+        [
+            lambda number=number: _block(store, layout, number, patience)
+            for number in _numbers(store, layout)
+        ],
+        streams(store),
+    )
+    found = {term: records for block in blocks for term, records in block.items() if term in there}
+    left = _entries(store, layout, there - found.keys(), patience)
+    return {**found, **_decoded(left)}
+
+
+def write_missing(
+    store: Store, layout: Layout, term: int, *, patience: Patience = BRIEF
+) -> list[int]:
+    """Writes blocks of attempts long before `term`, the writer's; gives their numbers. What cannot
+    be read is left to a later attempt. Raises StoreError."""
+    complete = max(0, (term - BLOCK) // BLOCK)
+    if not complete:
+        return []
+    missing = sorted(set(range(complete)) - set(_numbers(store, layout)))[:WRITTEN_AT_ONCE]
+    there = _terms(store, layout) if missing else set()
+    written = []
+    for number in missing:
+        terms = there & set(range(number * BLOCK, (number + 1) * BLOCK))
+        with contextlib.suppress(ValueError, PreconditionFailed):
+            entries = _entries(store, layout, terms, patience)
+            _decoded(entries)
+            block = Block(layout.run, number, tuple(entries)).to_json()
+            path = layout.records_block(number)
+            patience(lambda: store.put(path, block, if_generation_match=0))  # noqa: B023
+            written.append(number)
+    return written
+
+
+_KINDS: Mapping[str, type[AnyAttemptRecord]] = {
+    "start": AttemptStart,
+    "beat": Beat,
+    "end": AttemptEnd,
+}
+
+
+def _path(layout: Layout, term: int, kind: str) -> str:
+    paths = {"start": layout.attempt_start, "beat": layout.beat, "end": layout.attempt_end}
+    return paths[kind](term)
+
+
+def _terms(store: Store, layout: Layout) -> set[int]:
+    """Every attempt that left a record."""
+    return {int(name) for name in store.folders(layout.attempts) if name.isdigit()}
+
+
+def _numbers(store: Store, layout: Layout) -> list[int]:
+    names = (item.path.removeprefix(layout.records) for item in store.list(layout.records))
+    return sorted(int(name[:-5]) for name in names if name[:-5].isdigit() and name[-5:] == ".json")
+
+
+def _block(store: Store, layout: Layout, number: int, patience: Patience) -> Records:
+    """Its records; none where it is gone or damaged."""
+    try:
+        data, _ = patience(lambda: store.get(layout.records_block(number)))
+        block = Block.from_json(data)
+        if (block.run, block.number) == (layout.run, number):
+            return _decoded(block.entries)
+    except (NotFound, ValueError, KeyError):
+        pass
+    return {}
+
+
+def _entries(store: Store, layout: Layout, terms: Iterable[int], patience: Patience) -> list[Entry]:
+    """The attempts' own records, as they are now."""
+
+    def one(term: int, kind: str) -> Entry | None:
+        try:
+            data, found = patience(lambda: store.get(_path(layout, term, kind)))
+        except NotFound:
+            return None
+        return Entry(term, kind, data.decode("ascii"), found.updated.isoformat())
+
+    jobs = [
+        lambda term=term, kind=kind: one(term, kind) for term in sorted(terms) for kind in _KINDS
+    ]
+    return [entry for entry in in_parallel(jobs, streams(store)) if entry is not None]
+
+
+def _decoded(entries: Iterable[Entry]) -> dict[int, dict[type[AnyAttemptRecord], Found]]:
+    found: dict[int, dict[type[AnyAttemptRecord], Found]] = {}
+    for entry in entries:
+        kind = _KINDS[entry.kind]
+        updated = datetime.fromisoformat(entry.updated)
+        found.setdefault(entry.term, {})[kind] = Found(kind.from_json(entry.text), updated)
+    return found
+
+
+def streams(store: Store) -> int:
+    """How many small objects are read at a time."""
+    return 1 if store.streams == 1 else READ_STREAMS
