@@ -1,14 +1,25 @@
-"""Evaluations of a run, kept in its state so that a resumed run reports the same as any other."""
+"""Evaluations of a run, kept in its state so that a resumed run reports the same as any other.
+
+In a snapshot they are lines of JSON in files of their own. A file that is full never changes, so
+that a long run makes text of each evaluation once, and sends it to the bucket once: of a file that
+the checkpoint before has too, a commit makes a copy inside the bucket.
+"""
 
 import json
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from outlast.base import numbers
-from outlast.loop.errors import LoopError
+from outlast.loop.errors import DoesNotFit, LoopError
 
 Direction = Literal["max", "min"]
+
+FILE_BYTES = 1 << 20
+"""A file of evaluations that has as much is full."""
+
+_LINE = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def judged_name(best: str, of: str | None, values: Collection[str]) -> str:
@@ -38,6 +49,12 @@ class History:
         self.rows: list[dict[str, Any]] = []
         """Their cells as JSON has them."""
         self.best: dict[str, dict[str, Any]] = {}
+        self._full: list[bytes] = []
+        """The files that are full, and so the text of the first evaluations."""
+        self._open = bytearray()
+        """The file after these, without the last evaluation."""
+        self._settled = 0
+        """Evaluations that are text already; never the last one, which may get more values."""
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Note the evaluation at ``step``; one step may be evaluated in several calls, each with
@@ -80,17 +97,65 @@ class History:
         columns = {name: [row.get(name) for row in self.rows] for name in names}
         return json.dumps(columns, indent=1, allow_nan=False).encode() + b"\n"
 
+    def summary(self) -> dict[str, Any]:
+        """What a snapshot's ``state.json`` has of it: how many evaluations there are, and the best
+        values."""
+        return {"evaluations": len(self.rows), "best": self._best_node()}
+
+    def write(self, folder: Path) -> None:
+        """Write the evaluations as files of the snapshot in ``folder``."""
+        self._settle()
+        last = b"".join(_line(row) for row in self.rows[self._settled :])
+        for number, text in enumerate((*self._full, bytes(self._open) + last)):
+            if text:
+                _file(folder, number).write_bytes(text)
+
+    def read(self, folder: Path, summary: Mapping[str, Any]) -> None:
+        """Take over what ``write`` wrote. DoesNotFit: it is not what the ``summary`` tells of."""
+        rows: list[dict[str, Any]] = []
+        try:
+            while len(rows) < summary["evaluations"]:
+                file = _file(folder, len(self._full))
+                text = file.read_bytes()
+                rows += [json.loads(line) for line in text.splitlines()]
+                self._full.append(text)
+        except (OSError, ValueError) as error:
+            raise DoesNotFit(f"{file.name}: cannot be read ({error})") from None
+        if len(rows) != summary["evaluations"]:
+            raise DoesNotFit(
+                f"{file.name}: ends with evaluation {len(rows)}, "
+                f"the state has {summary['evaluations']}"
+            )
+        # The last file may be full and its last evaluation may get more values still.
+        self._open = bytearray(self._full.pop() if self._full else b"")
+        self.rows, self._settled = rows, max(0, len(rows) - 1)
+        del self._open[self._open.rfind(b"\n", 0, max(0, len(self._open) - 1)) + 1 :]
+        self._load_best(summary)
+
+    def _settle(self) -> None:
+        for row in self.rows[self._settled : -1]:
+            self._open += _line(row)
+            self._settled += 1
+            if len(self._open) >= FILE_BYTES:
+                self._full.append(bytes(self._open))
+                self._open.clear()
+
     def to_node(self) -> dict[str, Any]:
-        """As JSON, for the snapshot."""
-        best = {
+        """All of it as one JSON value."""
+        return {"rows": self.rows, "best": self._best_node()}
+
+    def _best_node(self) -> dict[str, Any]:
+        return {
             name: {**entry, "value": numbers.to_json(entry["value"])}
             for name, entry in self.best.items()
         }
-        return {"rows": self.rows, "best": best}
 
     def load_node(self, node: Mapping[str, Any]) -> None:
         """Take over what ``to_node`` gave."""
         self.rows = [dict(row) for row in node["rows"]]
+        self._load_best(node)
+
+    def _load_best(self, node: Mapping[str, Any]) -> None:
         self.best = {
             name: {**entry, "value": numbers.from_json(entry["value"])}
             for name, entry in node["best"].items()
@@ -99,3 +164,11 @@ class History:
     def evals(self) -> list[dict[str, Any]]:
         """The evaluations, as they were given."""
         return [{name: numbers.from_json(cell) for name, cell in row.items()} for row in self.rows]
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return _LINE.encode(row).encode() + b"\n"
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"evaluations-{number:06d}.jsonl"

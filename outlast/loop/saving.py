@@ -193,9 +193,10 @@ class Saver:
                     self._leader.ask_parts(step, parts)
                     asked = True
                 self._warn(self._rank_state.write(parts, step))
-            loop = {**self._history.to_node(), "unchanged": self._watch.note()}
+            loop = {**self._history.summary(), "unchanged": self._watch.note()}
             saved = snapshot.Saved(step, loop, nodes, blobs)
             snapshot.write(temporary, saved, spare=self._spare_file())
+            self._history.write(temporary)
         finally:
             if asked and self._leader is not None:
                 self._leader.wait_parts(step)  # each question has its one answer

@@ -431,7 +431,7 @@ class Training:
         verify.check(self._state, saved)
         if self._rank_state is not None:
             self._rank_state.restore(folder)
-        self._history.load_node(saved.loop)
+        self._history.read(folder, saved.loop)
         self._step = saved.step
         return saved.loop["unchanged"]
 

@@ -2,11 +2,13 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from outlast.bucket import metrics
-from outlast.loop.errors import LoopError
+from outlast.loop import history as history_module
+from outlast.loop.errors import DoesNotFit, LoopError
 from outlast.loop.history import History, judged_name
 
 
@@ -36,6 +38,54 @@ def test_numbers_that_are_not_finite_are_kept_and_come_back() -> None:
     assert math.isnan(row["loss"]) and row["worst"] == math.inf
     assert again.judge("worst", 2, 3.0, "min") and not again.judge("worst", 3, 4.0, "min")
     assert again.metrics_json() == history.metrics_json()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 30])
+def test_the_files_of_a_snapshot_bring_all_back_and_full_ones_stay_as_they_are(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "FILE_BYTES", 60)
+    undisturbed, resumed = History(), History()
+    before: dict[str, bytes] = {}
+    for step in range(1, count + 1):
+        for history in (undisturbed, resumed):
+            history.add(step, {"loss": 1 / step})
+            history.add(step, {"worst": math.inf})
+        folder, again = tmp_path / f"{step}", tmp_path / f"{step}-again"
+        folder.mkdir()
+        again.mkdir()
+        undisturbed.write(folder)
+        resumed.write(again)
+        files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+        assert files == {file.name: file.read_bytes() for file in sorted(again.iterdir())}
+        full = list(before)[:-1]
+        assert {name: files[name] for name in full} == {name: before[name] for name in full}
+        before = files
+        resumed = History()
+        resumed.read(folder, json.loads(json.dumps(undisturbed.summary())))
+        # The last one may get another value after a resume too.
+        for history in (undisturbed, resumed):
+            history.add(step, {"late": step})
+    assert resumed.rows == undisturbed.rows
+    assert resumed.metrics_json() == undisturbed.metrics_json()
+    assert count < 8 or len(before) > 2
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "longer", "no JSON"])
+def test_files_that_hold_something_else_are_refused(harm: str, tmp_path: Path) -> None:
+    history = History()
+    for step in (1, 2, 3):
+        history.add(step, {"loss": 1 / step})
+    history.write(tmp_path)
+    (file,) = tmp_path.iterdir()
+    lines = file.read_bytes().splitlines(keepends=True)
+    if harm == "gone":
+        file.unlink()
+    else:
+        contents = {"cut": lines[:2], "longer": [*lines, lines[0]], "no JSON": [b"x\n"]}
+        file.write_bytes(b"".join(contents[harm]))
+    with pytest.raises(DoesNotFit, match=r"evaluations-00000\d\.jsonl: (cannot be read|ends with)"):
+        History().read(tmp_path, history.summary())
 
 
 def test_a_value_given_twice_in_a_step_is_refused() -> None:

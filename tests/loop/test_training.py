@@ -182,8 +182,11 @@ def test_a_stop_gets_through_where_the_supervisor_is_busy(supervisor: FakeSuperv
     assert supervisor.gone.wait(60)
     assert [snapshot.step for snapshot, _ in supervisor.committed] == [3, 7]
     # The best of step 4 was not saved for want of a measured commit: it must not count as saved.
-    loop = json.loads((supervisor.committed[-1][1] / "state.json").read_text())["loop"]
-    assert loop["best"] == {} and [row["step"] for row in loop["rows"]] == [4]
+    folder = supervisor.committed[-1][1]
+    loop = json.loads((folder / "state.json").read_text())["loop"]
+    assert loop["best"] == {} and loop["evaluations"] == 1
+    (evaluation,) = (folder / "evaluations-000000.jsonl").read_text().splitlines()
+    assert json.loads(evaluation)["step"] == 4
 
 
 def test_a_stop_that_cannot_be_met_leaves_in_time(
