@@ -1,0 +1,313 @@
+"""What an old run costs beside a young one: commits, heartbeats, rows, `status`.
+
+    python -m bench.ageing --commits 100000
+
+Each figure comes from the code that a run uses. Commits and heartbeats work on a store in memory
+that counts operations and whose own time is not counted, with a clock that does not wait; rows,
+`status` and evaluations work on a folder. Times but that of the rows are of the processor, so that
+what else the machine does counts for little. Exit codes: 0 all targets met, 1 one is not.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import table
+from bench.sites import scratch
+from outlast.base.exits import DONE
+from outlast.bucket import blocks, ledger
+from outlast.bucket.boot import Claim
+from outlast.bucket.commit import Committer
+from outlast.bucket.head import Head, read_head
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import AttemptStart, Beat, Layout, Record
+from outlast.bucket.retention import Retention
+from outlast.bucket.rows import read_rows
+from outlast.bucket.store import FolderStore, MemoryStore, Operation
+from outlast.loop import snapshot
+from outlast.loop.history import History
+from outlast.loop.state import Blobs
+
+FAILED = 1
+YOUNG, AROUND = 100, 100
+"""A young run's commits: so many around the 100th."""
+RATIO_MOST, HEAD_KIB_MOST, ROWS_SEC_MOST = 1.2, 64.0, 3.0
+KEPT, ATTEMPTS, PIECES, ROWS_A_PIECE = 10_000, 1000, 4000, 50
+EVALUATIONS = (10_000, 100_000, 1_000_000)
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Counted:
+    """Operations of a store, and the time that they took."""
+
+    operations: int = 0
+    seconds: float = 0.0
+
+    def around(self, operation: Operation, apply: Callable[[], Any]) -> Any:
+        self.operations += 1
+        begun = time.process_time()
+        try:
+            return apply()
+        finally:
+            self.seconds += time.process_time() - begun
+
+
+class Quick:
+    """A clock that does not wait."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m bench.ageing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--commits", type=int, default=100_000, help="of the old run")
+    made.add_argument("--json", type=Path, help="file for the figures")
+    made.add_argument("--keep", type=Path, help="folder to leave what was run in")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure as the flags say."""
+    args = parser().parse_args(argv)
+    with scratch(args.keep) as work:
+        rows = [*_commits(work / "commits", args.commits), *_rows(work / "rows")]
+        rows += [*_status(work / "status"), *_evaluations(work / "evaluations")]
+    print(table.show(f"An old run beside a young one; {table.machine()}", rows))
+    table.write_json(args.json, {"machine": table.machine(), "rows": rows})
+    missed = [row["what"] for row in rows if row["met"] is False]
+    print(f"targets missed: {', '.join(missed) or 'none'}")
+    return FAILED if missed else DONE
+
+
+def _row(what: str, young: float | None, old: float, most: float | None = None) -> Row:
+    """One figure; `most` is for the ratio where there is a young one, else for the old one."""
+    ratio = old / young if young else None
+    held = ratio if ratio is not None else old
+    met = None if most is None else held <= most
+    return {"what": what, "young": young, "old": old, "ratio": ratio, "at most": most, "met": met}
+
+
+# ---------------------------------------------------------------------------------------------
+# Commits and heartbeats
+
+
+def _commits(work: Path, commits: int) -> Iterator[Row]:
+    every = max(1, commits // KEPT)
+    for what, retention in (
+        ("last 3 kept", Retention()),
+        (f"{commits // every} kept", Retention(keep_every_steps=every)),
+    ):
+        young, old, head, beats = _long_run(work / what.replace(" ", "-"), commits, retention)
+        yield _row(f"commit, {what}: ms beside the store's", young[0], old[0], RATIO_MOST)
+        yield _row(f"commit, {what}: operations", young[1], old[1], RATIO_MOST)
+        yield _row(f"heartbeat's look at HEAD, {what}: ms", beats[0], beats[1])
+        yield _row(f"HEAD, {what}: KiB", None, len(head.to_json()) / 1024, HEAD_KIB_MOST)
+
+
+def _long_run(
+    work: Path, commits: int, retention: Retention
+) -> tuple[tuple[float, float], tuple[float, float], Head, tuple[float, float]]:
+    """(ms, operations) a young and an old commit needs, HEAD at the end, ms of two looks at it."""
+    counted, layout = Counted(), Layout("experiments/old", "0123456789")
+    store = MemoryStore().view(counted.around)
+    head_file = HeadFile(store, layout, Quick())
+    head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
+    committer = Committer(head_file, retention=retention)
+    committer.restore(work / "restored")
+    snapshot_folder = work / "snapshot"
+    snapshot_folder.mkdir(parents=True)
+    seconds, operations, looks = [], [], {}
+    for step in range(1, commits + 1):
+        (snapshot_folder / "state").write_text(str(step))
+        before = counted.operations, counted.seconds
+        begun = time.process_time()
+        committer.commit(snapshot_folder, step=step, rows=b'{"step":%d,"loss":0.5}\n' % step)
+        took = time.process_time() - begun
+        operations.append(counted.operations - before[0])
+        seconds.append(took - (counted.seconds - before[1]))
+        if step in (YOUNG, commits):
+            looks[step] = _look_ms(head_file)
+    young = slice(YOUNG - AROUND // 2, YOUNG + AROUND // 2)
+    old = slice(-AROUND, None)
+
+    def figures(part: slice) -> tuple[float, float]:
+        return 1000 * statistics.median(seconds[part]), statistics.mean(operations[part])
+
+    return (
+        figures(young),
+        figures(old),
+        read_head(store, layout).head,
+        (looks[YOUNG], looks[commits]),
+    )
+
+
+def _look_ms(head_file: HeadFile) -> float:
+    found = []
+    for _ in range(AROUND):
+        begun = time.process_time()
+        head_file.check(term=head_file.term)
+        found.append(time.process_time() - begun)
+    return 1000 * statistics.median(found)
+
+
+# ---------------------------------------------------------------------------------------------
+# Rows
+
+
+def _rows(work: Path) -> Iterator[Row]:
+    """Pieces as they were before they grew: one a commit."""
+    store, layout = FolderStore(work), Layout("", "")
+    head_file = HeadFile(store, layout, Quick())
+    head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
+    last = PIECES * ROWS_A_PIECE
+    with _unsynced():
+        for piece in range(PIECES):
+            steps = range(piece * ROWS_A_PIECE + 1, (piece + 1) * ROWS_A_PIECE + 1)
+            lines = "".join(f'{{"step":{step},"loss":0.5}}\n' for step in steps)
+            store.put(layout.metrics_piece(1, piece, None), lines.encode())
+    committer = Committer(head_file)
+    committer.restore(work / "restored")
+    folder = work / "snapshot"
+    folder.mkdir()
+    (folder / "state").write_text("1")
+    committer.commit(folder, step=last)
+    head = read_head(store, layout).head
+    took = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        found = read_rows(store, layout, head)
+        took.append(time.perf_counter() - begun)
+    assert len(found) == last
+    yield _row(f"{last} rows from {PIECES} pieces: s", None, min(took), ROWS_SEC_MOST)
+
+
+@contextmanager
+def _unsynced() -> Iterator[None]:
+    """What is only made to be read need not survive a loss of power."""
+    from outlast.bucket import store
+
+    kept, store._Syncs.sync = store._Syncs.sync, lambda self, *folders: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        store._Syncs.sync = kept  # type: ignore[method-assign]
+
+
+# ---------------------------------------------------------------------------------------------
+# status
+
+
+def _status(work: Path) -> Iterator[Row]:
+    young, old = (_ledger(attempts) for attempts in (10, ATTEMPTS))
+    yield _row(f"status of 10 and {ATTEMPTS} attempts: operations", young[1], old[1])
+    yield _row(f"status of 10 and {ATTEMPTS} attempts: ms", young[0], old[0])
+
+
+# ---------------------------------------------------------------------------------------------
+# Evaluations
+
+
+def _evaluations(work: Path) -> Iterator[Row]:
+    for count in EVALUATIONS:
+        history = History()
+        history.rows = [{"step": step, "loss": step * 1.1, "acc": 0.3} for step in range(count)]
+        yield _row(f"standing still for {count} evaluations: ms", None, _still(work, history))
+
+
+def _still(work: Path, history: History) -> float:
+    """Milliseconds of a snapshot of next to nothing but the evaluations, the second of two."""
+    took = 0.0
+    for _ in range(2):
+        history.add(history.rows[-1]["step"] + 1, {"loss": 0.5, "acc": 0.3})
+        begun = time.process_time()
+        saved = snapshot.Saved(1, history.summary(), {}, Blobs())
+        snapshot.write(work, saved)
+        history.write(work)
+        took = time.process_time() - begun
+    return 1000 * took
+
+
+def _ledger(attempts: int) -> tuple[float, float]:
+    """(ms, operations) of reading the history of a run with so many attempts, ten steps each."""
+    counted, layout = Counted(), Layout("experiments/old", "0123456789")
+    bucket = MemoryStore()
+    head_file = HeadFile(bucket, layout, Quick())
+    head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
+    for term in range(1, attempts + 1):
+        for path, record in _records(layout, term):
+            bucket.put(path, record.to_json())
+        blocks.write_missing(bucket, layout, term)
+    found = []
+    for _ in range(5):
+        counted.operations = 0
+        begun = time.process_time()
+        book = ledger.read(bucket.view(counted.around), layout)
+        found.append(time.process_time() - begun)
+        assert book is not None and len(book.attempts) == attempts
+    return 1000 * statistics.median(found), counted.operations
+
+
+def _records(layout: Layout, term: int) -> Iterator[tuple[str, Record]]:
+    now = datetime.now(UTC)
+    yield (
+        layout.attempt_start(term),
+        AttemptStart(
+            term=term,
+            resume=0,
+            place=0,
+            instance="vm",
+            instance_id=str(term),
+            boot_id="b",
+            zone="z",
+            machine_type="m",
+            image="i",
+            trainer="t",
+            spec={},
+            versions={},
+            step=10 * (term - 1),
+            restored=None,
+            time=now,
+        ),
+    )
+    yield (
+        layout.beat(term),
+        Beat(
+            term=term,
+            step=10 * term,
+            total=None,
+            phase="train",
+            rate=1.0,
+            committed=10 * term,
+            seconds_to_commit=1.0,
+            rows=(),
+            time=now,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
