@@ -80,6 +80,73 @@ def test_all_is_put_back_as_it_was(root: Path, copier: Copier, tmp_path: Path) -
     assert times[0] == times[1]  # the newest by time is the newest again
 
 
+@pytest.mark.parametrize("by_file", [False, True])
+def test_the_oldest_folder_by_time_is_the_oldest_again(
+    root: Path, copier: Copier, tmp_path: Path, by_file: bool
+) -> None:
+    """transformers.Trainer deletes the oldest of its checkpoints by the time of their folders."""
+    steps = (30, 4, 100, 20)
+    for number, step in enumerate(steps):
+        folder = root / f"checkpoint-{step}/sub"
+        folder.mkdir(parents=True)
+        (folder / "model").write_text(str(step))
+        for path in (folder, folder.parent):
+            os.utime(path, ns=(number * 10**9, number * 10**9))
+    (root / "checkpoint-4").chmod(0o700)
+    chosen = [f"checkpoint-{step}/sub/model" for step in steps] if by_file else None
+    taken = copier.take("snap-1", folders=chosen)
+    again = tmp_path / "again"
+    again.mkdir()
+    Copier(again, [tmp_path / "work"]).restore(taken.folder)
+    by_time = sorted(again.iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+    assert [folder.name for folder in by_time] == [f"checkpoint-{step}" for step in steps]
+    assert [folder.stat().st_mtime_ns for folder in by_time] == [0, 10**9, 2 * 10**9, 3 * 10**9]
+    assert (again / "checkpoint-4").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_newest_by_change_time_is_the_newest_again(
+    root: Path, copier: Copier, tmp_path: Path
+) -> None:
+    """``max(paths, key=os.path.getctime)``: no program can set that time, so the order is kept."""
+    names = [f"step-{step}/model" for step in (7, 100, 20, 3)] + ["b.pt", "a.pt"]
+    for name in names:
+        (root / name).parent.mkdir(exist_ok=True)
+        before = root.stat().st_ctime_ns
+        while root.stat().st_ctime_ns == before:  # the clock has ticks
+            os.utime(root)
+        (root / name).write_text(name)
+    taken = copier.take("snap-1")
+    again = tmp_path / "again"
+    again.mkdir()
+    Copier(again, [tmp_path / "work"]).restore(taken.folder)
+    assert sorted(names, key=lambda name: (again / name).stat().st_ctime_ns) == names
+    folders = sorted((path for path in again.iterdir() if path.is_dir()), key=os.path.getctime)
+    assert [folder.name for folder in folders] == ["step-7", "step-100", "step-20", "step-3"]
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_log_that_is_written_from_its_beginning_meanwhile_is_whole_or_left_out(
+    root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Such as a CSV that pandas writes again after each epoch."""
+    (root / "model").write_text("m")
+    (root / "results.csv").write_text("epoch,loss\n1,0.5\n")
+    copied, count = folders._copy_bytes, 0
+
+    def rewrite(source, copy, limit=None):
+        nonlocal count
+        copied(source, copy, limit)
+        if limit is not None and count < times:
+            count += 1
+            (root / "results.csv").write_text(f"epoch,loss,accuracy\n{count},0.5,0.1\n")
+
+    monkeypatch.setattr(folders, "_copy_bytes", rewrite)
+    taken = copier.take("snap-1")
+    found = {path.name: path.read_text() for path in (taken.folder / "files").iterdir()}
+    log = {"results.csv": "epoch,loss,accuracy\n1,0.5,0.1\n"} if times == 1 else {}
+    assert found == {"model": "m", **log}
+
+
 def test_a_snapshot_of_a_trainer_is_none_of_a_command(copier: Copier, tmp_path: Path) -> None:
     (tmp_path / "snap").mkdir()
     (tmp_path / "snap/state.json").write_text("{}")

@@ -1,5 +1,6 @@
 """When a command's saves are complete: logs, late files, saves without a rest, odd names."""
 
+import json
 import sqlite3
 import sys
 from pathlib import Path
@@ -185,6 +186,58 @@ def test_formats_that_say_what_they_lack_are_waited_for(
     assert set(place.saved(0)) == {*there, missing}
 
 
+def test_a_folder_of_a_save_that_has_only_begun_is_left_out(place: Place) -> None:
+    """transformers finds the newest checkpoint by its folder's name, and fails where that one holds
+    no model; here the next save takes long, and a log grows meanwhile."""
+    line = "cd $CHECKPOINT_DIR; mkdir checkpoint-1; echo 1 > checkpoint-1/model; "
+    line += "while [ ! -e ../seen ]; do sleep 0.02; done; mkdir -p checkpoint-2/empty; "
+    line += "echo {} > checkpoint-2/config.json; while :; do echo line >> history; sleep 0.1; done"
+    with place.running("--shell", "--", line) as process:
+        wait_until(lambda: len(place.supervisor.committed) == 1, "no snapshot")
+        (place.home / "seen").touch()
+        wait_until(lambda: len(place.supervisor.committed) >= 3, "no second snapshot")
+        process.kill()
+    assert set(place.saved()) == {"checkpoint-1/model", "history"}
+    assert not (place.supervisor.committed[-1][1] / "files/checkpoint-2").exists()
+    notes = json.loads((place.supervisor.committed[-1][1] / "command.json").read_text())
+    assert list(notes["folders"]) == ["checkpoint-1"]
+
+
+def test_saves_that_rest_are_not_warned_of(place: Place) -> None:
+    line = "cd $CHECKPOINT_DIR; for i in 1 2 3; do echo $i > model.pt; "
+    line += "while [ ! -e ../seen-$i ]; do sleep 0.02; done; done"
+    with place.running("--shell", "--", line) as process:
+        for number in (1, 2, 3):
+            wait_until(
+                lambda number=number: len(place.supervisor.committed) >= number, "no snapshot"
+            )
+            (place.home / f"seen-{number}").touch()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "written to again" not in err
+
+
+def test_a_file_that_is_open_and_stalls_is_not_whole(place: Place) -> None:
+    """The quiet time is 0.4 s; a known file is waited for longer while it is open."""
+    (place.folder / "stall.py").write_text(STALL)
+    with place.running("--", sys.executable, str(place.folder / "stall.py")) as process:
+        wait_until(lambda: len(place.supervisor.committed) >= 2, "no snapshots")
+        process.kill()
+    assert [place.saved(index)["model.pt"] for index in (0, 1)] == ["1" * 100, "2" * 100]
+
+
+STALL = """
+import os, time
+for number in (1, 2):
+    with open(os.environ["CHECKPOINT_DIR"] + "/model.pt", "w") as file:
+        file.write(str(number) * 50)
+        file.flush()
+        time.sleep(0.9 * (number - 1))
+        file.write(str(number) * 50)
+    time.sleep(3)
+time.sleep(60)
+"""
+
+
 # -- Saves that come closer than the quiet time
 
 
@@ -203,6 +256,9 @@ for number in range(1, 400):
         write("last.pt", text)
     elif how == "numbered":
         write(f"ckpt-{number}.pt", text)
+    elif how == "ranks":
+        for rank in range(4):
+            write(f"rank{rank}.pt", text); time.sleep(0.5)
     elif how == "rotated":
         write(f"ckpt-{number}.pt", text)
         if number > 1: os.unlink(f"ckpt-{number - 1}.pt")
@@ -220,7 +276,7 @@ for number in range(1, 400):
 
 
 @pytest.mark.parametrize(
-    "how", ["rename", "in place", "numbered", "rotated", "pointer", "pair", "folders"]
+    "how", ["rename", "in place", "numbered", "ranks", "rotated", "pointer", "pair", "folders"]
 )
 def test_saves_without_a_rest_are_kept_once_the_next_one_begins(place: Place, how: str) -> None:
     (place.folder / "saver.py").write_text(SAVER)
@@ -234,8 +290,8 @@ def test_saves_without_a_rest_are_kept_once_the_next_one_begins(place: Place, ho
             if name != "latest":
                 assert text == text.split("\n")[0].join(["", "\n"]) * 2000, name
         numbers = {int(text.split("\n")[0]) for name, text in saved.items() if name != "latest"}
-        if how == "pair":
-            assert len(numbers) == 1 and len(saved) == 2
+        if how in ("pair", "ranks"):
+            assert len(numbers) == 1 and len(saved) == (2 if how == "pair" else 4)
         if how == "pointer":
             assert saved["latest"] == f"ckpt-{max(numbers)}.pt"
         if how == "folders":

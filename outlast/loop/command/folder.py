@@ -40,7 +40,14 @@ with every later write, however coarse the file system's clock is."""
 NAME_BYTES_MAX = 700
 """Of a file's path; with the run's own prefix it stays below what an object's name may have."""
 
+LOG_TRIES = 3
+"""A log that is written from its beginning while it is copied is copied again so many times."""
+
 _CHUNK_BYTES = 64 << 20
+_COMPARED_BYTES = 1 << 20
+_APART_MAX = 100
+"""So many change times at most are kept apart from each other when files are put back: the file
+system's clock has ticks of up to 10 ms."""
 _DATABASE_BYTES = 256 << 20
 """A larger database is copied in pieces, so that its writer can go on."""
 
@@ -107,12 +114,13 @@ class Copier:
         folders: Iterable[str] | None = None,
         said: str = "",
         before: Listing | None = None,
+        without: Container[str] = (),
         flow: Flow = NO_FLOW,
         notes: Notes | None = None,
         accept: Accept = lambda before, after: False,
     ) -> Taken:
         """Copy what belongs to a snapshot into a new folder ``name``; all, or what is in
-        ``folders``.
+        ``folders``, and nothing of ``without``.
 
         ``before`` is a listing that the folder must still be equal to afterwards, as far as it
         does not flow, unless ``accept`` says that the change is of a later save. Raises Changed,
@@ -121,7 +129,7 @@ class Copier:
         begun_sec, begun_ns = time.monotonic(), time.time_ns()
         before = before or look(self._root, self._kinds)
         roots = None if folders is None else list(folders)
-        chosen = _without_companions(before.chosen(roots), flow)
+        chosen = _without_companions(before.chosen(roots), flow).without(without)
         self._move_to_room(chosen)
         linked = self._linked(chosen, flow)
         needed = _size(chosen, without=linked)
@@ -140,7 +148,7 @@ class Copier:
                     continue
                 copies[file] = target
             after = look(self._root, self._kinds)
-            same = after.chosen(roots).stamp_of(flow) == chosen.stamp_of(flow)
+            same = after.chosen(roots).without(without).stamp_of(flow) == chosen.stamp_of(flow)
             if not same and not accept(before, after):
                 raise Changed("files changed while they were copied")
             if not copies and not chosen.links:
@@ -151,6 +159,7 @@ class Copier:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         folder = self._place / name
+        shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
         return Taken(folder, before, needed, time.monotonic() - begun_sec)
 
@@ -184,10 +193,16 @@ class Copier:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(copy, target)
             target.chmod(modes.get(name, 0o644))
-            os.utime(target, ns=(times[name], times[name]))
         for name, link in links.items():
             (self._root / name).parent.mkdir(parents=True, exist_ok=True)
             (self._root / name).symlink_to(link)
+        for name, (_, _, mode) in folders.items():
+            (self._root / name).chmod(mode)
+        _set_times(
+            self._root,
+            {name: times[name] for name in stored}
+            | {name: (at_ns, changed_ns) for name, (at_ns, changed_ns, _) in folders.items()},
+        )
         return found
 
     def _linked(self, chosen: Listing, flow: Flow) -> dict[str, Path]:
@@ -225,15 +240,15 @@ class Copier:
             return True
         grows = kind is Kind.LOG or name in flow.growing
         try:
+            if grows:
+                return self._copy_growing(name, seen.size, target)
             with (self._root / name).open("rb") as source, target.open("wb") as copy:
-                _copy_bytes(source, copy, seen.size if grows else None)
+                _copy_bytes(source, copy)
                 found = os.fstat(source.fileno())
         except (FileNotFoundError, NotADirectoryError):
             if kind is not Kind.CHECKPOINT:
                 return False
             raise Changed(f"{name} was deleted while it was copied") from None
-        if grows:
-            return True
         # One that was replaced meanwhile is whole still: only its change time is another.
         replaced = found.st_nlink == 0 and seen_of(found).version == seen.version
         if (seen_of(found) == seen or replaced) and target.stat().st_size == seen.size:
@@ -242,6 +257,19 @@ class Copier:
             target.unlink()
             return False
         raise Changed(f"{name} changed while it was copied")
+
+    def _copy_growing(self, name: str, size: int, target: Path) -> bool:
+        """Copy a log as far as it goes; False where it is written from its beginning each time."""
+        for _ in range(LOG_TRIES):
+            with (self._root / name).open("rb") as source, target.open("wb") as copy:
+                before = seen_of(os.fstat(source.fileno()))
+                _copy_bytes(source, copy, size)
+                after = seen_of(os.fstat(source.fileno()))
+            if after == before or starts_with(self._root / name, target):
+                return True
+            size = after.size
+        target.unlink()
+        return False
 
     def _remember(
         self, copies: Mapping[str, Path], chosen: Listing, flow: Flow, begun_ns: int
@@ -273,15 +301,20 @@ class Copier:
                 target = os.path.relpath(target, os.path.dirname(os.path.join(root, name)))
             links[name] = target
         modes = {name: stat.S_IMODE(seen.mode) for name, seen in chosen.files.items()}
+        folders: dict[str, tuple[int, int, int]] = {}
+        for name in chosen.folders:
+            with contextlib.suppress(FileNotFoundError):  # one of by-products, gone meanwhile
+                seen = os.stat(self._root / name)
+                folders[name] = (seen.st_mtime_ns, seen.st_ctime_ns, stat.S_IMODE(seen.st_mode))
         notes: dict[str, Any] = {
             "format": FORMAT,
             "said": noted.said,
             "ended": noted.ended,
             "learned": dict(noted.learned),
-            "folders": sorted(chosen.folders),
+            "folders": folders,
             "links": links,
             "modes": {name: mode for name, mode in modes.items() if mode != 0o644},
-            "times": {name: seen.mtime_ns for name, seen in chosen.files.items()},
+            "times": {name: (seen.mtime_ns, seen.ctime_ns) for name, seen in chosen.files.items()},
             "odd": dict(odd),
         }
         # ASCII: a name may hold bytes that are no UTF-8.
@@ -296,6 +329,36 @@ def is_plain(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return len(encoded) <= NAME_BYTES_MAX and "\\" not in name and name.isprintable()
+
+
+def _set_times(root: Path, times: Mapping[str, tuple[int, int]]) -> None:
+    """Set each file's own time. Its change time cannot be set: it is now; so the files are taken
+    in the order in which they had changed, because many scripts look for the newest by it.
+
+    ``times`` has (mtime_ns, ctime_ns) by name.
+    """
+    order = sorted(times, key=lambda name: times[name][1])
+    gaps = {
+        later: times[later][1] - times[name][1]
+        for name, later in zip(order, order[1:], strict=False)
+    }
+    apart = set(sorted(gaps, key=lambda name: -gaps[name])[:_APART_MAX])
+    last_ns = 0
+    for name in order:
+        path, own_ns = root / name, times[name][0]
+        os.utime(path, ns=(own_ns, own_ns))
+        while name in apart and gaps[name] and (path.stat().st_ctime_ns <= last_ns):
+            os.utime(path, ns=(own_ns, own_ns))  # the file system's clock has ticks
+        last_ns = path.stat().st_ctime_ns
+
+
+def starts_with(file: Path, copy: Path) -> bool:
+    """Whether the file begins with all of the copy's bytes."""
+    with copy.open("rb") as one, file.open("rb") as other:
+        while data := one.read(_COMPARED_BYTES):
+            if other.read(len(data)) != data:
+                return False
+    return True
 
 
 def _odd_names(chosen: Listing) -> dict[str, str]:

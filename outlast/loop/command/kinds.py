@@ -52,8 +52,10 @@ LOGS = (
 )
 """Names of files that only grow."""
 
+PICTURES = ("*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp", "*.mp4", "*.html")
+
 BY_PRODUCTS = (
-    *("*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp", "*.mp4", "*.html"),
+    *PICTURES,
     # Written once, before there is anything to resume from.
     *("*.yaml", "*.yml", "*.toml", "*.ini", "*.cfg", "*.md", "*.py", "*.ipynb"),
     *("config.json", "args.json", "hparams.json", ".gitattributes", ".gitignore"),

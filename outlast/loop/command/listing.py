@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -110,6 +110,15 @@ class Listing:
             {name: seen for name, seen in self.files.items() if belongs(name)},
             {name: target for name, target in self.links.items() if belongs(name)},
             frozenset(name for name in self.folders if belongs(name)),
+            self.kinds,
+        )
+
+    def without(self, names: Container[str]) -> "Listing":
+        """The same less these files and folders."""
+        return Listing(
+            {name: seen for name, seen in self.files.items() if name not in names},
+            {name: target for name, target in self.links.items() if name not in names},
+            frozenset(name for name in self.folders if name not in names),
             self.kinds,
         )
 

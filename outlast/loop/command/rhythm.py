@@ -15,7 +15,8 @@ FIRST_FACTOR = 3
 """Files that were not seen before, and a save without a file that came with each one before, must
 rest so many times the quiet time: others may arrive late."""
 SIBLING_FACTOR = 6
-"""The same where the file's number says that it belongs to the save."""
+"""The same where the file's number says that it belongs to the save, where a file or a link that
+was there is not, and where the command has a file open that it has written to."""
 LATE_FACTOR = 60
 """A save that certainly lacks a file is waited for so many times the quiet time."""
 SHAPES_MAX = 1000
@@ -24,7 +25,30 @@ SHAPES_MAX = 1000
 Rewritten = Callable[[str, Seen], bool]
 """Whether a file, the same one as it was seen before, has been written from its beginning since."""
 
+SAVE_WORDS = frozenset(
+    (
+        *("step", "steps", "epoch", "epochs", "ep", "iter", "iters", "iteration", "iterations"),
+        *("ckpt", "checkpoint", "chkpt", "save", "snapshot", "snap", "update", "updates"),
+        *("round", "trial", "episode", "episodes", "timestep", "timesteps", "generation"),
+    )
+)
+"""Beside one of these a number counts saves, as in ``epoch_3.pt``."""
+PART_WORDS = frozenset(
+    (
+        *("rank", "shard", "part", "worker", "process", "proc", "node", "gpu", "device"),
+        *("mp", "tp", "pp", "dp", "local", "layer", "fold", "split", "chunk", "expert", "stage"),
+        *("random", "rng", "distcp", "partition", "slice", "block"),
+    )
+)
+"""Beside one of these a number counts the files of one save, as in ``rank_3.pt``."""
+PADDED = 6
+"""So many digits do so, too, as in ``model_0000999.pth``."""
+APART = 2
+"""Numbers without such a word count saves where they are at least so far from each other."""
+
 _DIGITS = re.compile(r"\d+")
+_WORDS = re.compile(r"[a-z]+")
+_OF = re.compile(r"\d+-of-\d+")
 _SHARD = re.compile(r"(.*?)(\d{5})-of-(\d{5})(.*)")
 
 
@@ -33,9 +57,86 @@ def shape_of(name: str) -> str:
     return _DIGITS.sub("#", name)
 
 
+def form_of(path: str) -> str:
+    """The path without its numbers, but for those that count the files of one save."""
+    return "/".join(
+        component
+        if PART_WORDS.intersection(_WORDS.findall(component.lower()))
+        else shape_of(component)
+        for component in path.split("/")
+    )
+
+
 def numbers_in(name: str) -> tuple[int, ...]:
     """The numbers of a name, in order."""
     return tuple(int(digits) for digits in _DIGITS.findall(name))
+
+
+def counts_saves(component: str) -> bool | None:
+    """Whether the numbers in the name of a file or folder count saves; None where its words do not
+    say so. They may count the files of one save instead: ranks, shards."""
+    component = _OF.sub("", component.lower())
+    words = _WORDS.findall(component)
+    if not numbers_in(component):
+        return False
+    if PART_WORDS.intersection(words):
+        return False
+    padded = any(len(digits) >= PADDED for digits in _DIGITS.findall(component))
+    if SAVE_WORDS.intersection(words) or component.isdigit() or padded:
+        return True
+    return None
+
+
+class Numbers:
+    """Which names carry the number of a save, of all that were seen."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, set[int]] = {}
+
+    def observe(self, names: Iterable[str]) -> None:
+        """More names, with their folders."""
+        for name in names:
+            below = ""
+            for component in name.split("/"):
+                if (digits := numbers_in(component)) and counts_saves(component) is None:
+                    self._found.setdefault(shape_of(below + component), set()).add(digits[0])
+                below += f"{component}/"
+
+    def count_saves(self, path: str) -> bool:
+        """Whether the numbers in the last component of this path count saves."""
+        component = path.rpartition("/")[2]
+        if "#" not in shape_of(component):
+            return False
+        said = counts_saves(component)
+        if said is not None:
+            return said
+        found = sorted(self._found.get(shape_of(path), ()))
+        apart = (later - earlier for earlier, later in zip(found, found[1:], strict=False))
+        return len(found) > 1 and min(apart) >= APART
+
+    def save_of(self, name: str) -> tuple[str, int] | None:
+        """(what is numbered, the number) of the save that the file or folder belongs to; None
+        where its name does not say. Its topmost number that counts saves."""
+        at = name.find("/")
+        while True:
+            top = name if at < 0 else name[:at]
+            if self.count_saves(top):
+                component = top.rpartition("/")[2]
+                folder = top.removesuffix(component)
+                key = f"{folder}{shape_of(component)}" if at >= 0 else folder
+                return key, numbers_in(component)[0]
+            if at < 0:
+                return None
+            at = name.find("/", at + 1)
+
+    def key(self, name: str) -> str:
+        """One for all files that only differ in the number of their save."""
+        found, below = [], ""
+        for component in name.split("/"):
+            numbered = self.count_saves(below + component)
+            found.append(shape_of(component) if numbered else component)
+            below += f"{component}/"
+        return "/".join(found)
 
 
 class Rhythm:
@@ -52,13 +153,20 @@ class Rhythm:
         )
         """Of folders that only differ in their numbers: the shapes that each had, and the numbers
         of the last one that was complete."""
+        self._numbers = Numbers()
+        self._numbers.observe(listing.files)
         self._before = listing.state
-        self._links = listing.links
+        self._links = dict(listing.links)
+        """Where each link pointed when it was last seen."""
+        self._lasting = {name for name in listing.state if self._numbers.save_of(name) is None}
+        """Files without a save's number that were kept."""
         self._moving: set[str] = set()
         """Names that changed when they were looked at last."""
         self._changed: set[str] = set()
         """Shapes that have changed since the last snapshot."""
         self._events: dict[str, int] = {}
+        self._unkept: dict[str, int] = {}
+        """The same since a copy was kept."""
         self._first: dict[str, tuple[int, int]] = {}
         """Of each shape, at which look and when it first changed in this attempt."""
         self._looks = 0
@@ -90,30 +198,70 @@ class Rhythm:
             for name, seen in now.items()
             if not flow.holds(name) and (name not in before or before[name].version != seen.version)
         }
-        newest = set(_of_newest(now)) if moving else set()
+        if moving:
+            self._numbers.observe(now)
+        newest = self._newest(now) if moving else {}
         for name in sorted(moving, key=lambda name: now[name].ctime_ns):
-            shape = shape_of(name)
-            self._changed.add(shape)
+            key = self._numbers.key(name)
+            self._changed.add(form_of(name))
             was = before.get(name)
             same_file = was is not None and was.inode == now[name].inode
-            replaced = self._replaced_only.get(shape, True)
-            self._replaced_only[shape] = replaced and not same_file
+            self._replaced_only[key] = self._replaced_only.get(key, True) and not same_file
             if name in self._moving and same_file:
                 continue  # still being written
-            if was is not None and name not in newest:
-                self._rewritten.add(shape)
-            self._events[shape] = self._events.get(shape, 0) + 1
-            self._first.setdefault(shape, (self._looks, now[name].ctime_ns))
-        self.links_move = self.links_move or bool(
-            self._links.keys() & listing.links.keys()
-            and any(self._links.get(name, to) != to for name, to in listing.links.items())
+            save = self._numbers.save_of(name)
+            if was is not None and save is not None and save[1] < newest[save[0]]:
+                self._rewritten.add(key)
+            self._events[key] = self._events.get(key, 0) + 1
+            if was is None or not same_file or now[name].size <= was.size:  # else: still written
+                self._unkept[key] = self._unkept.get(key, 0) + 1
+            self._first.setdefault(key, (self._looks, now[name].ctime_ns))
+        links = listing.links
+        self.links_move = self.links_move or any(
+            self._links.get(name, to) != to for name, to in links.items()
         )
-        self._moving, self._before, self._links = moving, now, listing.links
+        self._moving, self._before, self._links = moving, now, {**self._links, **links}
+
+    def kept(self, listing: Listing) -> None:
+        """A copy of this was kept."""
+        self._unkept = {}
+        self._links = dict(listing.links)
+        self._lasting = {name for name in listing.state if self._numbers.save_of(name) is None}
+
+    def _newest(self, names: Iterable[str]) -> dict[str, int]:
+        """The highest number of each kind of save."""
+        found: dict[str, int] = {}
+        for name in names:
+            if save := self._numbers.save_of(name):
+                found[save[0]] = max(found.get(save[0], save[1]), save[1])
+        return found
+
+    def lost(self, listing: Listing) -> bool:
+        """Whether a link, or a file without a save's number, that was there is not: a script that
+        removes one before it makes it again is between two steps."""
+        files = listing.files
+        return any(name not in listing.links and name not in files for name in self._links) or any(
+            name not in files for name in self._lasting
+        )
+
+    def early(self, listing: Listing) -> set[str]:
+        """By-products, logs and folders of a save of which no checkpoint's file is there yet, while
+        there are earlier ones: a script that looks for the newest save would find that one."""
+        state = listing.state
+        newest = self._newest(state)
+        found = {
+            name for name in listing.files if name not in state and self._is_later(name, newest)
+        }
+        return found | {name for name in listing.folders if self._is_later(f"{name}/", newest)}
+
+    def _is_later(self, name: str, newest: Mapping[str, int]) -> bool:
+        save = self._numbers.save_of(name)
+        return save is not None and save[1] > newest.get(save[0], save[1])
 
     def taken(self, listing: Listing) -> None:
         """A snapshot of a folder at rest was made: learn from it."""
         state = listing.state
-        self._shapes.update(map(shape_of, state))
+        self._shapes.update(map(form_of, state))
         if self._changed:
             self._together = (
                 set(self._changed) if self._together is None else self._together & self._changed
@@ -129,9 +277,9 @@ class Rhythm:
         """How many times the quiet time the folder must rest to be complete."""
         if self.lacks(listing):
             return LATE_FACTOR
-        if _lacks_sibling(listing.state):
+        if _lacks_sibling(listing.state) or self.lost(listing):
             return SIBLING_FACTOR
-        is_new = any(shape_of(name) not in self._shapes for name in listing.state)
+        is_new = any(form_of(name) not in self._shapes for name in listing.state)
         partial = self._together is not None and not self._changed >= self._together
         return FIRST_FACTOR if is_new or partial else 1
 
@@ -155,6 +303,11 @@ class Rhythm:
         return any(count >= 2 for count in self._events.values())
 
     @property
+    def saves_unkept(self) -> bool:
+        """Whether something was saved a second time since a copy was kept."""
+        return any(count >= 2 for count in self._unkept.values())
+
+    @property
     def _recurrent(self) -> list[str]:
         return [shape for shape, count in self._events.items() if count >= 2]
 
@@ -174,7 +327,7 @@ class Rhythm:
         shapes = self._recurrent
         return (
             len(shapes) == 1
-            and "#" not in shapes[0]
+            and "#" not in shape_of(shapes[0])
             and self._replaced_only.get(shapes[0], False)
             and self._events[shapes[0]] >= 2
             and not self.links_move
@@ -189,21 +342,37 @@ class Rhythm:
         """The names of all but the newest of numbered saves, which are over as a later one has
         begun; None where a save has other files, too."""
         state = listing.state
-        newest = set(_of_newest(state))
-        if not newest or self.links_move:
+        newest = self._newest(state)
+        saves = {name: self._numbers.save_of(name) for name in state}
+        of_newest = {
+            name for name, save in saves.items() if save is not None and save[1] == newest[save[0]]
+        }
+        if len(of_newest) == len(state) or not of_newest or self.links_move:
             return None
-        by_shape: dict[str, set[str]] = {}
-        for name in state:
-            by_shape.setdefault(shape_of(name), set()).add(name)
-        for shape in self._recurrent:
-            names = by_shape.get(shape, set())
-            if "#" not in shape or shape in self._rewritten or not names - newest:
+        if self.lost(listing):
+            return None
+        begun_ns = min(state[name].ctime_ns for name in of_newest)
+        for name in state.keys() - of_newest:
+            seen = state[name]
+            if (seen.ctime_ns if saves[name] is None else seen.mtime_ns) >= begun_ns:
                 return None
-        names = [name for name in state if name not in newest]
-        rest = Listing({name: state[name] for name in names}, {}, frozenset(), listing.kinds)
-        if not names or self.lacks(rest) or _lacks_sibling(rest.state):
+        earlier = {self._numbers.key(name) for name in state if name not in of_newest}
+        for key in self._recurrent:
+            if key in self._rewritten or key not in earlier or "#" not in key:
+                return None
+        names = [name for name in state if name not in of_newest]
+        if not any(saves[name] for name in names):
             return None
-        return names
+        rest = Listing({name: state[name] for name in names}, {}, frozenset(), listing.kinds)
+        if self.lacks(rest) or _lacks_sibling(rest.state):
+            return None
+        others = [
+            name
+            for name in listing.files
+            if name not in state
+            and ((save := self._numbers.save_of(name)) is None or save[1] < newest.get(save[0], 0))
+        ]
+        return [*names, *others]
 
     def begins_next(self, before: Listing, after: Listing, rewritten: Rewritten) -> bool | None:
         """Whether the first change between two listings begins another save, so that the one
@@ -214,18 +383,22 @@ class Rhythm:
             for name, seen in new.items()
             if name not in old or old[name].version != seen.version
         }
-        gone = [name for name in old if name not in new and "#" not in shape_of(name)]
+        gone = [name for name in old if name not in new and self._numbers.save_of(name) is None]
         moved = {name for name in before.links if after.links.get(name) != before.links[name]}
         if not changed:
             return False if gone or moved else None
         begun = min(changed.values())
         first = [name for name, at_ns in changed.items() if at_ns == begun]
-        leaders = self._leaders
-        return all(
-            shape_of(name) in leaders
-            and (name not in old or _replaced(old[name], new[name]) or rewritten(name, old[name]))
-            for name in first
-        )
+        return all(self._leads(name, old.get(name), new[name], rewritten) for name in first)
+
+    def _leads(self, name: str, old: Seen | None, new: Seen, rewritten: Rewritten) -> bool:
+        """Whether this change is the first of a save."""
+        if self._numbers.key(name) not in self._leaders:
+            return False
+        if old is None:
+            save = self._numbers.save_of(name)
+            return save is not None or "#" not in shape_of(name)
+        return _replaced(old, new) or rewritten(name, old)
 
 
 def _replaced(before: Seen, after: Seen) -> bool:
@@ -255,7 +428,7 @@ def folder_families(
                 yield (
                     shape_of(key),
                     {
-                        numbers_in(prefix) + numbers_in(folder): set(map(shape_of, folders[folder]))
+                        numbers_in(prefix) + numbers_in(folder): set(map(form_of, folders[folder]))
                         for folder in members
                     },
                 )
@@ -324,25 +497,3 @@ def _lacks_known(state: Iterable[str]) -> str | None:
             if len(there) < int(count):
                 return f"{prefix}one of {head}*-of-{count}{tail}"
     return None
-
-
-def _of_newest(state: Mapping[str, Seen]) -> Iterator[str]:
-    """The files of the newest of numbered saves, where there are older ones."""
-    families = dict(folder_families(state))
-    for name in state:
-        for key, members in families.items():
-            depth = key.count("/") + 1
-            folder = "/".join(name.split("/")[:depth])
-            if shape_of(folder) == key and numbers_in(folder) == max(members):
-                yield name
-    for folder, bases in _files_by_folder(state).items():
-        if any(shape_of(f"{folder}/").startswith(f"{key}/") for key in families):
-            continue
-        shapes = _numbered_files(bases)
-        numbers = set().union(*shapes.values()) if shapes else set()
-        if len(numbers) > 1:
-            newest_number = max(numbers)
-            for base in bases:
-                found = numbers_in(base)
-                if found and found[0] == newest_number:
-                    yield f"{folder}/{base}" if folder else base

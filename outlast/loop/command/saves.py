@@ -10,17 +10,18 @@ import contextlib
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from outlast.base import exits
 from outlast.loop.command.flow import FlowWatch
-from outlast.loop.command.folder import Changed, Copier, NoRoom, Notes, Taken
+from outlast.loop.command.folder import Changed, Copier, NoRoom, Notes, Taken, starts_with
 from outlast.loop.command.globs import matches
 from outlast.loop.command.handover import Handover
-from outlast.loop.command.kinds import Kind, Kinds
+from outlast.loop.command.kinds import PICTURES, Kind, Kinds
 from outlast.loop.command.listing import NO_FLOW, Listing, Seen, Stillness, look
-from outlast.loop.command.rhythm import Rhythm
+from outlast.loop.command.rhythm import SIBLING_FACTOR, Rhythm
 from outlast.loop.words import say
 
 SCAN_SEC = 0.25
@@ -28,7 +29,9 @@ SCAN_COST = 20.0
 """Looking at the folder takes at most one part in so many of the time."""
 NEVER_STILL_SEC = 60.0
 MARK_TRIES = 3
-_COMPARED_BYTES = 1 << 20
+RESTS = 20
+REST_SHARE = 0.25
+"""A rest that is shorter than this share of the longest of the last is within a save."""
 
 HasOpen = Callable[[Iterable[str]], bool]
 """Whether the command has one of these files open to write, as far as the system tells; True where
@@ -79,6 +82,8 @@ class Saves:
         self._taken_marks = self._listing.complete_folders()
         self._still = Stillness(now_sec, self._listing)
         self._still_sec = 0.0
+        self._rests: deque[float] = deque(maxlen=RESTS)
+        """The last rests between two changes, in seconds."""
         self._scan_at_sec = now_sec
         self._unsaved_since_sec: float | None = None
         if is_new and self._listing.chosen().state:
@@ -101,6 +106,8 @@ class Saves:
         listing = self._look(now_sec)
         before_sec, still_sec = self._still_sec, self._still.still_sec(now_sec, listing, self._flow)
         self._still_sec = still_sec
+        if still_sec < before_sec:
+            self._rests.append(before_sec)
         if listing.says_complete and not self._said:
             self._said = "complete"
         if self._said == "complete":
@@ -149,7 +156,7 @@ class Saves:
             return
         if self._unsaved_since_sec is None:
             self._unsaved_since_sec = now_sec
-        if self._still_sec >= self._needed_sec:
+        if self._still_sec >= self._needed_sec and not self._is_writing(listing):
             self._say_if_late(listing)
             if self._handover.is_due(now_sec) and self._take(None, said="", before=listing):
                 self._rhythm.taken(listing)
@@ -157,8 +164,23 @@ class Saves:
         waited_sec = now_sec - self._unsaved_since_sec
         if waited_sec >= self._quiet_sec and self._handover.is_due(now_sec):
             self._take_between(listing)
-        if self._rhythm.saves_again or waited_sec >= NEVER_STILL_SEC:
+        if self._rhythm.saves_unkept or waited_sec >= NEVER_STILL_SEC:
             self._warn_unsaved(now_sec)
+
+    def _is_writing(self, listing: Listing) -> bool:
+        """Whether the command has a file open that has changed since the last copy. One that it
+        keeps open for good is waited for only so long."""
+        if self._still_sec >= self._quiet_sec * SIBLING_FACTOR:
+            return False
+        kept = self._taken.files
+        names = (
+            name
+            for name, seen in listing.files.items()
+            if kept.get(name) != seen
+            and not self._flow.holds(name)
+            and self._kinds.of(name) in (Kind.CHECKPOINT, Kind.BY_PRODUCT)
+        )
+        return self._has_open(str(self._root / name) for name in names)
 
     def _take_flowing(self, now_sec: float, listing: Listing) -> None:
         """Lines were appended, or a database was written; nothing else has changed."""
@@ -178,14 +200,29 @@ class Saves:
         older = self._rhythm.older(listing)
         if older is not None:
             kept = self._taken.files
-            if any(name not in kept or kept[name] != listing.files[name] for name in older):
-                extra = [name for name in listing.files if name not in listing.state]
-                self._take([*older, *extra], said="", before=listing, partly=True)
+            state = listing.state
+            if any(name in state and kept.get(name) != state[name] for name in older):
+                self._take(older, said="", before=listing, partly=True)
             return
-        if not self._rhythm.saves_again:
+        if not self._rhythm.saves_again or self._rhythm.lost(listing):
             return
-        if self._rhythm.rests or self._rhythm.replaces_one_file:
+        rests = self._still_sec >= max(self._rests, default=0.0) * REST_SHARE
+        whole = (rests and self._rhythm.rests) or self._rhythm.replaces_one_file
+        if whole and not self._has_begun_again(listing):
             self._make_candidate(listing)
+
+    def _has_begun_again(self, listing: Listing) -> bool:
+        """Whether a by-product, pictures apart, is newer than all of the checkpoint: it may be the
+        first file of the next save."""
+        kept = self._taken.files
+        newest_ns = max(seen.ctime_ns for seen in listing.state.values())
+        return any(
+            seen.ctime_ns > newest_ns
+            and kept.get(name) != seen
+            and self._kinds.of(name) is Kind.BY_PRODUCT
+            and not matches(name, PICTURES)
+            for name, seen in listing.files.items()
+        )
 
     def _make_candidate(self, listing: Listing) -> None:
         """Copy the folder as it is: when the next save begins, this one was over for sure."""
@@ -201,6 +238,7 @@ class Saves:
             taken = self._copier.take(
                 "tmp-candidate",
                 before=listing,
+                without=self._rhythm.early(listing),
                 flow=self._flow,
                 notes=self._notes(""),
                 accept=accept,
@@ -307,6 +345,7 @@ class Saves:
                 f"snap-{identifier}",
                 folders=chosen,
                 before=before,
+                without=() if said or ended else self._rhythm.early(before),
                 flow=self._flow,
                 notes=self._notes(said, ended=ended),
             )
@@ -327,6 +366,7 @@ class Saves:
         self.copy_cost_sec = taken.cost_sec
         self._taken, self._taken_at_sec = taken.listing, time.monotonic()
         self._unsaved_since_sec = None
+        self._rhythm.kept(taken.listing)
         self._handover.put(identifier, taken, self.step)
 
     def marked(self, named: str) -> dict[str, object]:
@@ -407,15 +447,10 @@ class _Candidate:
         was not open then: so that copy was whole."""
 
         def is_rewritten(name: str, before: Seen) -> bool:
-            return self._closed and not _is_prefix(self.taken.folder / "files" / name, root / name)
+            if not self._closed:
+                return False
+            with contextlib.suppress(OSError):
+                return not starts_with(root / name, self.taken.folder / "files" / name)
+            return False
 
         return is_rewritten
-
-
-def _is_prefix(copy: Path, file: Path) -> bool:
-    """Whether the file begins with all of the copy's bytes; True where it cannot be read."""
-    with contextlib.suppress(OSError), copy.open("rb") as one, file.open("rb") as other:
-        while data := one.read(_COMPARED_BYTES):
-            if other.read(len(data)) != data:
-                return False
-    return True
