@@ -13,10 +13,11 @@ import importlib.util
 import math
 import os
 import queue
+import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from outlast.loop.errors import LoopError
@@ -28,6 +29,10 @@ BATCH_ROWS = 100
 CLOSE_SEC = 10.0
 """How long the end of a training waits for what is still queued."""
 RETRY_SEC = 5.0
+RETRY_FACTOR_MAX = 12
+"""Waits between two tries double up to so many times RETRY_SEC."""
+TROUBLES_MAX = 5
+"""Different troubles of a tracker that are shown in one attempt."""
 KEY_TAG = "outlast.supervisor"
 PARAM_CHARACTERS_MAX = 500
 
@@ -76,7 +81,8 @@ class Tracker:
         self._params = {key: str(value)[:PARAM_CHARACTERS_MAX] for key, value in params.items()}
         self._rows: queue.Queue[tuple[int, dict[str, float]]] = queue.Queue(QUEUE_ROWS)
         self._dropped = 0
-        self._said = False
+        self._said_slow = False
+        self._troubles = _Troubles(name)
         self._closing = threading.Event()
         self._interrupted = False
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
@@ -112,38 +118,43 @@ class Tracker:
 
     def _drop(self, rows: int) -> None:
         self._dropped += rows
-        if not self._said:
-            self._said = True
+        if not self._said_slow:
+            self._said_slow = True
             _say(f"tracker {self._name}: too slow, rows are dropped there; training goes on")
 
     def _run(self) -> None:
-        sender = None
+        sender, last_step, waits = None, 0, _waits()
         while sender is None:
             try:
                 sender = _SENDERS[self._name](self._key, self._title, self._params)
                 last_step = sender.last_step()
-            except Exception as error:  # whatever a foreign package raises must not matter
+            except (Exception, SystemExit) as error:  # a foreign package may raise anything
                 sender = None
-                _say(f"tracker {self._name}: {_first_line(error)}; training goes on")
-                if self._closing.wait(RETRY_SEC):
+                self._troubles.say(error, "training goes on")
+                if self._closing.wait(next(waits)):
                     return
-        failing = False
         while rows := self._batch():
             rows = [row for row in rows if row[0] > last_step]  # made, and sent, before a cut
-            while rows:
-                try:
-                    sender.send(rows)
-                    failing = False
-                    break
-                except Exception as error:
-                    if not failing:
-                        _say(f"tracker {self._name}: {_first_line(error)}; training goes on")
-                    failing = True
-                    if self._closing.wait(RETRY_SEC):
-                        self._dropped += len(rows)
-                        return
-        with contextlib.suppress(Exception):
+            if not self._send(sender, rows):
+                self._dropped += len(rows)
+                return
+        try:
             sender.close(interrupted=self._interrupted)
+        except (Exception, SystemExit) as error:
+            self._troubles.say(error, "rows may be missing there")
+
+    def _send(self, sender: _Sender, rows: list[tuple[int, dict[str, float]]]) -> bool:
+        """Whether the rows were sent before the training was over."""
+        waits = _waits()
+        while rows:
+            try:
+                sender.send(rows)
+                break
+            except (Exception, SystemExit) as error:
+                self._troubles.say(error, "training goes on")
+                if self._closing.wait(next(waits)):
+                    return False
+        return True
 
     def _batch(self) -> list[tuple[int, dict[str, float]]]:
         """The next rows; empty once the training is over and all were taken."""
@@ -156,6 +167,32 @@ class Tracker:
             if not rows and self._closing.is_set():
                 break
         return rows
+
+
+class _Troubles:
+    """What goes wrong with one tracker, each trouble once: texts that differ in numbers only are
+    one trouble, and after some different ones there is silence."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._said: set[str] = set()
+
+    def say(self, error: BaseException, outcome: str) -> None:
+        """Say it, unless it was said. ``outcome``: what it means for the training."""
+        line = _first_line(error)
+        trouble = re.sub(r"\w*\d\w*", "#", line)
+        if trouble in self._said or len(self._said) == TROUBLES_MAX:
+            return
+        self._said.add(trouble)
+        last = "; further troubles are not shown" if len(self._said) == TROUBLES_MAX else ""
+        _say(f"tracker {self._name}: {line}{last}; {outcome}")
+
+
+def _waits() -> Iterator[float]:
+    factor = 1
+    while True:
+        yield factor * RETRY_SEC
+        factor = min(2 * factor, RETRY_FACTOR_MAX)
 
 
 def run_key(welcome: Welcome) -> str:
@@ -248,6 +285,6 @@ def _say(message: str) -> None:
         sys.stderr.flush()
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

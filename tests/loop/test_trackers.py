@@ -3,6 +3,8 @@
 import json
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,99 @@ def test_a_full_queue_drops_and_counts(
     tracker._thread.join(60)
     said = capsys.readouterr().err
     assert "too slow, rows are dropped there" in said and "10 rows are missing there" in said
+
+
+class Flapping:
+    """A tracker's run that refuses every second call, in words that count up."""
+
+    def __init__(self, *_: object) -> None:
+        self.calls = 0
+        self.rows: list[int] = []
+
+    def last_step(self) -> int:
+        return 0
+
+    def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            raise OSError(f"request {self.calls:08x} of 10.0.0.{self.calls} was refused")
+        self.rows += [step for step, _ in rows]
+
+    def close(self, *, interrupted: bool) -> None:
+        raise RuntimeError("the last file was not sent")
+
+
+def tracker_of(sender: object, monkeypatch: pytest.MonkeyPatch) -> trackers.Tracker:
+    from outlast.protocol import Welcome
+
+    monkeypatch.setattr(trackers, "RETRY_SEC", 0.002)
+    monkeypatch.setitem(trackers._SENDERS, "wandb", sender)
+    welcome = Welcome(None, 0, "", "", 1, "auto", run_id="r", run_url="/run")
+    return trackers.Tracker("wandb", welcome, {})
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_a_tracker_that_never_answers_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[BaseException]
+) -> None:
+    tries: list[int] = []
+
+    def refuse(*_: object) -> None:
+        tries.append(1)
+        raise kind(f"api_key not configured (no-tty), try {len(tries)}")
+
+    tracker = tracker_of(refuse, monkeypatch)
+    tracker.log(1, {"x": 1.0})
+    wait_for(lambda: len(tries) >= 20)
+    tracker.close(interrupted=False)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"outlast: tracker wandb: {kind.__name__}: api_key not configured (no-tty), try 1; "
+        "training goes on",
+        "outlast: tracker wandb: 1 rows are missing there; the run's own rows are complete",
+    ]
+
+
+def test_a_trouble_that_comes_back_is_said_once_and_another_one_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = Flapping()
+    tracker = tracker_of(lambda *_: sender, monkeypatch)
+    for step in range(1, 8):
+        tracker.log(step, {"x": 1.0})
+        wait_for(lambda step=step: sender.rows[-1:] == [step])
+    tracker.close(interrupted=False)
+    assert sender.rows == list(range(1, 8)) and sender.calls == 14
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2].partition(": ")[2] for line in said] == [
+        "OSError: request 00000001 of 10.0.0.1 was refused; training goes on",
+        "RuntimeError: the last file was not sent; rows may be missing there",
+    ]
+
+
+def test_many_different_troubles_are_not_said_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"{first}{second}" for first in "abcdefgh" for second in "abcdefgh"]
+    tries: list[int] = []
+
+    def refuse(*_: object) -> None:
+        tries.append(1)
+        raise OSError(words[len(tries) % len(words)])
+
+    tracker = tracker_of(refuse, monkeypatch)
+    wait_for(lambda: len(tries) >= 40)
+    tracker.close(interrupted=False)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == trackers.TROUBLES_MAX
+    assert said[-1].endswith("; further troubles are not shown; training goes on")
 
 
 def test_a_tracker_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
