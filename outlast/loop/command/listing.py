@@ -106,10 +106,12 @@ class Listing:
                 return True
             return any(parent in roots for parent in _above(name))
 
+        files = {name: seen for name, seen in self.files.items() if belongs(name)}
+        above = {parent for name in files for parent in _above(name)}
         return Listing(
-            {name: seen for name, seen in self.files.items() if belongs(name)},
+            files,
             {name: target for name, target in self.links.items() if belongs(name)},
-            frozenset(name for name in self.folders if belongs(name)),
+            frozenset(name for name in self.folders if belongs(name) or name in above),
             self.kinds,
         )
 
