@@ -43,7 +43,7 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import FolderStore, NotFound, StoreError
-from outlast.cli.rehearsal import judge
+from outlast.cli.rehearsal.seen import read_result
 
 FAILED = 1
 LAYOUT = Layout("", "")
@@ -219,7 +219,7 @@ def finish(subject: Subject, index: int, digest: str) -> bool:
     if run_to_end(command, folder, {}, None) != DONE:
         return False
     store = FolderStore(folder / "run")
-    found = judge.read_result(store, read_head(store, LAYOUT).head)
+    found = read_result(store, read_head(store, LAYOUT).head)
     return found.digest == digest
 
 
@@ -292,7 +292,7 @@ def result_cases(work: Path, dice: random.Random) -> list[tuple[str, Seen]]:
                 damage = Damage(item.path, how, layer)
                 spoil(copy, damage, change(store.get(item.path)[0]))
                 try:
-                    digest = judge.read_result(FolderStore(copy), head).digest
+                    digest = read_result(FolderStore(copy), head).digest
                 except (StoreError, NotFound, OSError):
                     digest = None
                 fate = "refused" if digest is None else "SILENT"

@@ -27,7 +27,7 @@ from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
-from outlast.cli.rehearsal import judge
+from outlast.cli.rehearsal import seen
 from outlast.settings import scripts
 from outlast.spec import bundle as bundles
 
@@ -95,7 +95,7 @@ def read_run(store: Store, layout: Layout) -> Found:
     """The run as a stranger reads it: HEAD, start records, result bytes and rows."""
     head = read_head(store, layout).head
     starts = [read_record(store, layout.attempt_start(n), AttemptStart) for n in terms(head)]
-    result = judge.read_result(store, head)
+    result = seen.read_result(store, head)
     rows = read_rows(store, layout, head)
     return Found(head, [start for start in starts if start], result.digest, rows)
 

@@ -47,12 +47,19 @@ def rehearse(
 ) -> None:
     """Run the stack on this machine, in a scenario's world, and judge the result.
 
-    Without a scenario it is struck three times. Exit code 0 only if every guarantee was seen
-    held. docs/scenarios.md has the scenarios, and how to write one.
+    Without a scenario it is struck three times. docs/scenarios.md has the scenarios, and how to
+    write one.
+
+    \b
+    Exit codes
+      0   every guarantee was seen held
+      1   a guarantee is broken
+      2   none is broken, and nothing put some of them to the test
     """
     from outlast.cli.draw import Screen, show_report, show_scenarios
     from outlast.cli.rehearsal import rehearse as rehearsal
     from outlast.cli.rehearsal import scenario as scenarios
+    from outlast.cli.rehearsal.judge import Verdict
 
     if lists or scenario == "list":
         listed = scenarios.listed()
@@ -74,7 +81,9 @@ def rehearse(
         click.echo(json.dumps(report.as_json(), indent=2))
     else:
         show_report(report)
-    sys.exit(exits.DONE if report.held else 1)
+    if report.count(Verdict.BROKEN):
+        sys.exit(1)
+    sys.exit(exits.DONE if report.held else 2)
 
 
 class _Verbatim(click.Command):

@@ -122,7 +122,7 @@ class LocalCloud:
         self.call("PUT", "/_local/scenario", {"document": scenario, "target": target})
 
     def played(self) -> dict[str, Any]:
-        """The scenario: `log`, what happened so far, and `pending`, how much is to come."""
+        """The scenario: `log`, what happened so far, and `waiting`, what is to come."""
         return self.call("GET", "/_local/scenario")
 
     def faults(self) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What the terminal shows: live progress, tables, guarantees."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from outlast.bucket.layout import Last
 from outlast.bucket.ledger import Attempt
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
+from outlast.cli.rehearsal.judge import Guarantee, Verdict
 from outlast.cli.rehearsal.rehearse import Report, Watcher
 from outlast.cli.review.preview import Review
 from outlast.cli.status import Status
@@ -103,13 +105,20 @@ def _say_failures(
             soft_wrap=True,
         )
     for line in [] if done or not failed else _excerpt(failed[-1].stderr):
-        console.print(f"  {_printable(line)}".rstrip(), markup=False, soft_wrap=True)
+        text = _printable(_BUNDLE.sub('"', line))
+        console.print(f"  {text}".rstrip(), markup=False, soft_wrap=True)
+
+
+_BUNDLE = re.compile(r'"[^"]*/bundle/[0-9a-f]{64}/')
+"""Where a VM has the code that was delivered; a traceback names files below it."""
+_RUNPY = '  File "<frozen runpy>"'
 
 
 def _excerpt(lines: Sequence[str]) -> list[str]:
     """The last traceback and what follows it, else the last few lines."""
     starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     shown = list(lines[starts[-1] :] if starts else lines[-LINES_WITHOUT_TRACEBACK:])
+    shown = [line for line in shown if not line.startswith(_RUNPY)]
     if len(shown) > LINES_SHOWN:
         half = LINES_SHOWN // 2
         shown = [*shown[:half], f"… {len(shown) - 2 * half} lines …", *shown[-half:]]
@@ -133,7 +142,10 @@ def show_report(report: Report) -> None:
         _say_warnings(console, report.attempts)
     else:
         console.print(f"Run {report.run} is {report.ending}.")
-    _say_failures(console, report.calm_attempts, done=False, of="undisturbed run: ")
+    # The same failure twice is read once.
+    same = {attempt.why for attempt in report.attempts} & {a.why for a in report.calm_attempts}
+    done = bool(same - {""})
+    _say_failures(console, report.calm_attempts, done=done, of="undisturbed run: ")
     console.print()
     _say_metrics(console, report.metrics)
     if report.goodput is not None:
@@ -143,14 +155,35 @@ def show_report(report: Report) -> None:
             f"goodput        {report.goodput:.1%} of the time from first boot to end{beside}"
         )
     console.print()
-    for guarantee in report.guarantees:
-        word = "[green]held  [/]" if guarantee.held else "[red]BROKEN[/]"
-        console.print(f"{word}  {guarantee.promise}", end="", soft_wrap=True)
-        console.print(f": {guarantee.detail}", markup=False, soft_wrap=True)
+    _say_guarantees(console, report.guarantees)
     console.print()
-    broken = sum(not guarantee.held for guarantee in report.guarantees)
-    verdict = f"{broken} guarantees broken" if broken else "all guarantees held"
+    counts = [
+        f"{count} {'guarantee' if count == 1 else 'guarantees'} {verdict.lower()}"
+        for verdict in (Verdict.BROKEN, Verdict.NOT_EXERCISED)
+        if (count := report.count(verdict))
+    ]
+    verdict = ", ".join(counts) or "all guarantees held"
     console.print(f"scenario {report.scenario}: {verdict}, {report.seconds:.0f} s")
+
+
+_COLOURS = {Verdict.HELD: "green", Verdict.BROKEN: "red", Verdict.NOT_EXERCISED: "yellow"}
+
+
+def _say_guarantees(console: Console, guarantees: Sequence[Guarantee]) -> None:
+    """One line each; on a terminal long ones are wrapped beside their verdicts."""
+    width = max((len(guarantee.verdict) for guarantee in guarantees), default=0)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for guarantee in guarantees:
+        word = Text(guarantee.verdict.ljust(width), style=_COLOURS[guarantee.verdict])
+        text = f"{guarantee.promise}: {guarantee.detail}"
+        if console.is_terminal:
+            table.add_row(word, Text(text))
+        else:
+            console.print(f"{word.plain}  {text}", markup=False, soft_wrap=True)
+    if console.is_terminal:
+        console.print(table)
 
 
 def show_scenarios(listed: list[tuple[str, str]]) -> None:
@@ -204,31 +237,33 @@ def show_status(status: Status) -> None:
 
 
 METRICS_SHOWN = 30
-NAME_SHOWN = 40
+NAME_SHOWN = 30
+LABEL_WIDTH = 13
 
 
 def _say_metrics(console: Console, metrics: Mapping[str, Last], now: int | None = None) -> None:
     """The last value of each metric, with its step where that is another than `now`."""
-    table = Table(box=None, pad_edge=False, show_header=False)
     shown = sorted(metrics.items())[:METRICS_SHOWN]
-    for name, last in shown:
-        step = "" if now is None or last.step == now else f"of step {last.step}"
-        table.add_row(_cut(name), _value(last.value), step)
-    if shown:
-        console.print(table, markup=False)
+    lines = [(_cut(name), _value(last.value), last.step) for name, last in shown]
+    widths = [max((len(line[n]) for line in lines), default=0) for n in range(2)]
+    for name, value, step in lines:
+        text = f"{name:{max(widths[0], LABEL_WIDTH)}}  {value}"
+        if now is not None and step != now:
+            text = f"{text:{max(widths[0], LABEL_WIDTH) + widths[1] + 4}}of step {step}"
+        console.print(text, markup=False, soft_wrap=True)
     if len(metrics) > len(shown):
         console.print(f"and {len(metrics) - len(shown)} more: --json has them all")
 
 
-def _cut(text: str, most: int = NAME_SHOWN) -> Text:
+def _cut(text: str, most: int = NAME_SHOWN) -> str:
     """One line of printable characters, at most so long."""
     line = _printable(text)
-    return Text(line if len(line) <= most else line[: most - 1] + "…", no_wrap=True)
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def _value(value: Any) -> Text:
+def _value(value: Any) -> str:
     if value is None:
-        return Text("not finite")
+        return "not finite"
     return _cut(f"{value:.6g}" if type(value) is float else str(value))
 
 

@@ -211,13 +211,23 @@ class Director:
         self._bound.clear()
 
     def shown(self) -> Entry:
-        """{document, target, log, pending}; document None where no scenario is in force."""
-        finite = [event.left for event in self._events if event.left != math.inf]
+        """{document, target, log, pending, waiting}; document None where no scenario is in force.
+        `waiting` are the events that are to come, `pending` is how often in all."""
+        waiting = [event for event in self._events if 0 < event.left < math.inf]
         return {
             "document": self._scenario.document() if self._scenario else None,
             "target": self._target,
             "log": self._log,
-            "pending": int(sum(finite)),
+            "pending": sum(int(event.left) for event in waiting),
+            "waiting": [
+                {
+                    "event": event.index,
+                    "left": int(event.left),
+                    "when": event.event.when.model_dump(mode="json", exclude_defaults=True),
+                    "do": event.event.do.action,
+                }
+                for event in waiting
+            ],
         }
 
     # -- who is meant ----------------------------------------------------------------------------

@@ -72,7 +72,14 @@ def test_a_command_that_fails_has_the_end_of_its_stderr_in_the_status(
     ]
 
 
-TRACE = ("Epoch 1", "Traceback (most recent call last):", '  File "t.py"', "ValueError: \x1b[31mno")
+BUNDLE = f"/tmp/vm/bundle/{'0' * 64}"
+TRACE = (
+    "Epoch 1",
+    "Traceback (most recent call last):",
+    f'  File "{BUNDLE}/t.py"',
+    '  File "<frozen runpy>", line 1',
+    "ValueError: \x1b[31mno",
+)
 
 
 def failed(term: int, reason: Reason, stderr: tuple[str, ...] = TRACE) -> AttemptEnd:

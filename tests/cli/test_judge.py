@@ -11,6 +11,7 @@ from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head, Lineage, Result
 from outlast.bucket.layout import (
     AttemptEnd,
+    Last,
     Layout,
     ResultFile,
     ResultManifest,
@@ -18,14 +19,15 @@ from outlast.bucket.layout import (
 from outlast.bucket.ledger import Attempt, Boot, Ledger
 from outlast.bucket.store import MemoryStore
 from outlast.cli.rehearsal import judge
-from outlast.cli.rehearsal.judge import (
-    GUARANTEES,
+from outlast.cli.rehearsal.judge import GUARANTEES, Verdict
+from outlast.cli.rehearsal.seen import (
     Ending,
     ResultRead,
     Run,
     Seen,
     Stall,
     Strike,
+    read_result,
 )
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -176,6 +178,12 @@ SPECIAL = {
 }
 """Guarantees that a run of three attempts says nothing about."""
 
+OWN = replace(FIRST, term=9, reason=USER)
+"""An attempt that nothing struck, and that its trainer failed."""
+TIMED = [{**row, "seconds": 0.1 * row["step"]} for row in rows(*range(1, 91))]
+TIMED_AGAIN = [{**row, "seconds": 0.2 * row["step"]} for row in TIMED]
+LOGGED = ended_as(Reason.DONE, metrics={"loss": Last(90, 0.1)})
+
 HELD = [
     *((name, GOOD) for name in GUARANTEES if name not in SPECIAL),
     ("warning-is-heeded", WARNED),
@@ -203,6 +211,12 @@ HELD = [
     ),
     ("gives-up", never_started(10)),
     ("each-step-once", replace(GOOD, calm=None)),
+    ("each-step-once", replace(with_run(rows=rows(1, 3)), calm=replace(RUN, rows=rows(1, 3)))),
+    ("each-step-once", replace(with_run(rows=rows(*range(30, 91, 30))), calm=None)),
+    ("each-step-once", replace(with_run(rows=TIMED), calm=replace(RUN, rows=TIMED_AGAIN))),
+    ("each-step-once", replace(with_run(rows=rows(*range(1, 91)), ends={3: LOGGED}), calm=None)),
+    ("costs-the-user-nothing", with_book(head=head(failures=1), attempts=(OWN, SECOND, THIRD))),
+    ("told-truly", replace(GOOD, strikes=[*STRIKES, Strike("kill", attempt=3)])),
     ("told-truly", replace(GOOD, strikes=[*STRIKES, Strike("kill", boot=7)])),
     ("only-the-struck-end", with_attempts(THIRD)),
 ]
@@ -211,23 +225,23 @@ BROKEN = [
     ("same-bytes", with_run(result=ResultRead("b"))),
     ("same-bytes", replace(GOOD, run=replace(RUN, result=ResultRead(None)),
                            calm=replace(RUN, result=ResultRead(None)))),
-    ("same-bytes", replace(GOOD, calm=None)),
     ("told-truly", replace(GOOD, strikes=[Strike("preempt", boot=1, attempt=2)])),
     ("told-truly", replace(GOOD, strikes=[Strike("kill", boot=9, attempt=9)])),
-    ("told-truly", replace(GOOD, strikes=[])),
     ("always-resumed", with_attempts(FIRST, SECOND, replace(THIRD, from_step=0))),
-    ("always-resumed", with_attempts(FIRST)),
     ("notice-loses-nothing", with_attempts(replace(FIRST, lost=1), SECOND, THIRD)),
-    ("notice-loses-nothing", replace(GOOD, strikes=STRIKES[1:])),
-    ("notice-loses-nothing",
-     replace(GOOD, strikes=[Strike("preempt", attempt=1, options={"notice_sec": 0})])),
     ("committed-stays", with_attempts(FIRST, replace(SECOND, committed=58), THIRD)),
-    ("committed-stays", with_attempts(FIRST)),
     *(("each-step-once", with_run(rows=found)) for found in (
         [], rows(1, 1), rows(2, 1), rows(1), rows(1, 3), rows(*range(1, 90)),
         [*rows(*range(1, 90)), {"step": 90, "loss": 7.0}],
     )),
-    ("each-step-once", replace(with_run(rows=rows(1, 3)), calm=replace(RUN, rows=rows(1, 3)))),
+    ("each-step-once", replace(with_run(rows=TIMED[:89]), calm=replace(RUN, rows=TIMED))),
+    ("each-step-once", with_run(rows=[*rows(*range(1, 60)), {"step": 60, "loss": 7.0},
+                                      *rows(*range(61, 91))])),
+    ("each-step-once", replace(with_run(rows=rows(*range(1, 31), *range(36, 91))), calm=None)),
+    ("each-step-once", replace(with_run(rows=rows(*range(10, 60, 10), *range(80, 91, 10))),
+                               calm=None)),
+    ("each-step-once", replace(with_run(rows=rows(*range(1, 90)), ends={3: LOGGED}), calm=None)),
+    ("each-step-once", replace(with_run(rows=rows(1, 1)), calm=None)),
     *(("one-line", with_book(head=head(lineage=lineage))) for lineage in (
         (), (Lineage(2, 0), Lineage(1, 9)), (Lineage(1, 9), Lineage(2, 5)),
     )),
@@ -236,45 +250,31 @@ BROKEN = [
      with_run(heads=(head(term=2, chain=chain(2)), head(term=3, chain=chain(2, 1))))),
     ("head-never-goes-back",
      with_run(heads=(head(term=2), head(term=3, state=State.OPEN, end=None)))),
-    ("head-never-goes-back", with_run(heads=())),
     ("only-the-struck-end", replace(GOOD, strikes=STRIKES[1:])),
     ("only-the-struck-end", replace(GOOD, strikes=[STRIKES[0], Strike("signal", attempt=2)])),
-    ("only-the-struck-end", replace(GOOD, run=Run())),
     ("costs-the-user-nothing", with_book(head=head(failures=1))),
-    ("costs-the-user-nothing", replace(GOOD, run=Run())),
-    ("stalls-are-given-up", GOOD),
     ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, False)])),
     ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", None, False)])),
-    ("waits-for-room", GOOD),
     ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"], run=Run())),
     ("retries-as-set", user_failed(USER, USER)),
     ("retries-as-set", user_failed(USER, retries=1)),
     ("retries-as-set", user_failed(Reason.USAGE, Reason.USAGE, retries=1)),
-    ("retries-as-set", GOOD),
     ("failure-is-told", user_failed(USER, end=ended_as(USER, stderr=()))),
     ("failure-is-told", user_failed(USER, end=ended_as(Reason.CUT))),
     ("failure-is-told", user_failed(USER, end=ended_as(USER, message=""))),
-    ("failure-is-told", GOOD),
     ("nothing-after-the-end", with_run(boots=(Boot("1", at(61), Reason.ENDED),))),
-    ("nothing-after-the-end", with_run(ended=None)),
     ("gives-up", never_started(3)),
     ("gives-up", never_started(11)),
     ("gives-up", never_started(10, size=1)),
-    ("gives-up", GOOD),
     ("done-means-done", with_attempts(replace(FIRST, reason=Reason.DONE))),
-    ("done-means-done", replace(GOOD, strikes=STRIKES[1:])),
-    ("warning-is-heeded", GOOD),
     ("warning-is-heeded", replace(WARNED, run=replace(WARNED.run, heads=()))),
     ("warning-is-heeded", replace(
         WARNED, strikes=[Strike("maintenance", attempt=3, options={"step": 11})])),
     ("warning-is-heeded", replace(WARNED, run=replace(
         WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.INTERRUPTED),))))),
-    ("changes-zone", with_attempts(FIRST)),
     ("changes-zone", with_attempts(FIRST, replace(SECOND, zone=FIRST.zone))),
     ("warning-is-heeded", replace(WARNED, run=replace(
         WARNED.run, ledger=book(attempts=(replace(THIRD, step=10),))))),
-    ("warning-is-heeded",
-     replace(WARNED, strikes=[Strike("maintenance", boot=1, attempt=1)])),
     ("nothing-runs", replace(GOOD, sizes={"dev": 1})),
     ("nothing-runs", replace(GOOD, sizes={"dev": None})),
     ("nothing-runs", replace(GOOD, sizes={})),
@@ -286,6 +286,44 @@ BROKEN = [
         {},
     )),
     ("no-process", replace(GOOD, strays=["python (7)"])),
+]  # fmt: skip
+
+
+UNEXERCISED = [
+    ("same-bytes", replace(GOOD, calm=None)),
+    ("told-truly", replace(GOOD, strikes=[])),
+    ("always-resumed", with_attempts(FIRST)),
+    ("notice-loses-nothing", replace(GOOD, strikes=STRIKES[1:])),
+    ("notice-loses-nothing",
+     replace(GOOD, strikes=[Strike("preempt", attempt=1, options={"notice_sec": 0})])),
+    ("committed-stays", with_attempts(FIRST)),
+    ("head-never-goes-back", with_run(heads=())),
+    ("only-the-struck-end", replace(GOOD, run=Run())),
+    ("costs-the-user-nothing", replace(GOOD, run=Run())),
+    ("stalls-are-given-up", GOOD),
+    ("waits-for-room", GOOD),
+    ("retries-as-set", GOOD),
+    ("failure-is-told", GOOD),
+    ("nothing-after-the-end", with_run(ended=None)),
+    ("gives-up", GOOD),
+    ("done-means-done", replace(GOOD, strikes=STRIKES[1:])),
+    ("warning-is-heeded", GOOD),
+    ("changes-zone", with_attempts(FIRST)),
+    ("warning-is-heeded",
+     replace(WARNED, strikes=[Strike("maintenance", boot=1, attempt=1)])),
+    ("same-bytes", replace(GOOD, calm=replace(RUN, ledger=book(head=failed(USER))))),
+    ("same-bytes", with_book(head=failed(USER))),
+    ("told-truly", replace(GOOD, strikes=[Strike("kill", attempt=1, missed="it was gone")])),
+    ("told-truly", replace(GOOD, strikes=[Strike("preempt", boot=3, attempt=3)])),
+    ("always-resumed",
+     with_attempts(replace(FIRST, committed=None), replace(SECOND, from_step=0), THIRD)),
+    ("notice-loses-nothing",
+     replace(GOOD, strikes=[Strike("preempt", attempt=1, missed="it was gone")])),
+    ("each-step-once", replace(with_run(rows=[]), calm=None)),
+    ("each-step-once", replace(with_run(rows=[]), calm=replace(RUN, rows=[]))),
+    ("each-step-once", with_book(head=failed(USER))),
+    ("one-line", replace(GOOD, run=Run())),
+    ("nothing-after-the-end", replace(GOOD, run=Run())),
 ]  # fmt: skip
 
 
@@ -305,7 +343,46 @@ def test_in_a_run_that_went_well_all_is_held():
 )
 def test_what_breaks_a_guarantee_is_said_to(name, seen):
     found = verdict(name, seen)
-    assert not found.held, found.detail
+    assert found.verdict is Verdict.BROKEN, found.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"), UNEXERCISED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(UNEXERCISED)]
+)
+def test_what_nothing_put_to_the_test_is_neither_held_nor_broken(name, seen):
+    found = verdict(name, seen)
+    assert found.verdict is Verdict.NOT_EXERCISED and found.detail, found.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "said"),
+    [
+        ("each-step-once", with_run(rows=rows(*range(1, 60), *range(65, 91))),
+         "85 rows of 90 steps; without step 60, 61, 62 and 2 more, which the undisturbed run has"),
+        ("each-step-once", with_run(rows=rows(1, 1)), "step 1 is there twice"),
+        ("each-step-once", replace(with_run(rows=TIMED), calm=replace(RUN, rows=TIMED_AGAIN)),
+         "90 rows of 90 steps; not compared, for they vary in each run: seconds"),
+        ("each-step-once", replace(with_run(rows=rows(30, 60, 90)), calm=None), "3 rows of 90"),
+        ("each-step-once", replace(with_run(rows=rows(*range(1, 31), *range(36, 91))), calm=None),
+         "no row between step 30 and step 36, where an attempt took over"),
+        ("same-bytes", with_run(result=ResultRead("b", {"m.txt": b"one", "n": b""}),
+                                rows=[{"step": 1, "loss": 0.5}]),
+         "m.txt differs (value line 1: 'one', undisturbed 'two'); 1 other file is equal; the rows "
+         "differ before anything interrupted the run: loss of step 1 is 0.5, undisturbed 1; if"),
+        ("told-truly", replace(GOOD, strikes=[Strike("preempt", boot=3, attempt=3)]),
+         "preempt: attempt 3 ended as done, for it was complete before it was stopped"),
+        ("always-resumed",
+         with_attempts(replace(FIRST, committed=None), replace(SECOND, from_step=0), THIRD),
+         "attempt 1 had no checkpoint yet when it ended: make checkpoints more often"),
+        ("costs-the-user-nothing", with_book(head=head(failures=1), attempts=(OWN, THIRD)),
+         "1 failures counted, 1 of the trainer's own"),
+    ],
+)  # fmt: skip
+def test_a_verdict_says_what_was_seen(name, seen, said):
+    if seen.calm is not None and not seen.calm.result.files:
+        result = ResultRead("a", {"m.txt": b"two", "n": b""})
+        seen = replace(seen, calm=replace(seen.calm, result=result))
+    assert said in verdict(name, seen).detail
 
 
 def test_every_guarantee_is_shown_something_that_breaks_it():
@@ -325,7 +402,10 @@ def test_every_guarantee_is_printed_as_a_promise():
         (replace(user_failed(USER), expected=Ending("failed", "usage")), "must be failed (usage)"),
         (replace(GOOD, run=Run()), "waiting, must be done (done)"),
         (replace(GOOD, run=never_started(2).run), "never-started, must be done"),
-        (with_book(head=head(state=State.OPEN, end=None)), "open, must be done (done)"),
+        (
+            replace(with_book(head=head(state=State.OPEN, end=None)), within_sec=300.0),
+            "open after 300 s, must be done (done)",
+        ),
     ],
 )
 def test_another_end_than_the_expected_breaks(seen, detail):
@@ -339,13 +419,22 @@ def test_an_undisturbed_run_that_is_not_done_breaks():
     assert not judge.judge(replace(GOOD, calm=calm), [])[0].held
 
 
-def test_a_misfortune_that_never_came_breaks():
-    found = judge.judge(replace(GOOD, pending=1), [])[1]
-    assert (found.name, found.held) == ("all-happened", False)
-    assert found.detail == "preempt: attempt 1; kill: attempt 2; 1 never came"
+def test_a_misfortune_that_never_came_was_not_exercised():
+    found = judge.judge(replace(GOOD, pending=["event 3 (kill at share 0.8)"]), [])[1]
+    assert (found.name, found.verdict) == ("all-happened", Verdict.NOT_EXERCISED)
+    assert found.detail == (
+        "preempt: attempt 1; kill: attempt 2; the run ended at step 90 before event 3 (kill at "
+        "share 0.8); train longer, or name earlier moments"
+    )
+    early = with_run(ledger=book(total=None))
+    found = judge.judge(replace(early, pending=["event 1 (kill at share 0.8)"]), [])[1]
+    assert found.detail.endswith("gives no total, so there is no share: name commits instead")
+    lost = with_book(head=failed(USER))
+    found = judge.judge(replace(lost, pending=["event 1 (kill at share 0.8)"]), [])[1]
+    assert found.detail.endswith("the run ended at step 90 before event 1 (kill at share 0.8)")
     missed = replace(GOOD, strikes=[Strike("thaw", boot=2, missed="no VM has begun attempt 9")])
     found = judge.judge(missed, [])[1]
-    assert not found.held
+    assert found.verdict is Verdict.NOT_EXERCISED
     assert found.detail == "thaw: boot 2 (missed: no VM has begun attempt 9)"
     quiet = judge.judge(replace(GOOD, strikes=[], faulted=2), [])[1]
     assert (quiet.held, quiet.detail) == (True, "2 requests were disturbed")
@@ -365,7 +454,7 @@ def finished(store: MemoryStore, files: dict[str, bytes]) -> Head:
 def test_the_result_is_hashed_from_its_own_bytes():
     store = MemoryStore()
     whole = finished(store, {"model.bin": b"weights", "notes.txt": b"x"})
-    read = judge.read_result(store, whole)
+    read = read_result(store, whole)
     lines = "".join(
         f"{hashlib.sha256(data).hexdigest()}  {name}\n"
         for name, data in (("model.bin", b"weights"), ("notes.txt", b"x"))
@@ -378,8 +467,8 @@ def test_a_result_whose_bytes_changed_after_the_record_has_no_digest():
     store = MemoryStore()
     whole = finished(store, {"model.bin": b"weights"})
     store.put(LAYOUT.result(3) + "model.bin", b"weightz")
-    assert judge.read_result(store, whole).digest is None
+    assert read_result(store, whole).digest is None
 
 
 def test_an_end_without_a_result_has_no_digest():
-    assert judge.read_result(MemoryStore(), head()).digest is None
+    assert read_result(MemoryStore(), head()).digest is None

@@ -14,13 +14,13 @@ from outlast.cli import engine
 from outlast.cli.engine import Parts, find_parts
 from outlast.cli.errors import RehearsalError, UsageError
 from outlast.cli.rehearsal import rehearse, scenario
-from outlast.cli.rehearsal.judge import Ending
 from outlast.cli.rehearsal.rehearse import (
     Delivery,
     Side,
     Stage,
     compose,
 )
+from outlast.cli.rehearsal.seen import Ending
 from outlast.localcloud import scenario as cloud_side
 from tests.cli.test_judge import attempt, head
 

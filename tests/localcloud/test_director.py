@@ -555,6 +555,7 @@ def test_a_scenario_is_put_shown_and_taken_away(cloud: LocalCloud) -> None:
         assert put.status_code == 200, put.text
         shown = cloud.call("GET", path).json()
         assert (shown["target"], shown["pending"], shown["log"]) == ("dev", 3, [])
+        assert shown["waiting"] == [{"event": 0, "left": 3, "when": {}, "do": "kill"}]
         assert shown["document"]["events"][0]["times"] == 3
         bad = cloud.call("PUT", path, json={**document, "sped": 2})
         assert bad.status_code == 400

@@ -28,14 +28,9 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import RehearsalError, UsageError, reading
 from outlast.cli.rehearsal import judge, scenario
-from outlast.cli.rehearsal.judge import (
-    Guarantee,
-    Run,
-    Seen,
-    Stall,
-    Strike,
-)
+from outlast.cli.rehearsal.judge import Guarantee, Verdict
 from outlast.cli.rehearsal.scenario import Scenario
+from outlast.cli.rehearsal.seen import Run, Seen, Stall, Strike, read_result
 
 LIMIT_SEC = 600
 """An engine that takes longer than this has hung."""
@@ -123,6 +118,10 @@ class Report:
         """Whether every guarantee was seen held."""
         return bool(self.guarantees) and all(g.held for g in self.guarantees)
 
+    def count(self, verdict: Verdict) -> int:
+        """How many guarantees have it."""
+        return sum(guarantee.verdict is verdict for guarantee in self.guarantees)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "scenario": self.scenario,
@@ -141,7 +140,13 @@ class Report:
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "attempts_undisturbed": [attempt.as_json() for attempt in self.calm_attempts],
             "guarantees": [
-                {"name": g.name, "promise": g.promise, "held": g.held, "detail": g.detail}
+                {
+                    "name": g.name,
+                    "promise": g.promise,
+                    "verdict": g.verdict.lower(),
+                    "held": g.held,
+                    "detail": g.detail,
+                }
                 for g in self.guarantees
             ],
         }
@@ -559,6 +564,7 @@ class Stage:
         return Seen(
             expected=self.scenario.end,
             run=runs[0],
+            within_sec=self.scenario.within_sec,
             calm=runs[1] if len(runs) > 1 else None,
             strikes=[_strike(entry) for entry in played["log"]],
             faulted=sum(fired),
@@ -567,7 +573,10 @@ class Stage:
                 for rule in faults
                 for stall in rule["stalls"]
             ],
-            pending=int(played["pending"]) + fired.count(0),
+            pending=[
+                *(_event(event) for event in played["waiting"]),
+                *(f"a request for {_rule(rule)}" for rule in faults if not rule["fired"]),
+            ],
             retries=int(self.config.get("outlast:retriesFailures") or 0),
             refusals=self.cloud.group_errors(storm.group, storm.place),
             sizes={side.name: self._size(side) for side in self.sides},
@@ -597,7 +606,7 @@ class Stage:
                 ended = self.store.stat(path).updated
             except NotFound:
                 ended = None
-            result = judge.read_result(self.store, book.head)
+            result = read_result(self.store, book.head)
         try:
             rows = list(read_rows(self.store, side.layout, book.head))
         except (StoreError, ValueError):  # what cannot be read is not there
@@ -619,6 +628,18 @@ class Stage:
             calm_attempts=seen.calm.attempts if seen.calm else (),
             strikes=tuple(seen.strikes),
         )
+
+
+def _event(entry: Mapping[str, Any]) -> str:
+    """An event that has not come, in words, such as `event 2 (kill at attempt 2, share 0.4)`."""
+    moment = ", ".join(f"{name} {value}" for name, value in entry["when"].items() if value)
+    left = f", {entry['left']} times more" if entry["left"] > 1 else ""
+    return f"event {entry['event'] + 1} ({entry['do']} at {moment}{left})"
+
+
+def _rule(rule: Mapping[str, Any]) -> str:
+    """What requests a fault is for."""
+    return " ".join(f"{name} {value}" for name, value in rule["match"].items() if value)
 
 
 def _strike(entry: Mapping[str, Any]) -> Strike:

@@ -14,7 +14,8 @@ from typing import Any
 from outlast.base.exits import Reason
 from outlast.cli.engine import ROOT, Parts, scrubbed
 from outlast.cli.errors import RehearsalError, UsageError
-from outlast.cli.rehearsal.judge import GUARANTEES, NEEDS_CALM, Ending
+from outlast.cli.rehearsal.judge import GUARANTEES, NEEDS_CALM
+from outlast.cli.rehearsal.seen import Ending
 
 FOLDER = ROOT / "outlast" / "localcloud" / "scenarios"
 """Of the named ones."""

@@ -1,0 +1,123 @@
+"""What a run's rows in the bucket say of its steps, alone and beside an undisturbed run's.
+
+A trainer may log every step, once an epoch, or when it evaluates: rows are judged by the steps that
+it logs.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from outlast.base.exits import State
+from outlast.cli.rehearsal.seen import Run
+
+STEPS_SHOWN = 3
+
+
+def disorder(run: Run) -> str:
+    """Rows that are there twice or out of order; empty where none are."""
+    steps = [row["step"] for row in run.rows]
+    for before, after in pairwise(steps):
+        if after == before:
+            return f"step {after} is there twice"
+        if after < before:
+            return f"step {after} comes after step {before}"
+    return ""
+
+
+def gap(run: Run) -> str:
+    """Rows that are missing by the run's own word: where an attempt took over more steps in a row
+    are without one than anywhere else, or the last one that the trainer logged is not there."""
+    steps = [row["step"] for row in run.rows]
+    seams = {attempt.from_step for attempt in run.attempts[1:]}
+    within, across = 0, []
+    for before, after in pairwise([0, *steps]):
+        seam = next((seam for seam in seams if before <= seam < after), None)
+        if seam is None:
+            within = max(within, after - before)
+        else:
+            across.append((before, after))
+    for before, after in across:
+        if 0 < within < after - before:
+            return f"no row between step {before} and step {after}, where an attempt took over"
+    logged = _last_logged(run)
+    if steps and logged > steps[-1]:
+        return f"no row after step {steps[-1]}, and the trainer logged step {logged}"
+    return ""
+
+
+def _last_logged(run: Run) -> int:
+    """The last step that the trainer of a finished run logged, by its supervisor's word."""
+    head = run.head
+    end = run.ends.get(head.term) if head is not None else None
+    if end is None or head is None or head.state is not State.DONE:
+        return 0
+    return max((last.step for last in end.metrics.values() if last.step <= end.step), default=0)
+
+
+def difference(run: Run, calm: Run) -> str:
+    """How the rows differ from the undisturbed run's, beyond the values that vary in each run."""
+    steps, calm_steps = ({row["step"] for row in one.rows} for one in (run, calm))
+    told = []
+    if missing := calm_steps - steps:
+        told.append(f"without step {_some(missing)}, which the undisturbed run has")
+    if added := steps - calm_steps:
+        told.append(f"with step {_some(added)}, which the undisturbed run has not")
+    if told:
+        return " and ".join(told)
+    varies, others = set(varying(run, calm)), {row["step"]: row for row in calm.rows}
+    for row in run.rows:
+        other = others[row["step"]]
+        for name in _differing(row, other):
+            if name not in varies:
+                return _values(name, row, other)
+    return ""
+
+
+def varying(run: Run, calm: Run) -> list[str]:
+    """Names whose values differ although nothing had interrupted the run yet, such as times."""
+    found: dict[str, None] = {}
+    for row, other in _undisturbed(run, calm):
+        found |= dict.fromkeys(_differing(row, other))
+    return list(found)
+
+
+def differs_before_interruption(run: Run, calm: Run) -> str:
+    """A sentence where two runs of the same training differ by themselves."""
+    for row, other in _undisturbed(run, calm):
+        for name in _differing(row, other):
+            return (
+                "the rows differ before anything interrupted the run: "
+                f"{_values(name, row, other)}; "
+                "if that is no time, the training does not repeat itself: seed its random numbers"
+            )
+    return ""
+
+
+def _undisturbed(run: Run, calm: Run) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Rows of the same step in both, up to the step from which the run was first resumed."""
+    others = {row["step"]: row for row in calm.rows}
+    rows = [row for row in run.rows if row["step"] <= run.resumed]
+    return [(row, others[row["step"]]) for row in rows if row["step"] in others]
+
+
+def _differing(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    missing = object()
+    return [n for n in {**row, **other} if row.get(n, missing) != other.get(n, missing)]
+
+
+def _values(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    here, there = (_value(one.get(name, "not logged")) for one in (row, other))
+    if here == there:
+        here, there = row.get(name), other.get(name)
+    return f"{name} of step {row['step']} is {here}, undisturbed {there}"
+
+
+def _value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _some(steps: set[int]) -> str:
+    shown = sorted(steps)[:STEPS_SHOWN]
+    more = f" and {len(steps) - len(shown)} more" if len(steps) > len(shown) else ""
+    return ", ".join(map(str, shown)) + more

@@ -1,0 +1,184 @@
+"""What a rehearsal saw: the runs as they are in the bucket, and what happened to them."""
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from outlast.bucket import metrics
+from outlast.bucket.head import Head
+from outlast.bucket.layout import METRICS_FILE, AttemptEnd, Last
+from outlast.bucket.ledger import Attempt, Boot, Ledger
+from outlast.bucket.results import fetch_result
+from outlast.bucket.store import Damaged, NotFound, Store
+
+NEVER_STARTED = "never-started"
+"""State of a run that no boot has got to: there is no HEAD that could say so."""
+WAITING = "waiting"
+"""State of a run that no VM has booted for yet."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run is to end: HEAD's state, or `never-started` or `waiting` where there is no HEAD."""
+
+    state: str
+    reason: str | None = None
+    """None: any."""
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.reason})" if self.reason else self.state
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One thing that the local cloud did to the run."""
+
+    do: str
+    """Name of the action, such as `kill`."""
+    boot: int | None = None
+    """Which boot of the run it struck."""
+    attempt: int | None = None
+    """The term that the VM held; None where it held none."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    missed: str = ""
+    """Why it had no effect; empty where it had."""
+
+    def __str__(self) -> str:
+        what = self.do
+        if self.attempt is not None:
+            what += f": attempt {self.attempt}"
+        elif self.boot is not None:
+            what += f": boot {self.boot}"
+        return f"{what} (missed: {self.missed})" if self.missed else what
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A request that the local cloud left hanging."""
+
+    target: str
+    """An object's name, or the path of a call."""
+    waited_sec: float | None
+    """How long its sender waited before it gave up; None: for good."""
+    again: bool
+    """Whether the sender then asked again."""
+
+    def __str__(self) -> str:
+        waited = "never" if self.waited_sec is None else f"after {self.waited_sec:g} s"
+        end = "asked again" if self.again else "and not asked again"
+        return f"{self.target.rpartition('/')[2]} given up {waited}, {end}"
+
+
+@dataclass(frozen=True)
+class ResultRead:
+    """A result as its bytes are; `digest` is None where they are not what the records say."""
+
+    digest: str | None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def last_metrics(self) -> dict[str, Last]:
+        """The last value of each column of metrics.json; empty where there is none, or one of
+        another form."""
+        try:
+            return metrics.last_values(metrics.read_table(self.files.get(METRICS_FILE, b"")))
+        except ValueError:
+            return {}
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one stack's run left in the bucket."""
+
+    ledger: Ledger | None = None
+    """None: no VM has ever taken a term."""
+    rows: Rows = ()
+    result: ResultRead = ResultRead(None)  # noqa: RUF009 - frozen
+    boots: tuple[Boot, ...] = ()
+    ends: Mapping[int, AttemptEnd] = field(default_factory=dict)
+    """Records of ends, by attempt."""
+    ended: datetime | None = None
+    """When the copy of the run's end was written."""
+    heads: tuple[Head, ...] = ()
+    """HEAD as it was seen from time to time, oldest first."""
+
+    @property
+    def head(self) -> Head | None:
+        return self.ledger.head if self.ledger else None
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        return self.ledger.attempts if self.ledger else ()
+
+    @property
+    def resumed(self) -> int:
+        """The step that its second attempt resumed from: up to it, nothing interrupted the run. All
+        steps where there is one attempt."""
+        if len(self.attempts) > 1:
+            return self.attempts[1].from_step
+        return self.ledger.step if self.ledger else 0
+
+    @property
+    def ending(self) -> Ending:
+        """How it stands."""
+        if self.head is None:
+            return Ending(NEVER_STARTED if self.boots else WAITING)
+        end = self.head.end
+        return Ending(self.head.state, end.reason if end else None)
+
+
+@dataclass
+class Seen:
+    """All that a rehearsal saw."""
+
+    expected: Ending
+    run: Run
+    within_sec: float = 0.0
+    """How long the run had to come to its end."""
+    calm: Run | None = None
+    """The undisturbed run's; None where none was made."""
+    strikes: Sequence[Strike] = ()
+    faulted: int = 0
+    stalls: Sequence[Stall] = ()
+    """Requests that a fault of the scenario has hit."""
+    pending: Sequence[str] = ()
+    """What was to happen and did not, in words."""
+    retries: int = 0
+    """Failures of the user's own that the stack retries."""
+    refusals: Collection[str] = ()
+    """Codes with which the platform refused to create a VM."""
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
+    vms: Sequence[str] = ()
+    audit: Mapping[str, Any] = field(default_factory=dict)
+    """What exists after destroy."""
+    bucket: str = ""
+    strays: Sequence[str] = ()
+    """Processes that had to be killed."""
+
+    @property
+    def struck(self) -> list[Strike]:
+        """What had an effect."""
+        return [strike for strike in self.strikes if not strike.missed]
+
+    def attempt_of(self, strike: Strike) -> Attempt | None:
+        return next((a for a in self.run.attempts if a.term == strike.attempt), None)
+
+
+def read_result(store: Store, head: Head) -> ResultRead:
+    """Downloads a finished run's result and hashes every byte of it here, trusting no record."""
+    end = head.end
+    if end is None or end.result is None:
+        return ResultRead(None)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            manifest = fetch_result(store, end.result, folder)
+        except (Damaged, NotFound):
+            return ResultRead(None)
+        files = {file.name: (folder / file.name).read_bytes() for file in manifest.files}
+    return ResultRead(manifest.digest, files)

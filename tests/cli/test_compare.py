@@ -1,0 +1,121 @@
+"""Where two results differ is said by the file and the array or value in it."""
+
+import io
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outlast.cli.rehearsal.compare import difference
+from outlast.loop import snapshot
+
+REST = {"notes.txt": b"x", "config.json": b"{}"}
+
+
+def of(name: str, one: bytes, other: bytes) -> str:
+    return difference({name: one, **REST}, {name: other, **REST})
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def tensors(**arrays: Any) -> bytes:
+    header, data = {}, b""
+    for name, array in arrays.items():
+        end = len(data) + array.nbytes
+        entry = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [len(data), end]}
+        header[name], data = entry, data + array.tobytes()
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+A = np.array([1.0, 2.0, 3.0], np.float32)
+B = np.array([1.0, 2.5, 3.0], np.float32)
+SAID = "1 of 3 values differ, by up to 0.5"
+EQUAL = "; 2 other files are equal"
+
+
+def test_equal_results_have_no_difference() -> None:
+    assert difference(REST, REST) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other", "said"),
+    [
+        ("m.npz", npz(w=A, bias=A), npz(w=A, bias=B), f"m.npz differs (array bias: {SAID})"),
+        ("m.npy", npy(A), npy(B), f"m.npy differs (array: {SAID})"),
+        ("m.npy", npy(A), npy(A[:2]), "array: [3] <f4, undisturbed [2] <f4"),
+        ("m.safetensors", tensors(a=A, w=A), tensors(a=A, w=B), f"array w: {SAID}"),
+        ("m.npz", npz(w=A), npz(w=A, b=A), "array b is in one only"),
+        ("m.json", b'{"a": {"b": [1, 2]}}', b'{"a": {"b": [1, 3]}}', "value a.b[1]: 2, undist"),
+        ("m.json", b'{"a": 1}', b'{ "a": 1}', "all in it is equal but its bytes: first at byte 1"),
+        ("log.txt", b"one\ntwo\n", b"one\nzwei\n", "value line 2: 'two', undisturbed 'zwei'"),
+        (
+            "m.joblib",
+            b"abc",
+            b"abd",
+            "m.joblib differs (a pickle, which is not read; first at",
+        ),
+        ("m.bin", b"abc", b"abcd", "m.bin differs (first at byte 3, 3 bytes, undisturbed 4)"),
+        ("m.npz", npz(w=A), b"PK", "m.npz differs (first at byte 2"),
+        ("m.json", b"{", b"[", "m.json differs (first at byte 0 of 1; cannot be read:"),
+    ],
+)
+def test_the_file_and_the_part_that_differ_are_named(
+    name: str, one: bytes, other: bytes, said: str
+) -> None:
+    told = of(name, one, other)
+    assert said in told and told.endswith(EQUAL), told
+
+
+def test_arrays_that_the_loop_wrote_have_the_names_of_their_places(tmp_path: Path) -> None:
+    def written(array: Any) -> dict[str, bytes]:
+        values = {"model": {"layers": [A, array]}, "n": 3}
+        snapshot.write_values(tmp_path / "model.json", values)
+        return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    told = difference(written(A.copy()), written(B))
+    assert told == f"model.bin differs (array model.layers[1]: {SAID}); 1 other file is equal"
+
+
+def test_files_that_one_result_lacks_are_named() -> None:
+    assert difference({"a": b""}, {"b": b""}) == (
+        "a is not in the undisturbed result; b is only in the undisturbed result; "
+        "0 other files are equal"
+    )
+
+
+def test_of_many_differences_the_first_few_are_named() -> None:
+    arrays = {f"w{n}": A for n in range(9)}
+    told = of("m.npz", npz(**arrays), npz(**{name: B for name in arrays}))
+    assert "array w2" in told and "array w3" not in told and "and 6 more" in told
+    many = {f"f{n}": b"1" for n in range(9)}
+    assert "and 6 more files" in difference(many, {name: b"2" for name in many})
+
+
+def test_no_pickle_is_ever_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    file = io.BytesIO()
+    np.save(file, np.array([Trap()], dtype=object), allow_pickle=True)
+    data = file.getvalue()
+    for name in ("m.npy", "m.pkl", "m.joblib"):
+        assert f"{name} differs" in of(name, data, data[:-1] + b"x")
+    with pytest.raises(Exception):  # noqa: B017 - whatever a half pickle raises
+        pickle.loads(b"x")
+    assert not (tmp_path / "ran").exists()
