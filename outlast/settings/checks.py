@@ -45,6 +45,8 @@ from outlast.settings.rules.run import (
     pinned_of,
 )
 from outlast.settings.rules.secret import (
+    plain_tokens,
+    refuse_plain_values,
     refuse_secret_values,
     secret_env_of,
     webhook_secret_of,
@@ -86,6 +88,8 @@ def check(
     command = command_of(read)
     trainer = identity.COMMAND if command else read.text("trainer")
     args = args_of(read.mapping("args"))
+    secret_env = secret_env_of(read, cloud)
+    refuse_plain_values(values, secret_keys, secret_env, command, args)
     is_own = not command and bool(delivered.git or read.text("source"))
     content = content_of(read, trainer, args, command, delivered.git)
     bucket = bucket_of(read, cloud)
@@ -146,12 +150,12 @@ def check(
         data_paths=data_paths,
         init=init_of(read, command),
         labels=label_rules.of_stack(project, stack, experiment, labels_of(read.mapping("labels"))),
-        secret_env=secret_env_of(read, cloud),
+        secret_env=secret_env,
         webhook=webhook_of(read.text("webhook")),
         webhook_secret=webhook_secret_of(read, cloud),
         notice_sec=notice_sec,
         waits=waits_of(read, notice_sec, spot=machine.spot),
-        advice=(*machine.advice, *slips(command, read)),
+        advice=(*machine.advice, *slips(command, read), *plain_tokens(command, args)),
     )
     if found.part == EXPERIMENT:
         check_image(found.image, found.recipe, found.needs)

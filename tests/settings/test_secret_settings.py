@@ -79,5 +79,50 @@ def test_a_value_set_with_secret_is_refused_with_the_remedy_and_not_shown(key, v
     assert remedy in said and "SECRET" not in said
 
 
+def full(**values):
+    return {f"outlast:{key}": value for key, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            full(args='{"wandb-api-key": "abc"}'),
+            "outlast:args.wandb-api-key beside outlast:",
+        ),
+        (full(command="WANDB_API_KEY=abc python t.py"), "outlast:command beside outlast:"),
+        (
+            full(command="env WANDB_API_KEY='abc' python t.py"),
+            "outlast:command beside outlast:",
+        ),
+        (
+            full(command='["env", "WANDB_API_KEY=abc", "python"]'),
+            "sets WANDB_API_KEY in plain text",
+        ),
+        ({"acme:wandbApiKey": "abc"}, "acme:wandbApiKey beside outlast:secretEnv.WANDB_API_KEY"),
+    ],
+)
+def test_a_secret_that_stands_in_plain_text_too_is_refused_by_name(values, said):
+    found = refusal({**env(WANDB_API_KEY="wandb"), **values})
+    assert said in found and "abc" not in found
+    if "outlast:args" not in values:  # args of a trainer of ours are checked by their names
+        check(values)
+
+
+def test_a_variable_that_is_only_passed_on_is_no_plain_text():
+    own = env(WANDB_API_KEY="wandb")
+    for command in ('WANDB_API_KEY="$WANDB_API_KEY" python t.py', "X=$WANDB_API_KEY python t.py"):
+        check({**own, **full(command=command)})
+    check({**own, "acme:wandbApiKey": "abc"}, secret_keys=["acme:wandbApiKey"])
+
+
+def test_what_looks_like_a_token_is_warned_of_by_its_setting():
+    token = "hf_" + "a1" * 12
+    found = check(full(command=f"HF_TOKEN={token} python t.py"))
+    assert any(line.startswith("outlast:command: looks like") for line in found.advice)
+    assert token not in "".join(found.advice)
+    assert not any("looks like" in line for line in check(full(command="python t.py")).advice)
+
+
 def test_secrets_of_other_namespaces_are_none_of_ours():
     assert check(secret_keys=["gcp:credentials", "aws:secretKey"]).run == check().run

@@ -27,7 +27,7 @@ from outlast.bucket.ledger import Attempt, Ledger
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import RehearsalError, UsageError, reading
-from outlast.cli.rehearsal import judge, scenario
+from outlast.cli.rehearsal import judge, scenario, secrets
 from outlast.cli.rehearsal.judge import Guarantee, Verdict
 from outlast.cli.rehearsal.scenario import Scenario
 from outlast.cli.rehearsal.seen import Run, Seen, Stall, Strike, read_result
@@ -233,6 +233,7 @@ def rehearse(
     played.check_moments(command=bool(config.get("outlast:command")))
     if stack is not None:
         played = played.moved(str(read_config(STACK)["gcp:zone"]), zone_of(config))
+    config, held = secrets.take_over(config, os.environ)
     started = time.monotonic()
     with _terminable(), _scratch() as scratch:
         os.environ[clouds.TOKEN_VARIABLE] = str(scratch)
@@ -249,6 +250,9 @@ def rehearse(
                     parts, scratch / "pulumi", os.environ.get("PATH", os.defpath)
                 )
                 engine.enter({**variables, clouds.TOKEN_VARIABLE: str(scratch)})
+                held.create(cloud)
+                for note in held.notes:
+                    watcher.say(note)
                 stage = Stage(cloud, played, config, scratch / "stacks", watcher)
                 report, seen = stage.play(stack or STACK, deliveries)
             finally:

@@ -1,6 +1,9 @@
 """Rules of secrets: which a VM reads, and that no other setting holds one."""
 
-from collections.abc import Collection
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError
 from outlast.spec import secrets
@@ -33,6 +36,62 @@ def refuse_secret_values(secret_keys: Collection[str]) -> None:
             f"{full}: is set with --secret, and would stand in plain text in the stack's state and"
             f" in the VM's metadata; {remedy}"
         )
+
+
+def refuse_plain_values(
+    values: Mapping[str, Any],
+    secret_keys: Collection[str],
+    variables: Collection[str],
+    command: str,
+    args: Mapping[str, Any],
+) -> None:
+    """Refuses a variable of `secretEnv` that the stack's settings have in plain text too: it is in
+    a file, in the state and in the VM's metadata, and the secret is none. `values` and
+    `secret_keys` are by full key, `command` and `args` are the settings."""
+    for name in sorted(variables):
+        own = f"{NAMESPACE}:secretEnv.{name}"
+        for key in args:
+            if _same(key, name):
+                raise SettingsError(
+                    f"{NAMESPACE}:args.{key} beside {own}: stands in plain text; leave it out, and"
+                    f" read the variable {name} in the trainer"
+                )
+        if re.search(rf"(?<![\w$]){re.escape(name)}=(?![\"']?\$|\s|$)", _words(command), re.M):
+            raise SettingsError(
+                f"{NAMESPACE}:command beside {own}: sets {name} in plain text; leave that out, the"
+                " VM sets the variable for the command"
+            )
+        for full in sorted(values):
+            space, _, key = full.partition(":")
+            if space != NAMESPACE and full not in secret_keys and _same(key, name):
+                raise SettingsError(
+                    f"{full} beside {own}: stands in plain text in the stack's settings; remove it"
+                    f" with pulumi config rm {full}, and change the key, since others may have read"
+                    " it"
+                )
+
+
+def _words(command: str) -> str:
+    """The command's line, or its words one a line."""
+    found = json.loads(command) if command else ""
+    return found if isinstance(found, str) else "\n".join(found)
+
+
+def _same(key: object, variable: str) -> bool:
+    """Whether a setting is called like the variable: api-key, apiKey and API_KEY are."""
+    return re.sub(r"[^a-z0-9]", "", str(key).lower()) == re.sub(r"[^a-z0-9]", "", variable.lower())
+
+
+def plain_tokens(command: str, args: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence for each setting of the run that looks like a token or a key itself."""
+    words = {f"args.{key}": str(value).split() for key, value in args.items()}
+    words["command"] = re.split(r"[\s=,\"']+", _words(command))
+    return tuple(
+        f"{NAMESPACE}:{key}: looks like it holds a token or a key, in plain text; keep it as a"
+        f" secret of Secret Manager, and name that in {NAMESPACE}:secretEnv"
+        for key, found in words.items()
+        if any(map(secrets.looks_secret, found))
+    )
 
 
 def secret_env_of(read: Reader, cloud: str) -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""Secrets of a rehearsal: the local cloud's Secret Manager gets one for each that the stack names.
+
+A variable of `outlast:secretEnv` gets the value that your shell has for it, as on a laptop, else a
+stand-in. The webhook gets an address that leads nowhere: a rehearsal reaches nobody.
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlast.cli import cloud as clouds
+from outlast.cli.errors import UsageError
+from outlast.spec import secrets
+
+VARIABLES = "outlast:secretEnv"
+WEBHOOK = "outlast:webhookSecret"
+GIT = "outlast:gitSecret"
+WEBHOOK_NAME = "rehearsal-webhook"
+WEBHOOK_ADDRESS = "https://webhook.invalid/rehearsal"
+"""No name below `invalid` is ever found."""
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What the local cloud's Secret Manager is to hold."""
+
+    values: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """By the secrets' names there."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of them."""
+
+    def create(self, cloud: clouds.LocalCloud) -> None:
+        """Make them. Raises CloudError."""
+        path = f"/secretmanager/v1/projects/{clouds.PROJECT}/secrets"
+        for name, value in self.values.items():
+            cloud.call("POST", f"{path}?secretId={name}", {"replication": {"automatic": {}}})
+            payload = {"payload": {"data": base64.b64encode(value).decode()}}
+            cloud.call("POST", f"{path}/{name}:addVersion", payload)
+
+
+def take_over(
+    config: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], Secrets]:
+    """The settings with the secrets that the local cloud will have in place of the stack's own, and
+    those. Settings that break a rule stay, for the program to refuse. UsageError: a secret has no
+    stand-in."""
+    if config.get(GIT):
+        raise UsageError(
+            f"{GIT} {config[GIT]!r}: a rehearsal has no token or key of yours; rehearse a checkout"
+            " of the repository, with outlast:source in place of outlast:delivery git."
+        )
+    changed, values, notes = dict(config), dict[str, bytes](), list[str]()
+    variables = config.get(VARIABLES)
+    if variables and isinstance(variables, Mapping) and _is_good(variables):
+        changed[VARIABLES] = {str(name): str(name) for name in variables}
+        for name in map(str, variables):
+            # What a shell holds may be bytes of any kind.
+            own = environ.get(name, "").encode(errors="surrogateescape")
+            values[name] = own or f"rehearsal-stand-in-for-{name}".encode()
+            had = "your environment's value" if own else "a stand-in, it is not in your environment"
+            notes.append(f"secretEnv.{name}: {had}")
+    if config.get(WEBHOOK) and _is_name(config[WEBHOOK]):
+        changed[WEBHOOK] = WEBHOOK_NAME
+        values[WEBHOOK_NAME] = WEBHOOK_ADDRESS.encode()
+        notes.append("webhookSecret: an address that leads nowhere, a rehearsal reaches nobody")
+    return changed, Secrets(values, tuple(notes))
+
+
+def _is_good(variables: Mapping[Any, Any]) -> bool:
+    try:
+        secrets.check_variables({str(name): value for name, value in variables.items()}, "project")
+    except secrets.SecretNameError:
+        return False
+    return True
+
+
+def _is_name(text: Any) -> bool:
+    try:
+        return bool(secrets.check_name("webhookSecret", str(text), "project"))
+    except secrets.SecretNameError:
+        return False
