@@ -82,6 +82,38 @@ def test_three_preemptions_and_every_guarantee_held_in_a_hostile_shell():
     assert scratch_folders() <= before
 
 
+SECRETS = """\
+name: secrets
+about: A command with two secrets and a webhook is preempted, and has them again.
+stack:
+  outlast:command: >-
+    test "$ONE" = of-my-shell && test "$TWO" = rehearsal-stand-in-for-TWO || exit 3;
+    n=$(cat {checkpoint}/n || echo 0); echo "try $n with $ONE";
+    while [ $n -lt 8 ]; do n=$((n + 1)); echo $n > {checkpoint}/n; outlast mark; sleep 0.5; done;
+    seq $n > {result}/numbers
+  outlast:secretEnv: {ONE: projects/of-others/secrets/one/versions/3, TWO: two}
+  outlast:webhookSecret: hook
+events:
+  - when: {attempt: 1, phase: committed}
+    do: {preempt: {}}
+expect:
+  end: {state: done, reason: done}
+  guarantees: [same-bytes, told-truly, always-resumed, one-line, nothing-runs, bucket-alone-is-left]
+"""
+
+
+def test_a_trainers_secrets_and_the_webhooks_are_there_as_on_the_cloud(tmp_path: Path):
+    (tmp_path / "secrets.yaml").write_text(SECRETS)
+    process = start(
+        "--scenario", str(tmp_path / "secrets.yaml"), env={"ONE": "of-my-shell", "TWO": ""}
+    )
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err + out
+    assert "secretEnv.ONE: your environment's value" in out
+    assert "secretEnv.TWO: a stand-in" in out and "webhookSecret: an address that leads" in out
+    assert "of-my-shell" not in out + err
+
+
 MOMENTS = ["pulumi up", "run ", "attempt 1 on", "preempt: attempt 1", "destroying"]
 
 

@@ -261,6 +261,7 @@ def rehearse(
             with _uninterrupted():
                 strays = end_strays(str(scratch))
         seen.strays = strays
+        seen.audit = held.without(seen.audit)
         report.guarantees = judge.judge(seen, played.guarantees)
         report.seconds = time.monotonic() - started
         return report

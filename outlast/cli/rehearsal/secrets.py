@@ -38,6 +38,11 @@ class Secrets:
             payload = {"payload": {"data": base64.b64encode(value).decode()}}
             cloud.call("POST", f"{path}/{name}:addVersion", payload)
 
+    def without(self, audit: Mapping[str, Any]) -> dict[str, Any]:
+        """What the local cloud has at the end, less these, which no stack made."""
+        left = [name for name in audit.get("secrets", []) if name not in self.values]
+        return {**audit, "secrets": left}
+
 
 def take_over(
     config: Mapping[str, Any], environ: Mapping[str, str]
