@@ -516,7 +516,7 @@ class Training:
         if self._connection.supervisor is not None:
             if handed_over and self._session.wait_committed(deadline - time.monotonic()):
                 of = "" if self._total is None else f" of {self._total}"
-                say(f"stopped after step {self._step}{of}; the same command goes on from there")
+                say(f"stopped after step {self._step}{of}; the same command resumes from there")
             else:
                 handed_over = False
         if not handed_over:

@@ -605,8 +605,8 @@ class Attempt:
         if newest is None and self._restored is not None:
             newest = self._restored.step
         if newest is None:
-            return "the same command begins anew"
-        return f"the same command goes on from step {newest}"
+            return "the same command starts from scratch"
+        return f"the same command resumes from step {newest}"
 
     # -- the end --------------------------------------------------------------------------------
 

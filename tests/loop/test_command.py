@@ -584,7 +584,7 @@ def test_a_shell_loop_that_marks_interrupted_and_killed(tmp_path: Path) -> None:
     more = {"TOTAL": "12", "PACE": "0.2"}
     code, err = programs.interrupt_at_a_commit(tmp_path, run_dir, argv, **more)
     assert code == 75, err
-    assert "stopped; the same command goes on from its last checkpoint" in err
+    assert "stopped; the same command resumes from its last checkpoint" in err
     assert err.splitlines()[-1].endswith(f"goes on from step {programs.newest(run_dir)}")
     assert "Traceback" not in err
     with programs.started(tmp_path, argv, **more) as process:
@@ -737,7 +737,7 @@ def test_the_end_says_where_the_result_is(tmp_path: Path) -> None:
 # -- What is said of a run that has no checkpoint, or gets none
 
 
-ANEW = "so the same command begins anew"
+ANEW = "so the same command starts from scratch"
 
 
 @pytest.mark.parametrize(
@@ -749,7 +749,7 @@ ANEW = "so the same command begins anew"
             "no checkpoint was complete yet (CHECKPOINT_DIR is once it holds still for 60 s, or "
             f"outlast mark says so), {ANEW}",
         ),
-        ("echo 1 > $CHECKPOINT_DIR/a; outlast mark", "the same command goes on from its last"),
+        ("echo 1 > $CHECKPOINT_DIR/a; outlast mark", "the same command resumes from its last"),
     ],
 )
 def test_a_failure_says_what_the_next_attempt_begins_with(
@@ -792,5 +792,5 @@ def test_a_failure_leaves_the_run_open(tmp_path: Path) -> None:
     argv = [*RUNNER, "--run-dir", str(tmp_path / "run"), "--shell", "--", line]
     failed = programs.run(tmp_path, argv)
     assert failed.returncode == 5
-    assert "exited with 5; the same command goes on from its last checkpoint" in failed.stderr
+    assert "exited with 5; the same command resumes from its last checkpoint" in failed.stderr
     assert programs.run(tmp_path, argv).returncode == 0

@@ -76,10 +76,10 @@ def test_ranks_of_torchrun_interrupted_failed_and_finished(tmp_path: Path) -> No
     command = [*runner, sys.executable, *launch, "8"]
     run_dir, more = tmp_path / "run", {"OMP_NUM_THREADS": "1"}
     code, err = programs.interrupt_at_a_commit(tmp_path, run_dir, command, PACE="0.5", **more)
-    assert code == 75 and "the same command goes on from its last checkpoint" in err, err
+    assert code == 75 and "the same command resumes from its last checkpoint" in err, err
     failed = programs.run(tmp_path, command, FAIL_AT="1 7", **more)
     assert failed.returncode == 1 and "ZeroDivisionError: on purpose" in failed.stderr
-    assert "the command exited with 1; the same command goes on from" in failed.stderr
+    assert "the command exited with 1; the same command resumes from" in failed.stderr
     assert programs.head(run_dir)["state"] == "open" and programs.newest(run_dir) >= 5
     done = programs.run(tmp_path, command, **more)
     assert done.returncode == 0, done.stderr

@@ -63,9 +63,9 @@ def end_of(tmp_path: Path) -> dict:
         ("sys.exit(0)", 1, "sys.exit(0) ended the program after step 12 of 40"),
         ("sys.exit(3)", 3, ""),
         ("sys.exit('no such file')", 1, "no such file"),
-        ("os._exit(0)", 0, "the same command goes on from step"),
-        ("os.abort()", -signal.SIGABRT, "the same command goes on from step"),
-        ("os.kill(os.getpid(), 9)", -signal.SIGKILL, "the same command goes on from step"),
+        ("os._exit(0)", 0, "the same command resumes from step"),
+        ("os.abort()", -signal.SIGABRT, "the same command resumes from step"),
+        ("os.kill(os.getpid(), 9)", -signal.SIGKILL, "the same command resumes from step"),
         ("exec('raise KeyboardInterrupt')", -signal.SIGINT, ""),
     ],
 )

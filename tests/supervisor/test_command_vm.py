@@ -5,10 +5,12 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,8 +58,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class CommandMachines(Machines):
     """VMs whose run is a command; its gate is the count at which it waits."""
 
-    def boot_command(self, *words: str, gate: int = 1000):
-        self.gate.write_text(f"{gate}\n")
+    def boot(self, **changes: Any) -> "subprocess.Popen[bytes]":
         programs = self.root(len(self.processes)) / "var/lib/outlast/user-venv/bin"
         programs.mkdir(parents=True)
         (programs / "python").write_text("#!/bin/sh\necho the user\\'s own $*\n")
@@ -65,6 +66,10 @@ class CommandMachines(Machines):
         # It is whole, as an earlier boot of this machine has left it.
         needs = layers(self.bundle / "requirements" / "user.txt")
         (programs.parent / ".complete").write_text(" ".join(layer.key for layer in needs))
+        return super().boot(**changes)
+
+    def boot_command(self, *words: str, gate: int = 1000):
+        self.gate.write_text(f"{gate}\n")
         command = json.dumps(["./count.sh", *words])
         environment = {"GATE": str(self.gate)}
         spec = {"outlast-trainer": "command", "outlast-checkpoint-every": "auto"}

@@ -19,7 +19,7 @@ def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
     argv = command(run_dir, "--checkpoint-every", "10")
     code, err = programs.interrupt_at_a_commit(tmp_path, run_dir, argv)
     assert code == 75, err
-    assert "Traceback" not in err and "the same command goes on from there" in err
+    assert "Traceback" not in err and "the same command resumes from there" in err
     stopped_at = programs.newest(run_dir)
     done = programs.run(tmp_path, argv)
     assert done.returncode == 0, done.stderr

@@ -378,12 +378,12 @@ class Runner:
         """What the next attempt begins with, for the end of a sentence."""
         session = self._session
         if self._welcome.restore is not None or session.commit_sec is not None or session.busy:
-            return "the same command goes on from its last checkpoint"
+            return "the same command resumes from its last checkpoint"
         if not look(self.checkpoint, self._command.kinds).chosen().state:
-            return "it had written no checkpoint, so the same command begins anew"
+            return "it had written no checkpoint, so the same command starts from scratch"
         how = f"it holds still for {self._command.quiet_sec:g} s, or outlast mark says so"
         rule = "" if self._saves.said else f" (CHECKPOINT_DIR is once {how})"
-        return f"no checkpoint was complete yet{rule}, so the same command begins anew"
+        return f"no checkpoint was complete yet{rule}, so the same command starts from scratch"
 
     def _complete(self) -> None:
         """The true end: the last checkpoint first, because the upload of a result may be cut."""
