@@ -16,16 +16,13 @@ from typing import Any, NamedTuple
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, Layout, Record
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
-from outlast.bucket.transfer import in_parallel
+from outlast.bucket.transfer import in_parallel, small_reads
 
 BLOCK = 32
 """Attempts of one block."""
 
 WRITTEN_AT_ONCE = 2
 """Blocks that one attempt writes at most: many may be missing after a repair."""
-
-READ_STREAMS = 16
-"""Records read at the same time from a store that can do several: they are small."""
 
 AnyAttemptRecord = AttemptStart | Beat | AttemptEnd
 
@@ -70,7 +67,7 @@ def read(store: Store, layout: Layout, *, patience: Patience = BRIEF) -> Records
             lambda number=number: _block(store, layout, number, patience)
             for number in _numbers(store, layout)
         ],
-        streams(store),
+        small_reads(store),
     )
     found = {term: records for block in blocks for term, records in block.items() if term in there}
     left = _entries(store, layout, there - found.keys(), patience)
@@ -147,7 +144,7 @@ def _entries(store: Store, layout: Layout, terms: Iterable[int], patience: Patie
     jobs = [
         lambda term=term, kind=kind: one(term, kind) for term in sorted(terms) for kind in _KINDS
     ]
-    return [entry for entry in in_parallel(jobs, streams(store)) if entry is not None]
+    return [entry for entry in in_parallel(jobs, small_reads(store)) if entry is not None]
 
 
 def _decoded(entries: Iterable[Entry]) -> dict[int, dict[type[AnyAttemptRecord], Found]]:
@@ -157,8 +154,3 @@ def _decoded(entries: Iterable[Entry]) -> dict[int, dict[type[AnyAttemptRecord],
         updated = datetime.fromisoformat(entry.updated)
         found.setdefault(entry.term, {})[kind] = Found(kind.from_json(entry.text), updated)
     return found
-
-
-def streams(store: Store) -> int:
-    """How many small objects are read at a time."""
-    return 1 if store.streams == 1 else READ_STREAMS

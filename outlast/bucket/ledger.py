@@ -21,7 +21,7 @@ from outlast.bucket.layout import (
     format_time,
 )
 from outlast.bucket.store import NotFound, Store
-from outlast.bucket.transfer import in_parallel
+from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.spec import changes
 
 _NO_FAILURES = frozenset(
@@ -199,7 +199,7 @@ def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
             end = BootEnd.from_json(store.get(layout.boots + name)[0])
             reasons[name.removesuffix(_BOOT_END)] = end.reason
 
-    in_parallel([partial(reason, name) for name in ends], blocks.streams(store))
+    in_parallel([partial(reason, name) for name in ends], small_reads(store))
     boots = (
         Boot(name.partition("-")[0], start, reasons.get(name)) for name, start in starts.items()
     )

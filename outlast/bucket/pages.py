@@ -24,7 +24,7 @@ from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain
 from outlast.bucket.layout import Layout, Record
 from outlast.bucket.store import Damaged, NotFound, Store, put_new
-from outlast.bucket.transfer import in_parallel
+from outlast.bucket.transfer import in_parallel, small_reads
 
 CHAIN_PAGE = 32
 """Checkpoints of one page; HEAD holds less than as many beside those that may still go."""
@@ -34,9 +34,6 @@ LINEAGE_PAGE = 64
 
 FAN = 32
 """References of one level that become one of the next."""
-
-READ_STREAMS = 16
-"""Pages read at the same time from a store that can do several: they are small."""
 
 Entry = TypeVar("Entry", Checkpoint, Lineage)
 
@@ -145,7 +142,7 @@ class _Pages(Generic[Entry]):
         found: dict[tuple[int, ...], tuple[Entry, ...]] = {}
         lost: list[str] = []
         waiting = [((), ref)] if ref is not None else []
-        streams = 1 if self._store.streams == 1 else READ_STREAMS
+        streams = small_reads(self._store)
         while waiting:
             pages = in_parallel([lambda one=one: self._try(one) for _, one in waiting], streams)
             following = []

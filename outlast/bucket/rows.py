@@ -21,12 +21,10 @@ from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.head import Head, Lineage
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import Damaged, Object, Store, put_new
+from outlast.bucket.transfer import small_reads
 
 PIECE_BYTES = 1 << 16
 """A piece that has as much is not rewritten any more. Small beside what a commit costs anyway."""
-
-READ_STREAMS = 16
-"""Pieces read at the same time from a store that can do several: they are small."""
 
 _PIECE = re.compile(r"(?P<index>\d{6,})(?:\.after-(?P<after>\d{12,}))?\.jsonl")
 
@@ -182,7 +180,7 @@ def _rows_of_term(
         valid[index - 1] = min(valid[index], valid[index - 1] if voids is None else voids)
     reached = -1
     for (piece, data), valid_until in zip(_read_ahead(store, pieces), valid, strict=True):
-        rows = [_row(piece.object.path, line) for line in data.splitlines()]
+        rows = _decoded(piece.object.path, data)
         rows = [row for row in rows if row["step"] <= valid_until]
         rows.sort(key=lambda row: row["step"])
         if not rows:
@@ -205,21 +203,34 @@ def _read_ahead(store: Store, pieces: Sequence[_Piece]) -> Iterator[tuple[_Piece
     def read(piece: _Piece) -> bytes:
         return BRIEF(lambda: store.get(piece.object.path)[0])
 
-    if store.streams == 1:
+    streams = small_reads(store)
+    if streams == 1:
         for piece in pieces:
             yield piece, read(piece)
         return
     with contextlib.ExitStack() as stack:
-        pool = ThreadPoolExecutor(READ_STREAMS, "rows")
+        pool = ThreadPoolExecutor(streams, "rows")
         stack.callback(pool.shutdown, cancel_futures=True)
         under_way: deque[tuple[_Piece, Future[bytes]]] = deque()
         for piece in pieces:
             under_way.append((piece, pool.submit(read, piece)))
-            if len(under_way) >= READ_STREAMS:
+            if len(under_way) >= streams:
                 first, future = under_way.popleft()
                 yield first, future.result()
         for first, future in under_way:
             yield first, future.result()
+
+
+def _decoded(path: str, data: bytes) -> list[dict[str, Any]]:
+    """The rows of a piece; many at once take less time than one after another."""
+    lines = data.splitlines()
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(rows) == len(lines) and all(type(row["step"]) is int for row in rows):
+            return rows
+    except (ValueError, KeyError, TypeError):
+        pass
+    return [_row(path, line) for line in lines]
 
 
 def _row(path: str, line: bytes) -> dict[str, Any]:

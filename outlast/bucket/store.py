@@ -607,7 +607,8 @@ class FolderStore(_Fetching):
         self._syncs = _Syncs()
         self._refuse_type()
         self._refuse_without_locks()
-        self._drop_orphans()
+        self._cleared = False
+        """Whether what killed writers left is cleared away: readers of a large run leave it."""
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
         with self._opened(path, generation) as (file, found):
@@ -634,6 +635,7 @@ class FolderStore(_Fetching):
         return found[1]
 
     def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        self._clear_once()
         with self._room(), _opened(data) as source:
             return self._put(path, source, if_generation_match)
 
@@ -645,6 +647,7 @@ class FolderStore(_Fetching):
         source_generation: int,
         if_generation_match: int | None = None,
     ) -> Object:
+        self._clear_once()
         with self._room(), self._opened(source, source_generation) as (file, found):
             return self._put(to, file, if_generation_match, expected=found)
 
@@ -844,6 +847,13 @@ class FolderStore(_Fetching):
                 f"run folder {self._folder}: its file system has no symbolic links; "
                 "use a local disk or gs://"
             ) from None
+
+    def _clear_once(self) -> None:
+        """Before this process's first write: looking through a large run takes a while."""
+        with self._threads:
+            if not self._cleared:
+                self._drop_orphans()
+                self._cleared = True
 
     def _drop_orphans(self) -> None:
         """Clears away what killed writers left: staged files nobody holds, blobs nobody names."""

@@ -8,12 +8,15 @@ from typing import Any, TypeVar
 
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.layout import check_object_name
-from outlast.bucket.store import Checksum
+from outlast.bucket.store import Checksum, Store
 
 T = TypeVar("T")
 
 HASHED_BYTES = 1 << 18
 """Read at a time to be hashed; small enough that the second hash finds it in the cache."""
+
+SMALL_READS = 16
+"""Small objects that are read at the same time from a store that is far away."""
 
 
 def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
@@ -30,6 +33,12 @@ def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
         for future in pending:
             future.cancel()
     return [future.result() for future in futures if not future.cancelled()]
+
+
+def small_reads(store: Store) -> int:
+    """How many small objects are read from the store at the same time. One from a folder: it
+    answers at once, and threads would only wait for each other."""
+    return SMALL_READS if store.streams > 2 else 1
 
 
 class Place:

@@ -613,14 +613,15 @@ def test_each_row_is_parsed_once_however_many_pieces_there_are(
     for piece in range(pieces):
         bench.commit(committer, 2 * piece + 2, rows=rows(2 * piece + 1, 2 * piece + 2))
     looks = 0
-    row_of = rows_module._row
+    decoded = rows_module._decoded
 
-    def counted(path: str, line: bytes) -> dict[str, Any]:
+    def counted(path: str, data: bytes) -> list[dict[str, Any]]:
         nonlocal looks
-        looks += 1
-        return row_of(path, line)
+        found = decoded(path, data)
+        looks += len(found)
+        return found
 
-    monkeypatch.setattr(rows_module, "_row", counted)
+    monkeypatch.setattr(rows_module, "_decoded", counted)
     assert steps_of(bench) == list(range(1, 2 * pieces + 1))
     assert looks == 2 * pieces
 

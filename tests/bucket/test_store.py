@@ -451,8 +451,23 @@ def test_folder_survives_writers_killed_at_any_instant(tmp_path: Path) -> None:
         assert data.endswith(b"x" * 50_000)
         assert found.generation > last
         last = found.generation
-    # Only the lock and the one blob are left beside the object.
+    # Whoever writes next clears away what they left: only the lock and the one blob stay.
+    FolderStore(tmp_path).put("HEAD", b"")
     assert len(list((tmp_path / ".objects").iterdir())) == 2
+
+
+def test_a_folder_is_looked_through_for_leftovers_by_its_writers_alone(tmp_path: Path) -> None:
+    """A reader of a large run does not wait for that."""
+    FolderStore(tmp_path).put("x", b"x")
+    leftovers = [tmp_path / ".objects" / name for name in ("1-1-00000000", "part-1", "link-1")]
+    for leftover in leftovers:
+        leftover.write_text("x")
+    store = FolderStore(tmp_path)
+    assert store.get("x")[0] == b"x" and [found.path for found in store.list("")] == ["x"]
+    assert all(leftover.exists() for leftover in leftovers)
+    store.put("y", b"y")
+    assert not any(leftover.exists() for leftover in leftovers)
+    assert store.get("x")[0] == b"x"
 
 
 def test_folder_reader_sees_whole_objects_while_they_change(tmp_path: Path) -> None:
@@ -480,6 +495,7 @@ def test_folder_held_by_another_process_answers_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FolderStore(tmp_path)
+    store.put("x", b"")
     monkeypatch.setattr(FolderStore, "_LOCK_SECONDS", 0.05)
     with (tmp_path / ".objects" / "lock").open("rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
