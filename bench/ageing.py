@@ -4,8 +4,8 @@
 
 Each figure comes from the code that a run uses. Commits and heartbeats work on a store in memory
 that counts operations and whose own time is not counted, with a clock that does not wait; rows,
-`status` and evaluations work on a folder. Times but that of the rows are of the processor, so that
-what else the machine does counts for little. Exit codes: 0 all targets met, 1 one is not.
+`status` and evaluations work on a folder. Times are of the processor, so that what else
+the machine does counts for little. Exit codes: 0 all targets met, 1 one is not.
 """
 
 import argparse
@@ -196,13 +196,15 @@ def _rows(work: Path) -> Iterator[Row]:
     (folder / "state").write_text("1")
     committer.commit(folder, step=last)
     head = read_head(store, layout).head
-    took = []
+    wall, processor = [], []
     for _ in range(3):
-        begun = time.perf_counter()
+        begun, processor_begun = time.perf_counter(), time.process_time()
         found = read_rows(store, layout, head)
-        took.append(time.perf_counter() - begun)
+        wall.append(time.perf_counter() - begun)
+        processor.append(time.process_time() - processor_begun)
     assert len(found) == last
-    yield _row(f"{last} rows from {PIECES} pieces: s", None, min(took), ROWS_SEC_MOST)
+    yield _row(f"{last} rows from {PIECES} pieces: s", None, min(processor), ROWS_SEC_MOST)
+    yield _row(f"{last} rows from {PIECES} pieces: s by the clock", None, min(wall))
 
 
 @contextmanager
