@@ -4,6 +4,7 @@ The supervisor is the one that ``OUTLAST_SOCKET`` names or, without it, one that
 folder.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -100,6 +101,12 @@ class Connection:
         """What the first Ctrl-C does from now on, for the terminal."""
         if isinstance(self.signals, Interrupts):
             self.signals.what = what
+
+    def note_step(self, step: int) -> None:
+        """Tell the supervisor the last step that was made, before the training ends."""
+        if self._session is not None:
+            with contextlib.suppress(SupervisorLost):
+                self._session.tick(step, "train", last=True)
 
     def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
         """Tell the supervisor why training ends, where there is one."""

@@ -126,12 +126,12 @@ class Session:
                 f"checkpoint {failure.id} could not be committed: {failure.message}"
             )
 
-    def tick(self, step: int, phase: str) -> bool:
-        """Say that training lives, at most once a second and at each change of phase."""
+    def tick(self, step: int, phase: str, *, last: bool = False) -> bool:
+        """Say that training lives, at most once a second, at each change of phase, and at last."""
         if os.getpid() != self._own:
             return False
         now = time.monotonic()
-        due = phase != self._phase or now - self._ticked_at >= TICK_SEC
+        due = last or phase != self._phase or now - self._ticked_at >= TICK_SEC
         if due:
             self._phase, self._ticked_at = phase, now
             self._send(Tick(step, phase))

@@ -458,7 +458,9 @@ class Training:
         try:
             if self._started:
                 with contextlib.suppress(OSError):  # closing the rows tries again
+                    self._write_row()
                     self._rows.flush()
+                self._connection.note_step(self._step)
             if (said := ending.report(error)) is not None:
                 self._connection.report(*said, ending.traceback_of(error))
             if self._tracker is not None:

@@ -397,7 +397,10 @@ def test_an_error_in_the_training_is_reported_and_raised(supervisor: FakeSupervi
     with pytest.raises(ZeroDivisionError):
         walk(each)
     assert supervisor.gone.wait(60)
-    assert supervisor.of(protocol.Error) == [protocol.Error("no such number", "trainer")]
+    (error,) = supervisor.of(protocol.Error)
+    assert (error.message, error.kind) == ("no such number", "trainer")
+    assert error.lines[0] == "Traceback (most recent call last):"
+    assert error.lines[-1] == "ZeroDivisionError: no such number"
     assert supervisor.result is None
 
 
