@@ -77,6 +77,9 @@ class Limits:
         )
 
 
+_OWN = random.SystemRandom()
+
+
 def trouble_of(error: BaseException) -> Trouble | None:
     """What trouble an error is; None where it is final, or was tried for long enough."""
     if getattr(error, "tried_enough", False):
@@ -88,7 +91,8 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 def jittered(seconds: float) -> float:
     """Between half of it and one and a half, so that two writers do not meet again."""
-    return seconds * (0.5 + random.random())
+    # Not Python's global generator, which is the trainer's.
+    return seconds * (0.5 + _OWN.random())
 
 
 def pause_after(error: BaseException, seconds: float) -> float:

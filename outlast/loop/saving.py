@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import places
-from outlast.loop import ranks, schedule, snapshot, state, unchanged, verify
+from outlast.loop import generators, ranks, schedule, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import Direction, History
 from outlast.loop.rows import Rows
@@ -49,6 +49,7 @@ class Saver:
         rank_state: ranks.RankState | None = None,
         leader: ranks.Leader | None = None,
         watch: unchanged.Watch,
+        draws: generators.Draws,
     ) -> None:
         """``values`` are the training's ``state``; ``folders`` those for snapshots, the first one
         that of the supervisor's choice."""
@@ -60,6 +61,7 @@ class Saver:
         self._rank_state = rank_state
         self._leader = leader
         self._watch = watch
+        self._draws = draws
         self._work = folders[0]
         self._places = folders
         for place in folders:
@@ -179,6 +181,7 @@ class Saver:
     def _write_once(self, step: int, tags: list[str]) -> _Offer:
         begun_sec = time.monotonic()
         self._warn(self._watch.look(step))
+        self._warn(self._draws.look())
         self._count += 1
         identifier = f"{self._count:06d}"
         nodes, blobs = state.capture_all(self._state, self._begun)
@@ -194,6 +197,7 @@ class Saver:
                     asked = True
                 self._warn(self._rank_state.write(parts, step))
             loop = {**self._history.summary(), "unchanged": self._watch.note()}
+            loop["drawn"] = self._draws.note()
             saved = snapshot.Saved(step, loop, nodes, blobs)
             snapshot.write(temporary, saved, spare=self._spare_file())
             self._history.write(temporary)

@@ -15,6 +15,7 @@ from outlast.bucket import layout
 from outlast.loop import (
     data,
     ending,
+    generators,
     local,
     ranks,
     rows,
@@ -71,7 +72,9 @@ def train(
     and ``load_state_dict``. They are restored in place. What cannot be saved is a StateError that
     names it, before the first step.
 
-    ``constant`` names entries of ``state`` that may never change, such as an array of data. Of an
+    ``constant`` names entries of ``state`` that may never change, such as an array of data, and
+    global generators (``random``, ``numpy.random``, ``torch.random``) that the state does not have
+    although steps draw from them, since the result does not depend on what they give. Of an
     array or tensor that is not named there and never changed, nothing tells whether the program
     uses another one in its place (``w = w + 1``): it is reported, and a resume is refused.
 
@@ -150,6 +153,7 @@ class Training:
         unchanged.check_constant(constant, state, rank_state)
         inline = usage.is_inline(state)
         self._watch = unchanged.Watch(state, constant, inline=inline)
+        self._draws = generators.Draws([state, rank_state], constant)
         self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
         self._tracker: trackers.Tracker | None = None
         self._options = options
@@ -212,6 +216,7 @@ class Training:
                 self._boundary()
                 if self._is_over:
                     return
+                self._draws.first_step()
                 self._making, self._marked = self._step + 1, False
                 yield self._making
                 self._count_step()
@@ -376,6 +381,7 @@ class Training:
             rank_state=self._rank_state,
             leader=self._leader,
             watch=self._watch,
+            draws=self._draws,
         )
         self._cleanup.callback(self._saver.close)
         if answer.restore is not None and not answer.init:
@@ -394,7 +400,8 @@ class Training:
         else:
             note = self._restore(answer)
             # Only now: nothing of the restore holds what the state does any more.
-            self._watch.begin(self._step, note)
+            self._watch.begin(self._step, note["unchanged"])
+            self._draws.begin(self._step, note["drawn"])
         if self._leader is not None:  # before the first tick, which gives the restored folder up
             self._leader.wait_ready(self._step)
         if self._tracker_name is not None:
@@ -419,7 +426,7 @@ class Training:
         verify.check(self._state, saved, names=names)
 
     def _restore(self, welcome: Welcome) -> dict[str, Any]:
-        """Take the checkpoint; gives what it notes of entries that have not changed."""
+        """Take the checkpoint; gives what it notes of the training."""
         folder = Path(welcome.restore or "")
         saved = snapshot.read(folder)
         if saved.step != welcome.step or saved.step > (self._total or saved.step):
@@ -433,7 +440,7 @@ class Training:
             self._rank_state.restore(folder)
         self._history.read(folder, saved.loop)
         self._step = saved.step
-        return saved.loop["unchanged"]
+        return saved.loop
 
     def _complete(self) -> None:
         if not self._started:
@@ -496,6 +503,8 @@ class Training:
         self._saver.hear_answer()
         if self._step <= unchanged.GLANCES:
             self._watch.glance()
+            for sentence in self._draws.look():
+                self._session.warn(sentence)
         if self._unproved and self._step == 1:
             self._saver.prove()
             self._unproved = False

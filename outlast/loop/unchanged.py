@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outlast.loop import state, usage
+from outlast.loop import generators, state, usage
 from outlast.loop.errors import DoesNotFit, LoopError
 from outlast.loop.state import Blob
 
@@ -230,9 +230,10 @@ class Watch:
 
 
 def check_constant(constant: Collection[str], *states: Mapping[str, object] | None) -> None:
-    """LoopError where ``constant`` names something that is in none of the states."""
+    """LoopError where ``constant`` names something that is in none of the states, and is no global
+    generator."""
     known = [name for values in states if values is not None for name in values]
-    if isinstance(constant, str) or not set(constant) <= set(known):
+    if isinstance(constant, str) or not set(constant) <= {*known, *generators.NAMES}:
         raise LoopError(
             f"constant {constant!r}: must be a list of names in state, such as ['weights']; "
             f"the state has {', '.join(map(str, known))}"
