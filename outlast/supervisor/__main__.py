@@ -103,6 +103,8 @@ from outlast.supervisor.webhook import Webhook
 
 FAILED = 1
 WATCH_SEC_MIN = 0.2
+LAPTOP_FORBIDDEN_SEC = 5.0
+"""A refusal by a bucket may be that of one moment, as when a token is renewed."""
 LAPTOP_STOP_SEC = 30.0
 WORK_PREFIX = "outlast-supervisor-"
 KEEP_RESULT_SEC = 3600.0
@@ -686,7 +688,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     notices = Notices(spec.waits)
     stop.connect(notices)
     clock = MachineClock(notices)
-    patience = Patience(clock, say=say)
+    patience = Patience(clock, limits=Limits(forbidden_sec=LAPTOP_FORBIDDEN_SEC), say=say)
     door = Door(options.socket)
     try:
         where, layout = place_of(options.run_dir)

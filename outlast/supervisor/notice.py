@@ -136,7 +136,7 @@ class Notices:
         while True:
             try:
                 value, etag = self._metadata.wait_for_change(path, last_etag=etag)
-            except MetadataError:
+            except Exception:  # no answer, however odd, may end this thread in silence
                 time.sleep(RETRY_SEC)
                 continue
             if value != seen:

@@ -12,7 +12,7 @@ import pytest
 from outlast.base.exits import DONE, USAGE, State
 from outlast.bucket.head import read_head
 from outlast.bucket.layout import Layout
-from outlast.bucket.store import FolderStore
+from outlast.bucket.store import FolderStore, Forbidden
 from outlast.loop.errors import LoopError
 from outlast.loop.session import Session
 from outlast.protocol import Ended, Welcome
@@ -115,6 +115,27 @@ def test_a_disk_full_for_the_end_record_takes_nothing_from_the_run(
     assert "outlast: the end of term 1 was not recorded: [Errno 28] No space left" in said
     assert "outlast: the run is done; its result is in" in said.splitlines()[-1]
     assert not (folder.run_dir / "attempts/000001/end.json").exists()
+
+
+@pytest.mark.parametrize("path_end", ["attempts/000001/start.json", "RESULT.json", "HEAD"])
+def test_one_refusal_of_a_moment_ends_no_run(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, path_end: str
+) -> None:
+    """As a bucket's, when a token is renewed."""
+    refused: list[str] = []
+
+    class Moody(FolderStore):
+        def put(self, path: str, data: Any, **conditions: Any) -> Any:
+            is_first_head = path == "HEAD" and conditions.get("if_generation_match") == 0
+            if path.endswith(path_end) and not refused and not is_first_head:
+                refused.append(path)
+                raise Forbidden(f"{path}: 401")
+            return super().put(path, data, **conditions)
+
+    monkeypatch.setattr(entry, "open_store", lambda url: Moody(Path(url)))
+    finish(folder.start())
+    assert folder.ended() == DONE and refused
+    assert read_head(FolderStore(folder.run_dir), Layout("", "")).head.state is State.DONE
 
 
 def test_a_folder_that_is_anothers_is_refused_with_its_name(folder: Folder) -> None:
