@@ -47,6 +47,9 @@ CHUNK_BYTES = 8 * 1024 * 1024
 PIECE_BYTES = 1 << 18
 """Read at a time to be hashed and copied: small enough to stay in the processor's cache."""
 
+READ_RETRY_SEC = 60.0
+PATIENT_READ_RETRY_SEC = 5.0
+"""The same below a Patience, which says what it waits for."""
 STALL_SEC = 30.0
 """A chunk that takes longer than this is sent again; an answer may take twice as long."""
 
@@ -371,11 +374,17 @@ def check_path(path: str) -> str:
     return path
 
 
-def open_store(url: str, *, credentials: Any = None, stall_sec: float = STALL_SEC) -> Store:
+def open_store(
+    url: str,
+    *,
+    credentials: Any = None,
+    stall_sec: float = STALL_SEC,
+    read_retry_sec: float = READ_RETRY_SEC,
+) -> Store:
     """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.
 
     Credentials are those of google-auth; None takes the machine's own. They concern `gs://` alone,
-    and so does `stall_sec`.
+    and so do `stall_sec` and `read_retry_sec`: for how long a read tries again by itself.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "gs":
@@ -385,7 +394,12 @@ def open_store(url: str, *, credentials: Any = None, stall_sec: float = STALL_SE
         from google.auth.exceptions import GoogleAuthError
 
         try:
-            return GcsStore(bucket, credentials=credentials, stall_sec=stall_sec)
+            return GcsStore(
+                bucket,
+                credentials=credentials,
+                stall_sec=stall_sec,
+                read_retry_sec=read_retry_sec,
+            )
         except GoogleAuthError as error:
             raise Forbidden(
                 f"gs://{bucket}: there are no credentials ({error}); run gcloud auth "
@@ -991,10 +1005,14 @@ class GcsStore(_Fetching):
 
     _NO_RETRY: Any = None
     _NO_CHECKSUM: Any = None
-    _READ_SECONDS = 60.0
 
     def __init__(
-        self, bucket: str, *, credentials: Any = None, stall_sec: float = STALL_SEC
+        self,
+        bucket: str,
+        *,
+        credentials: Any = None,
+        stall_sec: float = STALL_SEC,
+        read_retry_sec: float = READ_RETRY_SEC,
     ) -> None:
         from google.api_core.client_options import ClientOptions
         from google.auth.credentials import AnonymousCredentials
@@ -1010,7 +1028,8 @@ class GcsStore(_Fetching):
         # Sending a chunk (and connecting before it), and waiting for an answer; the client hands
         # it to requests, which takes a pair. A stalled upload ends with the first.
         self._timeout: Any = (stall_sec, 2 * stall_sec)
-        self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(self._READ_SECONDS))
+        self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(read_retry_sec))
+        self._chunk_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(READ_RETRY_SEC))
         credentials = credentials or _machine_credentials()
         if isinstance(credentials, AnonymousCredentials):
             session = _anonymous_session()
@@ -1086,7 +1105,7 @@ class GcsStore(_Fetching):
                 if_generation_match=if_generation_match,
                 checksum=self._NO_CHECKSUM,
                 timeout=self._timeout,
-                retry=self._NO_RETRY if size <= CHUNK_BYTES else self._read_retry,
+                retry=self._NO_RETRY if size <= CHUNK_BYTES else self._chunk_retry,
             )
         written = _object(blob)
         if (written.size, written.crc32c) != (size, crc32c):

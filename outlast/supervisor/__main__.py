@@ -48,6 +48,7 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.records import read_record
 from outlast.bucket.store import (
+    PATIENT_READ_RETRY_SEC,
     Foreign,
     Store,
     StoreError,
@@ -475,7 +476,11 @@ def run_vm(stop: "Stop") -> int:
     stop.connect(notices)
     notices.start()
     site = _vm_site(spec, machine, group, notices, bundle, say, life, mask)
-    store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
+    store = open_store(
+        f"gs://{spec.bucket}",
+        stall_sec=spec.waits.store,
+        read_retry_sec=PATIENT_READ_RETRY_SEC,
+    )
     layout = Layout(spec.prefix, spec.run)
     patience = _vm_patience(spec, site.clock, say)
     boot = Boot(spec, HeadFile(store, layout, patience=patience), site, records=True)
@@ -694,7 +699,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
         where, layout = place_of(options.run_dir)
         if where == options.run_dir:
             _set_aside(Path(where), spec.owner, say)
-        store = open_store(where)
+        store = open_store(where, read_retry_sec=PATIENT_READ_RETRY_SEC)
     except (DataError, StoreError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError):

@@ -71,7 +71,7 @@ class Folder:
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes the disk full for objects whose name ends so."""
-    monkeypatch.setattr(entry, "open_store", lambda url: FullDisk(Path(url)))
+    monkeypatch.setattr(entry, "open_store", lambda url, **_: FullDisk(Path(url)))
     return lambda path_end: monkeypatch.setattr(FullDisk, "path_end", path_end)
 
 
@@ -132,7 +132,7 @@ def test_one_refusal_of_a_moment_ends_no_run(
                 raise Forbidden(f"{path}: 401")
             return super().put(path, data, **conditions)
 
-    monkeypatch.setattr(entry, "open_store", lambda url: Moody(Path(url)))
+    monkeypatch.setattr(entry, "open_store", lambda url, **_: Moody(Path(url)))
     finish(folder.start())
     assert folder.ended() == DONE and refused
     assert read_head(FolderStore(folder.run_dir), Layout("", "")).head.state is State.DONE
