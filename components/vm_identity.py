@@ -1,14 +1,12 @@
 """Who a VM is, and the little that it may do."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 import pulumi
 from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
-ACCOUNT_ID_LIMIT = 30
-"""Characters of a service account's id."""
+from components.account import account_id, short_digest
 
 
 class VmIdentityArgs(TypedDict):
@@ -87,7 +85,7 @@ class VmIdentity(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         besides = [
-            self._reads(f"{name}-read-{_short_digest(path)}", path, member)
+            self._reads(f"{name}-read-{short_digest(path)}", path, member)
             for path in args.get("reads", ())
         ]
         self.email = account.email
@@ -95,7 +93,7 @@ class VmIdentity(pulumi.ComponentResource):
         for project, secret in args.get("secrets", ()):
             self.bindings.append(
                 secretmanager.SecretIamMember(
-                    f"{name}-secret-{_short_digest(f'{project}/{secret}')}",
+                    f"{name}-secret-{short_digest(f'{project}/{secret}')}",
                     project=project,
                     secret_id=secret,
                     role="roles/secretmanager.secretAccessor",
@@ -113,25 +111,12 @@ class VmIdentity(pulumi.ComponentResource):
             role="roles/storage.objectViewer",
             member=member,
             condition={
-                "title": f"outlast-data-{_short_digest(path)}",
+                "title": f"outlast-data-{short_digest(path)}",
                 "description": f"Only {prefix}",
                 "expression": at_or_below(bucket, prefix),
             },
             opts=pulumi.ResourceOptions(parent=self),
         )
-
-
-def account_id(experiment: str) -> str:
-    """The service account's id; a long name is cut and made unique by a digest."""
-    whole = f"outlast-{experiment}"
-    if len(whole) <= ACCOUNT_ID_LIMIT:
-        return whole
-    digest = _short_digest(experiment)
-    return f"{whole[: ACCOUNT_ID_LIMIT - len(digest) - 1].rstrip('-')}-{digest}"
-
-
-def _short_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:7]
 
 
 def at_or_below(bucket: str, path: str) -> pulumi.Output[str]:

@@ -5,9 +5,10 @@ from typing import Any
 
 import trainers
 from components import labels as label_rules
+from components.account import account_email
 from outlast.settings import reader
 from outlast.settings.reader import Reader, bad, matching
-from outlast.settings.rules.code import delivery_of
+from outlast.settings.rules.code import delivery_of, grants
 from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, data_paths_of, dests_of
 from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC, waits_of, webhook_of
@@ -155,7 +156,12 @@ def check(
         webhook_secret=webhook_secret_of(read, cloud),
         notice_sec=notice_sec,
         waits=waits_of(read, notice_sec, spot=machine.spot),
-        advice=(*machine.advice, *slips(command, read), *plain_tokens(command, args)),
+        advice=(
+            *machine.advice,
+            *slips(command, read),
+            *plain_tokens(command, args),
+            *grants(read, delivered.git, account_email(experiment, cloud)),
+        ),
     )
     if found.part == EXPERIMENT:
         check_image(found.image, found.recipe, found.needs)

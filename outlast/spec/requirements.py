@@ -204,6 +204,16 @@ def repository(index: str) -> tuple[str, str, str] | None:
     return (names[0], match["location"], names[1]) if match and len(names) > 1 else None
 
 
+def grant(index: str, email: str) -> str:
+    """The command that lets a service account read an index in Artifact Registry."""
+    owner, location, name = repository(index) or ("", "", "")
+    return (
+        f"gcloud artifacts repositories add-iam-policy-binding {name} --project {owner}"
+        f" --location {location} --member serviceAccount:{email} --role"
+        " roles/artifactregistry.reader"
+    )
+
+
 def hosts_of_google(indexes: Sequence[str]) -> list[str]:
     """The hosts among the indexes that take a VM's own token."""
     hosts = (urlsplit(index).hostname or "" for index in indexes)

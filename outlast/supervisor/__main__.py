@@ -549,6 +549,7 @@ def _vm_site(
             say,
             baked,
             token=reader.metadata.token,
+            email=reader.metadata.email,
             forbidden_sec=spec.waits.iam,
         )
         workshop = Workshop(

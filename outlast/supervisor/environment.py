@@ -180,6 +180,8 @@ class Builder:
     """The environment that the image may have: of the file whose SHA-256 stands in its mark."""
     token: Callable[[], str] | None = None
     """The VM's own, for indexes of Google."""
+    email: Callable[[], str] | None = None
+    """Of the VM's service account."""
     forbidden_sec: float = 0.0
     """A refusal by such an index may be IAM that is still spreading, for so long."""
 
@@ -435,11 +437,12 @@ class Builder:
             last = "\n".join(said.splitlines()[-LAST_LINES:])
             more = details.read_text(errors="replace") if details.is_file() else ""
             unseen = [line for line in more.splitlines() if _NOT_FETCHED in line]
-            failure, sentence = _meaning(what, "\n".join([said, *unseen]), layer)
+            email = self.email() if self.email is not None else "EMAIL"
+            failure, sentence = _meaning(what, "\n".join([said, *unseen]), layer, email)
             raise failure(f"{sentence}\n{last}")
 
 
-def _meaning(what: str, said: str, layer: Layer | None) -> tuple[type[Exception], str]:
+def _meaning(what: str, said: str, layer: Layer | None, email: str) -> tuple[type[Exception], str]:
     """What pip's own words mean for the run."""
     asked = layer.asked if layer else None
     if _NO_ROOM.search(said):
@@ -453,7 +456,10 @@ def _meaning(what: str, said: str, layer: Layer | None) -> tuple[type[Exception]
     google = {requirements.hosts_of_google([index])[0]: index for index in _google(asked)}
     for host, status in denied:
         if host in google:
-            return _Denied, _no_right(f"{what}: the index {host} answered {status}", google[host])
+            return _Denied, (
+                f"{what}: the index {host} answered {status}; let this VM read it:"
+                f" {requirements.grant(google[host], email)}"
+            )
     for host, status in denied:
         if status == "401":
             return EnvironmentRefused, (
@@ -478,15 +484,6 @@ def _meaning(what: str, said: str, layer: Layer | None) -> tuple[type[Exception]
     # An index may answer so for a package that it does not have.
     answered = f" (the index {denied[0][0]} answered {denied[0][1]})" if denied else ""
     return EnvironmentRefused, f"{what}{at}{answered}; correct outlast:requirements"
-
-
-def _no_right(sentence: str, index: str) -> str:
-    owner, location, name = requirements.repository(index) or ("", "", "")
-    return (
-        f"{sentence}; grant this VM's service account roles/artifactregistry.reader: gcloud"
-        f" artifacts repositories add-iam-policy-binding {name} --project {owner} --location"
-        f" {location} --member serviceAccount:EMAIL --role roles/artifactregistry.reader"
-    )
 
 
 def _google(asked: Requirements | None) -> list[str]:

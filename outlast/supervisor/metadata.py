@@ -141,6 +141,13 @@ class Metadata:
                 self._token_until = time.monotonic() + max(0.0, lives_sec - TOKEN_SPARE_SEC)
             return self._token
 
+    def email(self) -> str:
+        """The address of the VM's service account; EMAIL where it cannot be asked."""
+        try:
+            return self.get("instance/service-accounts/default/email", tries=1).strip()
+        except MetadataError:
+            return "EMAIL"
+
     def forget_token(self) -> None:
         """Ask for a new token next time; after a 401."""
         with self._token_lock:

@@ -3,7 +3,7 @@
 import pulumi
 import pytest
 
-from components import labels, vm_identity
+from components import account, labels
 from components.bundle_object import BundleObject
 from components.checkpoint_bucket import CheckpointBucket
 from components.foundation_use import FoundationUse
@@ -264,14 +264,14 @@ def test_the_longest_group_name_still_names_vms():
 
 @pytest.mark.parametrize("experiment", ["a", "dev", "e" * 22, "e" * 23, "e" * 13 + "-" * 9 + "x"])
 def test_account_ids_are_legal(experiment):
-    found = vm_identity.account_id(experiment)
+    found = account.account_id(experiment)
     assert 6 <= len(found) <= 30
     assert found[-1].isalnum()
 
 
 def test_long_experiments_do_not_share_an_account():
     one, other = "e" * 39 + "a", "e" * 39 + "b"
-    assert vm_identity.account_id(one) != vm_identity.account_id(other)
+    assert account.account_id(one) != vm_identity.account_id(other)
 
 
 def test_role_ids_have_no_dash_and_stay_apart():

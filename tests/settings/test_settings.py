@@ -905,6 +905,13 @@ def test_a_requirements_file_is_delivered_with_all_that_it_includes(tmp_path, mo
         (tmp_path / name).write_text(before)
     assert check(values).run == first
 
+    # An index of Google's needs a right, and the whole command is said.
+    index = "https://europe-west4-python.pkg.dev/acme/wheels/simple/"
+    (tmp_path / "base.txt").write_text(f"--extra-index-url {index}\nnumpy>=2\n")
+    (sentence,) = [line for line in check(values).advice if "pkg.dev" in line]
+    assert "add-iam-policy-binding wheels --project acme --location europe-west4" in sentence
+    assert "--member serviceAccount:outlast-dev@acme-research.iam.gserviceaccount.com" in sentence
+
     # Whatever cannot be installed is said at preview, with its own file and line.
     (tmp_path / "base.txt").write_text("numpy>=2\n\n-e git+https://h/o/n.git#egg=n\n")
     said = refusal(values)

@@ -342,6 +342,7 @@ def with_token(builder: Builder, forbidden_sec: float = 0.0) -> Builder:
     return Builder(
         *(builder.home, builder.store, builder.kept, builder.log, builder.patience, builder.say),
         token=lambda: "vm-token",
+        email=lambda: "outlast-dev@acme.iam.gserviceaccount.com",
         forbidden_sec=forbidden_sec,
     )
 
@@ -367,8 +368,9 @@ def test_an_index_that_refuses_for_good_is_named_with_the_role(
     with pytest.raises(EnvironmentRefused) as caught:
         with_token(builder).ensure(folder / "needs.txt")
     said = str(caught.value).splitlines()[0]
-    assert "the index 127.0.0.1 answered 403; grant this VM's service account" in said
-    assert "add-iam-policy-binding wheels --project acme --location 1" in said
+    assert "the index 127.0.0.1 answered 403; let this VM read it: gcloud artifacts" in said
+    assert "add-iam-policy-binding wheels --project acme --location 1 --member" in said
+    assert "serviceAccount:outlast-dev@acme.iam.gserviceaccount.com" in said
 
 
 def test_another_private_index_is_named_with_its_answer(

@@ -67,6 +67,25 @@ class _Checkout(requirements.Folder):
         )
 
 
+def grants(read: Reader, git: delivery.Git | None, email: str) -> tuple[str, ...]:
+    """A sentence for each index in Artifact Registry that the user's requirements name: the VMs'
+    service account must be allowed to read it."""
+    name = read.text("requirements")
+    if not name or git is not None:  # of a commit the VM finds out, and says the same
+        return ()
+    place = _of_checkout("requirements", name)
+    found = project.read(
+        place.relative_to(reader.ROOT.resolve()).as_posix(), _Checkout(reader.ROOT)
+    )
+    indexes = found.requirements.indexes if found.requirements else ()
+    return tuple(
+        f"{NAMESPACE}:requirements {name}: its index {index} is read with the VM's own token; allow"
+        f" that once, after the first up: {requirements.grant(index, email)}"
+        for index in indexes
+        if requirements.repository(index)
+    )
+
+
 def requirements_of(read: Reader, git: delivery.Git | None) -> str:
     """The digest of the user's requirements, or their name in the commit; empty for none."""
     name = read.text("requirements")
