@@ -271,7 +271,7 @@ def test_account_ids_are_legal(experiment):
 
 def test_long_experiments_do_not_share_an_account():
     one, other = "e" * 39 + "a", "e" * 39 + "b"
-    assert account.account_id(one) != vm_identity.account_id(other)
+    assert account.account_id(one) != account.account_id(other)
 
 
 def test_role_ids_have_no_dash_and_stay_apart():
