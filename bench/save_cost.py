@@ -107,7 +107,7 @@ def _measure(
         for number in range(args.rounds):
             for name, command in _subjects(args, work, url, mb, number):
                 try:
-                    told = _run(command, {"STORAGE_EMULATOR_HOST": url} if url else {})
+                    told = run_subject(command, {"STORAGE_EMULATOR_HOST": url} if url else {})
                 except BenchError as error:
                     failures.append(f"{name}, {mb:g} MB: {error}{_last_words(work / 'saved')}")
                     told = {}
@@ -162,10 +162,14 @@ def _clear(url: str) -> None:
         session.delete(f"{url}/storage/v1/b/{BUCKET}/o/{name}")
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
+def run_subject(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    limit_sec: float = PROCESS_SEC,
+) -> dict[str, Any]:
     """What a measured process reported; its scratch files lie in memory, as on a VM."""
     shared = Path("/dev/shm")
-    variables = {**engine.scrubbed(), **environment, "PYTHONPATH": str(ROOT)}
+    variables = {**engine.scrubbed(), **(environment or {}), "PYTHONPATH": str(ROOT)}
     folder = (shared if shared.is_dir() else Path("/tmp")) / f"bench-{os.getpid()}"
     folder.mkdir(exist_ok=True)
     variables["TMPDIR"] = str(folder)
@@ -177,10 +181,10 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PROCESS_SEC,
+            timeout=limit_sec,
         )
     except subprocess.TimeoutExpired:
-        raise BenchError(f"{' '.join(command)}: took over {PROCESS_SEC:.0f} s") from None
+        raise BenchError(f"{' '.join(command)}: took over {limit_sec:.0f} s") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if done.returncode:
@@ -192,7 +196,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
 def _loop(work: Path) -> Found:
     folder = work / "loop"
     command = [sys.executable, "-m", "bench.cost.ours", "--mb", "1", "--subject", "loop"]
-    return _run([*command, "--dir", str(folder)], {})
+    return run_subject([*command, "--dir", str(folder)], {})
 
 
 def _line(name: str, figures: dict[str, list[float]]) -> dict[str, Any]:
