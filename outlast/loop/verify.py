@@ -120,6 +120,8 @@ class _Comparison:
     def _walk(self, one: Node, two: Node, path: str) -> str | None:
         one, two = state.itself(one), state.itself(two)
         if isinstance(one, dict) and isinstance(two, dict):
+            if "attributes" in one and one.get("$object") in _WITH_ATTRIBUTES:
+                one, two = attributes.alike(one, two)
             if self._moved:
                 one, two = _placeless(one, two)
             one, two = state.without_history(one), state.without_history(two)
@@ -189,7 +191,6 @@ def _module(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
     for node in (one, two):
         node.pop("versions")
         node["entries"] = dict(sorted(node["entries"].items()))
-    attributes.only_changed(one, two)
     return one, two
 
 
@@ -204,7 +205,6 @@ def _optimizer(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
             for old, group in zip(ours, theirs, strict=True)
         ]
         two["state"] = {**two["state"], "param_groups": groups}
-    attributes.only_changed(one, two)
     return one, two
 
 
@@ -230,6 +230,7 @@ def _role(path: str) -> str:
     return re.sub(r"_\d+", "", path.rpartition("/")[2])
 
 
+_WITH_ATTRIBUTES = ("torch.Module", "torch.Optimizer")
 _KINDS = {
     "torch.Module": _module,
     "torch.Optimizer": _optimizer,

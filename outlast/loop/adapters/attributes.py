@@ -90,26 +90,26 @@ def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> di
     before = blobs.noted(f"{path} attributes", texts)
     if blobs.begun is None:  # nothing is known of a start that a program could be left to
         return {"attributes": found}
-    same = {
-        owner: [
-            name
-            for name in nodes
-            if texts[owner][name] is not None
-            and before.get(owner, {}).get(name) == texts[owner][name]
-        ]
+    changed = {
+        owner: {
+            name: node
+            for name, node in nodes.items()
+            if texts[owner][name] is None or before.get(owner, {}).get(name) != texts[owner][name]
+        }
         for owner, nodes in found.items()
     }
     gone = {
-        owner: sorted(before[owner].keys() - texts.get(owner, {}).keys())
-        for owner in before
-        if owner in owners and before[owner].keys() - texts.get(owner, {}).keys()
+        owner: sorted(names.keys() - texts.get(owner, {}).keys())
+        for owner, names in before.items()
+        if owner in owners and names.keys() - texts.get(owner, {}).keys()
     }
-    return {"attributes": found, "began": {"same": same, "gone": gone}}
+    kept = {owner: nodes for owner, nodes in changed.items() if nodes}
+    return {"attributes": kept, **({"began": {"gone": gone}} if gone else {})}
 
 
 def restore(owners: Owners, node: Any, path: str, blobs: Blobs) -> None:
     """Give the live objects the attributes of a node."""
-    for owner, name, item in _changed(node):
+    for owner, name, item in _all(node):
         place = _place(path, owner, name)
         if owner not in owners:
             raise DoesNotFit(f"{path} has no {owner}: the checkpoint holds {place}")
@@ -131,32 +131,26 @@ def are_any(owners: Owners) -> bool:
 
 def parts(owners: Owners, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
     """The live attributes of the places that a node has."""
-    for owner, name, item in _changed(node):
+    for owner, name, item in _all(node):
         if owner in owners:
             yield owners[owner].held.get(name, MISSING), item, _place(path, owner, name)
 
 
-def only_changed(one: dict[str, Any], two: dict[str, Any]) -> None:
-    """Leave out of both nodes what ``one``, the saved one, leaves to the program."""
-    same = one.get("began", {}).get("same", {})
-    for node in (one, two):
-        if "attributes" in node:
-            left = {
-                owner: {k: v for k, v in held.items() if k not in same.get(owner, ())}
-                for owner, held in sorted(node["attributes"].items())
-            }
-            node["attributes"] = {owner: held for owner, held in left.items() if held}
-    if one.get("attributes", {}) == two.get("attributes", {}) == {}:
-        for node in (one, two):
-            node.pop("attributes", None)
+def alike(one: dict[str, Any], two: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both nodes of one object, the second without what the first, a saved one, leaves to the
+    program."""
+    saved, now = one.get("attributes", {}), two.get("attributes", {})
+    both = {
+        owner: {name: now.get(owner, {})[name] for name in held if name in now.get(owner, {})}
+        for owner, held in saved.items()
+    }
+    return {**one, "attributes": saved}, {**two, "attributes": both}
 
 
-def _changed(node: Any) -> Iterator[tuple[str, str, Node]]:
-    same = node.get("began", {}).get("same", {})
+def _all(node: Any) -> Iterator[tuple[str, str, Node]]:
     for owner, held in node.get("attributes", {}).items():
         for name, item in held.items():
-            if name not in same.get(owner, ()):
-                yield owner, name, item
+            yield owner, name, item
 
 
 def _place(path: str, owner: str, name: str) -> str:
