@@ -190,9 +190,9 @@ def _older(
     held, behind = pages.found_again(store, layout, oldest.step - 1, owns)
     last = max([entry.step for entry in held], default=behind.last if behind else -1)
     for folder in reversed(on_the_way):
-        found = _verified(store, layout, folder, read=False)
-        if found and last < found.step < oldest.step:
-            held.append(found)
+        if last < _step_of(folder) < oldest.step:
+            found = _verified(store, layout, folder, read=False)
+            held += [found] if found else []
     every = start.spec.get("keep_every_steps")
     every = every if isinstance(every, int) and every > 0 else None
     retention = Retention(keep_last=KEEP_LAST, keep_every_steps=every)
@@ -267,8 +267,11 @@ def _manifest_folders(store: Store, layout: Layout) -> Iterator[tuple[tuple[int,
     for item in store.list(layout.terms):
         place = layout.folder_of(item.path)
         if place and item.path == f"{place[1]}MANIFEST.json":
-            step = int(place[1].rstrip("/").rpartition("/s")[2].partition("-")[0])
-            yield (place[0], step), place[1]
+            yield (place[0], _step_of(place[1])), place[1]
+
+
+def _step_of(folder: str) -> int:
+    return int(folder.rstrip("/").rpartition("/s")[2].partition("-")[0])
 
 
 def _place(layout: Layout, folder: str) -> tuple[int, str]:
