@@ -49,7 +49,7 @@ class Screen(Watcher):
 
     def say(self, message: str) -> None:
         seconds = time.monotonic() - self._started
-        self._progress.console.print(f"{seconds:6.1f} s  {message}", markup=False, soft_wrap=True)
+        _line(self._progress.console, f"{seconds:6.1f} s  {message}")
 
     def progress(self, name: str, step: int, total: int, rows: tuple[dict[str, Any], ...]) -> None:
         last = _numbers(rows[-1]) if rows else ""
@@ -99,11 +99,7 @@ def _say_failures(
         console.print(f"{of}{len(failed) - FAILURES_SHOWN} earlier attempts failed too")
     for attempt in failed[-FAILURES_SHOWN:]:
         how = attempt.reason or "fails unless its VM is stopping"
-        console.print(
-            f"{of}attempt {attempt.term} {how}: {_printable(attempt.why)}",
-            markup=False,
-            soft_wrap=True,
-        )
+        _line(console, f"{of}attempt {attempt.term} {how}: {_printable(attempt.why)}")
     for line in [] if done or not failed else _excerpt(failed[-1].stderr):
         text = _printable(_BUNDLE.sub('"', line))
         console.print(f"  {text}".rstrip(), markup=False, soft_wrap=True)
@@ -181,7 +177,7 @@ def _say_guarantees(console: Console, guarantees: Sequence[Guarantee]) -> None:
         if console.is_terminal:
             table.add_row(word, Text(text))
         else:
-            console.print(f"{word.plain}  {text}", markup=False, soft_wrap=True)
+            _line(console, f"{word.plain}  {text}")
     if console.is_terminal:
         console.print(table)
 
@@ -200,10 +196,8 @@ def show_status(status: Status) -> None:
     book, wait = status.ledger, status.wait
     if book is None:
         what = _waited(wait) if wait else status.state
-        console.print(
-            f"{status.experiment}: run {status.run} is {what}", markup=False, soft_wrap=True
-        )
-        console.print(f"{status.url}", soft_wrap=True)
+        _line(console, f"{status.experiment}: run {status.run} is {what}")
+        _line(console, status.url)
         return
     end = book.head.end
     state = status.state
@@ -215,17 +209,17 @@ def show_status(status: Status) -> None:
         step += f", {_span(status.left)} left at {book.rate:.3g} steps/s"
     if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
         step += f"; its newest checkpoint is of step {book.head.step}"
-    console.print(f"{status.experiment}: run {status.run} is {state}, {step}", soft_wrap=True)
-    console.print(f"{status.url}", soft_wrap=True)
+    _line(console, f"{status.experiment}: run {status.run} is {state}, {step}")
+    _line(console, status.url)
     console.print()
     console.print("Attempts (UTC):")
     console.print(_attempts_table(book.attempts))
     if wait:
-        console.print(f"the next is {_waited(wait)}", markup=False, soft_wrap=True)
+        _line(console, f"the next is {_waited(wait)}")
     for attempt in book.attempts:
         if attempt.changed:
             what = ", ".join(attempt.changed)
-            console.print(f"attempt {attempt.term} changed: {what}", markup=False, soft_wrap=True)
+            _line(console, f"attempt {attempt.term} changed: {what}")
     _say_failures(console, book.attempts, done=book.head.state is State.DONE)
     _say_warnings(console, book.attempts)
     if status.metrics:
@@ -233,7 +227,14 @@ def show_status(status: Status) -> None:
         _say_metrics(console, status.metrics, now=book.step)
     if status.result:
         console.print()
-        console.print(f"result  {status.result}", soft_wrap=True)
+        _line(console, f"result  {status.result}")
+
+
+def _line(console: Console, text: str) -> None:
+    """A sentence: on a terminal it is wrapped between words, unless one of them is a long path; a
+    file or a pipe gets it as one line."""
+    fits = all(len(word) < console.width for word in text.split())
+    console.print(text, markup=False, soft_wrap=not (console.is_terminal and fits))
 
 
 METRICS_SHOWN = 30
@@ -270,7 +271,7 @@ def _value(value: Any) -> str:
 def _say_warnings(console: Console, attempts: tuple[Attempt, ...]) -> None:
     """What the trainers said that people should look at, each once."""
     for warning in {text: None for attempt in attempts for text in attempt.warnings}:
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+        _line(console, f"warning: {warning}")
 
 
 def _span(length: timedelta) -> str:
@@ -294,7 +295,7 @@ def show_costs(costs: Costs) -> None:
     console = Console(highlight=False)
 
     def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        _line(console, text)
 
     line(
         f"{costs.experiment}: run {costs.run} is {costs.state}; its VMs cost {costs.said} in"
@@ -327,7 +328,7 @@ def show_review(review: Review) -> None:
     console = Console(highlight=False)
 
     def line(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        _line(console, text)
 
     line(f"Stack {review.stack}")
     line()

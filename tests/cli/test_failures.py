@@ -143,3 +143,21 @@ def test_a_run_that_is_done_names_its_failures_without_tracebacks(capsys) -> Non
     draw.show_status(status.read(place(made)))
     text = capsys.readouterr().out
     assert "attempt 1 user-failed: the trainer exited with 1" in text and "Traceback" not in text
+
+
+def test_sentences_are_wrapped_between_words_on_a_terminal_only(capsys, monkeypatch) -> None:
+    made = stack(replace(FAILED, term=1))
+    made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
+    why = "the trainer exited with 1: " + "a long word [list] " * 8
+    end = replace(failed(1, Reason.USER_FAILED), message=why.strip())
+    made.memory.put(LAYOUT.attempt_end(1), end.to_json())
+    found = status.read(place(made))
+    draw.show_status(found)
+    assert f"attempt 1 user-failed: {why.strip()}\n" in capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    draw.show_status(found)
+    text = capsys.readouterr().out
+    assert f"attempt 1 user-failed: {why.strip()}" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80

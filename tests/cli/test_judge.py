@@ -375,7 +375,7 @@ def test_what_nothing_put_to_the_test_is_neither_held_nor_broken(name, seen):
          with_attempts(replace(FIRST, committed=None), replace(SECOND, from_step=0), THIRD),
          "attempt 1 had no checkpoint yet when it ended: make checkpoints more often"),
         ("costs-the-user-nothing", with_book(head=head(failures=1), attempts=(OWN, THIRD)),
-         "1 failures counted, 1 of the trainer's own"),
+         "1 failure counted, 1 of the trainer's own"),
     ],
 )  # fmt: skip
 def test_a_verdict_says_what_was_seen(name, seen, said):

@@ -255,7 +255,7 @@ def costs_the_user_nothing(seen: Seen) -> Finding:
         return _unexercised("no attempt")
     struck = {strike.attempt for strike in seen.struck}
     own = [a for a in seen.run.attempts if a.reason in _USER_REASONS and a.term not in struck]
-    detail = f"{head.failures} failures counted"
+    detail = f"{head.failures} failure{'' if head.failures == 1 else 's'} counted"
     if own:
         detail += f", {len(own)} of the trainer's own"
     return _if(head.failures <= len(own), detail)
