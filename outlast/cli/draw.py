@@ -246,11 +246,12 @@ def _say_metrics(console: Console, metrics: Mapping[str, Last], now: int | None 
     """The last value of each metric, with its step where that is another than `now`."""
     shown = sorted(metrics.items())[:METRICS_SHOWN]
     lines = [(_cut(name), _value(last.value), last.step) for name, last in shown]
-    widths = [max((len(line[n]) for line in lines), default=0) for n in range(2)]
+    label = max([LABEL_WIDTH, *(len(name) for name, _, _ in lines)])
+    width = max((len(value) for _, value, _ in lines), default=0)
     for name, value, step in lines:
-        text = f"{name:{max(widths[0], LABEL_WIDTH)}}  {value}"
+        text = f"{name:{label}}  {value}"
         if now is not None and step != now:
-            text = f"{text:{max(widths[0], LABEL_WIDTH) + widths[1] + 4}}of step {step}"
+            text = f"{text:{label + width + 4}}of step {step}"
         console.print(text, markup=False, soft_wrap=True)
     if len(metrics) > len(shown):
         console.print(f"and {len(metrics) - len(shown)} more: --json has them all")
