@@ -1244,7 +1244,7 @@ class GcsStore(_Fetching):
         except DataCorruption as error:
             raise Damaged(f"{path}: {error}") from error
         except (requests.exceptions.RequestException, auth.GoogleAuthError) as error:
-            raise Unavailable(f"{path}: {error}") from error
+            raise Unavailable(f"{path}: {_in_short(error)}") from error
         except (ConnectionError, TimeoutError) as error:
             raise Unavailable(f"{path}: {error}") from error
 
@@ -1273,10 +1273,25 @@ def _error_of_status(path: str, status: int | None, error: Exception) -> StoreEr
     if status in (404, 410) and _is_upload_session(error):
         # Cloud Storage forgets a session now and then; the next try opens another.
         kind = Unavailable
-    found = kind(f"{path}: {error}")
+    found = kind(f"{path}: {_in_short(error)}")
     found.retry_after_sec = _retry_after(error)
     _close_answer(error)
     return found
+
+
+def _in_short(error: Any) -> str:
+    """An error for people: of a connection, where to and why, without the request."""
+    import requests
+
+    cause = getattr(error, "cause", None) or error
+    if not isinstance(cause, requests.exceptions.ConnectionError | requests.exceptions.Timeout):
+        return str(cause)
+    asked = getattr(getattr(cause, "request", None), "url", None)
+    to = urllib.parse.urlsplit(asked).netloc if asked else "the server"
+    if isinstance(cause, requests.exceptions.Timeout):
+        return f"no answer from {to}"
+    why = re.search(r"\[Errno [-0-9]+\] [^'\")]+", str(cause))
+    return f"the connection to {to} failed ({why[0] if why else type(cause).__name__})"
 
 
 def _is_upload_session(error: Any) -> bool:

@@ -1,9 +1,12 @@
 """One contract for a bucket, a folder and memory; then what only one of them can do wrong."""
 
+import contextlib
 import fcntl
 import io
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -607,6 +610,22 @@ def test_a_bucket_that_is_not_there_is_named(
     with pytest.raises(NotFound) as caught:
         gcs.list("experiments/dev/attempts/")
     assert str(caught.value) == "gs://runs: there is no such bucket; make it, or name another"
+
+
+def test_a_server_that_is_not_there_is_named_in_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{nowhere}")
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    with contextlib.closing(GcsStore("runs", read_retry_sec=0.1)) as store:
+        for act in (lambda: store.get("x"), lambda: store.put("x", b"")):
+            with pytest.raises(Unavailable) as caught:
+                act()
+            assert re.fullmatch(
+                rf"x: the connection to {nowhere} failed \(\[Errno 111\] Connection refused\)",
+                str(caught.value),
+            )
 
 
 def test_lost_connection_is_a_write_of_unknown_fate(
