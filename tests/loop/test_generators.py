@@ -149,6 +149,7 @@ def test_torchs_generator_is_named_like_the_others(supervisor: FakeSupervisor) -
             lambda held: torch.set_rng_state(torch.tensor(held, dtype=torch.uint8)),
         ),
     ):
+        supervisor.restore, supervisor.step = None, 0
         assert train(supervisor, draw, rng=rng) == []
 
 
