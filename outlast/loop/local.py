@@ -21,7 +21,6 @@ from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
 from outlast.loop.words import say
-from outlast.protocol import parse_every
 from outlast.spec import identity
 
 STOP_SEC = 120.0
@@ -103,7 +102,6 @@ def _cell(options: Options) -> dict[str, Any]:
 
 def start(options: Options) -> "LocalSupervisor":
     """The supervisor of a run on this machine, once it listens."""
-    parse_every(options.checkpoint_every)
     run = named(options)
     supervisor = LocalSupervisor(
         run.folder,

@@ -52,7 +52,7 @@ def train(
     name: str | None = None,
     arguments: Mapping[str, Any] | None = None,
     source: str | Path | None = None,
-    checkpoint_every: str = "auto",
+    checkpoint_every: str | int = "auto",
     rank_state: Mapping[str, object] | None = None,
     tracker: str | None = None,
     init: str | None = None,
@@ -102,7 +102,7 @@ def train(
     if world is not None and world.rank > 0:
         from outlast.loop.follower import Follower as kind
     options = local.Options(
-        run_dir, name, arguments, source, checkpoint_every, init, model_output_path
+        run_dir, name, arguments, source, _every(checkpoint_every), init, model_output_path
     )
     return kind(
         state,
@@ -113,6 +113,18 @@ def train(
         init_only=init_only,
         constant=constant,
     )
+
+
+def _every(given: object) -> str:
+    """``checkpoint_every`` as text; LoopError where it is none of its forms."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = str(given)
+    try:
+        parse_every(given if isinstance(given, str) else repr(given))
+    except ValueError:
+        rule = "must be 'auto', seconds such as '30s', or steps such as 200"
+        raise LoopError(f"checkpoint_every {given!r}: {rule}") from None
+    return str(given)
 
 
 class Training:

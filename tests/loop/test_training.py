@@ -18,6 +18,7 @@ import outlast
 from outlast import protocol
 from outlast.loop import CheckpointFailed, DoesNotFit, LoopError, StateError, SupervisorLost
 from outlast.protocol import Accepted, Checkpoint, Committed, Ended, Failed, Snapshot, Stop
+from tests.loop import programs
 from tests.loop.fake_supervisor import FakeSupervisor
 
 TOTAL = 12
@@ -501,3 +502,19 @@ def test_a_total_that_is_no_number_of_steps(total: Any) -> None:
 def test_local_data_passes_through(supervisor: FakeSupervisor, tmp_path: Path) -> None:
     with contextlib.suppress(LoopError), outlast.train(state=Toy().state, total=1) as run:
         assert run.data(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("given", ["5 steps", 0, 2.5, None, True])
+def test_a_rhythm_that_is_none_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(LoopError, match="^checkpoint_every .*: must be 'auto', seconds such as"):
+        outlast.train({"w": np.zeros(1)}, 1, checkpoint_every=given)
+
+
+def test_a_number_of_steps_is_a_rhythm(tmp_path: Path) -> None:
+    box = {"n": 0}
+    with outlast.train(
+        {"box": box}, 2, run_dir=tmp_path / "run", name="x", arguments={}, checkpoint_every=1
+    ) as run:
+        for _ in run.steps():
+            box["n"] += 1
+    assert programs.head(tmp_path / "run")["state"] == "done"
