@@ -263,6 +263,8 @@ class Line:
         """A package, an address or a path."""
         if _DRIVE.match(asked) or ("\\" in asked and "://" not in asked):
             raise self.bad("a path must be relative and with forward slashes; correct it")
+        if beside := re.match(r"file:(?!/)(?P<path>[^#]+)", asked):  # as pip-compile writes -e .
+            return self._path(beside["path"])
         if _ADDRESS.match(asked):
             return self._address(asked)
         name, at, url = asked.partition("@")
@@ -318,6 +320,8 @@ class Line:
                 "names a file of your machine, which no VM has (pip freeze writes such lines);"
                 " write the name and the version, NAME==VERSION"
             )
+        if not scheme:
+            raise self.bad("what follows @ must be an address; write a path alone, such as ./lib")
         if scheme.lower() not in ("https", "http"):
             raise self.bad(
                 f"pip reads nothing from {scheme}:; name a wheel or an archive by https, or put it"

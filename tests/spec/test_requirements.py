@@ -131,6 +131,8 @@ def test_one_file_twice_is_read_once_for_each_and_asked_once():
         ("-e .", "."),
         (".[train]", "."),
         ("./lib", "lib"),
+        ("-e file:.", "."),
+        ("-e file:./lib#egg=x", "lib"),
         ("lib/ ; python_version > '3'", "lib"),
         ("-e ./lib[x,y]", "lib"),
         ("lib/a-1-py3-none-any.whl", "lib/a-1-py3-none-any.whl"),
@@ -199,6 +201,7 @@ REFUSED = [
     (".\\pkg", "a path must be relative and with forward slashes"),
     ("numpy @ file:///croot/numpy/work", "(pip freeze writes such lines); write the name"),
     ("file:///home/me/x.whl", "names a file of your machine"),
+    ("x @ ./sub", "what follows @ must be an address; write a path alone"),
     # Repositories.
     ("git+https://github.com/openai/CLIP.git", "names no commit, and must name a commit by its 40"),
     ("git+https://github.com/openai/CLIP.git@main#egg=clip", "names main, and must name a commit"),
