@@ -61,3 +61,47 @@ def test_a_stack_of_ones_own_is_rehearsed_with_its_trainer_and_data(tmp_path: Pa
     (attempt,) = report["attempts"]
     assert attempt["zone"] == "europe-west4-b"
     assert attempt["steps"] == 3 * 3  # 80 of 100 rows to train on, in batches of 32
+
+
+OWN = """
+import time
+
+import numpy as np
+import outlast
+
+
+def main(flags):
+    state = {"w": np.zeros(4), "rng": np.random.default_rng(0)}
+    with outlast.train(state=state, total=300) as run:
+        for step in run.steps():
+            state["w"] += state["rng"].normal(size=4)
+            time.sleep(0.01)
+            if step % 50 == 0:
+                run.log(**{"train/loss": float(abs(state["w"]).sum())}, seconds=time.time())
+                run.eval(accuracy=step / 300, f1=0.5, best="max", of="accuracy")
+            if step == 150:
+                run.finish("no improvement")
+                break
+        np.save(run.result("w.npy"), state["w"])
+    return 0
+"""
+
+
+def test_a_trainer_with_its_own_metrics_that_stops_early_is_judged_by_what_it_logs(tmp_path: Path):
+    root = copy_of_checkout(tmp_path / "checkout")
+    (root / "own").mkdir()
+    (root / "own" / "walk.py").write_text(OWN)
+    settings = {"outlast:source": "own", "outlast:trainer": "walk"}
+    (root / "Pulumi.early.yaml").write_text(yaml.safe_dump({"config": settings}))
+    report = rehearse(root, "--stack", "early")
+    assert report["metrics"]["accuracy"] == 0.5 and report["metrics"]["f1"] == 0.5
+    verdicts = {g["name"]: g["verdict"] for g in report["guarantees"]}
+    assert "broken" not in verdicts.values(), report["guarantees"]
+    assert verdicts["each-step-once"] == verdicts["same-bytes"] == "held"
+    details = {g["name"]: g["detail"] for g in report["guarantees"]}
+    assert "the run ended at step 150 before event 3 (kill at attempt 3" in details["all-happened"]
+    assert verdicts["all-happened"] == "not exercised"
+    assert (
+        "3 rows of 150 steps; not compared, for they vary in each run: seconds"
+        in (details["each-step-once"])
+    )
