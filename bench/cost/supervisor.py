@@ -31,7 +31,11 @@ def count_requests(path: Path) -> None:
 if __name__ == "__main__":
     if os.environ["STORE"].startswith("gs:"):
         count_requests(Path(os.environ["COUNTS"]))
-    setattr(entry, "open_store", lambda url: open_store(os.environ["STORE"]))  # noqa: B010
+
+    def other_store(url: str, **named: Any) -> Any:
+        return open_store(os.environ["STORE"], **named)
+
+    setattr(entry, "open_store", other_store)  # noqa: B010
     code = entry.main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)
