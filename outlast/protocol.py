@@ -14,10 +14,15 @@ from trainer    means                                      answer
 ``complete``    training is over, this is the result       ``accepted`` (id ``complete``)
 ``error``       what I cannot do, before I exit            none
 ``fetch``       where is this data, as a local path?       ``fetched`` or ``error``
+``exit``        the program of named parts ends            none
 ==============  =========================================  =====================================
 
 ``fetch`` may also be the first and only message on a connection of its own: a trainer asks for its
 data before it knows how many steps it will make.
+
+A program that trains named parts of a run sends ``hello`` for each on the same connection, once the
+``complete`` of the one before was answered with ``accepted`` and then ``committed``. A part's steps
+are its own in every message.
 
 The supervisor also pushes ``stop`` (hand over a snapshot and exit 75 within so many seconds) and
 ``checkpoint`` (hand over a snapshot at the next step boundary and train on).
@@ -58,6 +63,8 @@ ERROR_LINE_CHARS_MAX = 1000
 
 _SECONDS = re.compile(r"([0-9]*\.?[0-9]+)s", re.ASCII)
 _STEPS = re.compile(r"[0-9]{1,15}", re.ASCII)
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
+_TAKEN_NAMES = ("RESULT.json",)
 
 
 class ProtocolError(Exception):
@@ -93,6 +100,16 @@ def parse_every(text: str) -> Every:
     )
 
 
+def check_part_name(name: str) -> str:
+    """``name`` itself, where it can name a part; a ValueError with a sentence for anything else."""
+    if not isinstance(name, str) or not _PART_NAME.fullmatch(name) or name in _TAKEN_NAMES:
+        raise ValueError(
+            f"part {name!r}: must be letters, digits, '_', '.' and '-', begin with a letter or a "
+            "digit, and have at most 40 characters"
+        )
+    return name
+
+
 # From the trainer.
 
 
@@ -104,6 +121,8 @@ class Hello:
     pid: int
     total: int | None = None
     """Steps of the whole training, where the trainer knows it; for progress only."""
+    part: str = ""
+    """Name of the part of the run that is to be trained; empty for the whole run."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +153,22 @@ class Warn:
 
 @dataclass(frozen=True)
 class Complete:
-    """Training is over; ``result`` is a folder with model files and metrics.json."""
+    """Training is over; ``result`` is a folder with model files and metrics.json. Of a part it is
+    one with those files in ``result``, and ``part.json``."""
 
     step: int
     result: str
     rows_offset: int
     why: str = ""
     """Why it is over before all steps were made, where the trainer ended it so."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The program ends with this exit code; 0 says that no other part follows. Said where the
+    supervisor cannot see it, as it is the trainer's child."""
+
+    code: int
 
 
 @dataclass(frozen=True)
@@ -195,6 +223,11 @@ class Welcome:
     """What the last commit of an earlier attempt took; null where none is known."""
     init: bool = False
     """``restore`` holds another run's state: take it, and start at step 0 without a history."""
+    before: int = 0
+    """Steps of the parts before this one; a row's step counts them."""
+    done: str | None = None
+    """Folder of what a part ended with that is done, as its ``complete`` named it: ``restore`` is
+    its last state, and no step is to be made."""
 
     def environment(self) -> dict[str, str]:
         """What every trainer finds in its environment; one that began before this welcome, on a
@@ -276,6 +309,7 @@ Message = (
     | Complete
     | Error
     | Fetch
+    | Exit
     | Fetched
     | Welcome
     | Ended

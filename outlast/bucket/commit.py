@@ -22,6 +22,7 @@ from outlast.bucket.head import Checkpoint, End, Head, HeadForbidden, write_end_
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout, Manifest
 from outlast.bucket.pages import Folder, PageLost
+from outlast.bucket.parts import put_results
 from outlast.bucket.restore import Fresh, Reader, Restored
 from outlast.bucket.results import put_result
 from outlast.bucket.retention import Retention
@@ -191,6 +192,25 @@ class Committer:
         finally:
             self._reader.size = reader.size
 
+    def read(
+        self,
+        checkpoint: Checkpoint,
+        into: Path,
+        *,
+        place: Callable[[int], Path] | None = None,
+    ) -> Path:
+        """Reads one checkpoint of the chain into a folder, as `restore` does; RestoreError where it
+        cannot be read, for there is none to go back to."""
+        try:
+            return self._reader.read(checkpoint, into, place)[1]
+        except (Damaged, NotFound) as error:
+            self._patience(lambda: self._head_file.check(term=self.term))
+            of = f" of part {checkpoint.part}" if checkpoint.part else ""
+            raise RestoreError(
+                f"checkpoint {checkpoint.path}{of}: cannot be read ({error}); set the run back to "
+                "one before it with outlast resume --from"
+            ) from None
+
     def _begin(self, step: int) -> None:
         self._from_step = step
         self._row_pieces.begin(step)
@@ -206,12 +226,16 @@ class Committer:
         tags: Iterable[str] = (),
         rows: bytes = b"",
         row_count: int | None = None,
+        part: str = "",
+        before: int = 0,
+        whole: bool = False,
         clean: bool = True,
     ) -> Checkpoint:
         """Commits a snapshot folder; it is in HEAD's chain when this returns.
 
         `rows` are the term's rows from byte `rows_flushed` up to the step, whole lines;
-        `row_count`, where given, is their number. Who gives `clean` as False, because somebody
+        `row_count`, where given, is their number. `part` and `before` are as HEAD's chain has them;
+        `whole` files are not cut. Who gives `clean` as False, because somebody
         waits for the checkpoint, calls `clean` afterwards. Raises BadSnapshot, the store's errors
         (nothing is cleaned then: the fate may be unknown) and what HeadFile.swap raises.
         """
@@ -221,7 +245,7 @@ class Committer:
             )
         begun = time.monotonic()
         sent = self._uploader.send(
-            folder, step, beside=lambda: self.flush_rows(rows, row_count=row_count)
+            folder, step, whole=whole, beside=lambda: self.flush_rows(rows, row_count=row_count)
         )
         fold = self._folder.fold(self._whole(self._head_file.held(self.term)))
         term, prefix = self.term, sent.prefix
@@ -232,6 +256,8 @@ class Committer:
             tags=tuple(tags),
             rows=self._rows,
             objects=sent.objects,
+            part=part,
+            before=before,
         ).to_json()
         written = put_new(self._store, f"{prefix}MANIFEST.json", manifest, patience=self._patience)
         checkpoint = Checkpoint(
@@ -241,14 +267,16 @@ class Committer:
             term=term,
             step=step,
             tags=tuple(tags),
+            part=part,
+            before=before,
         )
-        before: set[Checkpoint] = set()
+        there: set[Checkpoint] = set()
 
         def change(head: Head) -> Head:
-            nonlocal before
-            whole = self._whole(head)
-            folded = whole if fold is None else fold.applied(whole)
-            before = {*head.chain, *self._bad} - ({*whole.chain} - {*folded.chain})
+            nonlocal there
+            readable = self._whole(head)
+            folded = readable if fold is None else fold.applied(readable)
+            there = {*head.chain, *self._bad} - ({*readable.chain} - {*folded.chain})
             # An earlier swap of unknown fate may have been applied: it is there already then.
             others = [entry for entry in folded.chain if entry != checkpoint]
             return replace(
@@ -260,10 +288,15 @@ class Committer:
         after = self._head_file.swap(change, term=self.term)
         self._uploader.committed(sent)
         self._note_pace(sent.sent_bytes, sent.seconds, time.monotonic() - begun)
-        self._note_dropped(before, after)
+        self._note_dropped(there, after)
         if clean:
             self.clean()
         return checkpoint
+
+    @property
+    def chain(self) -> tuple[Checkpoint, ...]:
+        """HEAD's own, without what could not be read when the state was restored."""
+        return self._whole(self._head_file.held(self.term)).chain
 
     def _whole(self, head: Head) -> Head:
         """Without the checkpoints that could not be read when the state was restored."""
@@ -382,13 +415,14 @@ class Committer:
         exit: int | None = None,
         step: int | None = None,
         result: Path | None = None,
+        parts: bool = False,
         why: str = "",
     ) -> Head:
         """Ends the run: result under the term, sweep, HEAD swapped to its end, copy for people.
 
-        `step` is the last committed step where it is not given; `why`, the trainer's reason to end
-        before all its steps were made. Each part can be repeated; a boot that finds HEAD ended
-        writes a missing copy.
+        `step` is the last committed step where it is not given; `parts`: the result is that of all
+        parts; `why`, the trainer's reason to end before all its steps were made. All of it can be
+        done again; a boot that finds HEAD ended writes a missing copy.
         """
         if not state.ended:
             raise ValueError(f"state {state}: is no end")
@@ -396,6 +430,10 @@ class Committer:
         if result is not None:
             written = put_result(
                 self._store, self._layout, self.term, result, patience=self._patience
+            )
+        elif parts:
+            written = put_results(
+                self._store, self._layout, self.term, self.chain, patience=self._patience
             )
         self.sweep()
         before: set[Checkpoint] = set()

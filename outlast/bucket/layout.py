@@ -27,6 +27,10 @@ FORMAT = 1
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 METRICS_FILE = "metrics.json"
 RESULT_FILE = "RESULT.json"
+PART_FILE = "part.json"
+"""What a trainer says of a part's end: evaluations, and why it ended before its last step."""
+PART_RESULT = "result"
+"""Folder beside it: the files of the part's result, with their RESULT.json."""
 
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
@@ -425,6 +429,10 @@ class Beat(Record):
     """Why the trainer ended, while the verdict is held back: its machine may be stopping."""
     stderr: tuple[str, ...] = ()
     """Last lines of that trainer's stderr."""
+    part: str = dataclasses.field(default="", metadata={"omit": True})
+    """The part of the run that is trained. Steps count through all parts, those of rows do not."""
+    before: int = dataclasses.field(default=0, metadata={"omit": True})
+    """Steps of the parts before it."""
 
 
 @dataclass(frozen=True)

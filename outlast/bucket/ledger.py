@@ -102,10 +102,14 @@ class Ledger:
     """Steps a second of the newest attempt, by its last beat; None where not measured."""
     metrics: Mapping[str, Last] = field(default_factory=dict)
     """The last value of each metric: the newest attempt's that logged it."""
+    part: str = ""
+    """The part of the run that the newest attempt's beat says it trains; empty without parts."""
+    before: int = 0
+    """Steps of the parts before it."""
 
     @property
     def step(self) -> int:
-        """Last step that the records tell of."""
+        """Last step that the records tell of; steps here count through all parts."""
         return self.attempts[-1].step if self.attempts else 0
 
     @property
@@ -168,6 +172,8 @@ def read(store: Store, layout: Layout) -> Ledger | None:
             for kind in (Beat, AttemptEnd)
             if kind in records[term]
         ),
+        beats[-1].part if live else "",
+        beats[-1].before if live else 0,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outlast.bucket.head import Checkpoint, PageRef
+from outlast.bucket.parts import is_done
 
 KEEP_LAST = 3
 """Checkpoints that retention keeps at least, newest first."""
@@ -34,15 +35,28 @@ class Retention:
         """The part of HEAD's chain that stays, in its order, where `older` has what was before it;
         doing it again changes nothing."""
         chain = tuple(chain)
-        kept = {*chain[-self.keep_last :], *_newest_best(chain), *self._every(chain, older)}
+        kept = {*self._needed(chain), *self._every(chain, older)}
         return tuple(entry for entry in chain if entry in kept)
 
     def lasting(
         self, chain: Sequence[Checkpoint], older: PageRef | None = None
     ) -> list[Checkpoint]:
-        """Those that no later commit drops, oldest first; they need not be in HEAD."""
-        recent = {*chain[-self.keep_last :], *_newest_best(chain)}
-        return [entry for entry in self._every(chain, older) if entry not in recent]
+        """Those that no later commit drops, oldest first, and that need not be in HEAD."""
+        needed = self._needed(chain)
+        return [entry for entry in self._every(chain, older) if entry not in needed]
+
+    def _needed(self, chain: Sequence[Checkpoint]) -> set[Checkpoint]:
+        """What HEAD itself has: the newest ones and the best; of each part of a run that is done,
+        its end, its last state and its best one."""
+        by_part: dict[str, list[Checkpoint]] = {}
+        for entry in chain:
+            by_part.setdefault(entry.part, []).append(entry)
+        found: set[Checkpoint] = set()
+        for entries in by_part.values():
+            states = [entry for entry in entries if not is_done(entry)]
+            keep_last = 1 if is_done(entries[-1]) else self.keep_last
+            found |= {entries[-1], *states[-keep_last:], *_newest_best(states)}
+        return found
 
     def _every(self, chain: Sequence[Checkpoint], older: PageRef | None) -> list[Checkpoint]:
         """The first one of each interval of steps, but the one that begins with 0."""
@@ -52,7 +66,7 @@ class Retention:
         seen = {0} if older is None else {0, older.last // every}
         found = []
         for entry in chain:
-            if entry.step // every not in seen:
+            if entry.step // every not in seen and not is_done(entry):
                 seen.add(entry.step // every)
                 found.append(entry)
         return found

@@ -20,6 +20,7 @@ from outlast.bucket import pages
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.head import Head, Lineage
 from outlast.bucket.layout import Layout
+from outlast.bucket.parts import own_steps
 from outlast.bucket.store import Damaged, Object, Store, put_new
 from outlast.bucket.transfer import small_reads
 
@@ -118,12 +119,13 @@ class PieceWriter:
 
 
 def read_rows(store: Store, layout: Layout, head: Head) -> list[dict[str, Any]]:
-    """The rows of the final lineage in the order of their steps, each step from one term only."""
-    return list(iter_rows(store, layout, head))
+    """The rows of the final lineage in the order of their steps, each step from one term only; of a
+    run with parts, part after part with their own steps."""
+    return list(own_steps(head.chain, iter_rows(store, layout, head)))
 
 
 def iter_rows(store: Store, layout: Layout, head: Head) -> Iterator[dict[str, Any]]:
-    """As `read_rows`, a few pieces in memory at a time.
+    """As `read_rows`, a few pieces in memory at a time. Steps count through all parts of a run.
 
     A term owns the steps after its `from` until a later term's. Only steps up to the last
     commit, or up to the end of a finished run, are final.

@@ -106,10 +106,15 @@ class Uploader:
         upload = self._upload
         return 0 if upload is None else upload.left
 
-    def send(self, folder: Path, step: int, *, beside: Callable[[], None]) -> Sent:
+    def send(
+        self, folder: Path, step: int, *, whole: bool = False, beside: Callable[[], None]
+    ) -> Sent:
         """Puts each piece of the folder that the store does not have yet, and calls `beside` at
-        the same time, which is begun first. A second try goes on under the same name."""
-        pieces = [piece for name, path in snapshot_files(folder) for piece in self._cut(name, path)]
+        the same time, which is begun first. A second try goes on under the same name. `whole`
+        files are one piece each."""
+        pieces = [
+            piece for name, path in snapshot_files(folder) for piece in self._cut(name, path, whole)
+        ]
         upload = self._begin(folder, step, pieces)
         try:
             seconds, sent_bytes = self._put_pieces(upload, pieces, beside)
@@ -132,10 +137,10 @@ class Uploader:
         """What the next snapshot may copy from: the objects of the newest checkpoint."""
         self._known = {(entry.size, entry.blake3): (folder, entry) for entry in objects}
 
-    def _cut(self, name: str, path: Path) -> list[_Piece]:
+    def _cut(self, name: str, path: Path, whole: bool) -> list[_Piece]:
         """The file as one object under its own name, or as parts in a folder of that name."""
         size, step = path.stat().st_size, self.part_bytes
-        if size <= step:
+        if whole or size <= step:
             return [_Piece(name, name, path, 0, size)]
         return [
             _Piece(f"{name}/{place // step:06d}", name, path, place, min(step, size - place))

@@ -165,7 +165,8 @@ def checkpoints(experiment: str, as_json: bool) -> None:
         return
     for row in found:
         tags = f"  {row['tags']}" if row["tags"] else ""
-        click.echo(f"step {row['step']}  term {row['term']}{tags}\n  {row['init']}")
+        part = f"{row['part']}  " if "part" in row else ""
+        click.echo(f"{part}step {row['step']}  term {row['term']}{tags}\n  {row['init']}")
     if not found:
         click.echo(f"{experiment}: no checkpoint is committed yet")
 
@@ -207,16 +208,27 @@ def destroy(experiment: str) -> None:
         click.echo(f"{experiment}: {left}")
 
 
+def _checked_step(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    from outlast.cli import rewind
+
+    try:
+        if text is not None:
+            rewind.parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
 @cli.command()
 @click.argument("experiment")
 @click.option(
     "--from",
     "step",
-    metavar="STEP",
-    type=click.IntRange(min=0),
+    metavar="[PART:]STEP",
+    callback=_checked_step,
     help="Set the run back to the checkpoint of this step, as outlast checkpoints lists them.",
 )
-def resume(experiment: str, step: int | None) -> None:
+def resume(experiment: str, step: str | None) -> None:
     """Reopen a run that failed or was stopped, or go on with changes; `pulumi up` then does it.
 
     Before, the machine may be changed, the code corrected, and arguments that the trainer lists as
@@ -256,8 +268,11 @@ def resume(experiment: str, step: int | None) -> None:
 
 
 def _say_set_back(experiment: str, back: "Rewound") -> None:
+    from outlast.cli import rewind
+
     newer = "1 newer checkpoint" if back.dropped == 1 else f"{back.dropped} newer checkpoints"
-    click.echo(f"{experiment}: set back to step {back.head.step}; {newer} given up")
+    to = rewind.said(back.head.chain[-1])
+    click.echo(f"{experiment}: set back to step {to}; {newer} given up")
 
 
 @cli.command(name="stop")

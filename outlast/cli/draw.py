@@ -204,13 +204,17 @@ def show_status(status: Status) -> None:
     if end and end.reason != state:
         state += f" ({end.reason})"
     total = f" of {book.total}" if book.total else ""
-    step = f"step {book.step}{total}"
+    step = f"step {book.step}{total}" if not status.parts else f"{book.step} steps in all its parts"
     if status.left is not None and book.rate:
-        step += f", {_span(status.left)} left at {book.rate:.3g} steps/s"
+        of = f" of part {book.part}" if book.part else ""
+        step += f", {_span(status.left)} left{of} at {book.rate:.3g} steps/s"
     if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
         step += f"; its newest checkpoint is of step {book.head.step}"
     _line(console, f"{status.experiment}: run {status.run} is {state}, {step}")
     _line(console, status.url)
+    for part in status.parts:
+        how = "done, after" if part["done"] else "at"
+        _line(console, f"part {part['part']}: {how} step {part['step']}")
     console.print()
     console.print("Attempts (UTC):")
     console.print(_attempts_table(book.attempts))
@@ -224,7 +228,7 @@ def show_status(status: Status) -> None:
     _say_warnings(console, book.attempts)
     if status.metrics:
         console.print()
-        _say_metrics(console, status.metrics, now=book.step)
+        _say_metrics(console, status.metrics, now=-1 if status.parts else book.step)
     if status.result:
         console.print()
         _line(console, f"result  {status.result}")

@@ -31,6 +31,7 @@ from outlast.bucket.head import (
     read_head,
 )
 from outlast.bucket.layout import AttemptStart, Layout, Manifest
+from outlast.bucket.parts import is_done
 from outlast.bucket.retention import KEEP_LAST, Retention
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
 from outlast.cli.errors import OperateError
@@ -133,12 +134,17 @@ def rebuild(
                 chain.insert(0, found)
             elif not chain:
                 set_aside += 1
-            if len(chain) == KEEP_LAST:
+            if len(chain) >= KEEP_LAST and not chain[0].part:
                 break
         if not chain:
             continue
+        if chain[0].part:
+            whole = _whole_parts(chain)
+            set_aside += len(chain) - len(whole)
+            older, older_chain, chain = [], None, list(_retention(starts[term]).kept(whole))
+        else:
+            older, older_chain = _older(store, layout, lineage, chain, on_the_way, starts[term])
         tip = chain[-1]
-        older, older_chain = _older(store, layout, lineage, chain, on_the_way, starts[term])
         pairs = [(start.resume, start.place) for start in starts.values()]
         highest = max([*terms, *(place[0] for place, _ in manifests)]) + UNRECORDED_TERMS
         if known is not None:
@@ -193,11 +199,15 @@ def _older(
         if last < _step_of(folder) < oldest.step:
             found = _verified(store, layout, folder, read=False)
             held += [found] if found else []
+    kept = _retention(start).kept([*held, *newest], behind)
+    return [entry for entry in held if entry in kept], behind
+
+
+def _retention(start: AttemptStart) -> Retention:
+    """That of an attempt."""
     every = start.spec.get("keep_every_steps")
     every = every if isinstance(every, int) and every > 0 else None
-    retention = Retention(keep_last=KEEP_LAST, keep_every_steps=every)
-    kept = retention.kept([*held, *newest], behind)
-    return [entry for entry in held if entry in kept], behind
+    return Retention(keep_last=KEEP_LAST, keep_every_steps=every)
 
 
 def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> None:
@@ -307,7 +317,22 @@ def _verified(store: Store, layout: Layout, folder: str, *, read: bool = True) -
         term=manifest.term,
         step=manifest.step,
         tags=manifest.tags,
+        part=manifest.part,
+        before=manifest.before,
     )
+
+
+def _whole_parts(chain: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """The entries of parts, oldest first, up to where one is missing that those after it stand on:
+    the end of each part that came before."""
+    found: list[Checkpoint] = []
+    done_at = 0
+    for entry in sorted(chain, key=lambda entry: (entry.term, entry.step, is_done(entry))):
+        if entry.before != done_at and not (found and found[-1].part == entry.part):
+            break
+        found.append(entry)
+        done_at = entry.step if is_done(entry) else done_at
+    return found
 
 
 def _lineage(

@@ -12,6 +12,7 @@ from outlast.base.exits import State
 from outlast.bucket import pages
 from outlast.bucket.head import Checkpoint, Head, HeadLost, new_nonce, read_head
 from outlast.bucket.layout import Layout
+from outlast.bucket.parts import own_step, parts_of
 from outlast.bucket.store import PreconditionFailed, Store
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import living_attempt
@@ -46,8 +47,19 @@ class Rewound:
             ) from None
 
 
-def plan(store: Store, layout: Layout, step: int, *, silent_sec: float = Waits().silent) -> Rewound:
-    """What setting the run back to ``step`` would do; nothing is written.
+def parse(text: str) -> tuple[str, int]:
+    """The part and the step of ``STEP`` or ``PART:STEP``; without a part it is empty. ValueError
+    with a sentence for anything else."""
+    part, _, step = text.rpartition(":")
+    if not step.isascii() or not step.isdigit() or len(step) > 15 or (":" in text and not part):
+        raise ValueError(f"--from {text!r}: must be a step, or a part's as PART:STEP")
+    return part, int(step)
+
+
+def plan(
+    store: Store, layout: Layout, where: str | int, *, silent_sec: float = Waits().silent
+) -> Rewound:
+    """What setting the run back to ``where``, as ``parse`` takes it, would do; nothing is written.
 
     OperateError: there is no such checkpoint, the run is done, or an attempt works on it. Raises
     StoreError where the store does not answer.
@@ -66,16 +78,20 @@ def plan(store: Store, layout: Layout, step: int, *, silent_sec: float = Waits()
             f"{name}: attempt {term} works on it (its last sign of life was {silent:.0f} s ago); "
             "end it first (outlast stop, or Ctrl-C where it runs)."
         )
-    tip = pages.find(store, layout, head, step)
-    if tip is None:
-        there = _nearest(pages.kept(store, layout, head).chain, step)
-        raise OperateError(f"--from {step}: {name} has no checkpoint of that step; it has {there}.")
-    before = pages.until(store, layout, head, step)
-    before = pages.lineage_until(store, layout, before, tip.term)
+    part, own = parse(str(where))
+    before = next((one.before for one in parts_of(head.chain) if one.name == part), 0)
+    tip = pages.find(store, layout, head, before + own)
+    if tip is None or (tip.part, own_step(tip)) != (part, own):
+        there = _nearest(pages.kept(store, layout, head).chain, before + own)
+        raise OperateError(
+            f"--from {where}: {name} has no checkpoint of that step; it has {there}."
+        )
+    back = pages.until(store, layout, head, tip.step)
+    back = pages.lineage_until(store, layout, back, tip.term)
     is_alone = head.owner.startswith(NO_STACK)
-    end = None if is_alone or head.end is None else replace(head.end, step=step)
+    end = None if is_alone or head.end is None else replace(head.end, step=tip.step)
     rewound = replace(
-        before,
+        back,
         term=head.term + 1,
         state=State.OPEN if is_alone else head.state,
         end=end,
@@ -89,13 +105,18 @@ def plan(store: Store, layout: Layout, step: int, *, silent_sec: float = Waits()
 
 def _nearest(kept: Sequence[Checkpoint], step: int) -> str:
     """The steps of the kept checkpoints; of many, those around the one that was asked for."""
-    steps = [entry.step for entry in kept]
-    if len(steps) <= 2 * NEAREST:
-        return ", ".join(map(str, steps)) or "none"
-    place = bisect.bisect(steps, step)
-    around = steps[max(place - NEAREST, 0) : place + NEAREST]
-    said = ", ".join(map(str, around))
-    return f"{len(steps)}, of these around it {said} (outlast checkpoints lists them all)"
+    names = list(dict.fromkeys(map(said, kept)))
+    if len(kept) <= 2 * NEAREST:
+        return ", ".join(names) or "none"
+    place = bisect.bisect([entry.step for entry in kept], step)
+    around = kept[max(place - NEAREST, 0) : place + NEAREST]
+    near = ", ".join(dict.fromkeys(map(said, around)))
+    return f"{len(names)}, of these around it {near} (outlast checkpoints lists them all)"
+
+
+def said(entry: Checkpoint) -> str:
+    """A checkpoint as ``parse`` takes it."""
+    return f"{entry.part}:{own_step(entry)}" if entry.part else str(entry.step)
 
 
 def _named(layout: Layout) -> str:

@@ -28,6 +28,7 @@ from outlast.bucket.layout import (
     Layout,
     Pin,
 )
+from outlast.bucket.parts import DONE_TAG, is_done, own_step, parts_of, result_of
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli.errors import (
@@ -153,54 +154,72 @@ class OpenedRun:
 
     @property
     def step(self) -> int:
-        """Steps that are safe: of the end, or of the newest checkpoint."""
+        """Steps that are safe: of the end, or of the newest checkpoint; those of all parts."""
         return _safe_step(self._head())
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of ``run.log`` and ``run.eval`` up to the newest checkpoint or the end, each
-        step once, in order."""
+        step once, in order. Those of a part have its name as ``part``, and its own steps."""
         head = self._head()
         with self._reading():
             return read_rows(self._place.store, self._place.layout, head)
 
     def metrics(self) -> Table:
-        """The evaluations of a finished run (its metrics.json), else all rows so far."""
-        if self._head().state is not State.DONE:
+        """The evaluations of a finished run (its metrics.json, or that of each part), else all rows
+        so far."""
+        head = self._head()
+        if head.state is not State.DONE:
             return Table(self.rows())
-        file = self.result() / METRICS_FILE
-        if not file.exists():  # a command's result is what it wrote itself
+        folder = self.result()
+        if names := [part.name for part in parts_of(head.chain)]:
+            tables = [(name, _evaluations(folder / name / METRICS_FILE)) for name in names]
+            return Table([{"part": name, **row} for name, rows in tables for row in rows])
+        if not (folder / METRICS_FILE).exists():  # a command's result is what it wrote itself
             return Table(self.rows())
         try:
-            columns = metrics.read_table(file.read_bytes())
+            return Table(_evaluations(folder / METRICS_FILE))
         except ValueError:  # a command's own file of that name has a form of its own
             return Table(self.rows())
-        rows = zip(*columns.values(), strict=True)
-        return Table([dict(zip(columns, row, strict=True)) for row in rows])
+
+    def parts(self) -> Table:
+        """The parts of the run that have a checkpoint, in the order in which they began: name,
+        steps that are safe, and whether each is done. Empty for a run without parts."""
+        found = parts_of(self._head().chain)
+        return Table([{"part": p.name, "step": p.step, "done": p.done} for p in found])
 
     def checkpoints(self) -> Table:
-        """The checkpoints that are kept, oldest first: step, term, tags, path, and the name
-        (``init``) by which another run begins with one. Only the newest best is tagged so."""
+        """The checkpoints that are kept, oldest first: part (where the run has parts), step, term,
+        tags, path, and the name (``init``) by which another run begins with one. Only the newest
+        best, of each part, is tagged so; the last one of a part that is done is tagged ``done``."""
         kept = pages.kept(self._place.store, self._place.layout, self._head())
         for lost in kept.lost:
             warnings.warn(lost, stacklevel=2)
         chain = kept.chain
-        best = next((entry for entry in reversed(chain) if BEST in entry.tags), None)
+        best = {entry.part: entry for entry in chain if BEST in entry.tags}
+        done = {part.state for part in parts_of(chain) if part.done}
         rows = []
         for entry in chain:
-            tags = [tag for tag in entry.tags if tag != BEST or entry is best]
+            if is_done(entry):
+                continue  # it has no state; a tag of the one before says it
+            tags = [tag for tag in entry.tags if tag != BEST or entry is best[entry.part]]
+            tags += [DONE_TAG] if entry in done else []
             told = {**_checkpoint(entry), "tags": ",".join(tags)}
             rows.append({**told, "init": self._pinned(entry)})
         return Table(rows)
 
-    def best(self) -> dict[str, Any]:
+    def best(self, part: str | None = None) -> dict[str, Any]:
         """The newest checkpoint with the tag ``best``: its step, term, tags and path, and the row
-        of its step. OperateError: there is none."""
+        of its step. OperateError: there is none, or the run has parts and none is named."""
         head, place = self._head(), self._place
+        if part is not None:
+            self._part(head.chain, part)
+        elif names := [one.name for one in parts_of(head.chain)]:
+            raise OperateError(f"{place.name}: name one of its parts: {', '.join(names)}")
         # The newest one is in HEAD itself, unless the run was set back behind it.
-        tagged = [entry for entry in head.chain if BEST in entry.tags]
+        tagged = _best_of(head.chain, part or "")
         if not tagged and head.older_chain is not None:
             kept = pages.kept(place.store, place.layout, head)
-            tagged = [entry for entry in kept.chain if BEST in entry.tags]
+            tagged = _best_of(kept.chain, part or "")
             if not tagged and kept.lost:
                 raise OperateError("; ".join(kept.lost))
         if not tagged:
@@ -209,12 +228,16 @@ class OpenedRun:
                 "run.eval(…, best='max')"
             )
         best = _checkpoint(tagged[-1])
-        row = next((row for row in self.rows() if row["step"] == best["step"]), {})
+        at = {name: best[name] for name in ("part", "step") if name in best}
+        row = next((row for row in self.rows() if at.items() <= row.items()), {})
         return {**row, **best}
 
-    def result(self) -> Path:
-        """A folder with the verified files of the finished run's result; do not write to it."""
+    def result(self, part: str | None = None) -> Path:
+        """A folder with the verified files of the finished run's result, or of a part that is done;
+        do not write to it. The result of a run with parts has a folder for each."""
         head = self._head()
+        if part is not None:
+            return self._cached(self._result_of(head, part))
         result = head.end.result if head.end else None
         if result is None:
             raise OperateError(
@@ -258,6 +281,23 @@ class OpenedRun:
             ) from None
         except Exception as error:  # each library has its own for a file that it cannot read
             raise OperateError(f"{found}: cannot be read: {error}") from None
+
+    def _part(self, chain: Sequence[Checkpoint], name: str) -> list[Checkpoint]:
+        found = [entry for entry in chain if entry.part == name]
+        if not found:
+            names = ", ".join(part.name for part in parts_of(chain)) or "no parts"
+            raise OperateError(f"{self._place.name}: has no part {name!r}; it has {names}")
+        return found
+
+    def _result_of(self, head: Head, name: str) -> Result:
+        newest = self._part(head.chain, name)[-1]
+        if not is_done(newest):
+            raise OperateError(
+                f"{self._place.name}: part {name!r} is at step {own_step(newest)} and not done; it "
+                "has a result once it is"
+            )
+        with self._reading():
+            return result_of(self._place.store, newest)
 
     def _pinned(self, entry: Checkpoint) -> str:
         """The checkpoint by where it is and what it is, as ``outlast:init`` takes it."""
@@ -421,9 +461,20 @@ def _safe_step(head: Head) -> int:
     return head.chain[-1].step if head.chain else 0
 
 
+def _evaluations(file: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.json; ValueError for a file of another form."""
+    columns = metrics.read_table(file.read_bytes())
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _best_of(chain: Sequence[Checkpoint], part: str) -> list[Checkpoint]:
+    return [entry for entry in chain if BEST in entry.tags and entry.part == part]
+
+
 def _checkpoint(entry: Checkpoint) -> dict[str, Any]:
     return {
-        "step": entry.step,
+        **({"part": entry.part} if entry.part else {}),
+        "step": own_step(entry),
         "term": entry.term,
         "tags": ",".join(entry.tags),
         "path": entry.path,

@@ -11,6 +11,7 @@ from outlast.bucket import ledger, metrics
 from outlast.bucket.head import HeadError
 from outlast.bucket.layout import METRICS_FILE, Last, format_time
 from outlast.bucket.ledger import Boot, Ledger
+from outlast.bucket.parts import parts_of
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.cli import boots
 from outlast.cli.boots import Wait
@@ -36,6 +37,22 @@ class Status:
     """The last value of each metric; empty before any."""
     wait: Wait | None = None
     """What an open run waits for that has no attempt at work."""
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The run's parts in the order in which they began, with their own steps; empty where it
+        has none."""
+        book = self.ledger
+        if book is None:
+            return []
+        found = {
+            part.name: {"part": part.name, "step": part.step, "done": part.done}
+            for part in parts_of(book.head.chain)
+        }
+        if book.part and not found.get(book.part, {}).get("done"):
+            at = {"part": book.part, "step": book.step - book.before, "done": False}
+            found[book.part] = at
+        return list(found.values())
 
     @property
     def result(self) -> str | None:
@@ -85,6 +102,7 @@ class Status:
             "metrics": {name: last.value for name, last in self.metrics.items()},
             "metric_steps": {name: last.step for name, last in self.metrics.items()},
             "result": self.result,
+            **({"parts": parts} if (parts := self.parts) else {}),
         }
 
 
@@ -126,8 +144,16 @@ def _last_metrics(store: Store, book: Ledger | None) -> Mapping[str, Last]:
     end = book.head.end
     if end is None or end.result is None:
         return book.metrics
+    parts = [part.name for part in parts_of(book.head.chain)]
+    found = dict(book.metrics)
+    for of in [f"{name}/" for name in parts] or [""]:
+        last = _last_evaluations(store, f"{end.result.path}{of}{METRICS_FILE}")
+        found |= {f"{of}{name}": value for name, value in last.items()}
+    return found
+
+
+def _last_evaluations(store: Store, path: str) -> dict[str, Last]:
     try:
-        table = metrics.read_table(store.get(end.result.path + METRICS_FILE)[0])
+        return metrics.last_values(metrics.read_table(store.get(path)[0]))
     except (NotFound, ValueError):  # a command's result has no such file, or one of its own form
-        return book.metrics
-    return {**book.metrics, **metrics.last_values(table)}
+        return {}

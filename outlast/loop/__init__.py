@@ -15,6 +15,7 @@ process's work, the supervisor's: the one that ``OUTLAST_SOCKET`` names or, with
 the loop starts for a folder on this machine.
 """
 
+from outlast.loop.entry import train
 from outlast.loop.errors import (
     CheckpointFailed,
     DataError,
@@ -25,7 +26,7 @@ from outlast.loop.errors import (
     StateError,
     SupervisorLost,
 )
-from outlast.loop.training import RunEnded, Training, train
+from outlast.loop.training import RunEnded, Training
 
 __all__ = [
     "CheckpointFailed",

@@ -10,31 +10,38 @@ import sys
 from collections.abc import Sequence
 
 from outlast.base import exits
-from outlast.loop import data, local
+from outlast.loop import data, local, parts
 from outlast.loop.errors import LoopError, NotHere, SupervisorLost
-from outlast.loop.session import Session
+from outlast.loop.session import Session, connect
 from outlast.loop.signals import Interrupts, Signals, Supervised
-from outlast.protocol import SOCKET_VARIABLE, Ended, Welcome
+from outlast.protocol import SOCKET_VARIABLE, Channel, Ended, Welcome
 
 ENDED_SEC = 10.0
 """How long a stopped trainer waits for its supervisor's record of the end."""
 
-_completed: set[tuple[str, str, str]] = set()
-"""The runs that this process has completed: trainer, run and folder."""
+_completed: set[parts.Key] = set()
+"""The runs that this process has completed, each as one training without a part's name."""
 
 
 class Connection:
-    """Opened once for a training, and closed with it."""
+    """Opened once for a training, and closed with it; of a part that is done, kept for the next."""
 
-    def __init__(self, options: local.Options) -> None:
+    def __init__(self, options: local.Options, part: str = "") -> None:
+        """``part`` names the part of the run that is to be trained."""
         self._options = options
+        self._part = part
+        self._program: parts.Program | None = None
+        """Of a part: what else this program trains of the run."""
+        self.part_done = False
+        """Whether the part is done, whatever the program does yet."""
         socket_path = os.environ.get(SOCKET_VARIABLE)
         self._socket_path = socket_path
         self.signals: Signals = Supervised() if socket_path else Interrupts()
         self.supervisor: local.LocalSupervisor | None = None
         self._session: Session | None = None
         self._welcomed = False
-        self._run: tuple[str, str, str] | None = None
+        self._run: parts.Key | None = None
+        """The run, as this program tells it from others."""
 
     @property
     def session(self) -> Session:
@@ -46,30 +53,44 @@ class Connection:
         """The supervisor's answer to this trainer; SystemExit 75 where Ctrl-C comes before it."""
         check_process()
         self.signals.install()
-        if self._socket_path is None:
-            self._refuse_second()
-            self.supervisor = local.start(self._options)
-            socket_path = self.supervisor.socket_path
+        run = self._run = self._named_run()
+        if run in _completed and not local.in_notebook():
+            raise NotHere(
+                f"run {run[2]}: this program has completed it already, and calls outlast.train a "
+                "second time; make each of its trainings a part of the run (part='a name'), or "
+                "give each a name= or a run_dir= of its own"
+            )
+        if self._part:
+            self._program = parts.begin(run, self._part, self._options)
         else:
-            socket_path = self._socket_path
-        try:
-            self._session = Session(socket_path, total=total)
-        finally:
-            if self.supervisor is not None:
-                self.supervisor.forget_socket()
+            parts.refuse_unnamed(run)
+        self._session = Session(self._channel(), total=total, part=self._part)
         answer = self._session.welcome(stopped=self.is_interrupted)
         self._welcomed = True
+        if isinstance(answer, Ended) and self._program is not None:
+            self._program.active = self._program = None  # nothing of it is left undone
         return answer
 
-    def _refuse_second(self) -> None:
-        """NotHere where this program has completed the very same run: it is one training's."""
+    def _named_run(self) -> parts.Key:
+        if self._socket_path is not None:
+            return "", "", self._socket_path
         run = local.named(self._options)
-        self._run = (run.trainer, run.run, os.path.abspath(run.folder))
-        if self._run in _completed and not local.in_notebook():
-            raise NotHere(
-                f"run {run.folder}: this program has completed it already, and calls outlast.train "
-                "a second time; give each of its trainings a name= or a run_dir= of its own"
-            )
+        return run.trainer, run.run, os.path.abspath(run.folder)
+
+    def _channel(self) -> Channel:
+        """The connection of the part before, or a new one."""
+        if self._program is not None and self._program.channel is not None:
+            channel, self.supervisor = self._program.take()
+            return channel
+        if self._socket_path is not None:
+            return connect(self._socket_path)
+        self.supervisor = local.start(self._options)
+        if self._program is not None:
+            parts.finish_at_exit()
+        try:
+            return connect(self.supervisor.socket_path)
+        finally:
+            self.supervisor.forget_socket()
 
     def is_interrupted(self) -> bool:
         """Whether Ctrl-C was pressed in a training on a laptop."""
@@ -115,7 +136,12 @@ class Connection:
 
     def close(self, error: BaseException | None) -> None:
         """Hang up, and wait until the supervisor has finished what it was given. SupervisorLost
-        where a completed training's result is not kept."""
+        where a completed training's result is not kept. After a part that is done, neither."""
+        if self._program is not None:
+            if error is None:
+                self._program.keep(self.session.channel, self.supervisor)
+                return
+            self._program.give_up(done=self.part_done)
         if self._session is not None:
             self._session.close()
         supervisor = self.supervisor

@@ -38,7 +38,7 @@ class Follower(Training):
         self._cleanup.callback(self._signals.restore)
         state.check_top(self._state)
         told = lambda: self._signals.requested  # noqa: E731
-        said = self._member.join(self._total, self._rank_state is not None, told)
+        said = self._member.join(self._call, told)
         if said.kind == ranks.END:
             raise RunEnded(said.body)
         where = said.body
@@ -53,6 +53,9 @@ class Follower(Training):
             if self._rank_state is not None:
                 self._rank_state.restore(folder)
             self._step = saved.step
+            self._take_over_note(saved.loop)
+            if where["done"] is not None:
+                self._left_before, self._done_in = True, Path(where["done"])
         else:
             if where["init"]:
                 self._take_init(Path(where["restore"]))
@@ -90,14 +93,14 @@ class Follower(Training):
         return None
 
     def _complete(self) -> None:
-        if not self._started:
+        if not (self._started or self.done):
             raise LoopError("the training has made no steps: loop over run.steps()")
         if self._total is not None and not self._is_over:
             raise ending.left_early(self._step, self._total)
         self._member.say(ranks.FINISHED, self._step)
-        said = self._member.word(self._step)
-        if said.kind == ranks.OVER:  # this rank left the loop before it heard
-            said = self._member.word(self._step)
+        while (said := self._member.word(self._step)).kind in (ranks.OVER, ranks.PART):
+            if said.kind == ranks.PART:  # of what the loop was left with
+                self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
         if said.kind != ranks.END:
             raise RankLost(
                 f"rank 0 goes on after step {self._step}, where this rank has ended: all ranks "

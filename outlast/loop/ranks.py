@@ -315,9 +315,10 @@ class Leader(_Party):
         self._go = bytearray(_HEADER.size)
         self._over = False
 
-    def gather(self, total: int | None, rank_state: bool, told: Callable[[], bool]) -> None:
-        """Wait for every other rank; LoopError where one does something else, or is missing, and
-        SystemExit once this process was ``told`` to leave, as torchrun does where one has failed.
+    def gather(self, call: Mapping[str, Any], told: Callable[[], bool]) -> None:
+        """Wait for every other rank; LoopError where one does something else than this one, which
+        was called with ``call``, or is missing. SystemExit once this process was ``told`` to leave,
+        as torchrun does where one has failed.
         """
         if self._listener is None:
             return
@@ -335,20 +336,19 @@ class Leader(_Party):
                     f"rank {names} of {self._world.size}: did not come to outlast.train within "
                     f"{GATHER_SEC:.0f} s; every rank must call it"
                 )
-            self._welcome(_Link(channel.detach(), "a rank"), missing, total, rank_state)
+            self._welcome(_Link(channel.detach(), "a rank"), missing, call)
         self._links.sort(key=lambda link: link.name)
         self._listener.close()
         self._listener = None
         self._begin_watch(self._world.launcher, self._before_exit)
 
-    def _welcome(self, link: _Link, missing: set[int], total: int | None, rank_state: bool) -> None:
+    def _welcome(self, link: _Link, missing: set[int], call: Mapping[str, Any]) -> None:
         try:
             said = link.receive(END_SEC)
         except RankLost:
             link.close()  # it went again: another try of its own, or of somebody else
             return
         rank, body = said.step, said.body or {}
-        own = {"total": total, "rank_state": rank_state}
         problem = None
         if said.kind != HELLO or rank not in missing:
             problem = f"rank {rank}: is not one that is missing here"
@@ -356,7 +356,7 @@ class Leader(_Party):
             missing.discard(rank)
             link.name = f"rank {rank}"
             self._links.append(link)
-            for name, value in own.items():
+            for name, value in call.items():
                 if body.get(name) != value:
                     raise LoopError(
                         f"{name}: is {body.get(name)} in rank {rank} and {value} in rank 0; all "
@@ -453,7 +453,7 @@ class Member(_Party):
             raise RankLost("rank 0 has gone")
         return self._links[0]
 
-    def join(self, total: int | None, rank_state: bool, told: Callable[[], bool]) -> Said:
+    def join(self, call: Mapping[str, Any], told: Callable[[], bool]) -> Said:
         """Greet the leader and wait for its ``BEGIN`` or ``END``; SystemExit as in ``gather``."""
         path = socket_path(self._world.key)
         deadline = time.monotonic() + GATHER_SEC
@@ -473,7 +473,7 @@ class Member(_Party):
             self._links = [link]
             self._begin_watch(self._world.launcher, lambda why: None)
             with self._noticing():
-                link.send(HELLO, self._world.rank, {"total": total, "rank_state": rank_state})
+                link.send(HELLO, self._world.rank, dict(call))
                 return link.receive()
 
     def say(self, kind: bytes, step: int, body: Any = None) -> None:

@@ -1,13 +1,14 @@
 """Snapshots of a training's state: when one is due, where there is room, and what became of it."""
 
+import contextlib
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast.base import places
+from outlast.base import exits, places
 from outlast.loop import generators, ranks, schedule, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import Direction, History
@@ -31,6 +32,8 @@ class _Offer:
     folder: Path
     message: Snapshot
     cost_sec: float
+    over: str | None = None
+    """Why the loop is over, as it notes."""
     asked_at_sec: float | None = None
     """When it was handed over, where the answer has not come yet."""
 
@@ -69,6 +72,12 @@ class Saver:
         self._place, self._place_size = self._work, -1
         self._spare = snapshot.Spare(self._place / SPARE)
         self._pending: _Offer | None = None
+        self.over: str | None = None
+        """Why the loop is over, as the snapshots from now on note; None while it is not."""
+        self._last: _Offer | None = None
+        """The state that a part ended with, until it is handed over."""
+        self._accepted_over: str | None = None
+        """``over`` as the snapshot accepted last notes it."""
         self._accepted_step = -1
         self._retry_at_sec = 0.0
         self._count = 0
@@ -80,11 +89,13 @@ class Saver:
         """The training begins after ``step``; where that was ``restored``, it is saved already."""
         self._schedule = timing
         if restored:
-            self._accepted_step = step
+            self._accepted_step, self._accepted_over = step, self.over
 
     def close(self) -> None:
         """Give the room of what is not handed over back."""
         self._spare.drop()
+        if self._last is not None:
+            shutil.rmtree(self._last.folder, ignore_errors=True)
 
     # What is due.
 
@@ -98,7 +109,8 @@ class Saver:
 
     def save_due(self, step: int, *, last: bool) -> None:
         """Between two steps: write and hand over what is due; training does not wait for it. The
-        ``last`` step is always saved: evaluating it and writing the result may take long."""
+        ``last`` step is saved, unless an earlier one is on its way still: evaluating it and writing
+        the result may take long."""
         if self._best_due:
             self.hear_answer(wait=True)
             self._drop_pending()  # an older best is none any more
@@ -178,7 +190,7 @@ class Saver:
             self._spare.drop()
             self._place, self._spare = place, snapshot.Spare(place / SPARE)
 
-    def _write_once(self, step: int, tags: list[str]) -> _Offer:
+    def _write_once(self, step: int, tags: list[str], *, with_ranks: bool = True) -> _Offer:
         begun_sec = time.monotonic()
         self._warn(self._watch.look(step))
         self._warn(self._draws.look())
@@ -187,31 +199,41 @@ class Saver:
         nodes, blobs = state.capture_all(self._state, self._begun)
         self._choose_place(sum(blob.nbytes for blob in blobs.items))
         temporary = self._place / f"tmp-{identifier}"
-        parts = self._place / f"tmp-{identifier}-ranks"
-        asked = False
-        try:
-            if self._rank_state is not None:
-                parts.mkdir()
-                if self._leader is not None:
-                    self._leader.ask_parts(step, parts)
-                    asked = True
-                self._warn(self._rank_state.write(parts, step))
-            loop = {**self._history.summary(), "unchanged": self._watch.note()}
-            loop["drawn"] = self._draws.note()
-            saved = snapshot.Saved(step, loop, nodes, blobs)
+        loop = {**self._history.summary(), "unchanged": self._watch.note()}
+        loop["drawn"] = self._draws.note()
+        if self.over is not None:
+            loop["over"] = self.over
+        saved = snapshot.Saved(step, loop, nodes, blobs)
+        with self._rank_parts(step, temporary) if with_ranks else contextlib.nullcontext():
             snapshot.write(temporary, saved, spare=self._spare_file())
             self._history.write(temporary)
-        finally:
-            if asked and self._leader is not None:
-                self._leader.wait_parts(step)  # each question has its one answer
-        if self._rank_state is not None:
-            for part in parts.iterdir():
-                part.rename(temporary / part.name)
-            parts.rmdir()
         rows_offset = self._rows.flush()  # before it has its name: this disk, too, may be full
         folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
         message = Snapshot(identifier, str(folder), step, tags, rows_offset)
-        return _Offer(folder, message, time.monotonic() - begun_sec)
+        return _Offer(folder, message, time.monotonic() - begun_sec, self.over)
+
+    @contextlib.contextmanager
+    def _rank_parts(self, step: int, folder: Path) -> Iterator[None]:
+        """Has every rank write its part, at the same time as the rest of the snapshot is written;
+        moves the parts into ``folder`` after it."""
+        if self._rank_state is None:
+            yield
+            return
+        parts = folder.with_name(f"{folder.name}-ranks")
+        parts.mkdir()
+        asked = False
+        try:
+            if self._leader is not None:
+                self._leader.ask_parts(step, parts)
+                asked = True
+            self._warn(self._rank_state.write(parts, step))
+            yield
+        finally:
+            if asked and self._leader is not None:
+                self._leader.wait_parts(step)  # each question has its one answer
+        for part in parts.iterdir():
+            part.rename(folder / part.name)
+        parts.rmdir()
 
     def _spare_file(self) -> snapshot.Spare:
         """Where the next snapshot's arrays go: over those of the last one, if nobody reads it."""
@@ -271,7 +293,7 @@ class Saver:
                 self._drop_pending()
             return
         self._pending = None
-        self._accepted_step = offer.message.step
+        self._accepted_step, self._accepted_over = offer.message.step, offer.over
         if "best" in offer.message.tags:
             self._best_saved = None
         assert self._schedule is not None
@@ -301,6 +323,62 @@ class Saver:
             self.hear_answer(wait=True)
         self._drop_pending()
 
+    # The end of a part.
+
+    def write_last(self, step: int) -> None:
+        """A part's loop was left after ``step``: write its state now, before the program goes on
+        with it. Raises nothing; what fails is tried again when the part ends."""
+        try:
+            self.hear_answer()
+            if self._last is None and not self._is_saved(step):
+                self._last = self._write_once(step, self._best_tags, with_ranks=False)
+                self._best_due = False
+        except OSError:
+            self._drop_unfinished()
+        except Exception:
+            return
+
+    def finish_part(self, step: int) -> None:
+        """Hand over what a part ended with after ``step``, whatever is on its way still."""
+        self.hear_answer(wait=True)
+        if self._last is not None:
+            with self._rank_parts(step, self._last.folder):
+                pass
+        elif not self._is_saved(step):
+            self._last = self._write(step, self._best_tags)
+            self._best_due = False
+        pending, self._pending = self._pending, None
+        if pending is not None and (self._last is None or "best" in pending.message.tags):
+            self._hand_over_surely(step, pending)
+        elif pending is not None:
+            shutil.rmtree(pending.folder, ignore_errors=True)
+        if self._last is not None:
+            self._hand_over_surely(step, self._last)
+            self._last = None
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether the state after ``step`` is the supervisor's, or written for it."""
+        saved = [(self._accepted_step, self._accepted_over)]
+        if self._pending is not None:
+            saved.append((self._pending.message.step, self._pending.over))
+        return not self._best_due and (step, self.over) in saved
+
+    @property
+    def _best_tags(self) -> list[str]:
+        return ["best"] if self._best_due else []
+
+    def _hand_over_surely(self, step: int, offer: _Offer) -> None:
+        """SystemExit 75 where the machine ends before there is room for it."""
+        while not (
+            self._session.wait_committed(BUSY_RETRY_SEC) and self._session.offer(offer.message)
+        ):
+            if not self._session.last_snapshot_wanted:
+                raise SystemExit(exits.INTERRUPTED)
+            self._session.tick(step, "result")
+        self._accepted_step, self._accepted_over = step, offer.over
+
+    # A stop.
+
     def hand_over(self, step: int, deadline: float) -> bool:
         """Whether this step's state is the supervisor's, at the latest by ``deadline``."""
         self.hear_answer(wait=True)
@@ -321,7 +399,7 @@ class Saver:
                 return False
             self._session.tick(step, "stop")
             time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
-        self._accepted_step = step
+        self._accepted_step, self._accepted_over = step, offer.over
         return True
 
     def _save_pending(self, deadline: float) -> None:

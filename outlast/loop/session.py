@@ -51,10 +51,19 @@ WELCOME_SAID_SEC = 5.0
 """Who has waited so long is told what for."""
 
 
+def connect(socket_path: str | Path) -> Channel:
+    """A connection to a supervisor that may still be starting; else SupervisorLost."""
+    try:
+        return Channel.connect(socket_path, timeout_sec=CONNECT_SEC)
+    except (ProtocolError, OSError) as error:
+        raise SupervisorLost(str(error)) from None
+
+
 class Session:
     """One connection; knows what is in flight and what the supervisor has asked for."""
 
-    def __init__(self, socket_path: str | Path, *, total: int | None) -> None:
+    def __init__(self, channel: Channel, *, total: int | None, part: str = "") -> None:
+        """Greets the supervisor. ``part`` names the part of the run that is to be trained."""
         self.checkpoint_wanted = False
         self.commit_sec: float | None = None
         """How long the last commit took, from hand-over to the push; None before the first."""
@@ -69,11 +78,13 @@ class Session:
         self._ticked_at = 0.0
         self._own = os.getpid()
         self._phase = ""
-        try:
-            self._channel = Channel.connect(socket_path, timeout_sec=CONNECT_SEC)
-        except (ProtocolError, OSError) as error:
-            raise SupervisorLost(str(error)) from None
-        self._send(Hello(VERSION, os.getpid(), total))
+        self._channel = channel
+        self._send(Hello(VERSION, os.getpid(), total, part))
+
+    @property
+    def channel(self) -> Channel:
+        """The connection, for who goes on with it."""
+        return self._channel
 
     def welcome(self, *, stopped: Callable[[], bool] = lambda: False) -> Welcome | Ended:
         """What the supervisor answers to hello; waits while it restores. SystemExit 75 once
@@ -122,9 +133,8 @@ class Session:
             self._take(message)
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise CheckpointFailed(
-                f"checkpoint {failure.id} could not be committed: {failure.message}"
-            )
+            what = "the result" if failure.id == COMPLETE_ID else f"checkpoint {failure.id}"
+            raise CheckpointFailed(f"{what} could not be committed: {failure.message}")
 
     def tick(self, step: int, phase: str, *, last: bool = False) -> bool:
         """Say that training lives, at most once a second, at each change of phase, and at last."""
@@ -195,6 +205,18 @@ class Session:
         steps were made."""
         self._send(Complete(step, str(result), rows_offset, why))
         self._answer_to(COMPLETE_ID)
+
+    def complete_part(self, step: int, record: Path, rows_offset: int, why: str) -> None:
+        """As ``complete`` of a part, and wait until it is committed; CheckpointFailed where it
+        could not be."""
+        self.complete(step, record, rows_offset, why)
+        self._in_flight[COMPLETE_ID] = time.monotonic()
+        while self._in_flight:
+            message = self._receive(TICK_SEC)
+            if message is not None:
+                self._take(message)
+            self.poll()
+            self.tick(step, "result")
 
     def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
         """Tell the supervisor why training ends; nothing happens where it has gone already."""

@@ -1,4 +1,4 @@
-"""``outlast.train``: the steps of a training, resumed and stopped at their boundaries."""
+"""The steps of a training, resumed and stopped at their boundaries."""
 
 import contextlib
 import math
@@ -17,6 +17,7 @@ from outlast.loop import (
     ending,
     generators,
     local,
+    parts,
     ranks,
     rows,
     sampler,
@@ -30,7 +31,7 @@ from outlast.loop import (
     verify,
 )
 from outlast.loop.connection import Connection, check_process, interrupted
-from outlast.loop.errors import DoesNotFit, LoopError, tell_alone
+from outlast.loop.errors import DoesNotFit, LoopError
 from outlast.loop.history import Direction, History, judged_name
 from outlast.loop.local import STOP_SEC
 from outlast.loop.words import say
@@ -42,89 +43,6 @@ _WHY_MAX = 500
 
 class RunEnded(SystemExit):
     """The run has ended already; carries the exit code that belongs to its end."""
-
-
-def train(
-    state: Mapping[str, object],
-    total: int | None = None,
-    *,
-    run_dir: str | Path | None = None,
-    name: str | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    source: str | Path | None = None,
-    checkpoint_every: str | int = "auto",
-    rank_state: Mapping[str, object] | None = None,
-    tracker: str | None = None,
-    init: str | None = None,
-    init_only: Collection[str] | None = None,
-    model_output_path: str | None = None,
-    constant: Collection[str] = (),
-) -> "Training":
-    """A training of ``total`` steps as a context manager; without ``total``, of as many steps as
-    the loop makes until it is left.
-
-    With a total, a loop that is left before its last step has not ended the training: LeftEarly,
-    unless ``run.finish`` said that it is over. A request to stop exits with 75 at the end of the
-    ``with`` block at the latest, whatever the program did with it.
-
-    ``state`` names the objects that make up the training: numpy arrays and generators,
-    ``random.Random``, dicts and lists, scikit-learn estimators, and anything with ``state_dict``
-    and ``load_state_dict``. They are restored in place. What cannot be saved is a StateError that
-    names it, before the first step.
-
-    ``constant`` names entries of ``state`` that may never change, such as an array of data, and
-    global generators (``random``, ``numpy.random``, ``torch.random``) that the state does not have
-    although steps draw from them, since the result does not depend on what they give. Of an
-    array or tensor that is not named there and never changed, nothing tells whether the program
-    uses another one in its place (``w = w + 1``): it is reported, and a resume is refused.
-
-    Under ``torchrun`` every rank calls this alike: ``state`` is what is equal in all ranks (rank 0
-    saves it, all restore it), ``rank_state`` what differs, such as random numbers and the position
-    in a rank's share of the data; each rank saves and restores its own.
-
-    ``tracker`` (or ``OUTLAST_TRACKER``), ``mlflow`` or ``wandb``, is given every row as well: one
-    tracker's run for the whole run, never waited for.
-
-    A run may begin with a checkpoint of another one (``outlast:init``, ``init``): what ``state``
-    names is taken from there, or of that only the names in ``init_only``; the steps begin at 1, the
-    history is empty, ``rank_state`` begins anew. What the other checkpoint holds besides does not
-    matter, so an optimiser that ``state`` does not name, or ``init_only`` leaves out, is not kept.
-
-    The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``init``, a
-    checkpoint as ``outlast checkpoints`` prints it; ``model_output_path``, a folder or ``gs://``
-    path that gets a copy of the finished result where it is absent there; ``run_dir``, a folder or
-    ``gs://`` path (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``,
-    ``arguments`` and ``source`` (default: this program, its command line and its text).
-    """
-    tell_alone()
-    world = ranks.world()
-    kind = Training
-    if world is not None and world.rank > 0:
-        from outlast.loop.follower import Follower as kind
-    options = local.Options(
-        run_dir, name, arguments, source, _every(checkpoint_every), init, model_output_path
-    )
-    return kind(
-        state,
-        total,
-        options,
-        rank_state=rank_state,
-        tracker=tracker,
-        init_only=init_only,
-        constant=constant,
-    )
-
-
-def _every(given: object) -> str:
-    """``checkpoint_every`` as text; LoopError where it is none of its forms."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = str(given)
-    try:
-        parse_every(given if isinstance(given, str) else repr(given))
-    except ValueError:
-        rule = "must be 'auto', seconds such as '30s', or steps such as 200"
-        raise LoopError(f"checkpoint_every {given!r}: {rule}") from None
-    return str(given)
 
 
 class Training:
@@ -140,6 +58,7 @@ class Training:
         total: int | None,
         options: local.Options,
         *,
+        part: str = "",
         rank_state: Mapping[str, object] | None = None,
         tracker: str | None = None,
         init_only: Collection[str] | None = None,
@@ -151,6 +70,7 @@ class Training:
             raise LoopError(f"total {total!r}: must be a number of steps, 1 or more, or None")
         self._state = state
         self._total = total
+        self._part = part
         wrong = isinstance(init_only, str) or (init_only and not set(init_only) <= set(state))
         if wrong:
             raise LoopError(f"init_only {init_only!r}: must be names in state")
@@ -169,7 +89,7 @@ class Training:
         self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
         self._tracker: trackers.Tracker | None = None
         self._options = options
-        self._connection = Connection(options)
+        self._connection = Connection(options, part)
         self._own = os.getpid()
         self._step = 0
         self._making: int | None = None
@@ -178,6 +98,12 @@ class Training:
         self._started = self._finished = False
         self._why = ""
         """Why the training is over before its last step, as ``finish`` said."""
+        self._left_before = False
+        """Whether the loop was over already where this attempt resumes."""
+        self._done_in: Path | None = None
+        """What this part ended with, where it is done already."""
+        self._before = 0
+        """Steps of the parts before this one."""
         self._stopped = False
         """Whether a request to stop was carried out."""
         self._row: dict[str, Any] = {}
@@ -196,6 +122,17 @@ class Training:
     def total(self) -> int | None:
         """Steps of the whole training; None where only the loop knows."""
         return self._total
+
+    @property
+    def part(self) -> str | None:
+        """Name of this part of the run; None where the training is the whole run."""
+        return self._part or None
+
+    @property
+    def done(self) -> bool:
+        """Whether this part was done before this start: there are no steps, ``evals`` are what they
+        were, and ``result`` gives its files. What is written or evaluated again is not kept."""
+        return self._done_in is not None
 
     @property
     def rank(self) -> int:
@@ -224,7 +161,7 @@ class Training:
         self._started = True
         sampler.refuse_early(self._state)
         try:
-            while True:
+            while not self._left_before:
                 self._boundary()
                 if self._is_over:
                     return
@@ -246,6 +183,15 @@ class Training:
             self._count_step()
         self._making = None
         self._finished = True
+        if self._started and not self._left_before and hasattr(self, "_saver"):
+            self._note_over()
+            if self._part and (self._total is None or self._is_over):
+                self._saver.write_last(self._step)
+
+    def _note_over(self) -> None:
+        """A snapshot after the loop has to say so, unless its step says it."""
+        if self._why or (self._finished and self._total is None):
+            self._saver.over = self._why
 
     def finish(self, why: str) -> None:
         """Say that training is over with the step being made, before all steps of the total: early
@@ -263,8 +209,7 @@ class Training:
         """Values of the step being made; one row a step, the last value of a name stands."""
         if self._making is None:
             raise LoopError("run.log outside a step: call it in the body of run.steps()")
-        if "step" in values:
-            raise LoopError("run.log step: every row has its step already; use another name")
+        self._check_names("log", values, "step")
         self._marked = True
         for name, value in values.items():
             plain = type(value) is float and math.isfinite(value)
@@ -280,8 +225,11 @@ class Training:
         checkpoint tagged ``best``; ``of`` says which value is judged where there are several. After
         the loop there is no checkpoint to tag, and ``best`` does nothing.
         """
+        self._check_names("eval", values)
         cells = {name: rows.scalar(name, value) for name, value in values.items()}
         judged = None if best is None else judged_name(best, of, cells)
+        if self.done:
+            return
         step = self._making if self._making is not None else self._step
         self._history.add(step, cells)
         if self._making is not None:
@@ -290,6 +238,13 @@ class Training:
             if best is not None and judged is not None:
                 self._saver.judge_best(judged, step, cells[judged], best)
         self.tick("eval")
+
+    def _check_names(self, call: str, values: Mapping[str, Any], *taken: str) -> None:
+        for name in (*taken, "part") if self._part else taken:
+            if name in values:
+                raise LoopError(
+                    f"run.{call} {name}: every row has its {name} already; use another name"
+                )
 
     def tick(self, phase: str = "train") -> None:
         """A sign of life in a long phase without steps; raises if a checkpoint has failed."""
@@ -311,8 +266,9 @@ class Training:
         return found
 
     def result(self, name: str) -> Path:
-        """Where to write a file of the result; after the loop only, for it is made once."""
-        if not self._finished and not self._why:
+        """Where to write a file of the result; after the loop only, for it is made once. Of a part
+        that is done already, where the file is."""
+        if not (self._finished or self._why or self.done):
             raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
         layout.check_object_name(name)
         if name == layout.METRICS_FILE:
@@ -347,6 +303,8 @@ class Training:
                 raise interrupted() from error
             if over:
                 self._complete()
+                if self._part and self._connection.stop_asked():
+                    raise interrupted()  # before another part begins
             elif ending.left_with_0(error):
                 raise ending.left_early(self._step, self._total, "sys.exit(0) ended the program")
         except BaseException as late:
@@ -357,7 +315,7 @@ class Training:
     @property
     def _is_over(self) -> bool:
         """Whether the training is known to have come to its end."""
-        return bool(self._why) or self._step == self._total
+        return self._left_before or bool(self._why) or self._step == self._total
 
     def _is_stopped(self, over: bool) -> bool:
         """Whether this attempt ends because somebody asked it to, whatever the program made of it.
@@ -375,7 +333,7 @@ class Training:
         self._session = self._connection.session
         if self._leader is not None:
             told = self._connection.told_to_leave
-            self._leader.gather(self._total, self._rank_state is not None, told)
+            self._leader.gather(self._call, told)
         if isinstance(answer, Ended):
             say(answer.message)
             raise RunEnded(answer.exit)
@@ -383,6 +341,7 @@ class Training:
         self._cleanup.enter_context(variables(answer.environment()))
         self._work = Path(answer.work)
         self._result_folder = Path(answer.result or answer.work) / saving.RESULT
+        self._before = answer.before
         self._rows = self._cleanup.enter_context(rows.Rows(Path(answer.rows)))
         self._saver = saving.Saver(
             self._session,
@@ -402,6 +361,7 @@ class Training:
         if self._leader is not None:
             begin = {"restore": answer.restore, "init": answer.init, "work": answer.work}
             begin["result"] = answer.result or answer.work
+            begin["done"] = answer.done
             self._leader.begin({**begin, "environment": answer.environment()})
         if answer.restore is None or answer.init:
             if answer.restore is not None:
@@ -411,6 +371,8 @@ class Training:
             self._watch.begin(0)
         else:
             note = self._restore(answer)
+            if answer.done is not None:
+                self._take_end(Path(answer.done))
             # Only now: nothing of the restore holds what the state does any more.
             self._watch.begin(self._step, note["unchanged"])
             self._draws.begin(self._step, note["drawn"])
@@ -419,16 +381,26 @@ class Training:
         if self._tracker_name is not None:
             arguments = self._options.arguments or {}
             self._tracker = trackers.Tracker(self._tracker_name, answer, arguments)
+        # On a laptop, each part's own; the supervisor was started for the first one.
+        local_run = self._connection.supervisor is not None
+        every = self._options.checkpoint_every if local_run else answer.checkpoint_every
         timing = schedule.Schedule(
-            parse_every(answer.checkpoint_every),
+            parse_every(every),
             now_sec=time.monotonic(),
             step=self._step,
             age_sec=answer.machine_age_sec,
             commit_sec=answer.commit_sec,
         )
         restored = answer.restore is not None and not answer.init
+        self._note_over()
         self._saver.begin(self._step, timing, restored=restored)
         self._connection.describe("stopping after this step")
+
+    @property
+    def _call(self) -> dict[str, Any]:
+        """What every rank has to be called with alike."""
+        has_rank_state = self._rank_state is not None
+        return {"part": self._part, "total": self._total, "rank_state": has_rank_state}
 
     def _take_init(self, folder: Path) -> None:
         """Begin with another run's state."""
@@ -452,9 +424,26 @@ class Training:
             self._rank_state.restore(folder)
         self._history.read(folder, saved.loop)
         self._step = saved.step
+        self._take_over_note(saved.loop)
         return saved.loop
 
+    def _take_over_note(self, loop: Mapping[str, Any]) -> None:
+        """Whether the loop was over already where the snapshot was made."""
+        if (why := loop.get("over")) is not None:
+            self._left_before, self._why = True, why
+
+    def _take_end(self, folder: Path) -> None:
+        """This part is done: what it ended with."""
+        record = parts.read(folder)
+        self._history = History()  # the state's has not what was evaluated after the loop
+        self._history.read(folder, record.history)
+        self._why, self._left_before, self._done_in = record.why, True, folder
+        self._connection.part_done = True
+        self._result_folder = folder / layout.PART_RESULT
+
     def _complete(self) -> None:
+        if self.done:
+            return
         if not self._started:
             raise LoopError("the training has made no steps: loop over run.steps()")
         if self._total is not None and not self._is_over:
@@ -467,10 +456,20 @@ class Training:
         self._write_row()
         self._result_folder.mkdir(parents=True, exist_ok=True)
         (self._result_folder / layout.METRICS_FILE).write_bytes(self._history.metrics_json())
+        if self._part:
+            self._complete_part()
+            return
         result = snapshot.publish(self._result_folder, self._result_folder.with_name("result"))
         self._saver.finish(self._step, STOP_SEC)
         # The last snapshot may have been before the last rows.
         self._session.complete(self._step, result, self._rows.flush(), self._why)
+
+    def _complete_part(self) -> None:
+        """The state first, as the part's end stands on it."""
+        self._saver.finish_part(self._step)
+        folder = self._result_folder.with_name("part")
+        ended = parts.write(folder, self._result_folder, self._step, self._why, self._history)
+        self._session.complete_part(self._step, ended, self._rows.flush(), self._why)
 
     def _end(self, error: BaseException | None) -> None:
         """Close everything; tell the supervisor why if training failed."""
@@ -511,6 +510,7 @@ class Training:
         self._session.check_process()
         self._connection.signals.keep()
         self._write_row()
+        self._note_over()
         self._session.poll()
         self._saver.hear_answer()
         if self._step <= unchanged.GLANCES:
@@ -559,7 +559,10 @@ class Training:
 
     def _write_row(self) -> None:
         if self._row:
-            self._rows.add({"step": self._step, **self._row})
+            step, row = self._before + self._step, self._row
+            part = {"part": self._part} if self._part else {}
+            self._rows.add({"step": step, **part, **row})
             if self._tracker is not None:
-                self._tracker.log(self._step, self._row)
+                named = {f"{self._part}/{name}": row[name] for name in row} if part else row
+                self._tracker.log(step, named)
             self._row = {}

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from outlast.base import places
+from outlast.base import exits, places
 from outlast.base.exits import (
     FINAL_USER_REASONS,
     RETRIED_USER_REASONS,
@@ -25,14 +25,12 @@ from outlast.base.exits import (
 )
 from outlast.bucket.commit import Committer
 from outlast.bucket.data import Desk, Listings
-from outlast.bucket.errors import CommitError
+from outlast.bucket.errors import CommitError, RestoreError
 from outlast.bucket.head import DataFingerprint, HeadEnded
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptEnd, Beat
-from outlast.bucket.records import read_record
-from outlast.bucket.restore import Restored
+from outlast.bucket.layout import AttemptEnd
+from outlast.bucket.parts import DONE_TAG
 from outlast.bucket.retention import Retention
-from outlast.bucket.store import StoreError
 from outlast.protocol import (
     COMPLETE_ID,
     Accepted,
@@ -43,6 +41,7 @@ from outlast.protocol import (
     Committed,
     Complete,
     Error,
+    Exit,
     Failed,
     Fetch,
     Hello,
@@ -51,16 +50,15 @@ from outlast.protocol import (
     Stop,
     Tick,
     Warn,
-    Welcome,
 )
 from outlast.supervisor.door import Asked, Connected, Hung, Said
 from outlast.supervisor.ending import ENDING_ERRORS, Ending, reason_of_notice
-from outlast.supervisor.initial import is_init
-from outlast.supervisor.jobs import Jobs
+from outlast.supervisor.jobs import Jobs, Made
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.link import Link
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.notice import Maintenance, Stopping
+from outlast.supervisor.parts import Folders
 from outlast.supervisor.preparation import Preparation
 from outlast.supervisor.process import Exited
 from outlast.supervisor.progress import Progress
@@ -77,6 +75,7 @@ from outlast.supervisor.staging import (
     Staging,
     Unanswered,
 )
+from outlast.supervisor.trainings import READ, Rooms, Trainings
 from outlast.supervisor.worker import Finished, Job, Worker
 
 POLL_SEC = 0.5
@@ -95,7 +94,7 @@ AFTER_SEC = 600.0
 """A program may go on for so long after its training is complete."""
 SECOND_TRAINING = (
     "outlast.train was called a second time in one program, which is one run: its result would be "
-    "the first training's alone; make it one training, or a stack for each"
+    "the first training's alone; make each of its trainings a part of the run (part='a name')"
 )
 
 
@@ -114,7 +113,7 @@ class Attempt:
         self._disk = places.on_disk(self._scratch)
         """For what is not read again soon, and may grow: rows, and the files of the result."""
         self._rows_path = self._disk / "rows.jsonl"
-        self._latest = Latest(self._rows_path)
+        self._latest = Latest(self._rows_path, self.progress.befores)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
         self._committer = Committer(head_file, retention=retention, say=site.say, sign=site.sign)
@@ -126,11 +125,13 @@ class Attempt:
         self._limit = Limit(head_file, self.term, self.progress)
         log_dir_of = site.log_dir_of or (lambda term: self._work / "logs")
         self._log_dir = log_dir_of(self.term)
-        self._restored: Restored | None = None
+        rooms = Rooms(self._scratch, self._disk, self._rows_path, self._log_dir)
+        self._trainings = Trainings(
+            spec, head_file, site, rooms, self.progress, self._jobs, self._submit
+        )
         self._link: Link | None = None
         self._worker: Worker | None = None
         self._reports = Reports(head_file, site)
-        self._commit_sec_before: float | None = None
         self._outlooks = Outlooks(self._committer, self.progress, None)
         self._bytes_left = 0
         self._started_at = self._sign_at = time.monotonic()
@@ -147,6 +148,8 @@ class Attempt:
         """Those of them that commit a snapshot."""
         self._finishing = False
         """Whether the job under way ends the attempt."""
+        self._exit_said: int | None = None
+        """The program's exit code, where the trainer has said it."""
         self._maintenance_at: float | None = None
         self._verdict_at: float | None = None
         self._judged = False
@@ -189,7 +192,7 @@ class Attempt:
         if isinstance(restored, Outcome):
             return restored
         self._rows_path.touch()
-        self._restored = restored
+        self._trainings.prepare(restored)
         if restored is not None:
             self.progress.step = restored.step
         self._preparation.record_start(restored)
@@ -212,8 +215,8 @@ class Attempt:
         post = self._inbox.put
         self._worker = Worker(post, self.head_file.patience)
         self._reports.keep(self._log_dir)
-        self._commit_sec_before = self._read_commit_sec()
-        self._outlooks = Outlooks(self._committer, self.progress, self._commit_sec_before)
+        commit_sec = self._trainings.read_commit_sec()
+        self._outlooks = Outlooks(self._committer, self.progress, commit_sec)
         self._limit.begin()
         self._link = Link(self.site.make_trainer(self.term), self.site.say)
         self.site.door.listen(post)
@@ -229,17 +232,6 @@ class Attempt:
                 self._tend(self._link, quiet=False)
         return self._outcome
 
-    def _read_commit_sec(self) -> float | None:
-        """What the last commit of an earlier attempt took, as its beat says; None if unknown."""
-        for entry in reversed(self.head_file.held(self.term).lineage):
-            with contextlib.suppress(StoreError):
-                beat = read_record(
-                    self.head_file.store, self.head_file.layout.beat(entry.term), Beat
-                )
-                if beat is not None and beat.commit_sec is not None:
-                    return beat.commit_sec
-        return None
-
     def _poll_sec(self) -> float:
         """Until the next moment that a timer may care about."""
         ends = [self._verdict_at, self._leaving.trainer_until if self._leaving else None]
@@ -250,7 +242,7 @@ class Attempt:
     def _handle(self, event: Any, link: Link) -> None:
         match event:
             case Connected(channel, hello):
-                self._welcome(link, channel, hello)
+                self._connect(link, channel, hello)
             case Asked(channel, request):
                 self._stage(request, channel)
             case Said(channel, message) if channel is link.channel:
@@ -291,7 +283,7 @@ class Attempt:
         self._silence_said = False
         self.site.sign()
 
-    def _welcome(self, link: Link, channel: Channel, hello: Hello) -> None:
+    def _connect(self, link: Link, channel: Channel, hello: Hello) -> None:
         if link.channel is not None or link.gone:
             refusal = Error("another trainer is connected already", "supervisor")
             if self._complete is not None and not self._keeping:
@@ -303,41 +295,37 @@ class Attempt:
             channel.close()
             return
         link.channel = channel
+        self._begin(link, hello)
+
+    def _begin(self, link: Link, hello: Hello) -> None:
         self._note_sign()
-        self.progress.phase, self.progress.total = "load", hello.total
-        restored = self._restored
-        link.send(
-            Welcome(
-                restore=str(restored.path) if restored else None,
-                step=self.progress.step,
-                work=str(self._work),
-                rows=str(self._rows_path),
-                term=self.term,
-                checkpoint_every=self.spec.checkpoint_every,
-                run_id=self.spec.run or self.site.run_id,
-                run_url=f"{self.head_file.store.url}/{self.head_file.layout.root}",
-                log_dir=str(self._log_dir),
-                places=[str(place) for place in self._scratch[1:]],
-                result=str(self._disk),
-                machine_age_sec=self.site.machine_age_sec(),
-                commit_sec=self._commit_sec_before,
-                init=restored is not None and is_init(restored.checkpoint),
-            )
-        )
+        folders = self._trainings.begin(link, hello)
+        if folders is not None:
+            self._greet(link, folders)
+
+    def _greet(self, link: Link, folders: Folders) -> None:
+        self._trainings.welcome(link, folders)
         if self._leaving is not None:
             self._tell_stop(link, self._leaving)
 
     def _hear(self, link: Link, message: Message) -> None:
         match message:
+            case Hello():
+                self._begin(link, message)
             case Tick(step, phase):
-                self.progress.note_step(step)
-                self.progress.phase = phase
-                if self._restored is not None:  # loaded: its memory is the trainer's again
-                    shutil.rmtree(self._restored.path, ignore_errors=True)
+                self._trainings.note_tick(step, phase)
             case Warn(warning):
                 self.progress.note_warning(warning)
             case Snapshot():
                 self._offer(link, message)
+            case Complete() if self._trainings.parts.now.part:
+                self._end_part(link, message)
+            case Exit(code):
+                self._exit_said = code
+                lacking = self._trainings.parts.lacking
+                if lacking is not None:  # else it waits for the run's result
+                    link.note_error(Error(lacking, "usage"))
+                    link.hung = True
             case Complete():
                 self.progress.step = message.step
                 self._complete, self._completed_at = message, time.monotonic()
@@ -379,7 +367,7 @@ class Attempt:
         if self._leaving is not None and not self._fits(link, self._leaving):
             link.send(Busy(snapshot.id))
             return
-        self.progress.step = max(self.progress.step, snapshot.step)
+        self.progress.step = max(self.progress.step, self.progress.before + snapshot.step)
         place = Path(snapshot.path).parent
         if place not in self._scratch:
             known = " or ".join(map(str, self._scratch))
@@ -391,7 +379,18 @@ class Attempt:
             self.site.say(f"snapshots are written to {place}")
         self._snapshots += 1
         link.send(Accepted(snapshot.id))
-        self._submit(Job("commit", lambda: self._jobs.commit(snapshot), snapshot))
+        begin = self._trainings.parts.now
+        self._submit(Job("commit", lambda: self._jobs.commit(snapshot, begin), snapshot))
+
+    def _end_part(self, link: Link, complete: Complete) -> None:
+        """What a part ended with is committed after the snapshots before it."""
+        self._snapshots += 1
+        link.send(Accepted(COMPLETE_ID))
+        ended = Snapshot(
+            COMPLETE_ID, complete.result, complete.step, [DONE_TAG], complete.rows_offset
+        )
+        begin = self._trainings.parts.now
+        self._submit(Job("commit", lambda: self._jobs.commit_end(ended, begin), ended))
 
     def _fits(self, link: Link, leaving: Leaving) -> bool:
         """Whether a commit begun now can finish before the machine ends; says so where not."""
@@ -431,6 +430,10 @@ class Attempt:
             else:
                 self.site.say(f"snapshot of step {snapshot.step}: {error}")
                 link.send(Failed(snapshot.id, str(error)))
+        elif isinstance(error, RestoreError) or (error is not None and done.job.name == READ):
+            raise error
+        elif done.job.name == READ:
+            self._greet(link, done.value)
         elif isinstance(error, CommitError | OSError):
             # Only a result can be so: its files are the trainer's.
             self._complete, self._finishing, self._keeping = None, False, False
@@ -440,9 +443,10 @@ class Attempt:
         elif not done.job.beside:
             self._outcome = done.value
 
-    def _committed(self, link: Link, snapshot: Snapshot, commit_sec: float) -> None:
+    def _committed(self, link: Link, snapshot: Snapshot, made: Made) -> None:
         progress = self.progress
-        progress.commit_sec, progress.committed = commit_sec, snapshot.step
+        progress.commit_sec, progress.committed = made.seconds, made.checkpoint.step
+        self._trainings.parts.committed(made.checkpoint)
         if progress.seconds_to_commit is None:
             progress.seconds_to_commit = round(time.monotonic() - self._started_at, 3)
         link.send(Committed(snapshot.id, snapshot.step))
@@ -462,9 +466,12 @@ class Attempt:
             self.site.sign()
         if self._complete is not None:
             self._finish(link, self._complete, now)
+        elif self._trainings.parts.all_done and self._has_exited(link):
+            self._finish_parts()
         elif not link.gone:
             self._watch(link, now, quiet=quiet)
-        if link.gone and self._under_way == 0 and self._complete is None and not self._judged:
+        over = self._complete is not None or self._keeping
+        if link.gone and self._under_way == 0 and not over and not self._judged:
             self._judge(link, now)
 
     def _finish(self, link: Link, complete: Complete, now: float) -> None:
@@ -478,6 +485,18 @@ class Attempt:
             self._keeping = True
             self._submit(Job("result", lambda: self._jobs.finish_done(complete)))
 
+    def _has_exited(self, link: Link) -> bool:
+        """Whether the program has ended with exit code 0; one that was told to stop has not come
+        to its end for sure."""
+        if self._leaving is not None or self._trainings.reading:
+            return False
+        return self._exit_said == 0 or (link.gone and link.exit_code == 0)
+
+    def _finish_parts(self) -> None:
+        if not self._keeping:
+            self._keeping = True
+            self._submit(Job("result", self._jobs.finish_parts))
+
     def _watch(self, link: Link, now: float, *, quiet: bool) -> None:
         """The time of a trainer that is at work."""
         if link.channel is None and link.overdue:
@@ -485,6 +504,8 @@ class Attempt:
         elif self._leaving is not None:
             if now >= self._leaving.trainer_until:
                 link.kill("did not stop in time")
+        elif self._trainings.reading:
+            self._sign_at = now  # it waits for us
         elif quiet and now - self._sign_at >= self.spec.waits.stall and self._is_stuck(link):
             self._stall(link)
         elif (left_sec := self._limit.left_sec) <= 0:
@@ -597,16 +618,15 @@ class Attempt:
     def _cause(self, link: Link) -> tuple[Reason, str]:
         if self._stalled:
             return Reason.STALLED, f"no step and no tick for {self.spec.waits.stall:.0f} s"
-        return link.cause(self._goes_on())
+        reason, message = link.cause(self._goes_on())
+        lacking = self._trainings.parts.lacking if self._trainings.parts.used else None
+        if lacking is not None and exits.DONE in (link.exit_code, self._exit_said):
+            message = f"the program ended with exit code 0, and {lacking}"
+        return reason, message
 
     def _goes_on(self) -> str:
         """What the same command begins with: the last line that its user sees."""
-        newest = self.progress.committed
-        if newest is None and self._restored is not None:
-            newest = self._restored.step
-        if newest is None:
-            return "the same command starts from scratch"
-        return f"the same command resumes from step {newest}"
+        return self._trainings.parts.goes_on()
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -3,18 +3,32 @@
 import contextlib
 import shutil
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.base import exits
+from outlast.base import exits, places
 from outlast.base.exits import Reason, State
 from outlast.bucket import blocks
 from outlast.bucket.commit import Committer
 from outlast.bucket.errors import CommitError
+from outlast.bucket.head import Checkpoint
 from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import PART_RESULT
+from outlast.bucket.parts import DONE_TAG, put_manifest
 from outlast.bucket.store import StoreError
 from outlast.protocol import Complete, Snapshot
 from outlast.supervisor.metadata import Spec
+from outlast.supervisor.parts import Begin, Folders
 from outlast.supervisor.site import Next, Outcome
+
+
+@dataclass(frozen=True)
+class Made:
+    """A commit that was made."""
+
+    checkpoint: Checkpoint
+    seconds: float
 
 
 class Jobs:
@@ -30,19 +44,54 @@ class Jobs:
         self._failures = head_file.head.failures
         self._blocks_written = False
 
-    def commit(self, snapshot: Snapshot) -> float:
-        """Seconds that the commit took; the folder is gone then."""
+    @property
+    def chain(self) -> tuple[Checkpoint, ...]:
+        """As the committer's."""
+        return self._committer.chain
+
+    def commit(self, snapshot: Snapshot, begin: Begin) -> Made:
+        """Commits a snapshot of the training that began so; the folder is gone then."""
+        return self._commit(snapshot, begin, snapshot.tags)
+
+    def commit_end(self, snapshot: Snapshot, begin: Begin) -> Made:
+        """Commits what a part ended with; files of its result stay whole, so that they can be
+        copied into the run's result."""
+        put_manifest(Path(snapshot.path) / PART_RESULT)
+        return self._commit(snapshot, begin, [DONE_TAG], whole=True)
+
+    def _commit(
+        self, snapshot: Snapshot, begin: Begin, tags: Sequence[str], *, whole: bool = False
+    ) -> Made:
         begun = time.monotonic()
         folder = Path(snapshot.path)
-        self._committer.commit(
+        checkpoint = self._committer.commit(
             folder,
-            step=snapshot.step,
-            tags=snapshot.tags,
+            step=begin.before + snapshot.step,
+            tags=tags,
             rows=self._rows_until(snapshot.rows_offset),
+            part=begin.part,
+            before=begin.before,
+            whole=whole,
             clean=False,
         )
         shutil.rmtree(folder, ignore_errors=True)
-        return time.monotonic() - begun
+        return Made(checkpoint, time.monotonic() - begun)
+
+    def read(self, begin: Begin, scratch: Sequence[Path], count: int) -> Folders:
+        """Reads what a training begins with, into folders of that number."""
+
+        def read(entry: Checkpoint, name: str) -> Path:
+            return self._committer.read(
+                entry,
+                scratch[0] / f"{name}-{count}",
+                place=lambda size: places.choose(scratch, size),
+            )
+
+        return Folders(
+            begin,
+            read(begin.state, "state") if begin.state else None,
+            read(begin.end, "end") if begin.end else None,
+        )
 
     def clean(self) -> None:
         """Deletes what the last commit dropped; once also what lower terms left, and writes the
@@ -72,6 +121,13 @@ class Jobs:
         )
         why = f": {complete.why}" if complete.why else ""
         return Outcome(Next.LEAVE, Reason.DONE, f"done at step {complete.step}{why}")
+
+    def finish_parts(self) -> Outcome:
+        """Every part is done, and so is the run."""
+        done = self._committer.finish(State.DONE, Reason.DONE, exit=exits.DONE, parts=True)
+        count = len({entry.part for entry in done.chain if entry.part})
+        many = f"{count} parts" if count > 1 else "1 part"
+        return Outcome(Next.LEAVE, Reason.DONE, f"done with {many}, {done.step} steps in all")
 
     def finish_failed(self, reason: Reason, message: str, exit_code: int | None) -> Outcome:
         self._committer.finish(State.FAILED, reason, exit=exit_code)

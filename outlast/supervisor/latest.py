@@ -3,7 +3,9 @@
 import collections
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from outlast.bucket.layout import Last
@@ -22,8 +24,10 @@ READ_BYTES_MAX = 8 << 20
 class Latest:
     """Follows the rows' file of one attempt."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, befores: Mapping[str, int] = MappingProxyType({})) -> None:
+        """``befores``: of each part of the run, the steps of the parts before it; may grow."""
         self._path = path
+        self._befores = befores
         self._lock = threading.Lock()
         """The last heartbeat and the record of the end may come at the same time."""
         self._offset = 0
@@ -69,15 +73,20 @@ class Latest:
             step = row["step"]
         except (ValueError, TypeError, KeyError):
             return
+        part = row.get("part") if self._befores else None
+        before = self._befores.get(part) if isinstance(part, str) else None
+        if type(step) is int and before is not None:
+            step = row["step"] = step - before
         if len(line) <= ROW_BYTES_MAX:
             self._rows.append(row)
         if type(step) is not int:
             return
+        of, taken = ("", ("step",)) if before is None else (f"{part}/", ("step", "part"))
         for name, value in row.items():
-            if name != "step" and len(name) <= CHARS_MAX and _is_cell(value):
+            if name not in taken and len(of + name) <= CHARS_MAX and _is_cell(value):
                 # Named last is kept last.
-                self._metrics.pop(name, None)
-                self._metrics[name] = Last(step, _short(value))
+                self._metrics.pop(of + name, None)
+                self._metrics[of + name] = Last(step, _short(value))
         while len(self._metrics) > NAMES_MAX:
             del self._metrics[next(iter(self._metrics))]
 

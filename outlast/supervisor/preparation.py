@@ -14,6 +14,7 @@ from outlast.base.exits import Reason
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart
+from outlast.bucket.parts import is_done, own_step
 from outlast.bucket.records import read_record, write_record
 from outlast.bucket.restore import Fresh, Restored
 from outlast.bucket.store import StoreError
@@ -84,8 +85,7 @@ class Preparation:
             except InitError as error:
                 return self._unusable(str(error))
         restored = found if isinstance(found, Restored) else None
-        begin = f"resumes at step {restored.step}" if restored else "starts fresh"
-        self._site.say(f"term {self._term}: {begin}")
+        self._site.say(f"term {self._term}: {_said(restored)}")
         return restored
 
     def record_start(self, restored: Restored | None) -> None:
@@ -155,6 +155,16 @@ class Preparation:
             place=lambda size: places.choose(self._scratch, size),
             patience=self._head_file.patience,
         )
+
+
+def _said(restored: Restored | None) -> str:
+    if restored is None:
+        return "starts fresh"
+    entry = restored.checkpoint
+    if is_done(entry):
+        return f"resumes after part {entry.part}"
+    of = f" of part {entry.part}" if entry.part else ""
+    return f"resumes at step {own_step(entry)}{of}"
 
 
 def _versions() -> dict[str, str]:

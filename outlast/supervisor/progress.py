@@ -12,6 +12,12 @@ class Progress:
 
     step: int = 0
     total: int | None = None
+    part: str = ""
+    """The part of the run that is trained; empty where the run has none."""
+    before: int = 0
+    """Steps of the parts before it. The steps here count them."""
+    befores: dict[str, int] = field(default_factory=dict)
+    """The same of each part that has begun in this attempt."""
     phase: str = "start"
     committed: int | None = None
     """Step of the newest checkpoint of this attempt."""
@@ -28,6 +34,11 @@ class Progress:
     step_sec: float = 0.0
     """What a step takes; after a notice the trainer finishes the one it is in."""
     _stepped_at: tuple[float, int] | None = None
+
+    def begin_part(self, part: str, before: int, total: int | None) -> None:
+        """A training begins; ``total`` is its own number of steps, where it knows it."""
+        self.part, self.before, self.befores[part] = part, before, before
+        self.total = None if total is None else before + total
 
     def note_warning(self, message: str) -> None:
         """The trainer has said this; the first few are kept, and each once."""

@@ -114,6 +114,8 @@ class Pulse:
             metrics=self._latest.metrics,
             failure=progress.failure,
             stderr=progress.stderr,
+            part=progress.part,
+            before=progress.before,
         )
         self._beat_at, self._warned = now, len(beat.warnings)
         store.put(self._head_file.layout.beat(self._term), beat.to_json())

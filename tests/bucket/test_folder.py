@@ -14,7 +14,7 @@ from outlast.bucket.head import read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import FolderStore, Forbidden
 from outlast.loop.errors import LoopError
-from outlast.loop.session import Session
+from outlast.loop.session import Session, connect
 from outlast.protocol import Ended, Welcome
 from outlast.supervisor import __main__ as entry
 
@@ -60,7 +60,7 @@ class Folder:
         ticks = threading.Event()
         while not self.socket.exists():
             assert self._thread.is_alive() and not ticks.wait(0.01)
-        return Session(self.socket, total=1)
+        return Session(connect(self.socket), total=1)
 
     def ended(self) -> int:
         assert self._thread is not None

@@ -218,7 +218,7 @@ def test_a_spawned_child_that_imports_the_program_does_not_train(tmp_path: Path)
 def test_a_second_training_of_the_same_run_is_refused(tmp_path: Path) -> None:
     done = programs.run(tmp_path, argv(tmp_path, "train()\ntrain()\nprint('twice')"))
     assert done.returncode == 64
-    assert "give each of its trainings a name= or a run_dir= of its own" in done.stderr
+    assert "make each of its trainings a part of the run (part='a name')" in done.stderr
     assert "Traceback" not in done.stderr and "twice" not in done.stdout
 
 

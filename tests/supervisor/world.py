@@ -32,6 +32,7 @@ from outlast.protocol import (
     Closed,
     Committed,
     Complete,
+    Ended,
     Hello,
     Message,
     Snapshot,
@@ -85,11 +86,12 @@ def wait_until(condition: Callable[[], Any], what: str = "the condition") -> Any
 class Life:
     """The trainer's side of one connection, for scripts."""
 
-    def __init__(self, channel: Channel, welcome: Welcome) -> None:
+    def __init__(self, channel: Channel, welcome: Welcome, part: str = "") -> None:
         self.channel = channel
         self.welcome = welcome
         self.work = Path(welcome.work)
         self.step = welcome.step
+        self.part = part
         self.pushed: list[Message] = []
         self._count = 0
 
@@ -104,7 +106,9 @@ class Life:
         with open(self.welcome.rows, "a") as rows:
             for _ in range(steps):
                 self.step += 1
-                rows.write(json.dumps({"step": self.step, "term": self.welcome.term}) + "\n")
+                row = {"step": self.welcome.before + self.step, "term": self.welcome.term}
+                row |= {"part": self.part} if self.part else {}
+                rows.write(json.dumps(row) + "\n")
         self.channel.send(Tick(self.step))
 
     def offer(self, tags: list[str] | None = None, *, weight: int = 0) -> Accepted | Busy:
@@ -149,6 +153,25 @@ class Life:
                 return message
             self.pushed.append(message)
 
+    def next_part(self, name: str) -> Welcome:
+        """Begin another part on the same connection."""
+        self.channel.send(Hello(VERSION, 0, total=100, part=name))
+        welcome = self.hear(Welcome, Ended)
+        assert isinstance(welcome, Welcome), welcome
+        self.welcome, self.step, self.part = welcome, welcome.step, name
+        return welcome
+
+    def end_part(self, **files: str) -> None:
+        """The part is over: its record and its result are kept when this returns."""
+        folder = self.work / f"part-{self.part}"
+        (folder / "result").mkdir(parents=True)
+        (folder / "part.json").write_text(json.dumps({"step": self.step}))
+        for name, text in files.items():
+            (folder / "result" / name).write_text(text)
+        size = Path(self.welcome.rows).stat().st_size
+        self.channel.send(Complete(self.step, str(folder), size))
+        self.hear(Committed)
+
     def obey(self) -> int:
         """Wait to be stopped, hand over the state, exit as told."""
         self.hear(Stop)
@@ -170,8 +193,10 @@ class ScriptedTrainer:
     ends_with_connection = False
     restarts = True
 
-    def __init__(self, socket: Path, script: Script) -> None:
+    def __init__(self, socket: Path, script: Script, part: str = "") -> None:
+        """``part`` is the name of its first training, where it trains parts."""
         self._socket = socket
+        self._part = part
         self._script = script
         self._killed = threading.Event()
         self._channel: Channel | None = None
@@ -188,11 +213,14 @@ class ScriptedTrainer:
                     self._channel = channel
                     if self._killed.is_set():
                         raise Closed("killed before it began")
-                    channel.send(Hello(VERSION, 0, total=100))
+                    channel.send(Hello(VERSION, 0, total=100, part=self._part))
                     welcome = channel.receive(WAIT_SEC)
+                    if isinstance(welcome, Ended):
+                        code = welcome.exit
+                        return
                     assert isinstance(welcome, Welcome), welcome
                     self.running.set()
-                    code = self._script(Life(channel, welcome))
+                    code = self._script(Life(channel, welcome, self._part))
             except Closed:
                 code = 1
             finally:
@@ -277,6 +305,7 @@ class World:
         *scripts: Script,
         group: str = "group",
         spec: Spec = SPEC,
+        part: str = "",
         store: Store | None = None,
         metadata: bool = True,
     ) -> Vm:
@@ -293,7 +322,7 @@ class World:
         vm: Vm
 
         def make_trainer(term: int) -> ScriptedTrainer:
-            trainer = ScriptedTrainer(door.socket_path, vm.scripts.pop(0))
+            trainer = ScriptedTrainer(door.socket_path, vm.scripts.pop(0), part)
             vm.trainers.append(trainer)
             return trainer
 

@@ -61,9 +61,15 @@ CONTEXT: dict[tuple[str, int], tuple[str, str, str]] = {
         NUMPY + "with outlast.train({'box': {'n': 0}}, 9) as run:\n  for step in run.steps():\n",
         "assert run.step == 1",
     ),
-    ("your-own-trainer.md", 7): ("", NUMPY, BODY),
+    ("your-own-trainer.md", 7): (
+        "",
+        NUMPY + "def train_step(model, fold, step):\n    model['w'] += fold + 1\n    return 0.5\n"
+        "def accuracy(model, fold):\n    return float(model['w'][0])\n",
+        "assert scores == [3.0, 6.0, 9.0, 12.0, 15.0]",
+    ),
     ("your-own-trainer.md", 8): ("", NUMPY, BODY),
-    ("your-own-trainer.md", 9): (
+    ("your-own-trainer.md", 9): ("", NUMPY, BODY),
+    ("your-own-trainer.md", 10): (
         "xgboost",
         "import numpy as np, xgboost\nparams, rounds, step = {'subsample': 0.5}, 2, 1\n"
         "rows = xgboost.DMatrix(np.ones((9, 2)), np.ones(9))\n",

@@ -591,7 +591,7 @@ class Stage:
 
     def _run(self, side: Side) -> Run:
         from outlast.base.retry import BRIEF
-        from outlast.bucket.rows import read_rows
+        from outlast.bucket.rows import iter_rows
         from outlast.bucket.store import NotFound, StoreError
 
         with reading(side.name):
@@ -613,7 +613,7 @@ class Stage:
                 ended = None
             result = read_result(self.store, book.head)
         try:
-            rows = list(read_rows(self.store, side.layout, book.head))
+            rows = list(iter_rows(self.store, side.layout, book.head))
         except (StoreError, ValueError):  # what cannot be read is not there
             rows = []
         return Run(book, rows, result, boots, ends, ended, tuple(side.heads))

@@ -1,5 +1,6 @@
 """What a rehearsal saw: the runs as they are in the bucket, and what happened to them."""
 
+import contextlib
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,12 +81,16 @@ class ResultRead:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def last_metrics(self) -> dict[str, Last]:
-        """The last value of each column of metrics.json; empty where there is none, or one of
-        another form."""
-        try:
-            return metrics.last_values(metrics.read_table(self.files.get(METRICS_FILE, b"")))
-        except ValueError:
-            return {}
+        """The last value of each column of metrics.json, or of each part's; empty where there is
+        none, or one of another form."""
+        found = {}
+        for path, data in self.files.items():
+            of, _, name = path.rpartition("/")  # a part's is in a folder of its name
+            if name == METRICS_FILE and "/" not in of:
+                with contextlib.suppress(ValueError):
+                    last = metrics.last_values(metrics.read_table(data))
+                    found |= {f"{of}/{key}" if of else key: value for key, value in last.items()}
+        return found
 
 
 Rows = Sequence[Mapping[str, Any]]

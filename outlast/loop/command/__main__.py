@@ -39,7 +39,7 @@ from outlast.loop.local import (
     default_folder,
     run_name,
 )
-from outlast.loop.session import CONNECT_SEC, Session
+from outlast.loop.session import CONNECT_SEC, Session, connect
 from outlast.loop.signals import Interrupts
 from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
@@ -238,7 +238,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> Command:
 
 def _run(command: Command, socket_path: str, signals: Interrupts | Heard, repeat: str = "") -> int:
     """``repeat`` is how a person runs a command again that is done."""
-    with contextlib.closing(Session(socket_path, total=None)) as session:
+    with contextlib.closing(Session(connect(socket_path), total=None)) as session:
         try:
             answer = session.welcome(
                 stopped=lambda: isinstance(signals, Interrupts) and signals.requested

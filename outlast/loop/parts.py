@@ -1,0 +1,201 @@
+"""Named parts of a run: several trainings of one program, one after the other.
+
+All of them share one connection and, on a laptop, one supervisor, which are kept between two parts.
+There the end of the program ends the run: with exit code 0, and every part that was begun done.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outlast.base import exits
+from outlast.bucket import layout
+from outlast.loop import exit_code, local
+from outlast.loop.errors import DoesNotFit, LoopError, NotHere
+from outlast.loop.history import History
+from outlast.loop.words import say
+from outlast.protocol import Channel, Closed, Exit
+
+Key = tuple[str, str, str]
+"""What tells runs of one program apart: trainer, run and folder, or the supervisor's socket."""
+
+ENDED_SEC = 10.0
+"""How long the end of a program waits for its supervisor's record of an end that is none."""
+
+
+@dataclass
+class Program:
+    """What this program trains of one run."""
+
+    model_output_path: str | None
+    names: set[str] = field(default_factory=set)
+    """The parts that were begun."""
+    active: str | None = None
+    """The part that is being trained."""
+    unfinished: str | None = None
+    """The part that was left before it was done."""
+    channel: Channel | None = None
+    """Between two parts: the connection."""
+    supervisor: local.LocalSupervisor | None = None
+    """Between two parts, on a laptop: the supervisor."""
+
+    def keep(self, channel: Channel, supervisor: local.LocalSupervisor | None) -> None:
+        """The part that was trained is done, and another one may follow."""
+        self.active, self.channel, self.supervisor = None, channel, supervisor
+
+    def take(self) -> tuple[Channel, local.LocalSupervisor | None]:
+        """The connection of the part before, and its supervisor, for the next one."""
+        channel, supervisor = self.channel, self.supervisor
+        assert channel is not None
+        self.channel = self.supervisor = None
+        return channel, supervisor
+
+    def give_up(self, *, done: bool) -> None:
+        """The connection goes with an error; whether the part is ``done`` all the same."""
+        if not done:
+            self.unfinished = self.active
+        self.active = None
+
+
+_programs: dict[Key, Program] = {}
+_own: int | None = None
+"""The process whose end ends its runs."""
+
+
+def begin(key: Key, part: str, options: local.Options) -> Program:
+    """This program is to train a part. NotHere where it may not, LoopError where the part before
+    has failed, or where it is not called as for the parts before."""
+    program = _programs.setdefault(key, Program(options.model_output_path))
+    if program.active is not None:
+        raise NotHere(
+            f"part {part!r}: part {program.active!r} is being trained; its `with` block has to end "
+            "before another part begins"
+        )
+    if program.unfinished not in (None, part):
+        raise LoopError(
+            f"part {part!r}: part {program.unfinished!r} was left before it was done, and a part "
+            "begins once the one before it is done; let the error end the program"
+        )
+    if part in program.names and not local.in_notebook():
+        raise NotHere(
+            f"part {part!r}: this program has begun a part of that name already; give each of its "
+            "trainings a name of its own"
+        )
+    if options.model_output_path != program.model_output_path:
+        raise LoopError(
+            f"model_output_path {options.model_output_path!r}: was {program.model_output_path!r} "
+            "for the run's first part; it is the whole run's"
+        )
+    program.names.add(part)
+    program.active, program.unfinished = part, None
+    return program
+
+
+def refuse_unnamed(key: Key) -> None:
+    """NotHere where this program trains parts of the run: all of its trainings have a name then."""
+    if key in _programs:
+        names = ", ".join(sorted(_programs[key].names))
+        raise NotHere(
+            f"outlast.train without part=: this program has trained parts of the run ({names}); "
+            "give every training of the run a name, or one of them another run_dir="
+        )
+
+
+def finish_at_exit() -> None:
+    """From now on the end of this program ends its runs; on a laptop, where only it knows how."""
+    global _own
+    if _own is None:
+        _own = os.getpid()
+        exit_code.watch()
+        atexit.register(_finish_all)
+
+
+def _finish_all() -> None:
+    if os.getpid() != _own:
+        return  # a forked child
+    codes = [_finish(program, exit_code.find()) for program in _programs.values()]
+    if worst := max(codes, default=exits.DONE):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(worst)  # too late for an exception to say it
+
+
+def _finish(program: Program, code: int | None) -> int:
+    """What the program is to end with: another code than 0 where a run that is complete is not
+    kept."""
+    if program.unfinished is not None and code == exits.DONE:
+        say(
+            f"the run is not done, as its part {program.unfinished!r} is not; the same command "
+            "continues it"
+        )
+        return 1
+    channel, supervisor = program.channel, program.supervisor
+    if channel is None or supervisor is None:
+        return exits.DONE
+    program.channel = program.supervisor = None
+    if code != exits.DONE:
+        channel.close()
+        how = "did not come to its end, and did not call sys.exit(0)"
+        how = how if code is None else f"ended with exit code {code}"
+        say(f"the run stays open, as its program {how}; the same command continues it")
+        supervisor.wait(ENDED_SEC)
+        return exits.DONE
+    try:
+        channel.send(Exit(exits.DONE))
+        if ended := supervisor.wait_for_commit(lambda: False):
+            say(
+                f"the run is not done: its supervisor ended with exit code {ended}, and says above "
+                "why; the same command tries again"
+            )
+        return ended or exits.DONE
+    except KeyboardInterrupt:
+        say("left before the run's result was kept; the same command finishes it")
+        return exits.INTERRUPTED
+    except Closed:
+        say(
+            "the supervisor was lost before the run's result was kept; the same command finishes it"
+        )
+        return exits.INTERRUPTED
+    finally:
+        channel.close()
+
+
+# What a part ended with.
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the trainer says of a part's end."""
+
+    step: int
+    why: str
+    history: dict[str, Any]
+    """As ``History.summary`` gives it; the evaluations are in files beside the record."""
+
+
+def write(folder: Path, result: Path, step: int, why: str, history: History) -> Path:
+    """The folder of a part that is done: its record and ``result``, which is moved there."""
+    temporary = folder.with_name(f"tmp-{folder.name}")
+    temporary.mkdir()
+    history.write(temporary)
+    body = {"step": step, "why": why, "history": history.summary()}
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"))
+    (temporary / layout.PART_FILE).write_text(text + "\n", encoding="utf-8")
+    os.replace(result, temporary / layout.PART_RESULT)
+    os.replace(temporary, folder)
+    return folder
+
+
+def read(folder: Path) -> Record:
+    """What ``write`` wrote; DoesNotFit for anything else."""
+    try:
+        body = json.loads((folder / layout.PART_FILE).read_text(encoding="utf-8"))
+        return Record(int(body["step"]), str(body["why"]), dict(body["history"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DoesNotFit(f"{layout.PART_FILE}: no end of a part ({error!r})") from None

@@ -1,0 +1,159 @@
+"""The trainings that one attempt's program begins, and what each begins with."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.base import exits
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import Beat
+from outlast.bucket.parts import is_done
+from outlast.bucket.records import read_record
+from outlast.bucket.restore import Restored
+from outlast.bucket.store import StoreError
+from outlast.protocol import Ended, Error, Hello, Welcome
+from outlast.supervisor.initial import is_init
+from outlast.supervisor.jobs import Jobs
+from outlast.supervisor.link import Link
+from outlast.supervisor.metadata import Spec
+from outlast.supervisor.parts import Folders, Parts
+from outlast.supervisor.progress import Progress
+from outlast.supervisor.site import Site
+from outlast.supervisor.worker import Job
+
+READ = "read"
+"""Name of the job that reads what a training begins with."""
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """Folders of an attempt."""
+
+    scratch: Sequence[Path]
+    """For snapshots, the preferred one first."""
+    disk: Path
+    """For the files of the result."""
+    rows: Path
+    """File of the rows."""
+    logs: Path
+
+
+class Trainings:
+    """Answers hellos. All methods belong to the attempt's one thread."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        head_file: HeadFile,
+        site: Site,
+        rooms: Rooms,
+        progress: Progress,
+        jobs: Jobs,
+        submit: Callable[[Job], None],
+    ) -> None:
+        self._spec = spec
+        self._head_file = head_file
+        self._site = site
+        self._rooms = rooms
+        self._progress = progress
+        self._jobs = jobs
+        self._submit = submit
+        self._term = head_file.term
+        self._restored: Restored | None = None
+        self.parts = Parts(())
+        self.reading = False
+        """Whether a training waits until what it begins with has been read."""
+        self._count = 0
+        self._given: list[Path] = []
+        """Folders that the training at work was given, until it has taken them."""
+        self._commit_sec: float | None = None
+
+    def prepare(self, restored: Restored | None) -> None:
+        """What the attempt resumes from; the first training may begin with another part."""
+        self.parts = Parts(self._jobs.chain)
+        self._restored = restored
+        if restored is not None and is_done(restored.checkpoint):
+            shutil.rmtree(restored.path, ignore_errors=True)  # no training begins with it alone
+            self._restored = None
+
+    def read_commit_sec(self) -> float | None:
+        """What the last commit of an earlier attempt took, as its beat says; None if unknown."""
+        for entry in reversed(self._head_file.held(self._term).lineage):
+            with contextlib.suppress(StoreError):
+                path = self._head_file.layout.beat(entry.term)
+                beat = read_record(self._head_file.store, path, Beat)
+                if beat is not None and beat.commit_sec is not None:
+                    self._commit_sec = beat.commit_sec
+                    break
+        return self._commit_sec
+
+    def begin(self, link: Link, hello: Hello) -> Folders | None:
+        """The training that greets begins; None where what it begins with has to be read first, or
+        where it may not begin, which it is told."""
+        refusal = self.parts.refusal(hello)
+        if refusal is not None:
+            link.note_error(Error(refusal, "usage"))
+            link.send(Ended("refused", exits.USAGE, refusal))
+            return None
+        begin = self.parts.begin(hello)
+        self._count += 1
+        self.drop_given()
+        self._progress.begin_part(begin.part, begin.before, hello.total)
+        restored = self._restored
+        if restored is not None and begin.end is None and restored.checkpoint == begin.state:
+            self._restored = None
+            return Folders(begin, restored.path)
+        if not begin.missing:
+            return Folders(begin)
+        self.reading = True
+        count = self._count
+        read = lambda: self._jobs.read(begin, self._rooms.scratch, count)  # noqa: E731
+        self._submit(Job(READ, read, beside=True))
+        return None
+
+    def welcome(self, link: Link, folders: Folders) -> None:
+        """Tell a training where it begins."""
+        begin = folders.begin
+        self.reading = False
+        self._progress.phase = "load"
+        self._given = [path for path in (folders.state, folders.end) if path is not None]
+        if begin.part:
+            what = "is done already" if begin.end else f"resumes at step {begin.step}"
+            self._site.say(f"part {begin.part}: {what if begin.step else 'starts from scratch'}")
+        rooms, site = self._rooms, self._site
+        link.send(
+            Welcome(
+                restore=None if folders.state is None else str(folders.state),
+                step=begin.step,
+                work=str(rooms.scratch[0]),
+                rows=str(rooms.rows),
+                term=self._term,
+                checkpoint_every=self._spec.checkpoint_every,
+                run_id=self._spec.run or site.run_id,
+                run_url=f"{self._head_file.store.url}/{self._head_file.layout.root}",
+                log_dir=str(rooms.logs),
+                places=[str(place) for place in rooms.scratch[1:]],
+                result=str(rooms.disk),
+                machine_age_sec=site.machine_age_sec(),
+                commit_sec=self._commit_sec,
+                init=begin.state is not None and is_init(begin.state),
+                before=begin.before,
+                done=None if folders.end is None else str(folders.end),
+            )
+        )
+
+    def note_tick(self, step: int, phase: str) -> None:
+        """The training at work is at this step of its own: it has loaded what it was given. Of a
+        part that was done before, nothing gets on, and its program may read the files still."""
+        self._progress.phase = phase
+        if self.parts.now.end is None:
+            self._progress.note_step(self._progress.before + step)
+            self.drop_given()
+
+    def drop_given(self) -> None:
+        """The memory of what the training at work was given is its own again."""
+        for folder in self._given:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._given = []

@@ -1,0 +1,438 @@
+"""Named parts: several trainings of one program as one run, killed wherever it may be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outlast
+from tests.loop import programs
+
+PARTS = ("fold-1", "fold-2", "final")
+STEPS = 12
+PROGRAM = f"""
+import os, random, sys, time
+import outlast
+from outlast.loop import parts, saving, session, snapshot
+from outlast.loop.words import say
+
+current = None
+
+def at(phase):
+    '''Wait to be killed, or fail, where the test says.'''
+    here = f"{{current}} {{phase}}"
+    if os.environ.get("PAUSE") == here:
+        print("reached", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    if os.environ.get("FAIL") == here:
+        raise ZeroDivisionError("on purpose")
+    if os.environ.get("EXIT") == here:
+        sys.exit(int(os.environ.get("CODE", "0")))
+
+def before(module, name, phase, when=lambda *given: True):
+    real = getattr(module, name)
+    def paused(*given, **named):
+        if when(*given):
+            at(phase)
+        return real(*given, **named)
+    setattr(module, name, paused)
+
+before(snapshot, "publish", "snapshot", lambda *given: "snap-" in str(given[1]))
+before(parts, "write", "record")
+before(session.Session, "complete_part", "completing")
+before(saving.Saver, "finish_part", "finishing")
+real_complete = session.Session.complete_part
+def complete_part(*given):
+    real_complete(*given)
+    at("completed")
+session.Session.complete_part = complete_part
+real_finish = parts._finish
+def finish(*given):
+    global current
+    current = "program"
+    at("exit")
+    return real_finish(*given)
+parts._finish = finish
+
+weights = {{"x": 1.0}}
+
+def train(name, steps={STEPS}):
+    '''Each stands on the weights that the one before has left.'''
+    global current
+    current = name
+    at("before")
+    rng = random.Random(name)
+    with outlast.train(
+        {{"rng": rng, "weights": weights}}, total=steps, part=name, run_dir=sys.argv[1],
+        name="walk", arguments={{}}, checkpoint_every="3",
+    ) as run:
+        at("begun")
+        for step in run.steps():
+            at(f"step {{step}}")
+            weights["x"] += rng.gauss(0, 1)
+            print(name, step, flush=True)
+            run.log(x=weights["x"])
+            if step % 5 == 0:
+                run.eval(x=weights["x"], best="max")
+        at("after the loop")
+        weights["x"] = round(weights["x"], 6)  # what follows the loop is done again
+        if run.done:
+            found = run.result("weights.txt").read_text()
+            assert found == repr(weights["x"]), (found, weights)
+        else:
+            run.eval(x=weights["x"])
+            run.result("weights.txt").write_text(repr(weights["x"]))
+    at("after")
+    print("ended", name, run.done, [list(row.values()) for row in run.evals], flush=True)
+    return run
+
+"""
+THREE = f"for name in {PARTS}:\n    train(name)\n"
+
+
+class Walk:
+    """The program, and what it is to end with."""
+
+    def __init__(self, folder: Path, lines: str = THREE) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.write(lines)
+
+    def write(self, lines: str) -> None:
+        (self.folder / "walk.py").write_text(PROGRAM + lines)
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, str(self.folder / "walk.py"), str(self.run_dir)]
+
+    def run(self, **more: str) -> subprocess.CompletedProcess[str]:
+        return programs.run(self.folder, self.argv, **more)
+
+    def killed(self, where: str, *, supervisor: bool = False, saved: int = 0) -> str:
+        """What it printed until it was there, and was killed; its supervisor, too. Before, this
+        many of the part's steps are ``saved``."""
+        said: list[str] = []
+        with programs.started(self.folder, self.argv, PAUSE=where) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line == "reached\n":
+                    break
+                said.append(line)
+            else:
+                pytest.fail(f"never came to {where}: {process.communicate()}")
+            programs.wait_for(lambda: self.saved(where.split()[0]) >= saved, process)
+            for pid in programs.supervisors(self.folder) if supervisor else ():
+                os.kill(pid, signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
+        programs.wait_until_alone(self.folder)
+        return "".join(said)
+
+    def saved(self, part: str) -> int:
+        chain = programs.head(self.run_dir)["chain"]
+        steps = [
+            entry["step"] - entry.get("before", 0) for entry in chain if entry.get("part") == part
+        ]
+        return max(steps, default=0)
+
+    def end(self) -> tuple[list[tuple[str, bytes]], list[dict]]:
+        """Its result's files, and its rows."""
+        assert programs.head(self.run_dir)["state"] == "done"
+        rows = outlast.open(str(self.run_dir)).rows()
+        return sorted(programs.result_of(self.run_dir).items()), rows
+
+
+def steps_of(said: str, name: str) -> list[int]:
+    """The steps of a part that were made."""
+    lines = (line.split() for line in said.splitlines())
+    return [int(words[1]) for words in lines if words[0] == name]
+
+
+def ends_of(said: str) -> list[str]:
+    """What the parts ended with, whether they were done before or not."""
+    lines = [line.split(maxsplit=3) for line in said.splitlines() if line.startswith("ended ")]
+    return [f"{name} {evals}" for _, name, _, evals in lines]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, list, list[str]]:
+    """An undisturbed run: files, rows, and what each part ended with."""
+    walk = Walk(tmp_path_factory.mktemp("calm"))
+    done = walk.run()
+    assert done.returncode == 0, done.stderr
+    return (*walk.end(), ends_of(done.stdout))
+
+
+def test_the_parts_of_a_program_are_one_run(tmp_path: Path, calm: tuple) -> None:
+    files, rows, ends = calm
+    names = [f"{part}/{name}" for part in PARTS for name in ("metrics.json", "weights.txt")]
+    assert sorted(name for name, _ in files) == sorted([*names, "RESULT.json"])
+    made = [(part, step) for part in PARTS for step in range(1, STEPS + 1)]
+    assert [(row["part"], row["step"]) for row in rows] == made
+    assert [end.split()[0] for end in ends] == list(PARTS)
+    walk = Walk(tmp_path)
+    assert walk.run().returncode == 0
+    assert walk.end() == (files, rows)
+    run = outlast.open(str(walk.run_dir))
+    assert list(run.parts()) == [{"part": part, "step": STEPS, "done": True} for part in PARTS]
+    assert (run.result("fold-2") / "weights.txt").read_bytes() == dict(files)["fold-2/weights.txt"]
+    assert run.best("final")["part"] == "final"
+    table = json.loads(dict(files)["final/metrics.json"])
+    mine = [row["x"] for row in run.metrics() if row["part"] == "final"]
+    assert mine == table["x"]
+
+
+PHASES = (
+    "before",
+    "begun",
+    "step 1",
+    "snapshot",
+    "step 8",
+    "after the loop",
+    "finishing",
+    "record",
+    "completing",
+    "completed",
+    "after",
+)
+"""Of a part, in the order in which it comes to them."""
+
+
+@pytest.mark.parametrize("number", range(len(PARTS)))
+def test_killed_at_each_phase_of_a_part_it_ends_as_undisturbed(
+    tmp_path: Path, calm: tuple, number: int
+) -> None:
+    """One run that is killed everywhere; each second time, its supervisor with it."""
+    walk, part = Walk(tmp_path), PARTS[number]
+    lives = [
+        walk.killed(
+            f"{part} {phase}",
+            supervisor=(number + count) % 2 == 0,
+            saved={"step 8": 3, "record": STEPS}.get(phase, 0),
+        )
+        for count, phase in enumerate(PHASES)
+    ]
+    done = walk.run()
+    assert done.returncode == 0, done.stderr
+    files, rows, ends = calm
+    assert walk.end() == (files, rows)
+    assert ends_of(done.stdout) == ends
+    for earlier in PARTS[:number]:
+        assert steps_of(lives[0], earlier) == list(range(1, STEPS + 1))
+        assert not any(steps_of(life, earlier) for life in lives[1:])
+    assert min(steps_of(lives[PHASES.index("after the loop")], part)) > 1, "it resumes"
+    assert steps_of(lives[PHASES.index("completing")], part) == [], "its loop was left"
+    assert steps_of(done.stdout, part) == [], "it is done"
+
+
+def test_killed_once_all_parts_are_done_it_only_ends(tmp_path: Path, calm: tuple) -> None:
+    walk = Walk(tmp_path)
+    for supervisor in (False, True):
+        walk.killed("program exit", supervisor=supervisor)
+    assert programs.head(walk.run_dir)["state"] == "open"
+    done = walk.run()
+    assert done.returncode == 0, done.stderr
+    assert not any(steps_of(done.stdout, part) for part in PARTS)
+    assert (*walk.end(), ends_of(done.stdout)) == calm
+    again = walk.run()
+    assert again.returncode == 0 and "this run is done" in again.stderr
+    assert again.stdout == ""
+
+
+# What is no end, and what is refused.
+
+
+def test_a_program_that_does_not_come_to_its_end_leaves_its_run_open(
+    tmp_path: Path, calm: tuple
+) -> None:
+    walk = Walk(tmp_path)
+    for more, code, said in (
+        ({"FAIL": "fold-1 step 5"}, 1, "on purpose"),
+        ({"FAIL": "fold-2 before"}, 1, "its program did not come to its end"),
+        ({"EXIT": "fold-2 step 5"}, 1, "sys.exit(0) ended the program after step"),
+        ({"EXIT": "fold-2 after", "CODE": "3"}, 3, "its program ended with exit code 3"),
+    ):
+        left = walk.run(**more)
+        assert left.returncode == code, left.stderr
+        assert said in left.stderr
+        programs.wait_until_alone(tmp_path)
+        assert programs.head(walk.run_dir)["state"] == "open"
+    done = walk.run()
+    assert done.returncode == 0, done.stderr
+    assert (*walk.end(), ends_of(done.stdout)) == calm
+    assert not steps_of(done.stdout, "fold-1") and not steps_of(done.stdout, "fold-2")
+
+
+CAUGHT = """
+try:
+    train("fold-1")
+except ZeroDivisionError:
+    pass
+"""
+
+
+def test_a_part_that_failed_is_never_done_whatever_the_program_makes_of_it(tmp_path: Path) -> None:
+    walk = Walk(tmp_path, CAUGHT)
+    left = walk.run(FAIL="fold-1 step 5")
+    assert left.returncode == 1, left.stderr
+    assert "the run is not done, as its part 'fold-1' is not" in left.stderr
+    assert programs.head(walk.run_dir)["state"] == "open"
+    walk.write(CAUGHT + "train('fold-2')\n")
+    left = walk.run(FAIL="fold-1 step 5")
+    assert left.returncode == 1, left.stderr
+    assert "part 'fold-2': part 'fold-1' was left before it was done" in left.stderr
+    assert programs.head(walk.run_dir)["state"] == "open"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "train('fold-1')\ntrain('fold-2')\ntrain('fold-1')\n",
+            "part 'fold-1': this program has begun a part of that name already",
+        ),
+        ("train('two words')\n", "part 'two words': must be letters, digits"),
+        ("train('RESULT.json')\n", "part 'RESULT.json'"),
+        (
+            "where = {'run_dir': sys.argv[1], 'name': 'walk', 'arguments': {}}\n"
+            "with outlast.train({'w': weights}, total=1, part='a', **where):\n"
+            "    train('fold-1')\n",
+            "part 'fold-1': part 'a' is being trained",
+        ),
+        ("train('fold-1')\ntrain(None)\n", "without part=: this program has trained parts"),
+        ("train(None)\ntrain('fold-1')\n", "make each of its trainings a part of the run"),
+    ],
+)
+def test_names_are_refused_before_a_second_training(tmp_path: Path, lines: str, said: str) -> None:
+    walk = Walk(tmp_path, lines)
+    done = walk.run()
+    assert done.returncode in (1, 64), done.stderr
+    assert said in done.stderr
+
+
+RUN_OF_TWO = "train('fold-1')\ntrain('fold-2')\ntrain('final')\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "train('fold-2')\ntrain('fold-1')\ntrain('final')\n",
+            "part 'fold-2': the run's parts are fold-1, fold-2, final, and 'fold-1' comes next",
+        ),
+        (
+            "train('fold-1')\ntrain('fold-II')\ntrain('final')\n",
+            "part 'fold-II': the run's parts are fold-1, fold-2, final, and 'fold-2' comes next",
+        ),
+        (
+            "train('fold-1')\ntrain('final')\n",
+            "part 'final': the run's parts are fold-1, fold-2, final, and 'fold-2' comes next",
+        ),
+        ("train('fold-1')\n", "its part 'fold-2' was done in an earlier start and not begun in"),
+        ("train('fold-1')\ntrain('fold-2')\n", "its part 'final' is not done"),
+        ("train(None)\n", "without part=: the run has parts (fold-1, fold-2, final)"),
+    ],
+)
+def test_other_parts_than_those_of_the_run_are_refused_by_name(
+    tmp_path: Path, lines: str, said: str
+) -> None:
+    walk = Walk(tmp_path, RUN_OF_TWO)
+    walk.killed("final step 8")
+    before = programs.head(walk.run_dir)["chain"]
+    walk.write(lines)
+    left = walk.run()
+    assert left.returncode != 0, left.stderr
+    assert said in left.stderr
+    assert "Traceback" not in left.stderr
+    programs.wait_until_alone(tmp_path)
+    assert programs.head(walk.run_dir)["state"] == "open"
+    assert programs.head(walk.run_dir)["chain"] == before, "nothing is lost"
+    walk.write(RUN_OF_TWO)
+    assert walk.run().returncode == 0
+
+
+def test_a_part_that_was_done_and_is_left_out_is_missed_at_the_end(tmp_path: Path) -> None:
+    walk = Walk(tmp_path, RUN_OF_TWO)
+    walk.killed("program exit")
+    walk.write("train('fold-1')\n")
+    left = walk.run()
+    assert left.returncode != 0, left.stderr
+    assert "its part 'fold-2' was done in an earlier start and not begun in this one" in left.stderr
+    assert programs.head(walk.run_dir)["state"] == "open"
+    walk.write(RUN_OF_TWO)
+    assert walk.run().returncode == 0
+
+
+def test_a_run_that_was_begun_without_parts_takes_none(tmp_path: Path) -> None:
+    walk = Walk(tmp_path, "train(None)\n")
+    walk.killed("None step 8")
+    walk.write("train('fold-1')\n")
+    left = walk.run()
+    assert left.returncode == 64, left.stderr
+    assert "part 'fold-1': the run was begun without parts" in left.stderr
+    assert "Traceback" not in left.stderr
+
+
+# Stops, and losses between two parts.
+
+
+@pytest.mark.parametrize("phase", ["step 5", "after the loop", "completed", "after", "before"])
+def test_ctrl_c_between_or_in_parts_keeps_all_of_them(
+    tmp_path: Path, calm: tuple, phase: str
+) -> None:
+    walk = Walk(tmp_path)
+    with programs.started(tmp_path, walk.argv, PAUSE=f"fold-2 {phase}") as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "reached\n":
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        (tmp_path / "go").touch()
+        _, err = process.communicate(timeout=programs.WAIT_SEC)
+    assert process.returncode == (-signal.SIGINT if phase in ("after", "before") else 75), err
+    programs.wait_until_alone(tmp_path)
+    done = walk.run()
+    assert done.returncode == 0, done.stderr
+    assert (*walk.end(), ends_of(done.stdout)) == calm
+    assert not steps_of(done.stdout, "fold-1"), err
+
+
+def test_a_supervisor_that_is_lost_between_two_parts_ends_the_program(
+    tmp_path: Path, calm: tuple
+) -> None:
+    walk = Walk(
+        tmp_path,
+        "import subprocess\n"
+        + THREE.replace(
+            "train(name)",
+            """
+    train(name)
+    if name == "fold-1" and os.environ.get("LOSE"):
+        print("ready", flush=True)
+        sys.stdin.readline()
+""",
+        ),
+    )
+    process = subprocess.Popen(
+        walk.argv,
+        cwd=tmp_path,
+        env=programs.environment(tmp_path, LOSE="1"),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    for pid in programs.supervisors(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate("\n", timeout=programs.WAIT_SEC)
+    assert process.returncode == 75, err
+    assert "Traceback" not in err
+    assert walk.run().returncode == 0
+    assert walk.end() == calm[:2]
