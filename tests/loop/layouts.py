@@ -7,6 +7,7 @@ or into a temporary folder. A file says which save it is of, and whether it is w
 import contextlib
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,7 +283,7 @@ ORBAX = ("default/manifest.ocdbt", "default/_METADATA", "_CHECKPOINT_METADATA")
 def orbax(folder: Folder, number: int) -> Steps:
     """CheckpointManager with max_to_keep=2: into a temporary folder, which is renamed."""
     beside = f"{number}.orbax-checkpoint-tmp"
-    for name in (f"default/d/{hash(str(number)) & 0xFFFFFFFF:08x}", *ORBAX):
+    for name in (f"default/d/{zlib.crc32(str(number).encode()):08x}", *ORBAX):
         yield from folder.write(f"{beside}/{name}", number)
     os.replace(folder.root / beside, folder.root / str(number))
     yield

@@ -48,6 +48,8 @@ APART = 2
 
 _DIGITS = re.compile(r"\d+")
 _WORDS = re.compile(r"[a-z]+")
+_RANDOM = re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{8,}(?![A-Za-z0-9])")
+"""A name that is another one in each save, such as of Orbax's data files."""
 _OF = re.compile(r"\d+-of-\d+")
 _SHARD = re.compile(r"(.*?)(\d{5})-of-(\d{5})(.*)")
 
@@ -62,7 +64,7 @@ def form_of(path: str) -> str:
     return "/".join(
         component
         if PART_WORDS.intersection(_WORDS.findall(component.lower()))
-        else shape_of(component)
+        else shape_of(_RANDOM.sub("*", component))
         for component in path.split("/")
     )
 
