@@ -49,7 +49,9 @@ with outlast.train({"x": {"n": 0}}, 3, run_dir="first", arguments={}) as run:
     for step in run.steps():
         run.eval(test_accuracy=0.5, best="max", of="test_accuracy", train_loss=1, test_loss=2)
     from outlast.loop import snapshot
-    snapshot.write_values(run.result("model.json"), {"model": {"coefs_": [1.0]}})
+    from sklearn.neural_network import MLPClassifier
+    model = MLPClassifier((4,)).partial_fit([[0.0], [1.0]], [0, 1], classes=[0, 1])
+    snapshot.write_values(run.result("model.json"), {"model": model})
     run.result("model.onnx").write_bytes(b"x")
     run.result("search.json").write_text('{"best": 0, "candidates": [{}]}')
 """
