@@ -130,7 +130,10 @@ class History:
         self._open = bytearray(self._full.pop() if self._full else b"")
         self.rows, self._settled = rows, max(0, len(rows) - 1)
         del self._open[self._open.rfind(b"\n", 0, max(0, len(self._open) - 1)) + 1 :]
-        self._load_best(summary)
+        self.best = {
+            name: {**entry, "value": numbers.from_json(entry["value"])}
+            for name, entry in summary["best"].items()
+        }
 
     def _settle(self) -> None:
         for row in self.rows[self._settled : -1]:
@@ -140,25 +143,10 @@ class History:
                 self._full.append(bytes(self._open))
                 self._open.clear()
 
-    def to_node(self) -> dict[str, Any]:
-        """All of it as one JSON value."""
-        return {"rows": self.rows, "best": self._best_node()}
-
     def _best_node(self) -> dict[str, Any]:
         return {
             name: {**entry, "value": numbers.to_json(entry["value"])}
             for name, entry in self.best.items()
-        }
-
-    def load_node(self, node: Mapping[str, Any]) -> None:
-        """Take over what ``to_node`` gave."""
-        self.rows = [dict(row) for row in node["rows"]]
-        self._load_best(node)
-
-    def _load_best(self, node: Mapping[str, Any]) -> None:
-        self.best = {
-            name: {**entry, "value": numbers.from_json(entry["value"])}
-            for name, entry in node["best"].items()
         }
 
     def evals(self) -> list[dict[str, Any]]:
