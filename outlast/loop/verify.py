@@ -230,7 +230,10 @@ def _role(path: str) -> str:
     return re.sub(r"_\d+", "", path.rpartition("/")[2])
 
 
-_WITH_ATTRIBUTES = ("torch.Module", "torch.Optimizer")
+_WITH_ATTRIBUTES = (
+    *("torch.Module", "torch.Optimizer"),
+    *("keras.Layer", "keras.Metric", "keras.Optimizer"),
+)
 _KINDS = {
     "torch.Module": _module,
     "torch.Optimizer": _optimizer,

@@ -270,7 +270,7 @@ class _Look:
             )
             self._note(place, digest_of(repr(numbers).encode()), chain)
         else:
-            own = own and (isinstance(value, (*_DICTS, *_LISTS)) or _is_own(type(value)))
+            own = own and (isinstance(value, (*_DICTS, *_LISTS)) or is_own(type(value)))
             if own and isinstance(value, (*_DICTS, *_LISTS)):
                 self._note(f"len({place})", str(len(value)), chain)
             for suffix, item in _inside(value):
@@ -312,7 +312,7 @@ def _digest_of_array(value: Any) -> str | None:
     return f"{value.dtype} {value.shape} {digest_of(numpy.ascontiguousarray(value).data)}"
 
 
-def _is_own(cls: type) -> bool:
+def is_own(cls: type) -> bool:
     """Whether a class is the program's, and no installed package's."""
     home = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if cls.__module__ == "builtins":

@@ -3,7 +3,8 @@
 An object is its variables in their order, each with its path. A compiled model takes its
 optimiser and its metrics with it. Keras makes the variables of an optimiser and of compiled
 metrics when it first needs them; a resumed program does not have them yet: the optimiser's are
-made at once, the metrics' with the first batch. Everything else must be built already.
+made at once, the metrics' with the first batch. Everything else must be built already. The plain
+attributes of the program's own classes are saved too (outlast.loop.adapters.attributes).
 
 ``keras.random`` without a seed generator of one's own draws from a global one, which is not saved.
 With the backend torch, dropout without a seed draws from torch's: put ``torch.random`` into the
@@ -21,6 +22,7 @@ from typing import Any
 import keras
 
 from outlast.loop import state
+from outlast.loop.adapters import attributes, keras_attributes
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blobs, Node, foreign, kind_of
 
@@ -37,8 +39,8 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
     kind = next((name for name, cls in _KINDS.items() if isinstance(value, cls)), None)
     if kind is None:
         return MISSING
-    variables = _of(value, path)
-    if not variables and blobs.survey is not None:
+    variables, held = _of(value, path), _attributes_of(value)
+    if not variables and not attributes.are_any(held) and blobs.survey is not None:
         raise StateError(
             f"{path} is {kind_of(value)}, which has no variables: nothing of it would be saved; "
             "leave it out of the state"
@@ -53,7 +55,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
         _build(model_optimizer, value)
         node["optimizer"] = state.capture(model_optimizer, f"{path}.optimizer", blobs)
         node["metrics"] = _capture_all(value.metrics_variables, f"{path}.metrics", blobs)
-    return node
+    return node | attributes.capture(held, path, blobs, keras_attributes.framework())
 
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
@@ -71,7 +73,13 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         ):
             raise DoesNotFit(f"{path}.optimizer: is another object in the checkpoint")
         _restore_metrics(target, node["metrics"], f"{path}.metrics", blobs)
+    attributes.restore(_attributes_of(target, wrapped=False), node, path, blobs)
     return target
+
+
+def _attributes_of(value: Any, *, wrapped: bool = True) -> dict[str, attributes.Owner]:
+    plain = isinstance(value, keras.Variable | keras.random.SeedGenerator)
+    return {} if plain else keras_attributes.of(value, wrapped=wrapped)
 
 
 def _is_compiled(value: object) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outlast.loop import snapshot, state, verify
 from outlast.loop.errors import DoesNotFit, StateError
 from tests.loop.adapters.through import same, save
 
@@ -148,3 +149,113 @@ def test_capturing_twice_is_the_same(tmp_path: Path) -> None:
     model = build()
     train(model, 0, 1)
     assert same({"m": model}, {"m": model}) is None
+
+
+class Average:
+    """A value of one's own, without state_dict()."""
+
+    def __init__(self) -> None:
+        self.value = np.zeros(2)
+
+
+class Smooth(keras.layers.Layer):
+    """A layer that keeps numbers, arrays and containers beside its variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.calls, self.mean = 0, np.zeros(2)
+        self.seen: list[Any] = []
+        self.counts = {"rows": 0}
+        self.bag: set[int] = set()
+        self.own = Average()
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def note(self, number: int) -> None:
+        self.calls += 1
+        self.mean = 0.5 * self.mean + number
+        self.seen.append([number, np.full(2, number)])
+        self.counts["rows"] += number
+        self.bag.add(number)
+
+
+class Last(keras.metrics.Metric):
+    """A metric without variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = 0.0
+
+    def update_state(self, *values: Any) -> None:
+        self.value = float(values[0])
+
+    def result(self) -> float:
+        return self.value
+
+
+class Counted(keras.optimizers.SGD):
+    def __init__(self) -> None:
+        super().__init__(0.1)
+        self.calls = 0
+
+
+def with_own() -> dict[str, Any]:
+    inner = Smooth()
+    model = keras.Sequential([keras.Input((3,)), inner])
+    optimizer = Counted()
+    optimizer.build(model.trainable_variables)
+    return {"model": model, "optimizer": optimizer, "metric": Last()}
+
+
+def change(parts: dict[str, Any], number: int) -> None:
+    parts["model"].layers[-1].note(number)
+    parts["metric"].update_state(number)
+    parts["optimizer"].calls += number
+
+
+@pytest.mark.parametrize("theirs_changed", [False, True])
+def test_attributes_of_the_programs_own_classes_are_saved(
+    tmp_path: Path, theirs_changed: bool
+) -> None:
+    mine, theirs = with_own(), with_own()
+    begun = state.survey(mine)
+    for number in (1, 2):
+        change(mine, number)
+    nodes, blobs = state.capture_all(mine, begun)
+    snapshot.write(tmp_path / "s", snapshot.Saved(2, {}, nodes, blobs))
+    if theirs_changed:
+        change(theirs, 7)
+    saved = snapshot.read(tmp_path / "s")
+    state.restore_all(theirs, saved.nodes, saved.blobs)
+    again = state.capture_all(theirs)
+    assert verify.difference((saved.nodes, saved.blobs), again, moved=True) is None
+    for parts in (mine, theirs):
+        change(parts, 3)
+    one, two = (parts["model"].layers[-1] for parts in (mine, theirs))
+    assert (one.calls, one.counts, one.bag) == (two.calls, two.counts, two.bag)
+    assert one.mean.tobytes() == two.mean.tobytes()
+    assert [(a, b.tolist()) for a, b in one.seen] == [(a, b.tolist()) for a, b in two.seen]
+    assert mine["metric"].value == theirs["metric"].value == 3.0
+    assert mine["optimizer"].calls == theirs["optimizer"].calls == 6
+
+
+def test_what_changes_in_an_attribute_that_cannot_be_saved_is_refused_by_name() -> None:
+    mine = with_own()
+    begun = state.survey(mine)
+    mine["model"].layers[-1].own.value += 1
+    with pytest.raises(
+        StateError, match=r"own\.value changes as it trains, and stands in an object"
+    ):
+        state.capture_all(mine, begun)
+
+
+def test_a_model_of_keras_own_classes_has_no_attributes(tmp_path: Path) -> None:
+    model = build()
+    train(model, 0, 2)
+    nodes, _ = state.capture_all({"model": model})
+    assert "attributes" not in nodes["model"]
