@@ -591,7 +591,7 @@ def test_a_shell_loop_that_marks_interrupted_and_killed(tmp_path: Path) -> None:
     code, err = programs.interrupt_at_a_commit(tmp_path, run_dir, argv, **more)
     assert code == 75, err
     assert "stopped; the same command resumes from its last checkpoint" in err
-    assert err.splitlines()[-1].endswith(f"goes on from step {programs.newest(run_dir)}")
+    assert err.splitlines()[-1].endswith(f"resumes from step {programs.newest(run_dir)}")
     assert "Traceback" not in err
     with programs.started(tmp_path, argv, **more) as process:
         before = programs.newest(run_dir)

@@ -61,7 +61,7 @@ def test_ctrl_c_twice_in_a_run_changes_nothing(
         assert code == 75, err
         assert "Traceback" not in err
         assert f"stopped after step {programs.newest(run_dir)} of {TOTAL}" in err
-        assert err.splitlines()[-1].endswith(f"goes on from step {programs.newest(run_dir)}")
+        assert err.splitlines()[-1].endswith(f"resumes from step {programs.newest(run_dir)}")
     done = programs.run(tmp_path, argv)
     assert done.returncode == 0, done.stderr
     assert programs.head(run_dir)["term"] == 3
