@@ -80,8 +80,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             (
                 Edit(
                     "outlast/supervisor/jobs.py",
-                    "return Outcome(Next.LEAVE, Reason.DONE, ",
-                    "return Outcome(Next.STOP, Reason.DONE, ",
+                    'return Outcome(Next.LEAVE, Reason.DONE, f"done at step ',
+                    'return Outcome(Next.STOP, Reason.DONE, f"done at step ',
                 ),
             ),
         ),

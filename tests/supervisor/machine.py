@@ -322,8 +322,9 @@ class SteppedAttempt(Attempt):
     def _train(self) -> Outcome:
         machine: Vm = CURRENT.actor
         state = ""
-        if self._restored is not None:
-            state = (self._restored.path / "state").read_text()
+        restored = self._trainings._restored
+        if restored is not None:
+            state = (restored.path / "state").read_text()
         rows = b""
         while self.progress.step < STEPS:
             if Said.FAILS in machine.said:

@@ -25,6 +25,7 @@ from outlast.supervisor.secrets import (
     SecretUnavailable,
     TrainerSecrets,
 )
+from outlast.supervisor.trainer_log import TrainerLog
 from outlast.supervisor.webhook import Webhook
 from tests.stores import FakeClock
 from tests.supervisor.world import wait_until
@@ -243,7 +244,7 @@ raise SystemExit("died with " + key)
 
 
 def test_a_trainer_and_its_children_have_the_variable_and_no_reader_sees_it(tmp_path):
-    log = tmp_path / "log"
+    log = TrainerLog(tmp_path / "log")
     environment = {**trainer_environment(tmp_path / "s", tmp_path), "KEY": SECRET.decode()}
     process = TrainerProcess(
         [sys.executable, "-c", PRINTS],
@@ -256,7 +257,7 @@ def test_a_trainer_and_its_children_have_the_variable_and_no_reader_sees_it(tmp_
     process.start(ended.append)
     wait_until(lambda: ended != [])
     assert ended[0].code == 1
-    shown = log.read_text()
+    shown = log.path.read_text()
     # Two streams share the log, so their pieces may alternate; each piece is whole.
     assert sorted(re.findall(r"begin |\*\*\* end\n", shown)) == 2 * ["*** end\n"] + 2 * ["begin "]
     assert "child ***\n" in shown
