@@ -342,8 +342,8 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
 }
 
 # boot::make_venv VENV WHEELS: an environment with pip. Debian and Ubuntu leave ensurepip out of their
-# images: pip is then the wheel that the bundle pins, of WHEELS or of the index, and apt's
-# python3-venv only where it is in neither. That wheel stays in VENV for the environments to come.
+# images: pip is then the wheel that the bundle pins, of WHEELS or of the index of PIP_INDEX_URL, and
+# apt's python3-venv only where it is in neither. That wheel stays in VENV for the environments to come.
 boot::make_venv() {
   local venv="$1" found="$STATE_DIR/pip-wheel" wheel
   STEP_LOG="$LOG_DIR/venv.log"

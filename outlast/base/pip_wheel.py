@@ -3,8 +3,8 @@
     python3 -I outlast/base/pip_wheel.py REQUIREMENTS FOLDER...
 
 Prints the path of a wheel that has a pinned hash: one of the folders, or of those in
-PIP_FIND_LINKS, else the one that the index (PIP_INDEX_URL, by default pypi.org) has, which is then
-in the first folder. Ends with 1 and a sentence where there is none.
+PIP_FIND_LINKS, else the one that the index of PIP_INDEX_URL has, which is then in the first folder.
+Ends with 1 and a sentence where there is none.
 
 Standard library only: it runs before any package is installed.
 """
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-INDEX = "https://pypi.org/simple"
 ANSWER_TIMEOUT_SEC = 10
 SIZE_LIMIT = 32 << 20
 """Bytes; pip's wheel has about 2 MB, a page of the index less than 1 MB."""
@@ -58,7 +57,9 @@ def find(
             return path
     if environ.get("PIP_NO_INDEX"):
         raise NoWheel(f"{pin.wheel}: is in no folder, and PIP_NO_INDEX is set")
-    data = _download(pin, environ.get("PIP_INDEX_URL") or INDEX)
+    if not (index := environ.get("PIP_INDEX_URL")):
+        raise NoWheel(f"{pin.wheel}: is in no folder, and PIP_INDEX_URL names no index")
+    data = _download(pin, index)
     folders[0].mkdir(parents=True, exist_ok=True)
     path = folders[0] / pin.wheel
     partial = path.with_suffix(".part")

@@ -79,6 +79,7 @@ def test_one_at_hand_needs_no_index(pinned, tmp_path):
         ("page", "simple/pip/: no answer (HTTP Error 404"),
         ("down", "127.0.0.1:1/simple/pip/: no answer"),
         ("offline", "is in no folder, and PIP_NO_INDEX is set"),
+        ("unnamed", "is in no folder, and PIP_INDEX_URL names no index"),
         ("unpinned", "pip.txt: pins no pip"),
         ("nothing", "pip.txt: No such file"),
     ],
@@ -97,6 +98,8 @@ def test_without_one_it_ends_with_a_sentence(index, pinned, tmp_path, change, sa
         variables = {"PIP_INDEX_URL": "http://me:s3cret@127.0.0.1:1/simple"}
     elif change == "offline":
         variables = {"PIP_NO_INDEX": "1"}
+    elif change == "unnamed":
+        variables = {}
     elif change == "unpinned":
         pinned.write_text("six==1\n")
     else:

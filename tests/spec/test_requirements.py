@@ -322,7 +322,7 @@ def test_files_of_other_installers_are_refused_by_name(name: str, said: str):
 def test_a_repository_of_artifact_registry_is_known_by_its_host():
     index = "https://europe-west4-python.pkg.dev/acme/wheels/simple/"
     assert requirements.repository(index) == ("acme", "europe-west4", "wheels")
-    for other in ("https://pypi.org/simple", "https://eu-python.pkg.dev.evil.net/a/b/simple"):
+    for other in ("https://pip.example/simple", "https://eu-python.pkg.dev.evil.net/a/b/simple"):
         assert requirements.repository(other) is None
         assert requirements.hosts_of_google([other]) == []
     assert requirements.hosts_of_google([index, index]) == ["europe-west4-python.pkg.dev"]
