@@ -74,7 +74,6 @@ class Draws:
             for name, found in self._positions().items()
             if self._begun.setdefault(name, found) != found
         }
-        moved = {name: found for name, found in moved.items() if name not in self._drawn}
         unsaved = [name for name, found in moved.items() if not self._is_saved(found)]
         self._watched = [name for name in self._watched if name not in moved]
         self._drawn += unsaved

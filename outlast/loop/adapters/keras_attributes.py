@@ -107,15 +107,18 @@ def _base(each: Any) -> str:
 @functools.cache
 def _of_keras(base: str) -> frozenset[str]:
     """The attributes that Keras itself gives to an object that has been used."""
-    layer = keras.layers.Dense(1)
-    model = keras.Sequential([keras.Input((1,)), layer])
-    model.compile("sgd", "mse")
-    both = keras.Model(model.inputs, model.outputs)
+    # Nothing here may touch the program: weights would draw from Python's global generator, and
+    # what has no name would count up the numbers in Keras' own names.
+    name = "outlast"
+    layer = keras.layers.Identity(name=name)
+    model = keras.Sequential([keras.Input((1,), name=f"{name}-input"), layer], name=name)
+    model.compile(keras.optimizers.SGD(name=name), "mse")
+    both = keras.Model(model.inputs, model.outputs, name=name)
     kinds: dict[str, tuple[Any, ...]] = {
         "Model": (model, both),
-        "Layer": (keras.layers.Layer(), keras.layers.Identity()),
-        "Metric": (keras.metrics.Mean(), keras.metrics.Metric()),
-        "Optimizer": (model.optimizer, keras.optimizers.Adam()),
+        "Layer": (keras.layers.Layer(name=name), layer),
+        "Metric": (keras.metrics.Mean(name=name), keras.metrics.Metric(name=name)),
+        "Optimizer": (model.optimizer, keras.optimizers.Adam(name=name)),
     }
     lazily = {"history", "stop_training", "stop_evaluating", "stop_predicting"}
     return frozenset(lazily.union(*(vars(each) for each in kinds[base])))

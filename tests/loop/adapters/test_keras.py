@@ -1,6 +1,7 @@
 """Keras 3: models, optimisers, metrics and seed generators go on bit for bit."""
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.loop.adapters.through import same, save
 os.environ.setdefault("KERAS_BACKEND", "torch")
 torch = pytest.importorskip("torch")
 keras = pytest.importorskip("keras")
+keras_attributes = pytest.importorskip("outlast.loop.adapters.keras_attributes")
 pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:keras"),
@@ -259,3 +261,16 @@ def test_a_model_of_keras_own_classes_has_no_attributes(tmp_path: Path) -> None:
     train(model, 0, 2)
     nodes, _ = state.capture_all({"model": model})
     assert "attributes" not in nodes["model"]
+
+
+@pytest.mark.parametrize("base", ["Model", "Layer", "Metric", "Optimizer"])
+def test_a_look_at_attributes_touches_no_generator_and_no_name(base: str) -> None:
+    keras_attributes._of_keras.cache_clear()
+    before, torchs = random.getstate(), torch.get_rng_state()
+    keras.layers.Dense(1)
+    first = int(keras.layers.Dense(1).name.rpartition("_")[2])
+    between = random.getstate()
+    keras_attributes._of_keras(base)
+    assert random.getstate() == between and torch.equal(torch.get_rng_state(), torchs)
+    assert keras.layers.Dense(1).name == f"dense_{first + 1}"
+    random.setstate(before)
