@@ -4,6 +4,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from outlast.base.visible import visible
+
 Say = Callable[[str], None]
 
 
@@ -23,7 +25,7 @@ def write_stderr(text: str) -> None:
 
 def write_line(text: str) -> None:
     """One line to stderr, as `write_stderr`."""
-    write_stderr(f"{text}\n")
+    write_stderr(f"{visible(text)}\n")
 
 
 def crash_report(error: BaseException) -> str:

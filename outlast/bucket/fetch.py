@@ -8,13 +8,12 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from outlast.base import exits
-from outlast.base.console import Say
+from outlast.base.console import Say, write_line
 from outlast.base.exits import State
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.data import Cache, DataError
@@ -241,7 +240,7 @@ def main(url: str, kind: str, into: Path, *, as_json: bool) -> int:
     """``python -m outlast.supervisor fetch``: print the path, or say why there is none."""
 
     def say(message: str) -> None:
-        print(f"outlast: {message}", file=sys.stderr, flush=True)
+        write_line(f"outlast: {message}")
 
     try:
         path = fetch(url, kind, into.absolute(), say)

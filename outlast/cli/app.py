@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outlast.base import exits
+from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
     from outlast.cli.cloud import LocalCloud
@@ -64,7 +65,7 @@ def rehearse(
     if lists or scenario == "list":
         listed = scenarios.listed()
         if as_json:
-            click.echo(json.dumps(dict(listed), indent=2))
+            say(json.dumps(dict(listed), indent=2))
         else:
             show_scenarios(listed)
         return
@@ -78,7 +79,7 @@ def rehearse(
             args={} if epochs is None else {"epochs": epochs},
         )
     if as_json:
-        click.echo(json.dumps(report.as_json(), indent=2))
+        say(json.dumps(report.as_json(), indent=2))
     else:
         show_report(report)
     if report.count(Verdict.BROKEN):
@@ -124,7 +125,7 @@ def status(experiment: str, as_json: bool) -> None:
 
     found = states.read(runs.find(experiment))
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2))
+        say(json.dumps(found.as_json(), indent=2))
     else:
         show_status(found)
 
@@ -143,7 +144,7 @@ def costs(experiment: str, as_json: bool) -> None:
 
     found = counting.count(runs.find(experiment))
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2))
+        say(json.dumps(found.as_json(), indent=2))
     else:
         show_costs(found)
 
@@ -161,14 +162,14 @@ def checkpoints(experiment: str, as_json: bool) -> None:
 
     found = [dict(row) for row in open_run(experiment).checkpoints()]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
         return
     for row in found:
         tags = f"  {row['tags']}" if row["tags"] else ""
         part = f"{row['part']}  " if "part" in row else ""
-        click.echo(f"{part}step {row['step']}  term {row['term']}{tags}\n  {row['init']}")
+        say(f"{part}step {row['step']}  term {row['term']}{tags}\n  {row['init']}")
     if not found:
-        click.echo(f"{experiment}: no checkpoint is committed yet")
+        say(f"{experiment}: no checkpoint is committed yet")
 
 
 @cli.command()
@@ -187,7 +188,7 @@ def up(experiment: str | None, latest: bool) -> None:
     if latest:
         found = upping.latest(experiment)
         same = " as before" if found.commit == found.before else ""
-        click.echo(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
+        say(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
     upping.up(experiment)
 
 
@@ -205,7 +206,7 @@ def destroy(experiment: str) -> None:
     _mended(experiment)
     left = upping.destroy(experiment)
     if left:
-        click.echo(f"{experiment}: {left}")
+        say(f"{experiment}: {left}")
 
 
 def _checked_step(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
@@ -246,7 +247,7 @@ def resume(experiment: str, step: str | None) -> None:
             back = rewind.plan(place.store, place.layout, step)
             back.write()
         _say_set_back(experiment, back)
-        click.echo(f"{experiment}: its own command resumes from step {step}")
+        say(f"{experiment}: its own command resumes from step {step}")
         return
     with reading(experiment):
         deployed = stack.find(experiment)
@@ -260,8 +261,8 @@ def resume(experiment: str, step: str | None) -> None:
         from outlast.spec import changes
 
         what = changes.said(done.changed) or "code or args"
-        click.echo(f"{experiment}: outlast:run keeps the run's name; changed: {what}")
-    click.echo(
+        say(f"{experiment}: outlast:run keeps the run's name; changed: {what}")
+    say(
         f"{experiment}: outlast:resume is now {done.resume}; pulumi up goes on from step "
         f"{done.head.step if step is None else step}"
     )
@@ -272,7 +273,7 @@ def _say_set_back(experiment: str, back: "Rewound") -> None:
 
     newer = "1 newer checkpoint" if back.dropped == 1 else f"{back.dropped} newer checkpoints"
     to = rewind.said(back.head.chain[-1])
-    click.echo(f"{experiment}: set back to step {to}; {newer} given up")
+    say(f"{experiment}: set back to step {to}; {newer} given up")
 
 
 @cli.command(name="stop")
@@ -285,7 +286,7 @@ def stop_run(experiment: str) -> None:
 
     with reading(experiment):
         head = resuming.stop(stack.find(experiment))
-    click.echo(
+    say(
         f"{experiment}: stopped at step {head.step}; its VM leaves with its next beat, go on with: "
         f"outlast resume {experiment}"
     )
@@ -296,9 +297,9 @@ def stop_run(experiment: str) -> None:
 def mend(experiment: str) -> None:
     """Mend a stack whose pulumi up was killed: its lock, and what was being made."""
     if _mended(experiment):
-        click.echo(f"{experiment}: mended; go on with pulumi up")
+        say(f"{experiment}: mended; go on with pulumi up")
     else:
-        click.echo(f"{experiment}: nothing to mend")
+        say(f"{experiment}: nothing to mend")
 
 
 def _mended(experiment: str | None) -> bool:
@@ -307,7 +308,7 @@ def _mended(experiment: str | None) -> bool:
 
     done = mending.mend(experiment)
     for name in done.taken_up if done else ():
-        click.echo(f"{name}: was being made when pulumi was killed; taken up, if it exists")
+        say(f"{name}: was being made when pulumi was killed; taken up, if it exists")
     return done is not None
 
 
@@ -330,12 +331,12 @@ def repair(experiment: str) -> None:
             deployed = stack.find(experiment)
             done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
     if done.set_aside:
-        click.echo(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
+        say(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
     if alone:
         then = f"at step {done.head.step}; its own command goes on from there"
     else:
         then = f"stopped at step {done.head.step}; go on with: outlast resume {experiment}"
-    click.echo(f"{experiment}: HEAD is mended, {then}")
+    say(f"{experiment}: HEAD is mended, {then}")
 
 
 @cli.command()
@@ -368,9 +369,9 @@ def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path 
         raise click.UsageError("--markdown and --json: print one of them.")
     found = previews.review(experiment, config=config)
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2))
+        say(json.dumps(found.as_json(), indent=2))
     elif markdown:
-        click.echo(as_markdown(found))
+        say(as_markdown(found))
     else:
         show_review(found)
     sys.exit(found.exit_code)
@@ -456,10 +457,10 @@ def start(state: Path | None, port: int) -> None:
             found.stop()
         raise
     for name in sorted(engine.foreign(os.environ, variables)):
-        click.echo(f"unset {name}")
+        say(f"unset {name}")
     for name, value in variables.items():
-        click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(
+        say(f"export {name}={shlex.quote(value)}")
+    say(
         f"# local cloud {found.pid} at {found.url}, state in {folder}\n"
         '# to use it in this shell: eval "$(outlast cloud start)"; to end it: outlast cloud stop',
     )
@@ -471,7 +472,7 @@ def stop(state: Path | None) -> None:
     """End the local cloud and every VM of it; its state stays."""
     found = _running(state)
     found.stop()
-    click.echo(f"local cloud {found.pid}: ended; its state stays in {found.state}")
+    say(f"local cloud {found.pid}: ended; its state stays in {found.state}")
 
 
 @cloud.command()
@@ -488,7 +489,7 @@ def reset(state: Path | None) -> None:
     # The engine's own record of what it has made there; nothing of that is left.
     shutil.rmtree(found.state / "pulumi" / "backend", ignore_errors=True)
     _stack_ready(found)
-    click.echo(f"local cloud {found.pid}: empty, at {found.url} as before")
+    say(f"local cloud {found.pid}: empty, at {found.url} as before")
 
 
 @cloud.command(name="status")
@@ -496,18 +497,18 @@ def reset(state: Path | None) -> None:
 def cloud_status(state: Path | None) -> None:
     """List the local cloud's VMs, groups and buckets."""
     found = _running(state)
-    click.echo(f"local cloud {found.pid} at {found.url}, state in {found.state}")
+    say(f"local cloud {found.pid} at {found.url}, state in {found.state}")
     vms = found.vms()
     for vm in vms:
         group = f"group {vm['group']}" if vm["group"] else "of no group"
-        click.echo(f"{vm['name']}  {vm['status']}  {vm['zone']}  {group}")
+        say(f"{vm['name']}  {vm['status']}  {vm['zone']}  {group}")
     if not vms:
-        click.echo("no VM")
+        say("no VM")
     exists = found.audit()
     for group in exists["groups"]:
-        click.echo(f"group {group}")
+        say(f"group {group}")
     for bucket in exists["buckets"]:
-        click.echo(f"bucket {bucket['name']}: {bucket['objects']} objects")
+        say(f"bucket {bucket['name']}: {bucket['objects']} objects")
 
 
 @cloud.command()
@@ -516,7 +517,7 @@ def cloud_status(state: Path | None) -> None:
 def kill(vm: str, state: Path | None) -> None:
     """Cut a VM without a notice, as a host error does."""
     _running(state).act(vm, "kill")
-    click.echo(f"{vm}: killed")
+    say(f"{vm}: killed")
 
 
 @cloud.command()
@@ -525,7 +526,7 @@ def kill(vm: str, state: Path | None) -> None:
 def preempt(vm: str, state: Path | None) -> None:
     """Preempt a VM: the notice, then SIGTERM, then SIGKILL."""
     _running(state).act(vm, "preempt")
-    click.echo(f"{vm}: preempted")
+    say(f"{vm}: preempted")
 
 
 def main() -> None:
@@ -535,13 +536,13 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:
-        click.echo(f"outlast: {error.format_message()}", err=True)
+        say(f"outlast: {error.format_message()}", err=True)
         sys.exit(exits.USAGE if isinstance(error, click.UsageError) else error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("outlast: interrupted; everything it started has ended", err=True)
+        say("outlast: interrupted; everything it started has ended", err=True)
         sys.exit(exits.CTRL_C)
     except OperateError as error:
-        click.echo(f"outlast: {error}", err=True)
+        say(f"outlast: {error}", err=True)
         sys.exit(error.exit_code)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast.base.exits import State
+from outlast.base.visible import one_line, visible
 from outlast.bucket.layout import Last
 from outlast.bucket.ledger import Attempt
 from outlast.cli.boots import Wait
@@ -23,17 +24,30 @@ from outlast.cli.status import Status
 from outlast.costs import pricing
 
 
+class Terminal(Console):
+    """A console on which no string is markup, an emoji's code or a control sequence, those in a
+    table's cells included. `Text` objects are taken as they are."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(visible(text), **how)
+
+
 class Screen(Watcher):
     """Live progress of a rehearsal: bars on a terminal, one line an event anywhere."""
 
     def __init__(self, *, quiet: bool) -> None:
         # With --json, stdout is the report's alone.
-        self._console = Console(stderr=quiet, highlight=False)
+        self._console = Terminal(stderr=quiet)
         self._started = time.monotonic()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("step {task.completed:.0f} of {task.total:.0f}  {task.fields[last]}"),
+            TextColumn(
+                "step {task.completed:.0f} of {task.total:.0f}  {task.fields[last]}", markup=False
+            ),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
@@ -49,18 +63,19 @@ class Screen(Watcher):
 
     def say(self, message: str) -> None:
         seconds = time.monotonic() - self._started
-        _line(self._progress.console, f"{seconds:6.1f} s  {message}")
+        _line(self._console, f"{seconds:6.1f} s  {message}")
 
     def progress(self, name: str, step: int, total: int, rows: tuple[dict[str, Any], ...]) -> None:
         last = _numbers(rows[-1]) if rows else ""
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total, last=last)
+            self._tasks[name] = self._progress.add_task(one_line(name), total=total, last=last)
         self._progress.update(self._tasks[name], completed=step, total=total, last=last)
 
 
 def _numbers(row: dict[str, Any]) -> str:
     """A row's floats, short; the step is shown beside it."""
-    return "  ".join(f"{key} {value:.4g}" for key, value in row.items() if type(value) is float)
+    shown = (f"{key} {value:.4g}" for key, value in row.items() if type(value) is float)
+    return one_line("  ".join(shown))
 
 
 def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
@@ -90,7 +105,7 @@ LINES_WITHOUT_TRACEBACK = 10
 
 
 def _say_failures(
-    console: Console, attempts: Sequence[Attempt], *, done: bool, of: str = ""
+    console: Terminal, attempts: Sequence[Attempt], *, done: bool, of: str = ""
 ) -> None:
     """Why attempts failed, and what the newest of them said last; where the run is done all the
     same, the sentences are enough."""
@@ -99,10 +114,10 @@ def _say_failures(
         console.print(f"{of}{len(failed) - FAILURES_SHOWN} earlier attempts failed too")
     for attempt in failed[-FAILURES_SHOWN:]:
         how = attempt.reason or "fails unless its VM is stopping"
-        _line(console, f"{of}attempt {attempt.term} {how}: {_printable(attempt.why)}")
+        _line(console, f"{of}attempt {attempt.term} {how}: {one_line(attempt.why)}")
     for line in [] if done or not failed else _excerpt(failed[-1].stderr):
-        text = _printable(_BUNDLE.sub('"', line))
-        console.print(f"  {text}".rstrip(), markup=False, soft_wrap=True)
+        text = one_line(_BUNDLE.sub('"', line))
+        console.print(f"  {text}".rstrip(), soft_wrap=True)
 
 
 _BUNDLE = re.compile(r'"[^"]*/bundle/[0-9a-f]{64}/')
@@ -121,14 +136,9 @@ def _excerpt(lines: Sequence[str]) -> list[str]:
     return shown
 
 
-def _printable(text: str) -> str:
-    """One line that leaves a terminal as it is."""
-    return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
-
-
 def show_report(report: Report) -> None:
     """The end of a rehearsal: attempts, goodput, one line a guarantee."""
-    console = Console(highlight=False)
+    console = Terminal()
     console.print()
     if report.attempts:
         console.print(f"Attempts of run {report.run} (UTC), which is {report.ending}:")
@@ -165,7 +175,7 @@ def show_report(report: Report) -> None:
 _COLOURS = {Verdict.HELD: "green", Verdict.BROKEN: "red", Verdict.NOT_EXERCISED: "yellow"}
 
 
-def _say_guarantees(console: Console, guarantees: Sequence[Guarantee]) -> None:
+def _say_guarantees(console: Terminal, guarantees: Sequence[Guarantee]) -> None:
     """One line each; on a terminal long ones are wrapped beside their verdicts."""
     width = max((len(guarantee.verdict) for guarantee in guarantees), default=0)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
@@ -175,7 +185,7 @@ def _say_guarantees(console: Console, guarantees: Sequence[Guarantee]) -> None:
         word = Text(guarantee.verdict.ljust(width), style=_COLOURS[guarantee.verdict])
         text = f"{guarantee.promise}: {guarantee.detail}"
         if console.is_terminal:
-            table.add_row(word, Text(text))
+            table.add_row(word, text)
         else:
             _line(console, f"{word.plain}  {text}")
     if console.is_terminal:
@@ -187,12 +197,12 @@ def show_scenarios(listed: list[tuple[str, str]]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, about in listed:
         table.add_row(name, about)
-    Console(highlight=False).print(table)
+    Terminal().print(table)
 
 
 def show_status(status: Status) -> None:
     """One run: state, attempts, the last metrics."""
-    console = Console(highlight=False)
+    console = Terminal()
     book, wait = status.ledger, status.wait
     if book is None:
         what = _waited(wait) if wait else status.state
@@ -234,11 +244,11 @@ def show_status(status: Status) -> None:
         _line(console, f"result  {status.result}")
 
 
-def _line(console: Console, text: str) -> None:
+def _line(console: Terminal, text: str) -> None:
     """A sentence: on a terminal it is wrapped between words, unless one of them is a long path; a
     file or a pipe gets it as one line."""
     fits = all(len(word) < console.width for word in text.split())
-    console.print(text, markup=False, soft_wrap=not (console.is_terminal and fits))
+    console.print(text, soft_wrap=not (console.is_terminal and fits))
 
 
 METRICS_SHOWN = 30
@@ -246,7 +256,7 @@ NAME_SHOWN = 30
 LABEL_WIDTH = 13
 
 
-def _say_metrics(console: Console, metrics: Mapping[str, Last], now: int | None = None) -> None:
+def _say_metrics(console: Terminal, metrics: Mapping[str, Last], now: int | None = None) -> None:
     """The last value of each metric, with its step where that is another than `now`."""
     shown = sorted(metrics.items())[:METRICS_SHOWN]
     lines = [(_cut(name), _value(last.value), last.step) for name, last in shown]
@@ -256,14 +266,14 @@ def _say_metrics(console: Console, metrics: Mapping[str, Last], now: int | None 
         text = f"{name:{label}}  {value}"
         if now is not None and step != now:
             text = f"{text:{label + width + 4}}of step {step}"
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     if len(metrics) > len(shown):
         console.print(f"and {len(metrics) - len(shown)} more: --json has them all")
 
 
 def _cut(text: str, most: int = NAME_SHOWN) -> str:
     """One line of printable characters, at most so long."""
-    line = _printable(text)
+    line = one_line(text)
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
@@ -273,7 +283,7 @@ def _value(value: Any) -> str:
     return _cut(f"{value:.6g}" if type(value) is float else str(value))
 
 
-def _say_warnings(console: Console, attempts: tuple[Attempt, ...]) -> None:
+def _say_warnings(console: Terminal, attempts: tuple[Attempt, ...]) -> None:
     """What the trainers said that people should look at, each once."""
     for warning in {text: None for attempt in attempts for text in attempt.warnings}:
         _line(console, f"warning: {warning}")
@@ -297,7 +307,7 @@ def _waited(wait: Wait) -> str:
 
 def show_costs(costs: Costs) -> None:
     """What a run has cost, VM by VM."""
-    console = Console(highlight=False)
+    console = Terminal()
 
     def line(text: str) -> None:
         _line(console, text)
@@ -330,7 +340,7 @@ def show_costs(costs: Costs) -> None:
 
 def show_review(review: Review) -> None:
     """What a change does, on a terminal."""
-    console = Console(highlight=False)
+    console = Terminal()
 
     def line(text: str = "") -> None:
         _line(console, text)
@@ -369,33 +379,46 @@ def show_review(review: Review) -> None:
 
 def as_markdown(review: Review) -> str:
     """What a change does, as a pull request's comment."""
-    lines = [f"### Outlast: stack `{review.stack}`", "", "| run | then | why |", "|---|---|---|"]
-    lines += [f"| `{run.run}` | **{run.said}** | {_cell(run.why)} |" for run in review.runs]
+    lines = [
+        f"### Outlast: stack `{_code(review.stack)}`",
+        "",
+        "| run | then | why |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{_code(run.run)}` | **{run.said}** | {_cell(run.why)} |" for run in review.runs]
     if not review.runs:
         lines.append("| none | | |")
     lines += ["", "| cost | before | after |", "|---|---|---|"]
     lines += [f"| {' | '.join(map(_cell, row))} |" for row in _costs(review)]
-    lines += ["", *(line for text in review.bakes for line in (text[0].upper() + text[1:], ""))]
+    lines += [
+        "",
+        *(
+            line
+            for text in map(_markdown, review.bakes)
+            for line in (text[0].upper() + text[1:], "")
+        ),
+    ]
     if review.broken:
         lines += ["**Refused**", ""]
         lines += [
-            f"- `{_named(broken.rule, broken.resource)}`: {broken.why}" for broken in review.broken
+            f"- `{_code(_named(broken.rule, broken.resource))}`: {_markdown(broken.why)}"
+            for broken in review.broken
         ]
     else:
         lines.append("No rule is broken.")
     told = [*(f"warning: {text}" for text in review.warnings), *review.advice]
     if told:
-        lines += ["", *(f"- {text}" for text in told)]
+        lines += ["", *(f"- {_markdown(text)}" for text in told)]
     count = sum(map(len, review.changes.values()))
     lines += ["", f"<details><summary>resources that change: {count}</summary>", ""]
     for word, names in review.changes.items():
-        lines += [f"**{word}**", "", *(f"- {name}" for name in names), ""]
+        lines += [f"**{word}**", "", *(f"- {_markdown(name)}" for name in names), ""]
     lines += ["</details>", "", "<details><summary>what the price is made of</summary>", ""]
     for when, side in (("before", review.before), ("after", review.after)):
         for item in side.sum.items:
             price = "unknown" if item.hour is None else pricing.dollars(item.hour)
-            lines.append(f"- {when}: {item.what}, {price} an hour")
-    lines += [f"- {text}" for text in review.storage]
+            lines.append(f"- {when}: {_markdown(item.what)}, {price} an hour")
+    lines += [f"- {_markdown(text)}" for text in review.storage]
     lines += ["", _PRICES.format(date=pricing.date()), "", "</details>"]
     return "\n".join(lines)
 
@@ -416,4 +439,17 @@ def _named(rule: str, resource: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return _markdown(text).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    """Text within backquotes, in a table's cell too."""
+    return one_line(text).replace("`", "'").replace("|", "\\|")
+
+
+_MARKS = re.compile(r"[\\`<>\[\]!&@]")
+
+
+def _markdown(text: str) -> str:
+    """Text as a page of Markdown shows it, letter by letter: no link, picture, tag or mention."""
+    return _MARKS.sub(lambda found: f"&#{ord(found[0])};", one_line(text))

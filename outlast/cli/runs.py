@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
+from outlast.base.visible import one_line
 from outlast.bucket import metrics, pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
 from outlast.bucket.fetch import cached_result, place_of
@@ -69,7 +70,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return len(self._rows)
 
     def __repr__(self) -> str:
-        lines = [list(self.columns), *self._cells()]
+        lines = [[one_line(name) for name in self.columns], *self._cells()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         text = "\n".join(
             "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
@@ -106,7 +107,7 @@ class Table(Sequence[Mapping[str, Any]]):
 def _shown(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import traceback
 from types import SimpleNamespace
 from typing import Any
 
+from outlast.base.visible import visible
+
 _said: set[str] = set()
 
 
@@ -15,14 +17,14 @@ def say(sentence: str) -> None:
     """To the engine, which shows a plugin's stderr; once a process, checks being repeated."""
     if sentence not in _said:
         _said.add(sentence)
-        print(sentence, file=sys.stderr, flush=True)
+        print(visible(sentence), file=sys.stderr, flush=True)
 
 
 def _format_exc() -> str:
     """What the engine shows of an error: ours are sentences, of others it is all there is."""
     error = sys.exception()
     if type(error).__module__.partition(".")[0] in ("components", "outlast"):
-        return str(error)
+        return visible(str(error))
     return traceback.format_exc()
 
 

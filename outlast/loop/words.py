@@ -5,12 +5,14 @@ import os
 import sys
 from typing import TextIO
 
+from outlast.base.visible import visible
+
 
 def say(sentence: str) -> None:
     """One line on stderr. Where nobody reads that any more, nothing: Ctrl-C at ``train.py | tee``
     ends the reader too, and what is left to do then is the last checkpoint."""
     try:
-        print(f"outlast: {sentence}", file=sys.stderr, flush=True)
+        print(f"outlast: {visible(sentence)}", file=sys.stderr, flush=True)
     except BrokenPipeError:
         drop(sys.stderr)
     except RuntimeError:  # a signal handler, in the middle of another line

@@ -34,10 +34,11 @@ from typing import NoReturn
 from outlast import protocol
 from outlast.base import exits
 from outlast.base.clock import SYSTEM_CLOCK
-from outlast.base.console import crash_report, write_stderr
+from outlast.base.console import crash_report, write_line, write_stderr
 from outlast.base.exits import Reason, State
 from outlast.base.places import local_ssds
 from outlast.base.retry import Limits, Patience
+from outlast.base.visible import one_line
 from outlast.bucket import fetch as fetching
 from outlast.bucket.boot import Act, Claim, Decision, silent_seconds
 from outlast.bucket.data import Cache, DataError, user_cache
@@ -654,7 +655,7 @@ def _serial_say(life: Life, mask: Mask) -> Say:
     def say(message: str) -> None:
         life.sign()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        line = f"{now} info supervisor {' '.join(mask.text(message).splitlines())}\n"
+        line = f"{now} info supervisor {one_line(mask.text(message))}\n"
         write_stderr(line)
         with contextlib.suppress(OSError):
             # Without O_CREAT: a machine without a serial port shall not get a file of its name.
@@ -676,7 +677,7 @@ def run_folder(stop: "Stop", options: argparse.Namespace) -> int:
     parent = os.getppid()
 
     def say(message: str) -> None:
-        write_stderr(f"outlast: {message}\n")
+        write_line(f"outlast: {message}")
 
     spec = Spec(
         prefix="",
@@ -885,7 +886,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             codes.append(run_vm(stop) if options.entry == "vm" else run_folder(stop, options))
         except BadSpec as error:
-            write_stderr(f"outlast: {error}\n")
+            write_line(f"outlast: {error}")
             codes.append(exits.USAGE)
         except BaseException as error:
             # Before the main thread hears of it: that ends the process at once.

@@ -1,0 +1,162 @@
+"""Text from a bucket, a log or a trainer is text: it sets no clipboard, clears no screen, forges
+no link and no mention."""
+
+import json
+import os
+import pty
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from outlast.base.exits import Reason, State
+from outlast.base.visible import one_line, visible
+from outlast.bucket.head import Checkpoint, Head, Lineage
+from outlast.bucket.layout import AttemptEnd, Last, Layout
+from outlast.bucket.store import open_store
+from outlast.cli import draw
+from outlast.cli.runs import Table
+from outlast.dynamic import host
+from outlast.loop import words
+from tests.cli.records import beat_record, start_record
+
+CLIPBOARD = "\x1b]52;c;Y3VybA==\x1b\\"
+CLEAR = "\x1b[2J\x1b[H\x1b[8m"
+TITLE = "\x1b]0;pwned\x07"
+C1 = "\x9b31m"
+REVERSED = "\u202egpj.exe\u2066"
+MARKUP = "[link=https://evil.example]x[/link][/b] :bomb:"
+HOSTILE = CLIPBOARD + CLEAR + TITLE + C1 + REVERSED + MARKUP
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run in a folder whose records hold hostile text wherever text is free."""
+    store = open_store(str(tmp_path / "run"))
+    layout = Layout("", "")
+    start = replace(
+        start_record(1, 0, START), instance=f"vm{HOSTILE}", zone=HOSTILE, trainer=HOSTILE
+    )
+    end = AttemptEnd(
+        1,
+        Reason.USER_FAILED,
+        State.OPEN,
+        1,
+        3,
+        None,
+        f"boom {HOSTILE}",
+        ("Traceback (most recent call last):", f"ValueError: {HOSTILE}"),
+        0.0,
+        START,
+    )
+    beat = beat_record(1, 3, START, total=9, row={"step": 3, f"loss{HOSTILE}": 0.5})
+    beat = replace(beat, metrics={f"loss{HOSTILE}": Last(3, HOSTILE)}, warnings=(HOSTILE,))
+    head = Head(
+        owner="folder/a/b",
+        resume=0,
+        place=0,
+        term=1,
+        state=State.OPEN,
+        end=None,
+        started=START,
+        deadline=START.replace(year=2030),
+        chain=(Checkpoint("t000001/s000000000003-aa/", 1, "0" * 64, 1, 3, (f"tag{HOSTILE}",)),),
+        lineage=(Lineage(1, 0),),
+        failures=0,
+        barren=0,
+        data=None,
+        nonce="n",
+    )
+    for name, record in (
+        (layout.attempt_start(1), start),
+        (layout.attempt_end(1), end),
+        (layout.beat(1), beat),
+        (layout.head, head),
+    ):
+        store.put(name, record.to_json())
+    return tmp_path / "run"
+
+
+def on_a_terminal(*words: str) -> bytes:
+    """What the command writes to a terminal of its own."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ.update(TERM="xterm-256color", COLUMNS="200")
+        os.execv(sys.executable, [sys.executable, "-m", "outlast.cli", *words])
+    written = b""
+    try:
+        while block := os.read(terminal, 65536):
+            written += block
+    except OSError:  # Linux says so at the end of a terminal
+        pass
+    os.close(terminal)
+    os.waitpid(child, 0)
+    return written
+
+
+@pytest.mark.parametrize("command", ["status", "checkpoints", "costs"])
+def test_hostile_records_do_not_reach_the_terminal(run: Path, command: str) -> None:
+    written = on_a_terminal(command, str(run)).decode()
+    for sequence in (CLIPBOARD, CLEAR, TITLE, C1, "\x1b]8;", "\u202e", "\u2066", "💣"):
+        assert sequence not in written
+
+    if command == "status":
+        # Shown as it is, and not taken for markup.
+        assert "[link=https://evil.example]x[/link][/b] :bomb:" in written
+        assert "loss?]52;c;Y3VybA==?" in written
+
+
+def test_json_holds_the_text_and_no_control_character(run: Path) -> None:
+    written = on_a_terminal("status", str(run), "--json").decode()
+    assert "\x1b" not in written and "\u202e" not in written
+    assert f"loss{HOSTILE}" in json.loads(written)["metrics"]
+
+
+def test_an_error_that_quotes_what_was_typed_or_read_is_text(tmp_path: Path) -> None:
+    written = on_a_terminal("status", str(tmp_path / f"no{HOSTILE}")).decode()
+    assert "?]52;c;" in written
+    assert "\x1b]" not in written and "\u202e" not in written
+
+
+def test_a_notebooks_table_is_text() -> None:
+    shown = repr(Table([{f"loss{HOSTILE}": HOSTILE}]))
+    assert "\x1b" not in shown and "\u202e" not in shown and len(shown.splitlines()) == 2
+
+
+def test_what_trainers_and_providers_say_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    words.say(f"a tag {HOSTILE}")
+    host.say(f"a reason {HOSTILE}")
+    said = capsys.readouterr().err
+    assert "a tag ?]52" in said and "a reason ?]52" in said
+    assert "\x1b" not in said and "\u202e" not in said
+
+
+def test_a_pull_requests_comment_has_no_link_picture_tag_or_mention() -> None:
+    text = "@all ![x](https://evil.example) <img src=x> `code` | cell & more\n# heading"
+    shown = draw._cell(text)
+    for mark in ("@", "![", "](", "<", "`", "\n"):
+        assert mark not in shown
+    assert "\\|" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("plain · Größe 1 µs\n\tindented", "plain · Größe 1 µs\n\tindented"),
+        ("\x1b[31mred\x1b[0m", "?[31mred?[0m"),
+        ("a\rb\r\nc", "a b\nc"),
+        ("\x00\x07\x7f\x85\x9b", "??? ?"),
+        ("\u061c\u200b\u200e\u202a\u202e\u2066\u2069\ufeff", "?" * 8),
+        ("\ud800\udcff", "??"),
+        ("a\u00a0b\u2028c", "a b c"),
+    ],
+)
+def test_what_a_terminal_obeys_is_replaced(text: str, seen: str) -> None:
+    assert visible(text) == seen
+
+
+def test_one_line_is_one_line() -> None:
+    assert one_line("a\nb\r\nc\td\x0be\u2029f") == "a b c d e f"
