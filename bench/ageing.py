@@ -216,13 +216,13 @@ def _rows(work: Path) -> Iterator[Row]:
 @contextmanager
 def _unsynced() -> Iterator[None]:
     """What is only made to be read need not survive a loss of power."""
-    from outlast.bucket import store
+    from outlast.bucket.store import folder
 
-    kept, store._Syncs.sync = store._Syncs.sync, lambda self, *folders: None  # type: ignore[method-assign]
+    kept, folder._Syncs.sync = folder._Syncs.sync, lambda self, *folders: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        store._Syncs.sync = kept  # type: ignore[method-assign]
+        folder._Syncs.sync = kept  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def _wrap(module):
     elif name == "outlast.bucket.commit":
         _replace(module.Committer, "commit", "upload")
         _replace(module.Committer, "finish", "final upload")
-    elif name == "outlast.bucket.store" and _is_watched():
+    elif name == "outlast.bucket.store.gcs" and _is_watched():
         for verb in ("put", "copy", "delete"):
             _watch(module.GcsStore, verb)
     elif name == "outlast.supervisor.group" and _is_watched():

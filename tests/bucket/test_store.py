@@ -22,7 +22,6 @@ import pytest
 import requests
 
 from outlast.base.retry import PAUSE_MAX_SEC, Patience
-from outlast.bucket import store as store_module
 from outlast.bucket.store import (
     Damaged,
     Doubtful,
@@ -44,6 +43,8 @@ from outlast.bucket.store import (
     open_store,
     put_new,
 )
+from outlast.bucket.store import folder as folder_module
+from outlast.bucket.store import gcs as gcs_module
 
 T = TypeVar("T")
 
@@ -372,7 +373,7 @@ def test_folder_whose_locks_fail_is_refused(
 def test_network_folder_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "file_system_type", lambda folder: kind)
+    monkeypatch.setattr(folder_module, "file_system_type", lambda folder: kind)
     with pytest.raises(Unsupported, match=kind):
         FolderStore(tmp_path)
 
@@ -513,14 +514,14 @@ def test_folder_writers_at_the_same_time_share_the_syncs_of_folders(
     others = 6
     store = FolderStore(tmp_path)
     synced: list[Path] = []
-    sync, all_wait = store_module._sync_folder, threading.Event()
+    sync, all_wait = folder_module._sync_folder, threading.Event()
 
     def slow(folder: Path) -> None:
         assert all_wait.wait(60)
         synced.append(folder)
         sync(folder)
 
-    monkeypatch.setattr(store_module, "_sync_folder", slow)
+    monkeypatch.setattr(folder_module, "_sync_folder", slow)
     with ThreadPoolExecutor(others + 1) as pool:
         written = [pool.submit(store.put, "d/first", b"x")]
         written += [pool.submit(store.put, f"d/{number}", b"x") for number in range(others)]
@@ -536,7 +537,7 @@ def test_folder_writers_at_the_same_time_share_the_syncs_of_folders(
 def test_folder_sync_that_fails_is_made_by_the_next_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = store_module._Syncs()
+    syncs = folder_module._Syncs()
     synced: list[Path] = []
 
     def fails_once(folder: Path) -> None:
@@ -545,7 +546,7 @@ def test_folder_sync_that_fails_is_made_by_the_next_that_waits(
             raise OSError(5, "Input/output error")
         synced.append(folder)
 
-    monkeypatch.setattr(store_module, "_sync_folder", fails_once)
+    monkeypatch.setattr(folder_module, "_sync_folder", fails_once)
     with pytest.raises(OSError, match="Input/output"):
         syncs.sync(tmp_path / "a")
     syncs.sync(tmp_path / "b")
@@ -659,7 +660,7 @@ def test_bucket_writes_are_sent_once(gcs: GcsStore, monkeypatch: pytest.MonkeyPa
 def test_a_known_generation_is_read_with_one_request(
     gcs: GcsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = os.urandom(3 * store_module.PIECE_BYTES + 1)
+    data = os.urandom(3 * folder_module.PIECE_BYTES + 1)
     written = gcs.put("pieces", data, if_generation_match=0)
     sent = []
     send = requests.adapters.HTTPAdapter.send
@@ -705,7 +706,7 @@ def test_on_a_vm_the_metadata_servers_token_is_used(
 
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_api)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    assert isinstance(store_module._machine_credentials(), compute_engine.Credentials)
+    assert isinstance(gcs_module._machine_credentials(), compute_engine.Credentials)
 
 
 def test_given_credentials_are_sent(storage_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -732,7 +733,7 @@ def test_each_new_folder_of_a_run_is_on_the_disk_before_its_object_counts(
     """A file system may forget a folder whose entry in its parent was never synced."""
     made: set[Path] = set()
     synced: set[Path] = set()
-    make, sync = os.mkdir, store_module._sync_folder
+    make, sync = os.mkdir, folder_module._sync_folder
 
     def mkdir(path: Any, *arguments: Any, **named: Any) -> None:
         make(path, *arguments, **named)
@@ -741,7 +742,7 @@ def test_each_new_folder_of_a_run_is_on_the_disk_before_its_object_counts(
 
     monkeypatch.setattr(os, "mkdir", mkdir)
     monkeypatch.setattr(
-        store_module, "_sync_folder", lambda folder: (sync(folder), synced.add(folder))
+        folder_module, "_sync_folder", lambda folder: (sync(folder), synced.add(folder))
     )
 
     def lasts() -> bool:

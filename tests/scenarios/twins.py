@@ -173,7 +173,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             "an answer that does not come is waited for without end",
             (
                 Edit(
-                    "outlast/bucket/store.py",
+                    "outlast/bucket/store/gcs.py",
                     "self._timeout: Any = (stall_sec, 2 * stall_sec)",
                     "self._timeout: Any = (None, None)",
                 ),

@@ -12,8 +12,7 @@ import pytest
 import requests
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from outlast.base.retry import Patience, pause_after
-from outlast.bucket import store as store_module
+from outlast.base.retry import RETRY_AFTER_MAX_SEC, Patience, pause_after
 from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import read_head
@@ -21,13 +20,13 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import (
-    RETRY_AFTER_MAX_SEC,
     Doubtful,
     Forbidden,
     GcsStore,
     NotFound,
     Throttled,
     Unavailable,
+    gcs,
 )
 from tests.stores import START, FakeClock
 
@@ -50,7 +49,7 @@ class Bucket:
         self._address = address
         self.store = GcsStore("runs")
         quick = DEFAULT_RETRY.with_delay(initial=0.02, maximum=0.1).with_timeout(20.0)
-        self.store._read_retry = store_module._Obedient(quick)
+        self.store._read_retry = gcs._Obedient(quick)
         self.layout = Layout(f"experiments/x{time.time_ns()}", "0123456789")
         self.clock = HurriedClock()
 
@@ -253,7 +252,7 @@ def test_a_server_that_asks_for_a_pause_gets_it(bucket: Bucket, clock: FakeClock
 def test_the_clients_own_retries_obey_too(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of reads, and of the chunks of large objects."""
     slept: list[float] = []
-    monkeypatch.setattr(store_module, "time", Sleepless(slept.append))
+    monkeypatch.setattr(gcs, "time", Sleepless(slept.append))
     path = f"{bucket.layout.root}x"
     bucket.store.put(path, b"x", if_generation_match=0)
     bucket.fault("before", {"status": 429, "retry_after_sec": 33}, object="/x$", method="GET")

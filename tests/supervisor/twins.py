@@ -16,7 +16,6 @@ from outlast.base.exits import Reason, State
 from outlast.bucket import commit as commit_module
 from outlast.bucket import headfile as headfile_module
 from outlast.bucket import pages
-from outlast.bucket import store as store_module
 from outlast.bucket import upload as upload_module
 from outlast.bucket.boot import Act, Claim, Decision, Look
 from outlast.bucket.commit import Committer
@@ -34,7 +33,9 @@ from outlast.bucket.store import (
     StoreError,
     checksum_of,
     delete_quietly,
+    memory,
 )
+from outlast.bucket.store.contract import opened
 from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.group import Group
 from outlast.supervisor.link import Link
@@ -45,7 +46,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def precondition_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store applies a write whatever generation it names."""
-    monkeypatch.setattr(store_module, "_check_generation", lambda *_: None)
+    monkeypatch.setattr(memory, "check_generation", lambda *_: None)
 
 
 def nonce_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def manifest_before_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Object:
         snapshot = "/t0" in path and "/result/" not in path
         if snapshot and not path.endswith("/MANIFEST.json"):
-            with store_module._opened(data) as file:
+            with opened(data) as file:
                 held.append((path, file.read()))
             # The generation that it will have: the manifest's comes first.
             upcoming = int(repr(store._generations).strip("count()"))
@@ -115,7 +116,7 @@ def rows_after_head(monkeypatch: pytest.MonkeyPatch) -> None:
         store: MemoryStore, path: str, data: Data, *, if_generation_match: int | None = None
     ) -> Object:
         if "/metrics/" in path:
-            with store_module._opened(data) as file:
+            with opened(data) as file:
                 content = file.read()
             held.append((path, content))
             return Object(path, 0, *checksum_of(content), store.now())

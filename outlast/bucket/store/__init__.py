@@ -1,0 +1,113 @@
+"""Objects with generations: a bucket, a folder or memory behind one contract (`contract.py`)."""
+
+import re
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from outlast.bucket.store.contract import (
+    CHUNK_BYTES,
+    PATIENT_READ_RETRY_SEC,
+    PIECE_BYTES,
+    READ_RETRY_SEC,
+    STALL_SEC,
+    Checksum,
+    Damaged,
+    Data,
+    Doubtful,
+    Forbidden,
+    Foreign,
+    NotFound,
+    Object,
+    PreconditionFailed,
+    Sink,
+    Slice,
+    Store,
+    StoreError,
+    Throttled,
+    Unavailable,
+    Unsupported,
+    check_path,
+    checksum_of,
+    copy_new,
+    delete_quietly,
+    put_new,
+)
+from outlast.bucket.store.folder import FolderStore
+from outlast.bucket.store.gcs import GcsStore
+from outlast.bucket.store.memory import Around, MemoryStore, Operation
+
+__all__ = [
+    "Around",
+    "CHUNK_BYTES",
+    "Checksum",
+    "Damaged",
+    "Data",
+    "Doubtful",
+    "FolderStore",
+    "Forbidden",
+    "Foreign",
+    "GcsStore",
+    "MemoryStore",
+    "NotFound",
+    "Object",
+    "Operation",
+    "PATIENT_READ_RETRY_SEC",
+    "PIECE_BYTES",
+    "PreconditionFailed",
+    "READ_RETRY_SEC",
+    "STALL_SEC",
+    "Sink",
+    "Slice",
+    "Store",
+    "StoreError",
+    "Throttled",
+    "Unavailable",
+    "Unsupported",
+    "check_path",
+    "checksum_of",
+    "copy_new",
+    "delete_quietly",
+    "open_store",
+    "put_new",
+]
+
+
+def open_store(
+    url: str,
+    *,
+    credentials: Any = None,
+    stall_sec: float = STALL_SEC,
+    read_retry_sec: float = READ_RETRY_SEC,
+) -> Store:
+    """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.
+
+    Credentials are those of google-auth; None takes the machine's own. They concern `gs://` alone,
+    and so do `stall_sec` and `read_retry_sec`: for how long a read tries again by itself.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme == "gs":
+        bucket = rest.removeprefix("//").rstrip("/")
+        if not bucket or "/" in bucket:
+            raise StoreError(f"store {url!r}: must be gs:// and a bucket's name, without a path")
+        from google.auth.exceptions import GoogleAuthError
+
+        try:
+            return GcsStore(
+                bucket,
+                credentials=credentials,
+                stall_sec=stall_sec,
+                read_retry_sec=read_retry_sec,
+            )
+        except GoogleAuthError as error:
+            raise Forbidden(
+                f"gs://{bucket}: there are no credentials ({error}); run gcloud auth "
+                "application-default login"
+            ) from None
+    if scheme == "file":
+        return FolderStore(Path(urllib.parse.unquote(rest.removeprefix("//"))))
+    if url == "memory:":
+        return MemoryStore()
+    if re.match(r"[a-z][a-z0-9+]*://", url):
+        raise StoreError(f"store {url!r}: must be gs://bucket, a folder or memory:")
+    return FolderStore(Path(url))

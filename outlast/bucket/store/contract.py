@@ -1,0 +1,401 @@
+"""What every store does: objects with generations, the errors, and what the stores share.
+
+Every write names the generation that it replaces, and a store refuses it where the object has
+another one. Reads by generation never mix two versions. A store retries reads by itself and writes
+never: whoever wrote knows how to tell its own write after a lost answer.
+
+    StoreError
+    ├── NotFound              no such object, or not in this generation
+    ├── Forbidden             401 or 403
+    ├── PreconditionFailed    the object has another generation
+    ├── Throttled             too many writes of one name; nothing was applied
+    ├── Unavailable           no answer; a write's fate is unknown
+    ├── Doubtful              400 or 409: this try was refused, another one may not be
+    ├── Damaged               the bytes do not match their checksum or size
+    ├── Foreign               a folder has what is no run's under a name of the run's
+    └── Unsupported           this file system cannot keep a run
+"""
+
+import base64
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import google_crc32c
+
+from outlast.base.retry import BRIEF, Patience, Trouble
+
+CHUNK_BYTES = 8 * 1024 * 1024
+
+PIECE_BYTES = 1 << 18
+"""Read at a time to be hashed and copied: small enough to stay in the processor's cache."""
+
+READ_RETRY_SEC = 60.0
+PATIENT_READ_RETRY_SEC = 5.0
+"""The same below a Patience, which says what it waits for."""
+STALL_SEC = 30.0
+"""A chunk that takes longer than this is sent again; an answer may take twice as long."""
+
+
+class StoreError(Exception):
+    """Base of everything that a store raises."""
+
+    trouble: Trouble | None = None
+    """What may pass by itself."""
+    retry_after_sec: float | None = None
+    """The pause that the server asked for, where it did."""
+
+
+class NotFound(StoreError):
+    """No such object, or it has another generation than the one asked for."""
+
+
+class Forbidden(StoreError):
+    """The caller may not do this, or may not yet."""
+
+    trouble = Trouble.FORBIDDEN
+
+
+class PreconditionFailed(StoreError):
+    """The object's generation is not the one that the write named."""
+
+
+class Throttled(StoreError):
+    """Too many writes of one object; nothing was applied."""
+
+    trouble = Trouble.SILENT
+
+
+class Unavailable(StoreError):
+    """No answer came; whether a write was applied, or will be, is unknown."""
+
+    trouble = Trouble.SILENT
+
+
+class Doubtful(StoreError):
+    """The request was called bad or in conflict. Where it was damaged on its way, or met another
+    one, the next try is not; nothing was applied."""
+
+    trouble = Trouble.DOUBTFUL
+
+
+class Damaged(StoreError):
+    """Bytes arrived that do not match their checksum or size."""
+
+
+class Foreign(StoreError):
+    """Under the name of an object lies what no run has put there."""
+
+
+class Unsupported(StoreError):
+    """This file system cannot keep a run safely."""
+
+
+@dataclass(frozen=True)
+class Object:
+    """What a store knows about one generation of an object."""
+
+    path: str
+    generation: int
+    size: int
+    crc32c: str
+    """Base64 of the big-endian CRC32C, as Cloud Storage gives it."""
+    updated: datetime
+    """Server time at which this generation was written; to the second after a read by
+    generation."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A stretch of a file, as the content of an object of its own."""
+
+    file: Path
+    offset: int
+    size: int
+    crc32c: str
+    """Of these bytes: whoever cut the slice has read them, and nobody needs to again."""
+
+
+Data = bytes | Path | Slice
+"""The content of an object: bytes, a whole file, or a stretch of one."""
+
+
+class Sink(Protocol):
+    """Where content is written as it arrives."""
+
+    def write(self, data: bytes, /) -> Any: ...
+
+
+class Store(Protocol):
+    """The contract; tests/bucket/test_store.py holds all implementations to it."""
+
+    url: str
+    streams: int
+    """Objects that are worth moving at the same time."""
+    rewrite_sec: float
+    """Seconds to leave between two writes of one object."""
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        """The whole content, verified, and what it is the content of."""
+        ...
+
+    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+        """Streams the content into the file `to`, verified; `to` appears whole or not at all."""
+        ...
+
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        """`size` bytes of one generation, from byte `start` on; only their number is checked."""
+        ...
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        """Writes the content to `sink`, verified; after an error what it wrote is void."""
+        ...
+
+    def stat(self, path: str) -> Object: ...
+
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        """Writes once, without a retry; 0 means only where the object is absent."""
+        ...
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        """Writes the content of another object once, inside the store; gives the new object.
+
+        A source that has not this generation is NotFound or PreconditionFailed, one whose bytes
+        are found not to match its checksum is Damaged.
+        """
+        ...
+
+    def delete(self, path: str, *, generation: int) -> None:
+        """Deletes this generation; another one is PreconditionFailed, none is NotFound."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        """All objects whose path starts with `prefix`, sorted by path."""
+        ...
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """The names of the folders right below `prefix`, which is empty or ends with a slash;
+        sorted. Costs nothing for what lies in them."""
+        ...
+
+    def now(self) -> datetime:
+        """Server time in UTC."""
+        ...
+
+
+def put_new(
+    store: Store,
+    path: str,
+    data: Data,
+    *,
+    replaces: int = 0,
+    patience: Patience = BRIEF,
+) -> Object:
+    """Creates an object that only this writer can name, or writes it over its generation
+    `replaces`; an earlier try of ours counts as success.
+
+    An object that is there already with other bytes is PreconditionFailed; one that arrived with
+    other bytes than were sent is Damaged.
+    """
+    expected = checksum_of(data)
+    written = _create(
+        store,
+        path,
+        lambda: store.put(path, data, if_generation_match=replaces),
+        expected,
+        patience,
+    )
+    if (written.size, written.crc32c) != expected:
+        raise Damaged(f"{path}: arrived as {(written.size, written.crc32c)}, sent was {expected}")
+    return written
+
+
+def copy_new(
+    store: Store,
+    source: str,
+    path: str,
+    *,
+    source_generation: int,
+    expected: tuple[int, str],
+    patience: Patience = BRIEF,
+) -> Object | None:
+    """As `put_new`, with the content of an object that is in the store already.
+
+    None where there is no copy to be had: the source is gone, or its bytes are found to be bad.
+    Damaged where the copy was made and has not the `expected` (size, CRC32C).
+    """
+
+    def once() -> Object:
+        return store.copy(source, path, source_generation=source_generation, if_generation_match=0)
+
+    try:
+        written = _create(store, path, once, expected, patience)
+    except (NotFound, PreconditionFailed, Damaged):
+        return None
+    if (written.size, written.crc32c) != expected:
+        raise Damaged(f"{path}: was copied as {(written.size, written.crc32c)}, not {expected}")
+    return written
+
+
+def _create(
+    store: Store,
+    path: str,
+    write: Callable[[], Object],
+    expected: tuple[int, str],
+    patience: Patience,
+) -> Object:
+    def once() -> Object:
+        try:
+            return write()
+        except PreconditionFailed:
+            try:
+                found = store.stat(path)
+            except NotFound:
+                found = None  # the refusal was about something else than this name
+            if found is None or (found.size, found.crc32c) != expected:
+                raise
+            return found
+
+    return patience(once)
+
+
+def delete_quietly(store: Store, path: str, generation: int) -> bool:
+    """Deletes one generation; True where it is gone now, False where that is unknown or refused."""
+    try:
+        store.delete(path, generation=generation)
+    except (NotFound, PreconditionFailed):
+        return True
+    except StoreError:
+        return False
+    return True
+
+
+class Checksum:
+    """Size and CRC32C of bytes as they pass by."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._crc = google_crc32c.Checksum()
+
+    def update(self, data: bytes) -> None:
+        self.size += len(data)
+        self._crc.update(data)
+
+    @property
+    def crc32c(self) -> str:
+        return base64.b64encode(self._crc.digest()).decode()
+
+
+def checksum_of(data: Data) -> tuple[int, str]:
+    """(size, CRC32C) of the data; a slice knows its own."""
+    if isinstance(data, Slice):
+        return data.size, data.crc32c
+    checksum = Checksum()
+    with opened(data) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            checksum.update(chunk)
+    return checksum.size, checksum.crc32c
+
+
+def opened(data: Data) -> Any:
+    """The data as a binary file to read from."""
+    if isinstance(data, Slice):
+        return _Window(data)
+    return data.open("rb") if isinstance(data, Path) else io.BytesIO(data)
+
+
+class _Window(io.RawIOBase):
+    """A slice of a file as if it were all of it."""
+
+    def __init__(self, part: Slice) -> None:
+        self._part = part
+        self._file = part.file.open("rb")
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._part.size - self._at
+        size = left if size is None or size < 0 else min(size, left)
+        data = b""
+        if size > 0:
+            data = os.pread(self._file.fileno(), size, self._part.offset + self._at)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._part.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def check_path(path: str) -> str:
+    """The path itself, where it can name an object in every store."""
+    parts = path.split("/")
+    if not path or any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise StoreError(
+            f"object path {path!r}: must be a relative path without empty parts, '.' or '..'"
+        )
+    return path
+
+
+class Fetching:
+    """`fetch` for a store that can `stream`."""
+
+    def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
+        part = to.with_name(f"{to.name}.part")
+        try:
+            with part.open("wb") as file:
+                found = self.stream(path, file, generation=generation)
+            os.replace(part, to)
+        finally:
+            part.unlink(missing_ok=True)
+        return found
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        raise NotImplementedError
+
+
+def check_generation(path: str, found: int, expected: int | None) -> None:
+    if expected is not None and found != expected:
+        raise PreconditionFailed(f"{path}: has generation {found}, the write named {expected}")
+
+
+def not_found(path: str, generation: int | None) -> NotFound:
+    which = "" if generation is None else f" in generation {generation}"
+    return NotFound(f"{path}: no such object{which}")
+
+
+def whole_range(path: str, data: bytes, start: int, size: int) -> bytes:
+    if len(data) != size:
+        raise Damaged(f"{path}: {len(data)} bytes came from byte {start} on, asked were {size}")
+    return data
+
+
+def verify(found: Object, actual: tuple[int, str]) -> None:
+    if (found.size, found.crc32c) != actual:
+        raise Damaged(
+            f"{found.path}: has size and CRC32C {actual}, written were {(found.size, found.crc32c)}"
+        )

@@ -1,0 +1,444 @@
+"""Objects as files of a folder on a local disk."""
+
+import base64
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from outlast.base.places import FULL, file_system_type
+from outlast.bucket.store.contract import (
+    CHUNK_BYTES,
+    PIECE_BYTES,
+    Checksum,
+    Damaged,
+    Data,
+    Fetching,
+    Foreign,
+    Object,
+    Sink,
+    StoreError,
+    Unavailable,
+    Unsupported,
+    check_generation,
+    check_path,
+    checksum_of,
+    not_found,
+    opened,
+    verify,
+    whole_range,
+)
+
+_REFUSED_TYPES = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|afs|9p|ncpfs|fuse\.(?!fuse-overlayfs).*")
+"""On these a lock holds on this machine only, or not at all, or a rename is not atomic."""
+
+
+class FolderStore(Fetching):
+    """Objects as files of a folder on a local disk.
+
+    Each object is a symbolic link to `.objects/<generation>-<size>-<crc32c>`, so that one rename
+    changes content, generation and checksum together, a reader needs no lock, and a copy of the
+    folder is the same run. Writers exclude each other by `flock` on `.objects/lock`; a write
+    that is killed at any instant leaves the old object or the new one.
+    """
+
+    streams = 2
+    """More only wait for one another's writing to the disk."""
+    rewrite_sec = 0.0
+
+    # A generation is a moment in microseconds: 17 digits last until the year 5138.
+    _BLOB = re.compile(r"([0-9]{1,17})-([0-9]+)-([0-9a-f]{8})")
+    _COUNTER = re.compile(rb"[0-9]{1,16}")
+    _LOCK_SECONDS = 20.0
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(os.path.abspath(folder))
+        self.url = self._folder.as_uri()
+        self._blobs = self._folder / ".objects"
+        if self._folder.exists() and not self._folder.is_dir():
+            raise Unsupported(f"run folder {self._folder}: is a file; give a folder")
+        entries = [self._blobs, *self._blobs.parents]
+        entries = list(itertools.takewhile(lambda folder: not folder.exists(), entries))
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        for folder in entries:
+            _sync_folder(folder.parent)
+        self._lasting: set[Path] = set()
+        """Folders whose entries in their parents are on the disk."""
+        self._threads = threading.RLock()
+        self._syncs = _Syncs()
+        _refuse_type(self._folder)
+        _refuse_without_locks(self._folder, self._blobs)
+        self._cleared = False
+        """Whether what killed writers left is cleared away: readers of a large run leave it."""
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        with self._opened(path, generation) as (file, found):
+            data = file.read()
+        verify(found, checksum_of(data))
+        return data, found
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        with self._opened(path, generation) as (file, found):
+            checksum = _poured(file, sink)
+        verify(found, (checksum.size, checksum.crc32c))
+        return found
+
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        with self._opened(path, generation) as (file, _):
+            file.seek(start)
+            data = file.read(size)
+        return whole_range(path, data, start, size)
+
+    def stat(self, path: str) -> Object:
+        found = self._linked(path)
+        if found is None:
+            raise not_found(path, None)
+        return found[1]
+
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        self._clear_once()
+        with self._room(), opened(data) as source:
+            return self._put(path, source, if_generation_match)
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        self._clear_once()
+        with self._room(), self._opened(source, source_generation) as (file, found):
+            return self._put(to, file, if_generation_match, expected=found)
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """Has the error of a full disk name this folder: the system says it of no file."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise OSError(error.errno, error.strerror, str(self._folder)) from None
+
+    def _put(
+        self,
+        path: str,
+        source: Any,
+        if_generation_match: int | None,
+        *,
+        expected: Object | None = None,
+    ) -> Object:
+        link = self._folder / check_path(path)
+        with self._staged(source) as (staged, size, crc32c):
+            if expected is not None:
+                verify(expected, (size, crc32c))
+            with self._locked() as counter:
+                current = self._linked(path)
+                check_generation(path, current[1].generation if current else 0, if_generation_match)
+                generation = self._next_generation(counter, current)
+                crc_hex = base64.b64decode(crc32c).hex()
+                blob = self._blobs / f"{generation}-{size}-{crc_hex}"
+                os.rename(staged, blob)
+                self._link(link, blob)
+        self._sync_entry(link)
+        if current:
+            current[0].unlink(missing_ok=True)
+        return Object(path, generation, size, crc32c, _moment(generation))
+
+    def _sync_entry(self, link: Path) -> None:
+        """Makes a link and its blob last, and the folders on the way to it."""
+        folders = itertools.takewhile(lambda folder: folder != self._folder, link.parents)
+        fresh = [folder for folder in folders if folder not in self._lasting]
+        self._syncs.sync(self._blobs, link.parent, *(folder.parent for folder in fresh))
+        self._lasting.update(fresh)
+
+    def delete(self, path: str, *, generation: int) -> None:
+        with self._locked():
+            current = self._linked(path)
+            if current is None:
+                raise not_found(path, None)
+            check_generation(path, current[1].generation, generation)
+            link = self._folder / path
+            link.unlink()
+        self._syncs.sync(link.parent)
+        current[0].unlink(missing_ok=True)
+        with self._locked():
+            # Folders are nothing in a bucket: the empty ones go with their last object.
+            for parent in link.relative_to(self._folder).parents[:-1]:
+                try:
+                    (self._folder / parent).rmdir()
+                except OSError:
+                    break
+                self._lasting.discard(self._folder / parent)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        folder = self._folder / prefix.rpartition("/")[0]
+        found = []
+        for root, folders, files in os.walk(folder):
+            if Path(root) == self._folder:
+                folders[:] = [name for name in folders if name != self._blobs.name]
+            for name in files:
+                path = (Path(root) / name).relative_to(self._folder).as_posix()
+                if not path.startswith(prefix):
+                    continue
+                # A file that somebody put there is no object; only its name is taken.
+                with contextlib.suppress(StoreError):
+                    if entry := self._linked(path):
+                        found.append(entry[1])
+        return iter(sorted(found, key=lambda entry: entry.path))
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        folder = self._folder / prefix
+        entries = folder.iterdir() if folder.is_dir() else ()
+        return iter(sorted(one.name for one in entries if one.is_dir() and one != self._blobs))
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def _linked(self, path: str) -> tuple[Path, Object] | None:
+        """The blob that a path's link names, and what its name says; None where absent."""
+        link = self._folder / check_path(path)
+        try:
+            target = os.readlink(link)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            raise Foreign(f"{link}: is no object of this run; move it out of the folder") from None
+        match = self._BLOB.fullmatch(os.path.basename(target))
+        if match is None:
+            raise Foreign(f"{link}: links to {target}, which is no object of this run")
+        crc32c = base64.b64encode(bytes.fromhex(match[3])).decode()
+        generation = int(match[1])
+        known = Object(path, generation, int(match[2]), crc32c, _moment(generation))
+        return self._blobs / match[0], known
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, generation: int | None) -> Iterator[tuple[Any, Object]]:
+        while True:
+            entry = self._linked(path)
+            if entry is None or generation not in (None, entry[1].generation):
+                raise not_found(path, generation)
+            try:
+                file = entry[0].open("rb")
+            except FileNotFoundError:
+                # Replaced between the two looks, unless the link still names what is gone.
+                if self._linked(path) == entry:
+                    raise Damaged(f"{path}: its content {entry[0]} is gone") from None
+                continue
+            with file:
+                yield file, entry[1]
+            return
+
+    @contextlib.contextmanager
+    def _staged(self, source: Any) -> Iterator[tuple[Path, int, str]]:
+        """A synced copy of the data beside the blobs; locked, so that no other clears it away."""
+        staged = self._blobs / f"part-{uuid.uuid4().hex}"
+        try:
+            with contextlib.ExitStack() as stack:
+                with self._locked():
+                    copy = stack.enter_context(staged.open("wb"))
+                    fcntl.flock(copy, fcntl.LOCK_EX)
+                checksum = _poured(source, copy, written=lambda size: _write_out(copy, size))
+                copy.flush()
+                os.fsync(copy.fileno())
+                yield staged, checksum.size, checksum.crc32c
+        finally:
+            staged.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Excludes every other writer; gives the lock file, which keeps the last generation."""
+        limit = time.monotonic() + self._LOCK_SECONDS
+        with self._threads:
+            descriptor = os.open(self._blobs / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                while True:
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        if time.monotonic() > limit:
+                            raise Unavailable(
+                                f"{self._folder}: another process has held its lock for "
+                                f"{self._LOCK_SECONDS:.0f} s"
+                            ) from None
+                        time.sleep(0.01)
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def _next_generation(self, counter: int, current: tuple[Path, Object] | None) -> int:
+        """Higher than every one before, also of deleted objects: microseconds, never repeated."""
+        floor = max(self._last_generation(counter), current[1].generation if current else 0)
+        generation = max(time.time_ns() // 1000, floor + 1)
+        os.pwrite(counter, f"{generation:<32}".encode(), 0)
+        os.ftruncate(counter, 32)
+        return generation
+
+    def _last_generation(self, counter: int) -> int:
+        """What the lock file keeps; where that is no generation, the highest among the blobs."""
+        kept = os.pread(counter, 64, 0).strip()
+        if self._COUNTER.fullmatch(kept):
+            return int(kept)
+        names = (self._BLOB.fullmatch(entry.name) for entry in self._blobs.iterdir())
+        return max((int(match[1]) for match in names if match), default=0)
+
+    def _link(self, link: Path, blob: Path) -> None:
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            target = os.path.relpath(blob, link.parent)
+            fresh = self._blobs / f"link-{uuid.uuid4().hex}"
+            # The link is made beside the blobs and renamed: relative to where it will be.
+            os.symlink(target, fresh)
+            os.replace(fresh, link)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            blob.unlink(missing_ok=True)
+            raise StoreError(
+                f"{link}: a folder and an object cannot have one name in a run folder"
+            ) from None
+        except OSError as error:
+            blob.unlink(missing_ok=True)
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            raise Unsupported(
+                f"run folder {self._folder}: its file system has no symbolic links; "
+                "use a local disk or gs://"
+            ) from None
+
+    def _clear_once(self) -> None:
+        """Before this process's first write: looking through a large run takes a while."""
+        with self._threads:
+            if not self._cleared:
+                self._drop_orphans()
+                self._cleared = True
+
+    def _drop_orphans(self) -> None:
+        """Clears away what killed writers left: staged files nobody holds, blobs nobody names."""
+        with self._locked():
+            named = {
+                os.path.basename(os.readlink(Path(root) / name))
+                for root, folders, files in os.walk(self._folder)
+                if self._blobs not in (Path(root), *Path(root).parents)
+                for name in files
+                if (Path(root) / name).is_symlink()
+            }
+            for entry in sorted(self._blobs.iterdir()):
+                if entry.name.startswith(("part-", "probe-")):
+                    with contextlib.suppress(OSError), entry.open("rb") as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        entry.unlink(missing_ok=True)
+                elif entry.name.startswith("link-") or (
+                    self._BLOB.fullmatch(entry.name) and entry.name not in named
+                ):
+                    entry.unlink(missing_ok=True)
+
+
+def _refuse_type(folder: Path) -> None:
+    kind = file_system_type(folder)
+    if kind and _REFUSED_TYPES.fullmatch(kind):
+        raise Unsupported(
+            f"run folder {folder}: is on {kind}, where locks or renames "
+            "do not hold; use a local disk or gs://"
+        )
+
+
+def _refuse_without_locks(folder: Path, blobs: Path) -> None:
+    """Two open files must exclude each other, or two attempts could write at once."""
+    advice = "use a local disk or gs://"
+    probe = blobs / f"probe-{uuid.uuid4().hex}"
+    try:
+        with probe.open("wb") as first, probe.open("rb") as second:
+            try:
+                fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise Unsupported(
+                    f"run folder {folder}: its file system has no locks "
+                    f"({error.strerror}); {advice}"
+                ) from None
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pass
+            else:
+                raise Unsupported(
+                    f"run folder {folder}: flock does not exclude on its file system; {advice}"
+                )
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _poured(
+    source: Any, sink: Sink, *, written: Callable[[int], None] = lambda size: None
+) -> Checksum:
+    """Copies what is left of a file to the sink; tells `written` after each piece how much."""
+    checksum = Checksum()
+    while piece := source.read(PIECE_BYTES):
+        checksum.update(piece)
+        sink.write(piece)
+        written(checksum.size)
+    return checksum
+
+
+def _write_out(file: Any, size: int) -> None:
+    """Has the system begin to write a growing file to the disk, each time that it has grown by
+    `CHUNK_BYTES`: the sync at its end finds less to do."""
+    if size % CHUNK_BYTES == 0 and hasattr(os, "posix_fadvise"):
+        file.flush()
+        start = size - CHUNK_BYTES
+        os.posix_fadvise(file.fileno(), start, CHUNK_BYTES, os.POSIX_FADV_DONTNEED)
+
+
+def _moment(generation: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=generation)
+
+
+class _Syncs:
+    """Makes names in folders last; threads that wait for it at the same time share one sync."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._turn = threading.Lock()
+        self._due: set[Path] = set()
+        self._asked = 0
+        self._done = 0
+
+    def sync(self, *folders: Path) -> None:
+        """Returns once what was in these folders when it was called is on the disk."""
+        with self._guard:
+            self._asked += 1
+            mine = self._asked
+            self._due.update(folders)
+        with self._turn:
+            if self._done >= mine:
+                return
+            with self._guard:
+                until, due, self._due = self._asked, self._due, set()
+            try:
+                for folder in due:
+                    # A folder that is gone holds nothing that could be lost.
+                    with contextlib.suppress(FileNotFoundError):
+                        _sync_folder(folder)
+            except BaseException:
+                with self._guard:
+                    self._due |= due  # for the others that asked
+                raise
+            self._done = until
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

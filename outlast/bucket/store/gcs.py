@@ -1,0 +1,424 @@
+"""A bucket of Cloud Storage."""
+
+import contextlib
+import io
+import os
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from outlast.base.retry import RETRY_AFTER_MAX_SEC
+from outlast.bucket.store.contract import (
+    CHUNK_BYTES,
+    PIECE_BYTES,
+    READ_RETRY_SEC,
+    STALL_SEC,
+    Checksum,
+    Damaged,
+    Data,
+    Doubtful,
+    Fetching,
+    Forbidden,
+    NotFound,
+    Object,
+    PreconditionFailed,
+    Sink,
+    StoreError,
+    Throttled,
+    Unavailable,
+    check_path,
+    checksum_of,
+    not_found,
+    opened,
+    whole_range,
+)
+
+T = TypeVar("T")
+
+
+class GcsStore(Fetching):
+    """A bucket through google-cloud-storage; honours STORAGE_EMULATOR_HOST.
+
+    On a VM the metadata server's token is used, in the local cloud too: without it the client
+    would be anonymous there, and permissions would not be rehearsed.
+    """
+
+    streams = 4
+    rewrite_sec = 1.0  # Cloud Storage takes one write of one name a second
+
+    _NO_RETRY: Any = None
+    _NO_CHECKSUM: Any = None
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        credentials: Any = None,
+        stall_sec: float = STALL_SEC,
+        read_retry_sec: float = READ_RETRY_SEC,
+    ) -> None:
+        from google.api_core.client_options import ClientOptions
+        from google.auth.credentials import AnonymousCredentials
+        from google.auth.transport.requests import AuthorizedSession
+        from google.cloud import storage
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        # Else the client asks for the bucket itself, from a thread of its own, for traces that
+        # nobody collects: a request that the VM's service account may not make.
+        os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+        self.url = f"gs://{bucket}"
+        self._server: tuple[datetime, float] | None = None
+        # Sending a chunk (and connecting before it), and waiting for an answer; the client hands
+        # it to requests, which takes a pair. A stalled upload ends with the first.
+        self._timeout: Any = (stall_sec, 2 * stall_sec)
+        self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(read_retry_sec))
+        self._chunk_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(READ_RETRY_SEC))
+        credentials = credentials or _machine_credentials()
+        if isinstance(credentials, AnonymousCredentials):
+            session = _anonymous_session()
+        else:
+            session = AuthorizedSession(credentials)
+        self._last = threading.local()
+        session.hooks["response"].append(self._note)
+        self._session = session
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        options = ClientOptions(api_endpoint=emulator) if emulator else None
+        self._client = storage.Client(
+            project="outlast", credentials=credentials, _http=session, client_options=options
+        )
+        self._bucket = self._client.bucket(bucket)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._session.close()
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        content = io.BytesIO()
+        found = self.stream(path, content, generation=generation)
+        return content.getvalue(), found
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        counted = _Counted(sink)
+
+        def download(blob: Any) -> None:
+            # The client does not verify what it resumed in the middle; we do, all of it.
+            blob.download_to_file(
+                counted,
+                raw_download=True,
+                checksum=self._NO_CHECKSUM,
+                timeout=self._timeout,
+                retry=self._read_retry,
+            )
+
+        found = self._read(path, generation, download)
+        if (counted.checksum.size, counted.checksum.crc32c) != (found.size, found.crc32c):
+            raise Damaged(f"{path}: the bytes that arrived do not match its CRC32C or size")
+        return found
+
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        blob = self._bucket.blob(check_path(path), generation=generation)
+        with self._mapped(path):
+            data = blob.download_as_bytes(
+                start=start,
+                end=start + size - 1,
+                raw_download=True,
+                checksum=self._NO_CHECKSUM,
+                timeout=self._timeout,
+                retry=self._read_retry,
+            )
+        return whole_range(path, data, start, size)
+
+    def stat(self, path: str) -> Object:
+        blob = self._bucket.blob(check_path(path))
+        with self._mapped(path):
+            blob.reload(timeout=self._timeout, retry=self._read_retry)
+        return _object(blob)
+
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        blob = self._bucket.blob(check_path(path), chunk_size=CHUNK_BYTES)
+        size, crc32c = checksum_of(data)
+        blob.crc32c = crc32c  # sent along: the server refuses other bytes
+        # Large objects go up in chunks, which the client may send again: their session knows
+        # which it has.
+        with self._mapped(path), opened(data) as file:
+            blob.upload_from_file(
+                file,
+                size=size,
+                content_type="application/octet-stream",
+                if_generation_match=if_generation_match,
+                checksum=self._NO_CHECKSUM,
+                timeout=self._timeout,
+                retry=self._NO_RETRY if size <= CHUNK_BYTES else self._chunk_retry,
+            )
+        written = _object(blob)
+        if (written.size, written.crc32c) != (size, crc32c):
+            raise Damaged(
+                f"{path}: arrived with size {written.size} and CRC32C {written.crc32c}, "
+                f"sent were {size} and {crc32c}"
+            )
+        return written
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        blob = self._bucket.blob(check_path(to))
+        origin = self._bucket.blob(check_path(source), generation=source_generation)
+        token = None
+        with self._mapped(to):
+            while True:
+                token, _, _ = blob.rewrite(
+                    origin,
+                    token=token,
+                    if_generation_match=if_generation_match,
+                    if_source_generation_match=source_generation,
+                    timeout=self._timeout,
+                    retry=self._NO_RETRY,
+                )
+                if token is None:
+                    return _object(blob)
+
+    def delete(self, path: str, *, generation: int) -> None:
+        # Without a generation in the name, so that another one is refused and not just absent.
+        blob = self._bucket.blob(check_path(path))
+        with self._mapped(path):
+            blob.delete(if_generation_match=generation, timeout=self._timeout, retry=self._NO_RETRY)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        with self._listing(prefix) as blobs:
+            return iter(sorted((_object(blob) for blob in blobs), key=lambda found: found.path))
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        with self._listing(prefix, delimiter="/") as blobs:
+            for _ in blobs:  # the folders come with the pages
+                pass
+            return iter(sorted(path[len(prefix) : -1] for path in blobs.prefixes))
+
+    @contextlib.contextmanager
+    def _listing(self, prefix: str, **more: Any) -> Iterator[Any]:
+        try:
+            with self._mapped(prefix):
+                yield self._client.list_blobs(
+                    self._bucket,
+                    prefix=prefix,
+                    timeout=self._timeout,
+                    retry=self._read_retry,
+                    **more,
+                )
+        except NotFound:  # a prefix without objects is an empty list
+            raise NotFound(
+                f"{self.url}: there is no such bucket; make it, or name another"
+            ) from None
+
+    def now(self) -> datetime:
+        if self._server is None:
+            with contextlib.suppress(NotFound, Forbidden):
+                self.stat("outlast-clock")
+        if self._server is None:
+            raise Unavailable(f"{self.url}: the server's answer had no Date")
+        moment, at = self._server
+        return moment + timedelta(seconds=time.monotonic() - at)
+
+    def _note(self, response: Any, *_: Any, **__: Any) -> None:
+        self._last.headers = response.headers
+        if response.raw is not None:
+            _widen(response.raw)
+        try:
+            moment = parsedate_to_datetime(response.headers["Date"])
+        except (KeyError, ValueError, TypeError):
+            return
+        self._server = (moment.astimezone(UTC), time.monotonic())
+
+    def _read(self, path: str, generation: int | None, download: Callable[[Any], None]) -> Object:
+        """Downloads exactly one generation and tells which."""
+        if generation is not None:
+            with self._mapped(path):
+                download(self._bucket.blob(check_path(path), generation=generation))
+            return self._answered(path, generation)
+        for _ in range(8):
+            found = self.stat(path)
+            try:
+                with self._mapped(path):
+                    download(self._bucket.blob(path, generation=found.generation))
+                return found
+            except NotFound:
+                continue  # rewritten between the two requests; the next look sees the new one
+        raise Unavailable(f"{path}: was rewritten during each of eight reads")
+
+    def _answered(self, path: str, generation: int) -> Object:
+        """What the download that this thread made last says of its object."""
+        headers = self._last.headers
+        hashes = (item.strip().partition("=") for item in headers.get("X-Goog-Hash", "").split(","))
+        crc32c = {kind: value for kind, _, value in hashes}.get("crc32c")
+        size = headers.get("X-Goog-Stored-Content-Length")
+        since = headers.get("Last-Modified")
+        named = headers.get("X-Goog-Generation") == str(generation)
+        if not (crc32c and size and since and named):
+            # What went on after a cut may say less.
+            found = self.stat(path)
+            if found.generation != generation:
+                raise not_found(path, generation)
+            return found
+        updated = parsedate_to_datetime(since).astimezone(UTC)
+        return Object(path, generation, int(size), crc32c, updated)
+
+    @contextlib.contextmanager
+    def _mapped(self, path: str) -> Iterator[None]:
+        """Turns the clients' exceptions into this module's tree."""
+        import requests
+        from google.api_core import exceptions as api
+        from google.auth import exceptions as auth
+        from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+
+        try:
+            yield
+        except api.RetryError as error:
+            status = getattr(error.cause, "code", None)
+            status = getattr(getattr(error.cause, "response", None), "status_code", status)
+            raise _error_of_status(path, status, error) from error
+        except api.GoogleAPICallError as error:
+            raise _error_of_status(path, error.code, error) from error
+        except InvalidResponse as error:
+            raise _error_of_status(path, error.response.status_code, error) from error
+        except DataCorruption as error:
+            raise Damaged(f"{path}: {error}") from error
+        except (requests.exceptions.RequestException, auth.GoogleAuthError) as error:
+            raise Unavailable(f"{path}: {_in_short(error)}") from error
+        except (ConnectionError, TimeoutError) as error:
+            raise Unavailable(f"{path}: {error}") from error
+
+
+def _object(blob: Any) -> Object:
+    if blob.generation is None or blob.size is None or not blob.crc32c or blob.updated is None:
+        raise Unavailable(f"{blob.name}: the answer lacks generation, size, CRC32C or time")
+    return Object(
+        blob.name, int(blob.generation), int(blob.size), blob.crc32c, blob.updated.astimezone(UTC)
+    )
+
+
+def _error_of_status(path: str, status: int | None, error: Exception) -> StoreError:
+    kinds: dict[int | None, type[StoreError]] = {
+        401: Forbidden,
+        403: Forbidden,
+        404: NotFound,
+        400: Doubtful,
+        409: Doubtful,
+        412: PreconditionFailed,
+        429: Throttled,
+        408: Unavailable,
+        None: Unavailable,
+    }
+    kind = kinds.get(status, Unavailable if (status or 0) >= 500 else StoreError)
+    if status in (404, 410) and _is_upload_session(error):
+        # Cloud Storage forgets a session now and then; the next try opens another.
+        kind = Unavailable
+    found = kind(f"{path}: {_in_short(error)}")
+    found.retry_after_sec = _retry_after(error)
+    _close_answer(error)
+    return found
+
+
+def _in_short(error: Any) -> str:
+    """An error for people: of a connection, where to and why, without the request."""
+    import requests
+
+    cause = getattr(error, "cause", None) or error
+    if not isinstance(cause, requests.exceptions.ConnectionError | requests.exceptions.Timeout):
+        return str(cause)
+    asked = getattr(getattr(cause, "request", None), "url", None)
+    to = urllib.parse.urlsplit(asked).netloc if asked else "the server"
+    if isinstance(cause, requests.exceptions.Timeout):
+        return f"no answer from {to}"
+    why = re.search(r"\[Errno [-0-9]+\] [^'\")]+", str(cause))
+    return f"the connection to {to} failed ({why[0] if why else type(cause).__name__})"
+
+
+def _is_upload_session(error: Any) -> bool:
+    """Whether the answer is to a chunk of a large object, not to the request that opened it."""
+    response = getattr(getattr(error, "cause", None) or error, "response", None)
+    request = getattr(response, "request", None)
+    return request is not None and request.method == "PUT" and "upload_id=" in (request.url or "")
+
+
+def _close_answer(error: Any) -> None:
+    """Gives the connection back of an answer that the client did not read to its end."""
+    response = getattr(getattr(error, "cause", None) or error, "response", None)
+    if response is not None:
+        response.close()
+
+
+def _retry_after(error: Any) -> float | None:
+    """The pause in seconds that an answer asked for, as a number or as a time; else None."""
+    response = getattr(getattr(error, "cause", None) or error, "response", None)
+    text = getattr(response, "headers", {}).get("Retry-After", "")
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    return None
+
+
+class _Obedient:
+    """The client's own retry, and the pause that the server asked for before each of its tries."""
+
+    def __init__(self, retry: Any) -> None:
+        self._retry = retry
+
+    def __call__(self, call: Callable[..., T]) -> Callable[..., T]:
+        return self._retry(call, on_error=self._pause)
+
+    def _pause(self, error: Exception) -> None:
+        _close_answer(error)
+        time.sleep(min(_retry_after(error) or 0.0, RETRY_AFTER_MAX_SEC))
+
+
+def _widen(raw: Any) -> None:
+    """Has an answer's body handed over in pieces that are worth hashing and writing; the client
+    asks for 8 KiB at a time, which takes longer than the bytes do."""
+    stream = raw.stream
+
+    def wide(amt: int = 0, decode_content: bool | None = None) -> Iterator[bytes]:
+        return stream(max(amt, PIECE_BYTES), decode_content=decode_content)
+
+    raw.stream = wide
+
+
+class _Counted:
+    """A sink that knows the checksum of what went through it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.checksum = Checksum()
+
+    def write(self, data: bytes) -> int:
+        self.checksum.update(data)
+        self._sink.write(data)
+        return len(data)
+
+
+def _anonymous_session() -> Any:
+    import requests
+
+    return requests.Session()
+
+
+def _machine_credentials() -> Any:
+    """The metadata server's token where this is a VM; else whatever the client finds itself."""
+    import google.auth
+    from google.auth import compute_engine
+    from google.auth.credentials import AnonymousCredentials
+
+    if os.environ.get("GCE_METADATA_HOST"):
+        return compute_engine.Credentials()
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        return AnonymousCredentials()
+    return google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])[0]

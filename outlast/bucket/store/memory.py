@@ -1,0 +1,144 @@
+"""Objects in this process, for tests and measurements."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+from outlast.bucket.store.contract import (
+    Data,
+    Fetching,
+    Object,
+    Sink,
+    check_generation,
+    check_path,
+    checksum_of,
+    not_found,
+    opened,
+    verify,
+    whole_range,
+)
+
+T = TypeVar("T")
+
+
+class Operation(NamedTuple):
+    """One call of a store: the verb, the path and whether it changes anything."""
+
+    verb: str
+    path: str
+    writes: bool
+
+
+Around = Callable[[Operation, Callable[[], Any]], Any]
+"""Called with each operation and the function that performs it; may fail before or after it."""
+
+
+class MemoryStore(Fetching):
+    """Objects in this process. Views share the objects and see their own operations only."""
+
+    url = "memory:"
+    streams = 1
+    """One after another, so that what a test disturbs is the same operation every time."""
+    rewrite_sec = 1.0
+
+    def __init__(
+        self, *, clock: Callable[[], datetime] | None = None, around: Around | None = None
+    ) -> None:
+        self._objects: dict[str, tuple[bytes, Object]] = {}
+        self._generations = itertools.count(1)
+        self._lock = threading.RLock()
+        self._clock = clock or (lambda: datetime.now(UTC))
+        self._around = around
+
+    def view(self, around: Around | None) -> "MemoryStore":
+        """A store over the same objects, whose operations pass through `around`."""
+        view = MemoryStore(clock=self._clock, around=around)
+        view._objects, view._generations = self._objects, self._generations
+        view._lock = self._lock
+        return view
+
+    def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
+        return self._perform("get", path, lambda: self._found(path, generation))
+
+    def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
+        data, found = self._perform("fetch", path, lambda: self._found(path, generation))
+        sink.write(data)
+        return found
+
+    def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
+        data, _ = self._perform("read_range", path, lambda: self._found(path, generation))
+        return whole_range(path, data[start : start + size], start, size)
+
+    def stat(self, path: str) -> Object:
+        return self._perform("stat", path, lambda: self._found(path, None)[1])
+
+    def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
+        with opened(data) as file:
+            content = file.read()
+
+        def apply() -> Object:
+            return self._write(path, content, if_generation_match)
+
+        return self._perform("put", path, apply, writes=True)
+
+    def copy(
+        self,
+        source: str,
+        to: str,
+        *,
+        source_generation: int,
+        if_generation_match: int | None = None,
+    ) -> Object:
+        def apply() -> Object:
+            content, found = self._found(source, source_generation)
+            verify(found, checksum_of(content))
+            return self._write(to, content, if_generation_match)
+
+        return self._perform("copy", to, apply, writes=True)
+
+    def _write(self, path: str, content: bytes, if_generation_match: int | None) -> Object:
+        current = self._objects.get(check_path(path))
+        check_generation(path, current[1].generation if current else 0, if_generation_match)
+        size, crc32c = checksum_of(content)
+        written = Object(path, next(self._generations), size, crc32c, self.now())
+        self._objects[path] = (content, written)
+        return written
+
+    def delete(self, path: str, *, generation: int) -> None:
+        def apply() -> None:
+            check_generation(path, self._found(path, None)[1].generation, generation)
+            del self._objects[path]
+
+        self._perform("delete", path, apply, writes=True)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        def apply() -> list[Object]:
+            return [
+                self._objects[path][1] for path in sorted(self._objects) if path.startswith(prefix)
+            ]
+
+        return iter(self._perform("list", prefix, apply))
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        rests = (found.path[len(prefix) :] for found in self.list(prefix))
+        return iter(sorted({rest.partition("/")[0] for rest in rests if "/" in rest}))
+
+    def now(self) -> datetime:
+        return self._clock()
+
+    def _found(self, path: str, generation: int | None) -> tuple[bytes, Object]:
+        entry = self._objects.get(check_path(path))
+        if entry is None or generation not in (None, entry[1].generation):
+            raise not_found(path, generation)
+        return entry
+
+    def _perform(self, verb: str, path: str, apply: Callable[[], T], *, writes: bool = False) -> T:
+        def locked() -> T:
+            with self._lock:
+                return apply()
+
+        if self._around is None:
+            return locked()
+        return self._around(Operation(verb, path, writes), locked)
