@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import rules
 from pulumi_policy import (
     EnforcementLevel,
     PolicyConfigSchema,
@@ -23,6 +22,8 @@ from pulumi_policy import (
 from pulumi_policy.proxy import UnknownValueError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
+import rules  # noqa: E402
+
 from outlast.costs import pricing  # noqa: E402
 
 UNKNOWN = "unknown before up"
@@ -33,6 +34,9 @@ GPUS = PolicyConfigSchema(
 )
 LABELS = PolicyConfigSchema(
     properties={"required": {"type": "array", "items": {"type": "string"}, "default": []}}
+)
+TYPES = PolicyConfigSchema(
+    properties={"allowed": {"type": "array", "items": {"type": "string"}, "default": []}}
 )
 HOUR = PolicyConfigSchema(properties={"dollars": {"type": "number", "minimum": 0}})
 
@@ -71,7 +75,7 @@ def of_resource(name: str, rule: rules.Rule) -> ResourceValidationPolicy:
         name=name,
         description=(rule.__doc__ or name).strip(),
         validate=validate,
-        config_schema=LABELS if name == "labels" else None,
+        config_schema={"labels": LABELS, "unjudged": TYPES}.get(name),
     )
 
 

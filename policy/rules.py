@@ -2,14 +2,18 @@
 
 A resource is its type, its name and its inputs, as the engine has them (camelCase). Values that
 nobody knows before `up` are texts like any other: a deadline that is still to be set is set.
-Standard library only; `outlast preview` and the policy pack beside this file call `check`.
+A document that grants rights is read; what cannot be judged, because its type or its document is
+not known here, is refused. `outlast preview` and the policy pack beside this file call `check`.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
+
+from outlast.spec import keys
 
 TEMPLATES = (
     "gcp:compute/instanceTemplate:InstanceTemplate",
@@ -29,22 +33,47 @@ SHARED_LABELS = ("managed-by", "component")
 
 EVERYONE = frozenset({"allUsers", "allAuthenticatedUsers"})
 PRIMITIVE_ROLES = frozenset({"roles/owner", "roles/editor"})
+PUBLIC_ACLS = frozenset({"publicread", "publicreadwrite", "authenticatedread"})
+"""Predefined lists of access that name everyone, without case and separators."""
 
-SECRETS = {
-    "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
-    "a service account's key": r'"private_key(?:_id)?"\s*:\s*"',
-    "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "a GitHub token": r"\bgh[opsur]_[0-9A-Za-z]{36,}|\bgithub_pat_[0-9A-Za-z_]{22,}",
-    "a GitLab token": r"\bglpat-[0-9A-Za-z_-]{20,}",
-    "a Google API key": r"\bAIza[0-9A-Za-z_-]{35}",
-    "a Google access token": r"\bya29\.[0-9A-Za-z_-]{20,}",
-    "a Hugging Face token": r"\bhf_[0-9A-Za-z]{30,}",
-    "a Slack token": r"\bxox[abeprs]-[0-9A-Za-z-]{10,}",
-    "a password in an address": r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"$]+:[^\s/@'\"$]+@",
-}
-"""By what it is: how it looks."""
+JUDGED = frozenset(
+    {
+        *MACHINES,
+        BUCKET,
+        RANKED_GROUP,
+        *(
+            f"gcp:compute/{name[0].lower()}{name[1:]}:{name}"
+            for name in (
+                *("Address", "Disk", "Firewall", "GlobalAddress", "HealthCheck", "Image"),
+                *("InstanceGroupManager", "Network", "RegionHealthCheck", "Route", "Router"),
+                *("RouterNat", "Snapshot", "Subnetwork"),
+            )
+        ),
+        *(
+            f"gcp:storage/{name[0].lower()}{name[1:]}:{name}"
+            for name in (
+                *("BucketACL", "BucketAccessControl", "BucketIAMBinding", "BucketIAMMember"),
+                *("BucketIAMPolicy", "BucketObject", "DefaultObjectACL", "Notification"),
+                *("DefaultObjectAccessControl", "Folder", "ManagedFolder", "ObjectACL"),
+                *("ManagedFolderIamBinding", "ManagedFolderIamMember", "ManagedFolderIamPolicy"),
+                *("ObjectAccessControl",),
+            )
+        ),
+        "gcp:projects/iAMCustomRole:IAMCustomRole",
+    }
+)
+"""Types of Compute Engine, Cloud Storage and IAM that the rules can judge, besides every grant
+whose role and members they can read."""
+_MAY_HOLD = re.compile(
+    r"gcp:(?:compute|storage|iam|organizations|folder|serviceaccount)/.*|gcp:[^:]*:[^:]*iam[^:]*"
+    r"|gcp:(?:alloydb|batch|colab|composer|container|dataflow|dataproc|notebooks|tpu|vertex"
+    r"|workbench|workstations)/.*",
+    re.I,
+)
+"""What makes VMs, buckets or rights; of these, types that are not judged are refused."""
+_GRANT = re.compile(r"iam(?:member|binding|policy)$", re.I)
+_HARMLESS = frozenset({"gcp:serviceaccount/account:Account"})
 
-_SECRETS = {what: re.compile(look) for what, look in SECRETS.items()}
 _G2 = {"24": 2, "48": 4, "96": 8}
 _G4 = {"96": 2, "192": 4, "384": 8}
 
@@ -70,6 +99,8 @@ class Limits:
     """Labels that VMs must bear beside Outlast's own."""
     hour: float | None = None
     """Dollars that the stack's VMs may cost an hour together; None: whatever they cost."""
+    allowed: tuple[str, ...] = ()
+    """Types that an organisation has looked at, and that the rules cannot judge."""
 
 
 MANDATORY, ADVISORY, DISABLED = "mandatory", "advisory", "disabled"
@@ -113,22 +144,26 @@ def run_limit(resource: Resource, _limits: Limits) -> str | None:
     )
 
 
-def public_bucket(resource: Resource, _limits: Limits) -> str | None:
-    """Nobody outside reads a bucket."""
+def public_access(resource: Resource, _limits: Limits) -> str | None:
+    """Nothing is open to everyone."""
     if resource.type == BUCKET:
         if resource.inputs.get("publicAccessPrevention") != "enforced":
-            return "publicAccessPrevention is not enforced; set it, nobody outside reads runs"
+            return (
+                "publicAccessPrevention is not enforced; set it, runs are for the people of the"
+                " project alone"
+            )
         if resource.inputs.get("uniformBucketLevelAccess") is not True:
             return (
                 "uniformBucketLevelAccess is not true: objects may have rights of their own; set it"
             )
         return None
-    if not resource.type.startswith("gcp:storage/"):
-        return None
-    found = EVERYONE & _members(resource.inputs)
+    acl = re.sub(r"[^a-z]", "", str(resource.inputs.get("predefinedAcl", "")).lower())
+    if acl in PUBLIC_ACLS:
+        return f"predefinedAcl {resource.inputs['predefinedAcl']} opens it; leave it out"
+    found = EVERYONE & {who for _, who in _grants(resource)}
     if not found:
         return None
-    return f"grants {min(found)} access to a bucket; name the accounts that need it"
+    return f"grants {min(found)} access; name the accounts that need it"
 
 
 def external_ip(resource: Resource, _limits: Limits) -> str | None:
@@ -152,11 +187,32 @@ def external_ip(resource: Resource, _limits: Limits) -> str | None:
 
 def primitive_role(resource: Resource, _limits: Limits) -> str | None:
     """Nobody gets owner or editor."""
-    role = resource.inputs.get("role")
-    if "iam" not in resource.type.lower() or role not in PRIMITIVE_ROLES:
+    grants = [(role, who) for role, who in _grants(resource) if role in PRIMITIVE_ROLES]
+    if not grants:
         return None
-    who = ", ".join(sorted(_members(resource.inputs))) or "a member"
+    role = min(role for role, _ in grants)
+    who = ", ".join(sorted({who for of, who in grants if of == role and who})) or "a member"
     return f"grants {role} to {who}; grant the few permissions that are needed"
+
+
+def unjudged(resource: Resource, limits: Limits) -> str | None:
+    """What may make VMs, buckets or rights is of a type that these rules can read."""
+    kind = resource.type
+    if kind in limits.allowed or kind in _HARMLESS or not _MAY_HOLD.fullmatch(kind):
+        return None
+    if _GRANT.search(kind):
+        if "policyData" not in resource.inputs or _bindings(resource) is not None:
+            return None
+        return (
+            "policyData is no policy document that can be read before up; write it out, or grant"
+            " with members and bindings"
+        )
+    if kind in JUDGED:
+        return None
+    return (
+        f"{kind} may make VMs, buckets or rights, and no rule can judge it; use another type, or"
+        " have it allowed (unjudged: allowed)"
+    )
 
 
 def labels(resource: Resource, limits: Limits) -> str | None:
@@ -176,15 +232,13 @@ def labels(resource: Resource, limits: Limits) -> str | None:
 
 def secret(resource: Resource, _limits: Limits) -> str | None:
     """No secret in metadata, which every process of the VM and many people of the project read."""
-    if resource.type not in MACHINES:
-        return None
     for key, value in _metadata(resource.inputs):
-        for what, look in _SECRETS.items():
-            if look.search(value):
-                return (
-                    f"metadata {key} holds {what}; keep it in Secret Manager and let the VM read it"
-                    " there"
-                )
+        found = keys.find(value)
+        if found is not None:
+            return (
+                f"metadata {key} holds {found.what}; keep it in Secret Manager and let the VM read"
+                " it there"
+            )
     return None
 
 
@@ -224,12 +278,13 @@ Rule = Callable[[Resource, Limits], str | None]
 
 RULES: Mapping[str, Rule] = {
     "run-limit": run_limit,
-    "public-bucket": public_bucket,
+    "public-access": public_access,
     "external-ip": external_ip,
     "primitive-role": primitive_role,
     "labels": labels,
     "secret": secret,
     "weaker-bucket": weaker_bucket,
+    "unjudged": unjudged,
 }
 """Rules about one resource, by name."""
 
@@ -294,10 +349,13 @@ def parse(config: Any) -> Config:
     required = own["labels"].get("required", [])
     if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
         raise ValueError(f"labels: required {required!r} must be a list of names")
+    allowed = own["unjudged"].get("allowed", [])
+    if not isinstance(allowed, list) or not all(isinstance(one, str) for one in allowed):
+        raise ValueError(f"unjudged: allowed {allowed!r} must be a list of types")
     hour = own[HOUR_CEILING].get("dollars")
     if hour is not None and not _is_number(hour):
         raise ValueError(f"{HOUR_CEILING}: dollars {hour!r} must be a number from 0")
-    return Config(Limits(int(gpus), tuple(required), hour), levels)
+    return Config(Limits(int(gpus), tuple(required), hour, tuple(allowed)), levels)
 
 
 def _is_number(value: Any) -> bool:
@@ -360,15 +418,51 @@ def gpus(resource: Resource) -> int:
     return attached + own
 
 
-def _members(inputs: Mapping[str, Any]) -> set[str]:
-    """Whom a grant names, the entities of access lists among them."""
-    named = {str(inputs[key]) for key in ("member", "entity") if inputs.get(key)}
-    named |= {str(member) for member in inputs.get("members") or ()}
-    return named | {str(one).rpartition(":")[2] for one in inputs.get("roleEntities") or ()}
+def _grants(resource: Resource) -> Iterator[tuple[str, str]]:
+    """Role and member of everything that a resource grants; an access list's entities have the
+    list's role."""
+    inputs = resource.inputs
+    role = str(inputs.get("role") or "")
+    named = [inputs.get(key) for key in ("member", "entity") if inputs.get(key)]
+    named += inputs.get("members") or ()
+    for who in named or ([""] if role and "iam" in resource.type.lower() else []):
+        yield role, str(who)
+    for key in ("roleEntities", "defaultAcl"):
+        for one in _texts(inputs.get(key)):
+            of, _, who = one.rpartition(":")
+            yield of, who
+    for acl in inputs.get("acls") or ():
+        if isinstance(acl, Mapping):
+            yield str(acl.get("role", "")), str(acl.get("entity", ""))
+    for binding in _bindings(resource) or ():
+        for who in binding["members"]:
+            yield binding["role"], who
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else [str(one) for one in value or ()]
+
+
+def _bindings(resource: Resource) -> list[dict[str, Any]] | None:
+    """Role and members of each binding of a policy document; None: there is none, or none that can
+    be read (https://cloud.google.com/iam/docs/reference/rest/v1/Policy)."""
+    try:
+        policy = json.loads(resource.inputs["policyData"])
+        return [
+            {"role": str(one["role"]), "members": [str(who) for who in one.get("members") or ()]}
+            for one in policy.get("bindings") or ()
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return None
 
 
 def _metadata(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in (inputs.get("metadata") or {}).items():
-        yield str(key), str(value)
+    """A VM's own, and what a group sets on all of its VMs."""
+    whole = inputs.get("allInstancesConfig")
+    for of in (inputs, whole if isinstance(whole, Mapping) else {}):
+        found = of.get("metadata")
+        if isinstance(found, Mapping):
+            for key, value in found.items():
+                yield str(key), str(value)
     if inputs.get("metadataStartupScript"):
         yield "startup-script", str(inputs["metadataStartupScript"])

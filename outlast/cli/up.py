@@ -10,6 +10,8 @@ from outlast.bucket.head import HeadError
 from outlast.bucket.store import StoreError
 from outlast.cli import engine, stack
 from outlast.cli.errors import OperateError, UsageError
+from outlast.spec import keys
+from outlast.spec.delivery import DeliveryError, Remote
 
 ASK_SEC = 60.0
 
@@ -85,7 +87,12 @@ def latest(name: str | None) -> Latest:
 
 
 def resolve(url: str, ref: str) -> str:
-    """The commit that a branch of a repository is at."""
+    """The commit that a branch of a repository is at. UsageError: the address is none that a VM
+    could fetch from, or holds a password; it goes to no other program then."""
+    try:
+        Remote.parse(url)
+    except DeliveryError as error:
+        raise UsageError(f"outlast:{error}.") from None
     name = ref if ref.startswith("refs/") else f"refs/heads/{ref}"
     try:
         done = subprocess.run(
@@ -105,7 +112,8 @@ def resolve(url: str, ref: str) -> str:
         raise OperateError(f"gitRef {ref}: is no branch of {url}; set outlast:gitRef.")
     commit = done.stdout.partition("\t")[0].strip()
     if done.returncode or not re.fullmatch("[0-9a-f]{40}", commit):
-        said = (done.stderr.strip().splitlines() or ["git said nothing"])[-1]
+        # By this machine's own configuration git may ask another address, with a password in it.
+        said = keys.without_person((done.stderr.strip().splitlines() or ["git said nothing"])[-1])
         raise OperateError(f"gitUrl {url}: cannot be read with this machine's git ({said}).")
     return commit
 

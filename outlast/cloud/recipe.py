@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.spec import bundle as bundles
-from outlast.spec import requirements
+from outlast.spec import keys, requirements
 from outlast.spec.delivery import VALUE_LIMIT
 
 DEFAULT_FAMILY = "outlast"
@@ -48,7 +48,7 @@ _DRIVER = re.compile(r"[0-9]{3}(?:\.[0-9]+)*")
 _CUDA = re.compile(r"[0-9]{2}\.[0-9]")
 _DRIVER_PACKAGES = ("nvidia-", "cuda-drivers")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_URL = re.compile(r"(?:https://[^\s/]+/|gs://[a-z0-9][-_.a-z0-9]*/)[^\s#'\"\\]+")
+_URL = re.compile(r"(?:https://[^\s/@]+/|gs://[a-z0-9][-_.a-z0-9]*/)[^\s#'\"\\]+")
 _PATH = re.compile(r"(?=.{1,255}$)[A-Za-z0-9_][-A-Za-z0-9_.]*(?:/[A-Za-z0-9_][-A-Za-z0-9_.]*)*")
 PROJECT = r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]*"
 _PROJECT = re.compile(PROJECT)
@@ -289,13 +289,19 @@ def _file(root: Path, key: str, name: str) -> bytes:
             name,
             "must be no key, no hidden file and none that git ignores, for these enter no image",
         )
-    return path.read_bytes()
+    data = path.read_bytes()
+    found = keys.find(data)
+    if found is not None:
+        raise _bad(key, name, f"line {found.line} holds {found.what}, and no key enters an image")
+    return data
 
 
 def _data(where: str, given: Any) -> Data:
     if not isinstance(given, Mapping) or not set(given) <= {"url", "sha256", "path"}:
         raise _bad(where, given, "must have url, sha256 and perhaps path")
-    url = _part(f"{where}.url", given.get("url"), _URL, "must begin with https:// or gs://")
+    url = _part(
+        f"{where}.url", given.get("url"), _URL, "must begin with https:// or gs://, without a user"
+    )
     sha256 = _part(
         f"{where}.sha256",
         given.get("sha256"),
@@ -357,7 +363,8 @@ def _integer(given: Mapping[str, Any], key: str, default: int, least: int, most:
 
 
 def _bad(key: str, value: Any, rule: str) -> RecipeError:
-    return RecipeError(f"{KEY}.{key} {value!r}: {rule}; mend it in the recipe")
+    shown = keys.without_person(repr(value))
+    return RecipeError(f"{KEY}.{key} {shown}: {rule}; mend it in the recipe")
 
 
 def _words(keys: frozenset[str]) -> str:

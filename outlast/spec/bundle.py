@@ -7,7 +7,8 @@ give the same bytes in every checkout. Only Python sources are taken, by name, s
 
 A command's or a trainer's own files come under `source/`, the user's requirements as
 `requirements/user.txt` or, of a folder, under `package/`. In a git repository nothing is taken that
-git ignores; names that begin with a dot and names of keys are left out everywhere.
+git ignores; names that begin with a dot and names of keys are left out everywhere, and a file that
+holds a key is refused.
 """
 
 import fnmatch
@@ -20,6 +21,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from outlast.spec import keys
 
 PACKAGES = ("outlast", "trainers")
 LEFT_OUT = frozenset(
@@ -37,20 +40,11 @@ PACKAGE = "package"
 SOURCE_BYTES_MAX = 100 << 20
 """More is data, which a VM reads from the bucket."""
 
-SECRETS = (
-    *(
-        "*.pem",
-        "*.key",
-        "*.p12",
-        "*.pfx",
-        "*.keystore",
-        "*.jks",
-        "*.ppk",
-        "id_rsa*",
-        "id_ed25519*",
-        "id_ecdsa*",
-    ),
+KEY_FILES = (
+    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.keystore", "*.jks", "*.ppk", "*.kdbx"),
+    *("id_rsa*", "id_dsa*", "id_ed25519*", "id_ecdsa*", "deploy_key*", "deploy-key*"),
     *("*credentials*.json", "*service-account*.json", "*service_account*.json"),
+    *("client_secret*.json", "kaggle.json", "*.tfstate", "*.tfstate.*"),
     *("secrets.json", "secrets.toml", "secrets.yml", "secrets.yaml"),
 )
 """Names of files that never leave the machine, whatever a repository says of them."""
@@ -104,7 +98,10 @@ def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.external_attr = _MODE
             entry.create_system = _UNIX  # else the bytes would name the packing system
-            data = extra[name] if name in extra else (root / name).read_bytes()
+            data = extra.get(name)
+            if data is None:
+                data = (root / name).read_bytes()
+                _refuse_keys(name, data)
             archive.writestr(entry, data)
     return buffer.getvalue()
 
@@ -131,7 +128,8 @@ def members(root: Path) -> Iterator[str]:
 def source_files(folder: Path) -> dict[str, bytes]:
     """The user's own files, by their names below `folder`.
 
-    Raises BundleError for a folder that holds none or too much, and for a link.
+    Raises BundleError for a folder that holds none or too much, for a link, and for a file that
+    holds a key or a token: a bundle stays in the bucket for good.
     """
     found: dict[str, bytes] = {}
     total = 0
@@ -140,7 +138,7 @@ def source_files(folder: Path) -> dict[str, bytes]:
         parts = name.split("/")
         if any(part.startswith(".") or part == "__pycache__" for part in parts):
             continue
-        if any(fnmatch.fnmatchcase(parts[-1].lower(), secret) for secret in SECRETS):
+        if _is_key_file(parts[-1]):
             continue
         path = folder / name
         if path.is_symlink():
@@ -156,9 +154,25 @@ def source_files(folder: Path) -> dict[str, bytes]:
                 " the bucket, or let git ignore what is none of the code"
             )
         found[name] = path.read_bytes()
+        _refuse_keys(f"{folder.name}/{name}", found[name])
     if not found:
         raise BundleError(f"{folder.name}: holds no file to deliver; check the folder")
     return found
+
+
+def _is_key_file(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in KEY_FILES)
+
+
+def _refuse_keys(name: str, data: bytes) -> None:
+    key = keys.find(data)
+    if key is not None:
+        raise BundleError(
+            f"{name}: line {key.line} holds {key.what}, and what is delivered stays in the bucket;"
+            " keep it as a secret of Secret Manager, name that in outlast:secretEnv, and let git"
+            " ignore the file or take the line out (if it is none, write"
+            f" '{keys.ALLOWED.decode()}' in that line)"
+        )
 
 
 def inside(root: Path, name: str) -> Path | None:
@@ -182,7 +196,7 @@ def may_leave(path: Path, root: Path) -> bool:
     name = path.name
     if is_hidden(path, root) or path.is_symlink():
         return False
-    if any(fnmatch.fnmatchcase(name.lower(), secret) for secret in SECRETS):
+    if _is_key_file(name):
         return False
     listed = _listed_by_git(path.parent)
     return listed is None or name in listed

@@ -85,6 +85,12 @@ class Remote:
         return cls(parts.scheme, user, host, port, parts.path)
 
     @property
+    def authority(self) -> str:
+        """Host and port as an address has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    @property
     def known_as(self) -> str:
         """The host as a line of known_hosts names it."""
         return self.host if self.port in (None, 22) else f"[{self.host}]:{self.port}"

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from outlast.spec import keys
+
 VARIABLES_LIMIT = 32
 """Each secret is an IAM binding and a call at the start of each attempt."""
 
@@ -16,11 +18,11 @@ _NAME = re.compile(
     r"(?:/versions/(?P<version>[1-9][0-9]*|latest))?"
 )
 _A_SECRET_ITSELF = re.compile(
-    # GitHub, GitLab, Bitbucket; W&B (40 hexadecimal digits); Hugging Face, OpenAI and Anthropic,
-    # Google, AWS, Slack, Comet and Neptune; a key file; user:password.
+    # Where a name should stand, the beginning of a token is enough, and so is what in a longer
+    # text would be any hash: W&B, Comet and Neptune; a key file; user:password.
     r"gh[opsur]_|github_pat_|gl[a-z]{2,5}-[A-Za-z0-9_-]{10}|ATCTT|-----BEGIN|\S{60,}:"
     r"|^(?:local-|wandb_v[0-9]+_)?[0-9a-f]{40}$|^hf_[A-Za-z0-9]{20}|^sk-[A-Za-z0-9_-]{20}"
-    r"|^AIza[A-Za-z0-9_-]{30}|^GOCSPX-|^ya29\.|^AKIA[A-Z0-9]{16}$|^xox[a-z]-|^eyJ[A-Za-z0-9_-]{20}"
+    r"|^AIza[A-Za-z0-9_-]{30}|^GOCSPX-|^eyJ[A-Za-z0-9_-]{20}"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = {
@@ -46,7 +48,7 @@ class SecretNameError(ValueError):
 
 def looks_secret(text: str) -> bool:
     """Whether a text that should name something is a token or a key itself."""
-    return _A_SECRET_ITSELF.search(text) is not None
+    return keys.find(text) is not None or _A_SECRET_ITSELF.search(text) is not None
 
 
 def check_name(key: str, text: str, project: str) -> str:

@@ -196,7 +196,8 @@ def _submodule(git: Git, path: str, address: str, commit: str) -> Git:
         ) from None
     here = git.remote
     if remote.scheme == "ssh" and here.scheme == "https" and remote.host == here.host:
-        return replace(found, url=f"https://{here.host}/{remote.path.lstrip('/')}")
+        # The secret goes to no other port of the host than the one that it was given for.
+        return replace(found, url=f"https://{here.authority}/{remote.path.lstrip('/')}")
     if (remote.scheme, remote.known_as) == (here.scheme, here.known_as):
         return found
     if remote.scheme == "ssh":

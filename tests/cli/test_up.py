@@ -2,6 +2,9 @@
 what `outlast destroy` says of the run that stays."""
 
 import json
+import os
+import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,13 +15,19 @@ from outlast.bucket.head import read_head
 from outlast.cli import engine, stack, up
 from outlast.cli.errors import OperateError, UsageError
 from tests.cli import test_resume as runs
-from tests.git_host import commit, git
+from tests.git_host import commit, git, serving
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     commit(tmp_path / "code", {"a": "1\n"})
     return tmp_path / "code"
+
+
+@pytest.fixture
+def address(tmp_path: Path, repository: Path) -> Iterator[str]:
+    with serving(tmp_path) as host:
+        yield f"{host.url}/code"
 
 
 class Engine:
@@ -34,26 +43,69 @@ class Engine:
         return json.dumps(self.config)
 
 
-def test_the_commit_of_the_branch_is_written(repository: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_commit_of_the_branch_is_written(
+    repository: Path, address: str, monkeypatch: pytest.MonkeyPatch
+):
     git(repository, "branch", "other")
     newest = commit(repository, {"a": "2\n"})
-    pulumi = Engine(monkeypatch, gitUrl=str(repository), gitRef="main", gitCommit="0" * 40)
+    pulumi = Engine(monkeypatch, gitUrl=address, gitRef="main", gitCommit="0" * 40)
     assert up.latest("dev") == up.Latest("main", newest, "0" * 40)
     assert pulumi.calls[1:] == [["config", "set", "outlast:gitCommit", newest, "-s", "dev"]]
-    assert up.resolve(str(repository), "refs/heads/other") != newest
+    assert up.resolve(address, "refs/heads/other") != newest
 
 
-def test_what_cannot_be_followed_is_a_sentence(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    for config, missing in (({}, "gitUrl"), ({"gitUrl": str(repository)}, "gitRef")):
+def test_what_cannot_be_followed_is_a_sentence(address: str, monkeypatch: pytest.MonkeyPatch):
+    for config, missing in (({}, "gitUrl"), ({"gitUrl": address}, "gitRef")):
         Engine(monkeypatch, **config)
         with pytest.raises(UsageError, match=f"outlast:{missing}: is not set"):
             up.latest(None)
     with pytest.raises(OperateError, match="gitRef nothing: is no branch of"):
-        up.resolve(str(repository), "nothing")
+        up.resolve(address, "nothing")
     with pytest.raises(OperateError, match="cannot be read with this machine's git"):
-        up.resolve(str(tmp_path / "nowhere"), "main")
+        up.resolve(address + "-that-is-not-there", "main")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:ghp_SECRETSECRET@127.0.0.1:1/o/r.git",
+        f"https://ghp_{'a' * 36}@127.0.0.1:1/o/r.git",
+        "ssh://me:SECRETSECRET@127.0.0.1:1/o/r.git",
+        "ext::sh -c true SECRETSECRET",
+        "--upload-pack=SECRETSECRET",
+    ],
+)
+def test_an_address_with_a_password_reaches_no_program(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """git is a program here that writes down that it was called."""
+    called = tmp_path / "called"
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nopen({str(called)!r}, 'w')\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    Engine(monkeypatch, gitUrl=url, gitRef="main")
+    with pytest.raises(UsageError, match="^outlast:gitUrl") as told:
+        up.latest("dev")
+    assert not called.exists()
+    if "@" in url:
+        assert "SECRET" not in str(told.value) and "ghp_" not in str(told.value)
+
+
+def test_what_git_says_of_a_rewritten_address_has_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\necho \"fatal: unable to access 'https://me:SECRET@host/r/'\" >&2\nexit 128\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    with pytest.raises(OperateError, match="cannot be read") as told:
+        up.resolve("https://host/r", "main")
+    assert "SECRET" not in str(told.value) and "https://…@host/r/" in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_the_policy_pack_refuses_a_public_bucket_and_a_dear_machine(throwaway: P
     limits.write_text(json.dumps({"hour-ceiling": {"dollars": 4}}))
     pack = ["--policy-pack", str(engines.ROOT / "policy"), "--policy-pack-config", str(limits)]
     said = throwaway.pulumi("preview", "-s", "dev", *pack, fails=True)
-    assert "[mandatory]  public-bucket  (gcp:storage:Bucket: open)" in said
+    assert "[mandatory]  public-access  (gcp:storage:Bucket: open)" in said
     assert "open: publicAccessPrevention is not enforced" in said
     assert "[mandatory]  hour-ceiling" in said
     assert "its VMs cost $4.28 an hour at least, and $4.00 are allowed" in said

@@ -36,6 +36,14 @@ GOOD_BUCKET: dict[str, Any] = {
 }
 
 
+BUCKET_POLICY = "gcp:storage/bucketIAMPolicy:BucketIAMPolicy"
+PROJECT_POLICY = "gcp:projects/iAMPolicy:IAMPolicy"
+
+
+def policy(role: str, who: str) -> str:
+    return json.dumps({"bindings": [{"role": role, "members": [who]}]})
+
+
 def broken(kind: str, inputs: dict[str, Any], limits: Any = None) -> list[str]:
     one = rules.Resource(kind, "it", inputs)
     return [found.rule for found in rules.check([one], limits or rules.Limits())]
@@ -62,18 +70,18 @@ def test_what_keeps_every_rule_passes():
     [
         (TEMPLATE, template(scheduling={"provisioningModel": "SPOT"}), "run-limit"),
         ("gcp:compute/instance:Instance", template(scheduling=None), "run-limit"),
-        (rules.BUCKET, {**GOOD_BUCKET, "publicAccessPrevention": "inherited"}, "public-bucket"),
-        (rules.BUCKET, {**GOOD_BUCKET, "uniformBucketLevelAccess": False}, "public-bucket"),
-        (MEMBER, {"member": "allUsers", "role": "roles/storage.objectViewer"}, "public-bucket"),
+        (rules.BUCKET, {**GOOD_BUCKET, "publicAccessPrevention": "inherited"}, "public-access"),
+        (rules.BUCKET, {**GOOD_BUCKET, "uniformBucketLevelAccess": False}, "public-access"),
+        (MEMBER, {"member": "allUsers", "role": "roles/storage.objectViewer"}, "public-access"),
         (
             "gcp:storage/bucketIAMBinding:BucketIAMBinding",
             {"members": ["user:a@b.c", "allAuthenticatedUsers"], "role": "roles/storage.admin"},
-            "public-bucket",
+            "public-access",
         ),
         (
             "gcp:storage/bucketACL:BucketACL",
             {"roleEntities": ["READER:allUsers"]},
-            "public-bucket",
+            "public-access",
         ),
         (TEMPLATE, template(networkInterfaces=[{"accessConfigs": [{}]}]), "external-ip"),
         (TEMPLATE, template(networkInterfaces=[{"ipv6AccessConfigs": [{}]}]), "external-ip"),
@@ -82,6 +90,41 @@ def test_what_keeps_every_rule_passes():
             "gcp:projects/iAMBinding:IAMBinding",
             {"members": ["user:a@b.c"], "role": "roles/owner"},
             "primitive-role",
+        ),
+        (BUCKET_POLICY, {"policyData": policy("roles/storage.admin", "allUsers")}, "public-access"),
+        (PROJECT_POLICY, {"policyData": policy("roles/owner", "user:a@b.c")}, "primitive-role"),
+        (PROJECT_POLICY, {"policyData": "unknown before up"}, "unjudged"),
+        (PROJECT_POLICY, {"policyData": {"bindings": []}}, "unjudged"),
+        ("gcp:storage/bucketACL:BucketACL", {"predefinedAcl": "publicRead"}, "public-access"),
+        ("gcp:storage/bucketACL:BucketACL", {"defaultAcl": "READER:allUsers"}, "public-access"),
+        (
+            "gcp:storage/objectACL:ObjectACL",
+            {"predefinedAcl": "authenticatedRead"},
+            "public-access",
+        ),
+        (
+            "gcp:storage/bucketAccessControl:BucketAccessControl",
+            {"entity": "allUsers", "role": "READER"},
+            "public-access",
+        ),
+        (
+            "gcp:serviceaccount/iAMMember:IAMMember",
+            {"member": "allUsers", "role": "roles/iam.serviceAccountTokenCreator"},
+            "public-access",
+        ),
+        (
+            "gcp:secretmanager/secretIamPolicy:SecretIamPolicy",
+            {"policyData": policy("roles/owner", "user:a@b.c")},
+            "primitive-role",
+        ),
+        ("gcp:compute/instanceFromTemplate:InstanceFromTemplate", GOOD, "unjudged"),
+        ("gcp:compute/projectMetadata:ProjectMetadata", {"metadata": {}}, "unjudged"),
+        ("gcp:serviceaccount/key:Key", {}, "unjudged"),
+        ("gcp:container/cluster:Cluster", {}, "unjudged"),
+        (
+            rules.RANKED_GROUP,
+            {"allInstancesConfig": {"metadata": {"token": "ghp_" + "a" * 36}}},
+            "secret",
         ),
         (TEMPLATE, template(machineType="a3-highgpu-16g"), "gpu-ceiling"),
         (TEMPLATE, template(guestAccelerators=[{"type": "t4", "count": 9}]), "gpu-ceiling"),
@@ -192,3 +235,17 @@ def test_an_organisation_may_ask_for_labels_of_its_own():
     asked = rules.Limits(labels=("cost-centre",))
     assert broken(TEMPLATE, GOOD, asked) == ["labels"]
     assert broken(TEMPLATE, template(labels={**LABELS, "cost-centre": "a"}), asked) == []
+
+
+def test_what_a_rule_cannot_judge_is_allowed_by_name_only():
+    cluster = "gcp:container/cluster:Cluster"
+    limits = rules.parse({"unjudged": {"allowed": [cluster]}}).limits
+    assert broken(cluster, {}, limits) == []
+    assert broken("gcp:container/nodePool:NodePool", {}, limits) == ["unjudged"]
+    good = {"policyData": policy("roles/storage.objectViewer", "user:a@b.c")}
+    for kind in (BUCKET_POLICY, PROJECT_POLICY):
+        assert broken(kind, good) == []
+    for kind in ("gcp:pubsub/topic:Topic", "gcp:serviceaccount/account:Account"):
+        assert broken(kind, {}) == []
+    with pytest.raises(ValueError, match="^unjudged: allowed 'x' must be a list of types$"):
+        rules.parse({"unjudged": {"allowed": "x"}})

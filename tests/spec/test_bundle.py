@@ -1,6 +1,7 @@
 """The bundle: the same bytes from every checkout, and nothing that must not leave."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -239,3 +240,90 @@ def test_a_commands_files_are_packed_alike_wherever_they_lie(checkout, code, tmp
     with zipfile.ZipFile(tmp_path / "b.zip") as archive:
         assert archive.read("source/lib/model.py") == b"y = 1\n"
         assert archive.namelist() == sorted(archive.namelist())
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n"
+ACCOUNT = json.dumps({"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\nM"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "client_secret_123.apps.googleusercontent.com.json",
+        "application_default_credentials.json",
+        "kaggle.json",
+        "deploy_key",
+        "cert.p8",
+        "terraform.tfstate",
+        "terraform.tfstate.backup",
+        "x.pem",
+        "sub/ID_RSA",
+        ".env",
+    ],
+)
+def test_a_file_that_is_named_like_a_key_is_left_out(tmp_path, name):
+    place = tmp_path / "train" / name
+    place.parent.mkdir(parents=True)
+    place.write_text(KEY)
+    (tmp_path / "train" / "train.py").write_text("x = 1\n")
+    assert sorted(bundle.source_files(tmp_path / "train")) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "what"),
+    [
+        ("myproject-0a1b2c3d4e5f.json", ACCOUNT, 1, "a private key"),
+        ("notes", f"first\n{KEY}", 2, "a private key"),
+        ("token.txt", "hf_" + "a" * 34, 1, "a Hugging Face token"),
+        ("config.py", f"\n\nTOKEN = 'ghp_{'a' * 36}'\n", 3, "a GitHub token"),
+        (
+            "run.sh",
+            "git clone https://me:pass@git.example/o/r.git\n",
+            1,
+            "a password in an address",
+        ),
+        ("notebook.ipynb", json.dumps({"source": [ACCOUNT]}), 1, "a private key"),
+        ("wide.txt", ("AKIA" + "A" * 16).encode("utf-16"), 1, "an AWS access key"),
+        ("boto.cfg", f"aws_secret_access_key = {'a' * 40}\n", 1, "an AWS secret key"),
+        ("c.json", '{"client_secret": "x"}', 1, "an OAuth client's secret"),
+    ],
+)
+def test_a_file_that_holds_a_key_is_refused_by_its_line(tmp_path, name, text, line, what):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(BundleError, match=f"^train/{name}: line {line} holds {what}, "):
+        bundle.source_files(folder)
+
+
+def test_a_line_that_somebody_vouches_for_is_no_key(tmp_path):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    text = f"TOKEN = 'ghp_{'a' * 36}'  # pragma: allowlist secret\n"
+    (folder / "test_tokens.py").write_text(text)
+    assert list(bundle.source_files(folder)) == ["test_tokens.py"]
+    (folder / "more.py").write_text(text + f"OTHER = 'hf_{'b' * 34}'\n")
+    with pytest.raises(BundleError, match="more.py: line 2 "):
+        bundle.source_files(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 'sk-learn-contrib-imbalanced-learn'  # hf_hub, gh_actions, AKIAB\n",
+        "url = f'https://{user}:{password}@host/'; git = 'ssh://git@host:22/o/r'\n",
+        '{"client_secret": "$SECRET", "private_key": ""}\n',
+        "commit 0123456789abcdef0123456789abcdef01234567\n",
+    ],
+)
+def test_what_only_resembles_a_key_is_delivered(tmp_path, text):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / "train.py").write_text(text)
+    assert list(bundle.source_files(folder)) == ["train.py"]
+
+
+def test_a_trainer_of_the_checkout_with_a_token_is_refused(checkout):
+    (checkout / "trainers" / "mine.py").write_text(f"import os\nT = 'hf_{'a' * 34}'\n")
+    with pytest.raises(BundleError, match="^trainers/mine.py: line 2 holds a Hugging Face token"):
+        bundle.pack(checkout)

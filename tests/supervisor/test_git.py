@@ -172,6 +172,23 @@ def test_a_submodule_of_the_same_host_by_ssh_is_read_by_https():
     assert near.url == "https://git.example/other/lib"
 
 
+@pytest.mark.parametrize(
+    ("address", "url", "secret"),
+    [
+        ("ssh://git@git.example:2222/o/lib", "https://git.example:8443/o/lib", True),
+        ("git@git.example:o/lib.git", "https://git.example:8443/o/lib.git", True),
+        ("https://GIT.example:8443/o/lib", "https://GIT.example:8443/o/lib", True),
+        ("https://git.example/o/lib", "https://git.example/o/lib", False),
+        ("https://git.example:9999/o/lib", "https://git.example:9999/o/lib", False),
+        ("https://elsewhere.example:8443/o/lib", "https://elsewhere.example:8443/o/lib", False),
+    ],
+)
+def test_the_secret_goes_to_no_other_host_or_port(address: str, url: str, secret: bool):
+    main = Git("https://git.example:8443/team/code.git", "0" * 40, secret=SECRET)
+    found = fetching._submodule(main, "lib", address, "1" * 40)
+    assert (found.url, bool(found.secret)) == (url, secret)
+
+
 def test_what_git_lfs_keeps_is_named_where_it_would_be_read(repository: Path, tmp_path: Path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
     head = commit(repository, {"data/a.bin": pointer, "data/b.bin": pointer})

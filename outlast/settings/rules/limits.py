@@ -1,11 +1,10 @@
 """Rules of times, limits and notifications."""
 
-import re
 from urllib.parse import urlsplit
 
 from outlast.machines import machines
 from outlast.settings.reader import NAMESPACE, Reader, bad
-from outlast.spec import identity
+from outlast.spec import identity, keys
 
 LIMIT_RUN_MINUTES = 525_600
 """A year."""
@@ -22,21 +21,17 @@ def webhook_of(url: str) -> str:
         good = False
     if url and not good:
         raise bad(
-            "webhook", _without_password(url), "must be an https address", "or leave it empty"
+            "webhook", keys.without_person(url), "must be an https address", "or leave it empty"
         )
     if "@" in urlsplit(url).netloc:
         raise bad(
             "webhook",
-            _without_password(url),
+            keys.without_person(url),
             "must hold no user or password, they would be read in the stack's state and in the VM's"
             " metadata",
             "to an address that needs none",
         )
     return url
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/?#]*@", "//…@", url)
 
 
 def waits_of(read: Reader, notice_sec: int, *, spot: bool) -> str:
