@@ -1,6 +1,7 @@
 """Files and objects: several at a time, each hashed as its bytes pass."""
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.layout import check_object_name
-from outlast.bucket.store import Checksum, Store
+from outlast.bucket.store import GET_BYTES_MAX, Checksum, Store
 
 T = TypeVar("T")
 
@@ -71,6 +72,10 @@ class Place:
         self._file.close()
 
 
+_ENTRY_BYTES = 256
+"""Of a manifest for each file, besides its name: digest, generation, size and their keys."""
+
+
 def snapshot_files(folder: Path) -> list[tuple[str, Path]]:
     """(name, file) of all files below the folder, sorted by name; BadSnapshot for anything else."""
     if not folder.is_dir():
@@ -89,6 +94,11 @@ def snapshot_files(folder: Path) -> list[tuple[str, Path]]:
             files.append((name, path))
     if not files:
         raise BadSnapshot(f"snapshot {folder}: is empty")
+    if sum(len(json.dumps(name)) + _ENTRY_BYTES for name, _ in files) > GET_BYTES_MAX:
+        raise BadSnapshot(
+            f"snapshot {folder}: has {len(files)} files, whose manifest would be longer than"
+            f" {GET_BYTES_MAX >> 20} MiB; keep many small files in an archive"
+        )
     return sorted(files)
 
 

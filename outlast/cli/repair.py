@@ -290,6 +290,17 @@ def _place(layout: Layout, folder: str) -> tuple[int, str]:
     return place
 
 
+class _Digest:
+    """A sink that keeps no more of an object than its digest."""
+
+    def __init__(self) -> None:
+        self.blake3 = blake3()
+
+    def write(self, data: bytes) -> int:
+        self.blake3.update(data)
+        return len(data)
+
+
 def _verified(store: Store, layout: Layout, folder: str, *, read: bool = True) -> Checkpoint | None:
     """The checkpoint in the folder where every byte of it is what its manifest says; with `read`
     False, where each object is there in its generation and size."""
@@ -303,8 +314,9 @@ def _verified(store: Store, layout: Layout, folder: str, *, read: bool = True) -
                 if item is None or (item.generation, item.size) != (entry.generation, entry.size):
                     return None
                 continue
-            content, _ = store.get(folder + entry.name, generation=entry.generation)
-            if blake3(content).hexdigest() != entry.blake3:
+            digest = _Digest()
+            store.stream(folder + entry.name, digest, generation=entry.generation)
+            if digest.blake3.hexdigest() != entry.blake3:
                 return None
     except (NotFound, ValueError):
         return None

@@ -22,6 +22,8 @@ import pytest
 import requests
 
 from outlast.base.retry import PAUSE_MAX_SEC, Patience
+from outlast.bucket import transfer
+from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.store import (
     Damaged,
     Doubtful,
@@ -36,10 +38,13 @@ from outlast.bucket.store import (
     Store,
     StoreError,
     Throttled,
+    TooLarge,
     Unavailable,
     Unsupported,
     checksum_of,
+    contract,
     copy_new,
+    memory,
     open_store,
     put_new,
 )
@@ -139,6 +144,20 @@ def test_read_range_gives_bytes_of_one_generation(store: Store) -> None:
     soon(lambda: store.put("data", b"other", if_generation_match=generation))
     with pytest.raises(NotFound):
         store.read_range("data", 0, 5, generation=generation)
+
+
+def test_what_is_too_long_for_a_record_is_not_read_into_memory(store: Store, monkeypatch) -> None:
+    for module in (contract, folder_module, gcs_module, memory):
+        monkeypatch.setattr(module, "GET_BYTES_MAX", 1 << 20)
+    store.put("fits", b"x" * (1 << 20))
+    assert len(store.get("fits")[0]) == 1 << 20
+    written = store.put("HEAD", b"x" * (8 << 20))
+    for generation in (None, written.generation):
+        with pytest.raises(TooLarge, match="^HEAD: has more than 1 MiB, as no record of a run has"):
+            store.get("HEAD", generation=generation)
+    sink = io.BytesIO()
+    store.stream("HEAD", sink)
+    assert sink.tell() == 8 << 20
 
 
 def test_fetch_writes_the_whole_file(store: Store, tmp_path: Path) -> None:
@@ -764,3 +783,14 @@ def test_each_new_folder_of_a_run_is_on_the_disk_before_its_object_counts(
     synced.clear()
     put_new(other, "t000001/s1-a/state/y", b"y")
     assert {run, run / "t000001", run / "t000001/s1-a"} <= synced
+
+
+def test_more_files_than_a_manifest_can_name_are_refused_before_they_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        (tmp_path / f"f{number}").write_bytes(b"")
+    assert len(transfer.snapshot_files(tmp_path)) == 50
+    monkeypatch.setattr(transfer, "GET_BYTES_MAX", 8192)
+    with pytest.raises(BadSnapshot, match="has 50 files, whose manifest would be longer than"):
+        transfer.snapshot_files(tmp_path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from outlast.bucket.store.contract import (
     CHUNK_BYTES,
+    GET_BYTES_MAX,
     PATIENT_READ_RETRY_SEC,
     PIECE_BYTES,
     READ_RETRY_SEC,
@@ -25,6 +26,7 @@ from outlast.bucket.store.contract import (
     Store,
     StoreError,
     Throttled,
+    TooLarge,
     Unavailable,
     Unsupported,
     check_path,
@@ -45,6 +47,7 @@ __all__ = [
     "Data",
     "Doubtful",
     "FolderStore",
+    "GET_BYTES_MAX",
     "Forbidden",
     "Foreign",
     "GcsStore",
@@ -62,6 +65,7 @@ __all__ = [
     "Store",
     "StoreError",
     "Throttled",
+    "TooLarge",
     "Unavailable",
     "Unsupported",
     "check_path",

@@ -87,6 +87,10 @@ class Damaged(StoreError):
     """Bytes arrived that do not match their checksum or size."""
 
 
+class TooLarge(Damaged):
+    """An object that is read into memory has more bytes than any that a run writes to be."""
+
+
 class Foreign(StoreError):
     """Under the name of an object lies what no run has put there."""
 
@@ -120,6 +124,10 @@ class Slice:
     """Of these bytes: whoever cut the slice has read them, and nobody needs to again."""
 
 
+GET_BYTES_MAX = 64 << 20
+"""Bytes of an object that is read into memory: records and pieces of them. Manifests are the
+longest, and one of this length names about 300,000 files."""
+
 Data = bytes | Path | Slice
 """The content of an object: bytes, a whole file, or a stretch of one."""
 
@@ -140,7 +148,8 @@ class Store(Protocol):
     """Seconds to leave between two writes of one object."""
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
-        """The whole content, verified, and what it is the content of."""
+        """The whole content, verified, and what it is the content of. Raises TooLarge, with no
+        more of it read, above `GET_BYTES_MAX`."""
         ...
 
     def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
@@ -399,3 +408,7 @@ def verify(found: Object, actual: tuple[int, str]) -> None:
         raise Damaged(
             f"{found.path}: has size and CRC32C {actual}, written were {(found.size, found.crc32c)}"
         )
+
+
+def too_large(path: str) -> TooLarge:
+    return TooLarge(f"{path}: has more than {GET_BYTES_MAX >> 20} MiB, as no record of a run has")

@@ -18,6 +18,7 @@ from typing import Any
 from outlast.base.places import FULL, file_system_type
 from outlast.bucket.store.contract import (
     CHUNK_BYTES,
+    GET_BYTES_MAX,
     PIECE_BYTES,
     Checksum,
     Damaged,
@@ -34,6 +35,7 @@ from outlast.bucket.store.contract import (
     checksum_of,
     not_found,
     opened,
+    too_large,
     verify,
     whole_range,
 )
@@ -82,7 +84,9 @@ class FolderStore(Fetching):
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
         with self._opened(path, generation) as (file, found):
-            data = file.read()
+            data = file.read(GET_BYTES_MAX + 1)
+        if len(data) > GET_BYTES_MAX:
+            raise too_large(path)
         verify(found, checksum_of(data))
         return data, found
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from outlast.base.retry import RETRY_AFTER_MAX_SEC
 from outlast.bucket.store.contract import (
     CHUNK_BYTES,
+    GET_BYTES_MAX,
     PIECE_BYTES,
     READ_RETRY_SEC,
     STALL_SEC,
@@ -35,6 +36,7 @@ from outlast.bucket.store.contract import (
     checksum_of,
     not_found,
     opened,
+    too_large,
     whole_range,
 )
 
@@ -98,7 +100,7 @@ class GcsStore(Fetching):
         self._session.close()
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
-        content = io.BytesIO()
+        content = _Record(path)
         found = self.stream(path, content, generation=generation)
         return content.getvalue(), found
 
@@ -390,6 +392,19 @@ def _widen(raw: Any) -> None:
         return stream(max(amt, PIECE_BYTES), decode_content=decode_content)
 
     raw.stream = wide
+
+
+class _Record(io.BytesIO):
+    """A sink for a whole object, which takes no more than a record has."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > GET_BYTES_MAX:
+            raise too_large(self._path)
+        return super().write(data)
 
 
 class _Counted:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 from outlast.bucket.store.contract import (
+    GET_BYTES_MAX,
     Data,
     Fetching,
     Object,
@@ -16,6 +17,7 @@ from outlast.bucket.store.contract import (
     checksum_of,
     not_found,
     opened,
+    too_large,
     verify,
     whole_range,
 )
@@ -60,7 +62,10 @@ class MemoryStore(Fetching):
         return view
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
-        return self._perform("get", path, lambda: self._found(path, generation))
+        data, found = self._perform("get", path, lambda: self._found(path, generation))
+        if len(data) > GET_BYTES_MAX:
+            raise too_large(path)
+        return data, found
 
     def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
         data, found = self._perform("fetch", path, lambda: self._found(path, generation))
