@@ -42,6 +42,14 @@ def main(argv: Sequence[str]) -> int:
         return exits.USAGE
     try:
         module = trainers.load_from(Path(name)) if os.sep in name else trainers.load(name)
+        if not callable(getattr(module, "main", None)):
+            print(
+                f"trainer {name!r}: has no function main(argv), which trains; write it as"
+                " trainers/dummy.py has it, or run the script itself: outlast train -- python"
+                f" {name}.py",
+                file=sys.stderr,
+            )
+            return exits.USAGE
         return module.main(flags)
     except UsageError as error:
         print(f"{name}: {error}", file=sys.stderr)

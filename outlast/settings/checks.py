@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import trainers
 from components import labels as label_rules
 from components.account import account_email
 from outlast.settings import reader
@@ -52,6 +51,7 @@ from outlast.settings.rules.secret import (
     secret_env_of,
     webhook_secret_of,
 )
+from outlast.settings.rules.trainer import mutable_of, parser_of
 from outlast.settings.schema import Settings
 from outlast.spec import identity
 
@@ -97,7 +97,7 @@ def check(
     network = network_of(read, delivered.git)
     data_paths = data_paths_of(read)
     if not command:
-        dests = dests_of(args if is_own else trainers.load(trainer).parser())
+        dests = dests_of(args if is_own else parser_of(trainer))
         check_paths(dests, args, f"gs://{bucket}/", f"experiments/{experiment}/", data_paths)
     found = Settings(
         project=cloud,
@@ -110,7 +110,7 @@ def check(
         args=args,
         run=pinned_of(read) or identity.name_of(content),
         content=content,
-        mutable={} if command or is_own else trainers.mutable(trainer),
+        mutable={} if command or is_own else mutable_of(trainer),
         resume=read.integer("resume", 0, RESUME_LIMIT),
         on_new_run=read.choice("onNewRun", "refuse", "replace"),
         checkpoint_every=checkpoint_every_of(read.text("checkpointEvery")),

@@ -114,7 +114,10 @@ def _project(folder: str, file: str, tree: Tree, asked: Requirements | None) -> 
     needs = table.get("dependencies", [])
     if not isinstance(needs, list):
         raise RequirementsError(f"{file} project.dependencies: must be a list of texts; correct it")
-    if not table or "dependencies" in table.get("dynamic", []):
+    dynamic = table.get("dynamic", [])
+    if not isinstance(dynamic, list):
+        raise RequirementsError(f"{file} project.dynamic: must be a list of texts; correct it")
+    if not table or "dependencies" in dynamic:
         if unbuilt:
             raise RequirementsError(
                 f"{file}: {unbuilt}, and its dependencies are not in [project]; add a"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-import trainers
 from components import metadata
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Pin
 from outlast.settings import reader
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, nearest
 from outlast.settings.rules.code import requirements_of, source_files
 from outlast.settings.rules.data import GS_PATH, data_paths_of
+from outlast.settings.rules.trainer import arguments_of, parser_of, source_of
 from outlast.spec import bundle as bundles
 from outlast.spec import delivery, identity
 from outlast.supervisor.metadata import BadSpec, parse_checkpoint_every
@@ -142,14 +142,7 @@ def content_of(
             requirements=requirements_of(read, git),
         )
         return identity.content(spec)
-    known = sorted(trainers.names())
-    if trainer not in known:
-        raise SettingsError(
-            f"{NAMESPACE}:trainer {trainer!r}: is no trainer;"
-            f" {nearest(trainer, known, 'known are ' + ', '.join(known))}"
-        )
-    module = trainers.load(trainer)
-    parser = module.parser()
+    parser = parser_of(trainer)
     flags = {
         option.removeprefix("--")
         for action in parser._actions  # argparse has no public list of them
@@ -164,14 +157,14 @@ def content_of(
                 f" {nearest(flag, offered, 'its flags are ' + ', '.join(offered))}"
             )
     try:
-        arguments = identity.arguments(parser, argv(args))
+        arguments = arguments_of(trainer, argv(args))
         seed = arguments.pop("seed", None)
         return identity.content(
             identity.Spec(
                 trainer=trainer,
                 arguments=arguments,
                 init=init,
-                source=identity.source_digest(reader.ROOT / "trainers" / f"{trainer}.py"),
+                source=source_of(trainer),
                 seed=seed,
                 rerun=read.integer("rerun", 0),
                 requirements=requirements_of(read, git),
