@@ -14,7 +14,7 @@ from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
     from outlast.cli.cloud import LocalCloud
-    from outlast.cli.rehearsal.rehearse import Report
+    from outlast.cli.rehearsal.report import Report
     from outlast.cli.rewind import Rewound
 
 
@@ -399,11 +399,11 @@ def _state_folder(state: Path | None) -> Path:
 def _stack_ready(found: "LocalCloud") -> dict[str, str]:
     """Makes the checkout's stack known to the cloud's backend; the variables that lead there."""
     from outlast.cli import engine
-    from outlast.cli.rehearsal import rehearse
+    from outlast.cli.rehearsal import settings
 
     path = os.environ.get("PATH", os.defpath)
     variables = found.variables(engine.find_parts(), found.state / "pulumi", path)
-    engine.ensure_stack(rehearse.STACK, {**engine.scrubbed(), **variables})
+    engine.ensure_stack(settings.STACK, {**engine.scrubbed(), **variables})
     return variables
 
 
@@ -436,7 +436,7 @@ def start(state: Path | None, port: int) -> None:
     from outlast.cli import cloud as clouds
     from outlast.cli import engine
     from outlast.cli.errors import CloudError
-    from outlast.cli.rehearsal import rehearse
+    from outlast.cli.rehearsal import settings
 
     parts = engine.find_parts()
     folder = _state_folder(state)
@@ -448,7 +448,7 @@ def start(state: Path | None, port: int) -> None:
         )
     started = found is None
     if found is None:
-        pace = rehearse.pace_of(rehearse.read_config(rehearse.STACK))
+        pace = settings.pace_of(settings.read_config(settings.STACK))
         found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
     try:
         variables = _stack_ready(found)

@@ -18,7 +18,8 @@ from outlast.bucket.ledger import Attempt
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
 from outlast.cli.rehearsal.judge import Guarantee, Verdict
-from outlast.cli.rehearsal.rehearse import Report, Watcher
+from outlast.cli.rehearsal.report import Report
+from outlast.cli.rehearsal.stage import Watcher
 from outlast.cli.review.preview import Review
 from outlast.cli.status import Status
 from outlast.costs import pricing

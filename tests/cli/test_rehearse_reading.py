@@ -8,7 +8,7 @@ from outlast.bucket import ledger
 from outlast.bucket.head import End
 from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.store import MemoryStore
-from outlast.cli.rehearsal.rehearse import Side, Stage
+from outlast.cli.rehearsal.stage import Side, Stage
 from tests.cli.records import start_record
 from tests.cli.test_resume import LAYOUT, OPEN, START
 

@@ -13,14 +13,11 @@ from outlast.bucket.ledger import Ledger
 from outlast.cli import engine
 from outlast.cli.engine import Parts, find_parts
 from outlast.cli.errors import RehearsalError, UsageError
-from outlast.cli.rehearsal import rehearse, scenario
-from outlast.cli.rehearsal.rehearse import (
-    Delivery,
-    Side,
-    Stage,
-    compose,
-)
+from outlast.cli.rehearsal import scenario, settings
+from outlast.cli.rehearsal import stage as stage_module
 from outlast.cli.rehearsal.seen import Ending
+from outlast.cli.rehearsal.settings import Delivery, compose
+from outlast.cli.rehearsal.stage import Side, Stage
 from outlast.localcloud import scenario as cloud_side
 from tests.cli.test_judge import attempt, head
 
@@ -142,9 +139,9 @@ def test_a_stack_of_ones_own_keeps_its_trainer():
 
 
 def test_the_undisturbed_twin_of_the_longest_name_has_a_name_that_may_be():
-    assert rehearse.calm_of("dev") == "dev-calm"
+    assert settings.calm_of("dev") == "dev-calm"
     for name in ("x" * 40, "x" * 34 + "-y", "x" * 35 + "-calm"):
-        calm = rehearse.calm_of(name)
+        calm = settings.calm_of(name)
         assert EXPERIMENT_PATTERN.fullmatch(calm) and calm != name
 
 
@@ -173,7 +170,7 @@ def test_a_command_is_rehearsed_at_moments_that_it_has():
     )
 
 
-class Told(rehearse.Watcher):
+class Told(stage_module.Watcher):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -185,12 +182,12 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # nobody is asked
-    told, config = Told(), rehearse.read_config("dev")
+    told, config = Told(), settings.read_config("dev")
     stage = Stage(cast("Any", None), scenario.of(DOCUMENT), config, tmp_path, told)
     stage.sides = [Side(name, config, tmp_path) for name in ("dev", "dev-calm")]
     stage.say_where()
     assert told.lines == []
-    monkeypatch.setattr(rehearse, "QUIET_SEC", 0.0)
+    monkeypatch.setattr(stage_module, "QUIET_SEC", 0.0)
     stage.sides[0].outputs = {"run": "0123456789"}
     stage.say_where()
     living = replace(attempt(1, 0, 9, 0, Reason.DONE), end=None, reason=None)
@@ -231,7 +228,7 @@ def test_a_stack_of_ones_own_is_moved_to_the_local_cloud(checkout: Path):
         outlast__noticeSec="120",
         outlast__webhook="https://example.com/hook",
     )
-    found = rehearse.read_own("mine")
+    found = settings.read_own("mine")
     assert found["gcp:project"] == "outlast-rehearsal"
     assert found["gcp:zone"] == "us-central1-b"
     assert found["outlast:bucket"] == "my-project-outlast"
@@ -244,7 +241,7 @@ def test_a_stack_of_ones_own_is_moved_to_the_local_cloud(checkout: Path):
 
 def test_a_stack_that_is_not_there_is_one_sentence(checkout: Path):
     with pytest.raises(UsageError) as raised:
-        rehearse.read_own("mien")
+        settings.read_own("mien")
     assert str(raised.value) == (
         f"--stack mien: there is no Pulumi.mien.yaml in {checkout}; the stacks there are dev."
     )
@@ -253,13 +250,13 @@ def test_a_stack_that_is_not_there_is_one_sentence(checkout: Path):
 def test_a_stack_with_a_secret_is_refused_by_the_keys_name(checkout: Path):
     write_stack(checkout, outlast__args={"secure": "v1:abc"})
     with pytest.raises(UsageError, match="outlast:args is a secret"):
-        rehearse.read_own("mine")
+        settings.read_own("mine")
 
 
 def test_a_stack_that_is_no_yaml_is_one_sentence(checkout: Path):
     (checkout / "Pulumi.mine.yaml").write_text("config: [\n")
-    with pytest.raises(RehearsalError, match=r"Pulumi\.mine\.yaml: is no stack's settings"):
-        rehearse.read_own("mine")
+    with pytest.raises(RehearsalError, match=r"Pulumi\.mine\.yaml: is not YAML"):
+        settings.read_own("mine")
 
 
 # ------------------------------------------------------------------------------- data

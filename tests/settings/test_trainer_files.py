@@ -41,8 +41,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     yield put
     sys.modules.pop("trainers.mine", None)
-    if hasattr(trainers, "mine"):
-        del trainers.mine
+    vars(trainers).pop("mine", None)
 
 
 def mine(**args: object) -> dict[str, str]:

@@ -106,6 +106,7 @@ def test_settings_of_tools_beside_requirements_are_no_project():
         ("[project\n", "", "pyproject.toml: is not valid TOML"),
         ("[tool.poetry]\nname='x'\n", "", "has [tool.poetry] and no [build-system]"),
         ("[project]\nname='x'\ndependencies='six'\n", "", "must be a list of texts"),
+        (UV + "dynamic=true\n", "", "project.dynamic: must be a list of texts"),
         ("[project]\nname='x'\ndependencies=[1]\n", "x.py", "project.dependencies[0] 1: must be"),
         (
             "[project]\nname='x'\ndependencies=['six', 'numpy=2']\n",

@@ -1,0 +1,89 @@
+"""What a rehearsal leaves behind: nothing, however it ends."""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from outlast.cli import cloud as clouds
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A short folder (Unix sockets have short names) that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="outlast-re-", dir=_short_temporary()))
+    try:
+        yield folder
+    finally:
+        with uninterrupted():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+SHORT_NAME = 24
+"""Bytes of a folder's name below which a VM's sockets still have room."""
+
+
+def _short_temporary() -> str | None:
+    """The user's own folder for temporary files where its name is short enough, else /tmp."""
+    if len(os.fsencode(tempfile.gettempdir())) <= SHORT_NAME:
+        return None
+    return "/tmp" if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK) else None
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end it as Ctrl-C does, with everything put away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDING[1:]}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Clean-up is short and goes on through further Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_strays(token: str, *, only: str = "") -> list[str]:
+    """Kills every other process whose environment holds the token; tells which there were.
+
+    `only`: those whose executable's name begins so.
+    """
+    mark = f"{clouds.TOKEN_VARIABLE}={token}".encode()
+    killed = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if mark not in (folder / "environ").read_bytes().split(b"\0"):
+                continue
+            name = (folder / "comm").read_text().strip()
+            if name.startswith(only):
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed.append(f"{name} ({folder.name})")
+    return killed

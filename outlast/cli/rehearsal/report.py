@@ -1,0 +1,70 @@
+"""What a rehearsal gives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlast.bucket.layout import Last
+from outlast.bucket.ledger import Attempt
+from outlast.cli.rehearsal.judge import Guarantee, Verdict
+from outlast.cli.rehearsal.seen import Strike
+
+
+@dataclass
+class Report:
+    """What a rehearsal gives; `as_json` is what `--json` prints."""
+
+    scenario: str
+    experiment: str
+    run: str
+    ending: str = ""
+    """How the run stood at the end, with its reason."""
+    seconds: float = 0.0
+    metrics: Mapping[str, Last] = field(default_factory=dict)
+    """The last value of each metric of the result."""
+    digest: str | None = None
+    goodput: float | None = None
+    goodput_calm: float | None = None
+    attempts: tuple[Attempt, ...] = ()
+    calm_attempts: tuple[Attempt, ...] = ()
+    """The undisturbed run's."""
+    strikes: tuple[Strike, ...] = ()
+    guarantees: list[Guarantee] = field(default_factory=list)
+
+    @property
+    def held(self) -> bool:
+        """Whether every guarantee was seen held."""
+        return bool(self.guarantees) and all(g.held for g in self.guarantees)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many guarantees have it."""
+        return sum(guarantee.verdict is verdict for guarantee in self.guarantees)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "scenario": self.scenario,
+            "experiment": self.experiment,
+            "run": self.run,
+            "end": self.ending,
+            "held": self.held,
+            "seconds": round(self.seconds, 1),
+            "metrics": {name: last.value for name, last in self.metrics.items()},
+            "result": self.digest,
+            "goodput": self.goodput,
+            "goodput_calm": self.goodput_calm,
+            "misfortunes": [
+                {"do": s.do, "boot": s.boot, "attempt": s.attempt} for s in self.strikes
+            ],
+            "attempts": [attempt.as_json() for attempt in self.attempts],
+            "attempts_undisturbed": [attempt.as_json() for attempt in self.calm_attempts],
+            "guarantees": [
+                {
+                    "name": g.name,
+                    "promise": g.promise,
+                    "verdict": g.verdict.lower(),
+                    "held": g.held,
+                    "detail": g.detail,
+                }
+                for g in self.guarantees
+            ],
+        }

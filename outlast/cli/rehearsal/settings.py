@@ -1,0 +1,213 @@
+"""The settings that are rehearsed: a stack's file, the scenario's over it, the local cloud's pace.
+
+The file is a person's. What it must hold for a rehearsal is checked here; a setting with a value of
+the wrong kind stays as it is, for the program to refuse in its own words.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast.cli import cloud as clouds
+from outlast.cli import engine
+from outlast.cli.errors import RehearsalError, UsageError
+from outlast.cli.rehearsal.scenario import Scenario
+
+STACK = "dev"
+"""The stack whose settings are rehearsed where none is named."""
+
+CALM = "-calm"
+LONGEST_BEFORE = 40 - len(CALM)
+"""Characters that an experiment's name has left for it; `layout.EXPERIMENT_PATTERN` is the rule."""
+
+LOCAL_SETTINGS = (
+    "outlast:image",
+    "outlast:checkpointEvery",
+    "outlast:noticeSec",
+    "outlast:stopSec",
+    "outlast:waitBeatSec",
+    "outlast:waitVerdictSec",
+    "outlast:waitBackoffSec",
+    "outlast:waitDriverSec",
+)
+"""What a stack of one's own takes over from the example's: the local cloud's image and pace."""
+LONGEST_SEC = 86_400
+"""A day, the most that a wait may be."""
+TRAINING_SETTINGS = frozenset({"outlast:trainer", "outlast:args", "outlast:command"})
+"""What a scenario says of what trains; a stack of one's own keeps its own."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Files that the local cloud's bucket has before the run."""
+
+    bucket: str
+    path: str
+    """Without slashes at its ends; may be empty."""
+    folder: Path
+
+    @classmethod
+    def parse(cls, text: str) -> "Delivery":
+        """`gs://BUCKET/PATH=FOLDER`. UsageError: it is none, or there is no such folder."""
+        where, separator, name = text.partition("=")
+        bucket, _, path = where.removeprefix("gs://").partition("/")
+        if not (where.startswith("gs://") and bucket and separator and name):
+            raise UsageError(f"--data {text}: must be gs://BUCKET/PATH=FOLDER.")
+        folder = Path(name)
+        if not os.path.isdir(folder):  # false, too, for a name that no system takes
+            raise UsageError(f"--data {text}: {name} is no folder; give one with the data's files.")
+        delivery = cls(bucket, path.strip("/"), folder)
+        if not delivery.files():
+            raise UsageError(f"--data {text}: {name} holds no file; put the data's files into it.")
+        return delivery
+
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+    def object(self, file: Path) -> str:
+        """The name of a file's object."""
+        name = file.relative_to(self.folder).as_posix()
+        return f"{self.path}/{name}" if self.path else name
+
+
+def read_config(stack: str) -> dict[str, Any]:
+    """The settings of `Pulumi.<stack>.yaml` of the checkout, by full key. The example's are whole.
+    RehearsalError: the file cannot be read as a stack's."""
+    import yaml
+
+    path = engine.ROOT / f"Pulumi.{stack}.yaml"
+    try:
+        loaded = yaml.safe_load(path.read_bytes())
+    except FileNotFoundError:
+        raise RehearsalError(
+            f"stack {stack}: {path.name} does not exist; restore it from git."
+        ) from None
+    except OSError as error:
+        raise RehearsalError(f"{path.name}: cannot be read ({error.strerror}).") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RehearsalError(f"{path.name}: {_not_yaml(error)}; correct the file.") from None
+    found = loaded.get("config") if isinstance(loaded, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise RehearsalError(
+            f"{path.name}: has no mapping config, which holds a stack's settings; set them with"
+            " pulumi config set."
+        )
+    for key in found:
+        if not isinstance(key, str):
+            raise RehearsalError(
+                f"{path.name}: config {key!r}: must be a setting's name, such as outlast:trainer;"
+                " correct the file."
+            )
+    if stack == STACK:
+        for key in ("gcp:project", "gcp:region", "gcp:zone", *LOCAL_SETTINGS):
+            if not found.get(key):
+                raise RehearsalError(
+                    f"{path.name}: lacks {key}, which every rehearsal takes from it; restore it"
+                    " from git."
+                )
+    return dict(found)
+
+
+def _not_yaml(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    why = getattr(error, "problem", None) or (str(error).splitlines() or [""])[0]
+    why = why or type(error).__name__
+    return f"is not YAML ({why}{f', line {mark.line + 1}' if mark else ''})"
+
+
+def read_own(stack: str) -> dict[str, Any]:
+    """The settings of a stack of one's own, as the local cloud can run it: its project, image and
+    pace instead of the stack's. UsageError: there is no such stack, or it cannot be rehearsed."""
+    files = engine.ROOT.glob("Pulumi.*.yaml")
+    known = sorted(file.stem.removeprefix("Pulumi.") for file in files)
+    if stack not in known:
+        raise UsageError(
+            f"--stack {stack}: there is no Pulumi.{stack}.yaml in {engine.ROOT}; "
+            f"the stacks there are {', '.join(known)}."
+        )
+    config, example = read_config(stack), read_config(STACK)
+    # A rehearsal reaches nobody outside.
+    config.pop("outlast:webhook", None)
+    for key, value in config.items():
+        if isinstance(value, Mapping) and "secure" in value:
+            raise UsageError(
+                f"--stack {stack}: {key} is a secret, which a rehearsal cannot read; "
+                "rehearse a stack without it."
+            )
+    project = config.get("gcp:project") or stack
+    config.setdefault("outlast:bucket", f"{project}-outlast")  # as its own paths name it
+    config.setdefault("outlast:experiment", stack)
+    config["gcp:project"] = example["gcp:project"]
+    for key in ("gcp:region", "gcp:zone"):
+        config.setdefault(key, example[key])
+    config |= {key: example[key] for key in LOCAL_SETTINGS}
+    return config
+
+
+def compose(
+    settings: Mapping[str, Any], played: Scenario, args: Mapping[str, Any], *, own: bool
+) -> dict[str, Any]:
+    """The settings that are rehearsed: the stack's, the scenario's over them, then `args`.
+
+    `own`: the stack is the user's, who wants the own trainer rehearsed. UsageError: the scenario is
+    about a command of its own, or `args` are for a trainer where a command runs.
+    """
+    added = dict(played.stack)
+    if own and added.get("outlast:command") and not settings.get("outlast:command"):
+        raise UsageError(
+            f"scenario {played.name}: brings a command of its own, and --stack's trainer has no "
+            "part in it; rehearse it without --stack."
+        )
+    if own:
+        added = {key: value for key, value in added.items() if key not in TRAINING_SETTINGS}
+    config = {**settings, **added}
+    if args and config.get("outlast:command"):
+        raise UsageError(
+            f"--{next(iter(args))}: is a trainer's flag, and here outlast:command runs; "
+            "leave it out."
+        )
+    own_args = config.get("outlast:args") or {}
+    if isinstance(own_args, Mapping):
+        config["outlast:args"] = {**own_args, **args}
+    return config
+
+
+def calm_of(experiment: str) -> str:
+    """The name of the experiment that runs undisturbed beside one."""
+    names = (experiment[:end].rstrip("-") + CALM for end in (LONGEST_BEFORE, LONGEST_BEFORE - 1))
+    return next(name for name in names if name != experiment)
+
+
+def zone_of(config: Mapping[str, Any]) -> str:
+    """Where the stack's VM is, or is tried first."""
+    zones = config.get("outlast:zones")
+    region = config.get("outlast:region")
+    listed = zones[0] if isinstance(zones, list) and zones else ""
+    first = listed or (f"{region}-a" if region else "")
+    return str(config.get("outlast:zone") or first or config["gcp:zone"])
+
+
+def place_of(config: Mapping[str, Any]) -> str:
+    """Where the stack's group is: a zone, or a region."""
+    if config.get("outlast:zones") or config.get("outlast:region"):
+        return zone_of(config).rpartition("-")[0]
+    return zone_of(config)
+
+
+def pace_of(config: Mapping[str, Any]) -> clouds.Pace:
+    """The local cloud's pace that the stack's own waits expect."""
+    return clouds.Pace(
+        notice_sec=_sec(config.get("outlast:noticeSec"), clouds.Pace.notice_sec),
+        grace_sec=_sec(config.get("outlast:stopSec"), clouds.Pace.grace_sec),
+    )
+
+
+def _sec(value: Any, otherwise: float) -> float:
+    """Of a setting that the program checks."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+    return seconds if 0 <= seconds <= LONGEST_SEC else otherwise
