@@ -34,6 +34,8 @@ ENVIRONMENT_FREE = "components"
 STANDARD_LIBRARY_ONLY = (
     "outlast/bucket/layout.py",
     "outlast/base/exits.py",
+    "outlast/base/names.py",
+    "outlast/base/numbers.py",
     "outlast/protocol.py",
     "outlast/base/places.py",
 )

@@ -1,7 +1,32 @@
-"""Numbers in JSON, which has none that are not finite: those are written as strings."""
+"""Numbers in JSON: those that are not finite are written as strings, and those that come from
+outside have bounds."""
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from ``least`` to ``most``; NaN is none of them."""
+
+    least: float
+    most: float
+
+    def check(self, value: float, where: str) -> float:
+        """``value`` itself, or a ValueError that begins with ``where``."""
+        if not self.least <= value <= self.most:
+            raise ValueError(f"{where} {value}: must be {self.least} to {self.most}")
+        return value
+
+
+# A field of a record that has one of these types is checked when the record is read.
+Size = Annotated[int, Range(0, (1 << 63) - 1)]
+"""Of bytes; a generation too."""
+Steps = Annotated[int, Range(0, 10**15 - 1)]
+Ordinal = Annotated[int, Range(0, 999_999_999)]
+"""What the instance template can carry: the number of a resume, a placement or an attempt."""
+Seconds = Annotated[float, Range(0, 10**10)]
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from outlast.base.exits import Reason, State
+from outlast.base.names import LABEL
 from outlast.bucket import pages
 from outlast.bucket.errors import BadSnapshot, RestoreError
 from outlast.bucket.head import Checkpoint, End, Head, HeadForbidden, write_end_copy
@@ -243,6 +244,10 @@ class Committer:
             raise BadSnapshot(
                 f"step {step}: is before the step {self._from_step} that this attempt started at"
             )
+        try:
+            tags = tuple(LABEL.check(tag, "tag") for tag in tags)
+        except ValueError as error:
+            raise BadSnapshot(str(error)) from None
         begun = time.monotonic()
         sent = self._uploader.send(
             folder, step, whole=whole, beside=lambda: self.flush_rows(rows, row_count=row_count)
@@ -253,7 +258,7 @@ class Committer:
             run=self._layout.run,
             term=term,
             step=step,
-            tags=tuple(tags),
+            tags=tags,
             rows=self._rows,
             objects=sent.objects,
             part=part,
@@ -266,7 +271,7 @@ class Committer:
             blake3=blake3(manifest).hexdigest(),
             term=term,
             step=step,
-            tags=tuple(tags),
+            tags=tags,
             part=part,
             before=before,
         )

@@ -32,14 +32,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from outlast.base.names import BUCKET, check_file_names, check_object_name
 from outlast.base.places import cache_home
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import DataFingerprint
-from outlast.bucket.layout import Layout, canonical_json, check_object_name
+from outlast.bucket.layout import Layout, canonical_json
 from outlast.bucket.store import (
     CHUNK_BYTES,
     Checksum,
@@ -135,6 +136,10 @@ def parse_url(url: str) -> tuple[str, str]:
     if scheme != "gs" or not found or not bucket or not path:
         raise DataError(f"data {url}: must be a path of this machine or gs://BUCKET/PATH")
     try:
+        BUCKET.check(bucket, f"data {url}: bucket")
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    try:
         check_object_name(path)
     except ValueError:
         raise DataError(f"data {url}: must have no empty parts, '.' or '..'") from None
@@ -192,7 +197,10 @@ def find(
 
 def _check_names(url: str, names: list[str]) -> None:
     """DataError where no disk can hold files of these names: every machine would meet it again."""
-    known = set(names)
+    try:
+        check_file_names(names, "object")
+    except ValueError as error:
+        raise DataError(f"data {url}: {error}") from None
     for name in names:
         for part in name.split("/"):
             if len(os.fsencode(part)) > FILE_NAME_BYTES_MAX:
@@ -205,12 +213,6 @@ def _check_names(url: str, names: list[str]) -> None:
                 f"data {url}: object {name[:80]}… has a name of {len(os.fsencode(name))} bytes, at "
                 f"most {FILE_PATH_BYTES_MAX} fit a path; rename it"
             )
-        for parent in PurePosixPath(name).parents:
-            if str(parent) in known:
-                raise DataError(
-                    f"data {url}: {parent} and {name} cannot lie on one disk, as {parent} would be "
-                    "a file and a folder; rename one of them"
-                )
 
 
 def local_fingerprint(path: Path, progress: Progress = lambda done, of: None) -> DataFingerprint:

@@ -15,15 +15,11 @@ from pathlib import Path
 from outlast.base import exits
 from outlast.base.console import Say, write_line
 from outlast.base.exits import State
+from outlast.base.names import DIGEST, check_object_name
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.data import Cache, DataError
 from outlast.bucket.head import Head, HeadError, HeadLost, Result, read_head
-from outlast.bucket.layout import (
-    RESULT_FILE,
-    Layout,
-    check_object_name,
-    check_result,
-)
+from outlast.bucket.layout import RESULT_FILE, Layout, check_result
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import (
     Forbidden,
@@ -119,27 +115,39 @@ def _copied_result(url: str, store: Store, layout: Layout, home: Path) -> Path:
 
 
 def cached_result(store: Store, result: Result, home: Path) -> Path:
-    """The verified files of a result in ``home``; what lies there is verified anew each time."""
-    folder = home / "results" / result.digest
-    if _intact(folder, result.digest):
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix="part-", dir=folder.parent))
+    """The verified files of a result in ``home``; what lies there is verified each time.
+
+    What is there and not whole is replaced, once the download beside it is verified.
+    """
     try:
+        digest = DIGEST.check(result.digest, "result digest")
+    except ValueError as error:
+        raise DataError(f"{store.url}/{result.path}: {error}") from None
+    folder = home / "results" / digest
+    if _intact(folder, digest):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix="part-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        part = Path(scratch) / "files"
+        part.mkdir()
         manifest = fetch_result(store, result, part)
         (part / RESULT_FILE).write_bytes(manifest.to_json())
-        with contextlib.suppress(OSError):  # another process was quicker
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(Path(scratch) / "replaced")  # a link moves by itself, never its target
+        try:
             part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        except OSError:
+            if not _intact(folder, digest):  # else another process was quicker
+                raise
     return folder
 
 
 def _intact(folder: Path, digest: str) -> bool:
     """Whether the folder holds every file of the result with this digest, byte for byte."""
     try:
-        return check_result(folder).digest == digest
+        return not folder.is_symlink() and check_result(folder).digest == digest
     except ValueError:
         return False
 

@@ -21,6 +21,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from outlast.base.exits import Reason, State
+from outlast.base.names import Crc32c, Digest, Label, Nonce
+from outlast.base.numbers import Ordinal, Size, Steps
 from outlast.base.retry import BRIEF, Patience, Trouble
 from outlast.bucket.layout import EndCopy, Layout, Record
 from outlast.bucket.store import (
@@ -81,17 +83,17 @@ class Checkpoint:
 
     path: str
     """Prefix of its objects, ending in a slash."""
-    generation: int
+    generation: Size
     """Generation of its MANIFEST.json."""
-    blake3: str
+    blake3: Digest
     """BLAKE3 of its MANIFEST.json."""
-    term: int
-    step: int
+    term: Ordinal
+    step: Steps
     """Steps of all parts, where the run has parts."""
-    tags: tuple[str, ...]
-    part: str = field(default="", metadata={"omit": True})
+    tags: tuple[Label, ...]
+    part: Label = field(default="", metadata={"omit": True})
     """Name of the part that it is of; empty in a run without parts."""
-    before: int = field(default=0, metadata={"omit": True})
+    before: Steps = field(default=0, metadata={"omit": True})
     """Steps of the parts before this one."""
 
     @property
@@ -103,8 +105,8 @@ class Checkpoint:
 class Lineage:
     """Term `term` owns the rows after `from_step`, until a later entry's."""
 
-    term: int
-    from_step: int = field(metadata={"json": "from"})
+    term: Ordinal
+    from_step: Steps = field(metadata={"json": "from"})
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,15 @@ class PageRef:
     """Where entries are that HEAD no longer holds itself; `outlast/bucket/pages.py` reads them."""
 
     path: str
-    generation: int
-    blake3: str
-    level: int
+    generation: Size
+    blake3: Digest
+    level: Ordinal
     """The pages that this one names with a lower level count with it."""
-    entries: int
+    entries: Size
     """How many there are in all of these."""
-    first: int
+    first: Steps
     """The least step of theirs."""
-    last: int
+    last: Steps
     """The largest step of theirs."""
 
 
@@ -130,9 +132,9 @@ class Result:
 
     path: str
     """Prefix of its files, ending in a slash."""
-    generation: int
+    generation: Size
     """Generation of its RESULT.json."""
-    digest: str
+    digest: Digest
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class End:
 
     reason: Reason
     exit: int | None
-    step: int
+    step: Steps
     result: Result | None
     why: str = field(default="", metadata={"omit": True})
     """Why the trainer ended it before all its steps were made, as ``run.finish`` said."""
@@ -153,10 +155,10 @@ class DataFingerprint:
 
     name: str
     """The `gs://` path, or a local path's base name."""
-    generation: int
+    generation: Size
     """0 for a local path."""
-    size: int
-    crc32c: str
+    size: Size
+    crc32c: Crc32c
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,9 @@ class Head(Record):
     """The content of HEAD."""
 
     owner: str
-    resume: int
-    place: int
-    term: int
+    resume: Ordinal
+    place: Ordinal
+    term: Ordinal
     state: State
     end: End | None
     started: datetime
@@ -175,11 +177,11 @@ class Head(Record):
     """The newest committed checkpoints, newest last; older ones that stay are in pages."""
     lineage: tuple[Lineage, ...]
     """The newest terms that committed; the older ones are in pages."""
-    failures: int
-    barren: int
+    failures: Ordinal
+    barren: Ordinal
     data: tuple[DataFingerprint, ...] | None
     """One entry for each path of data that a trainer asked for, set once; None before the first."""
-    nonce: str
+    nonce: Nonce
     older_chain: PageRef | None = None
     """The checkpoints before those of `chain`."""
     older_lineage: PageRef | None = None
@@ -267,9 +269,7 @@ def read_head(store: Store, layout: Layout) -> Reading:
 def _check_paths(layout: Layout, head: Head) -> None:
     """What HEAD names may be deleted one day, so it must lie where this run's things lie."""
     check_chain(layout, head.chain)
-    for ref in (head.older_chain, head.older_lineage):
-        if ref is not None and layout.page_of(ref.path) is None:
-            raise ValueError(f"Head page {ref.path!r}: is no page of this run")
+    check_pages(layout, [ref for ref in (head.older_chain, head.older_lineage) if ref])
     if head.end and head.end.result:
         _check_folder(layout, head.end.result.path, None)
 
@@ -278,6 +278,13 @@ def check_chain(layout: Layout, chain: Iterable[Checkpoint]) -> None:
     """ValueError for a checkpoint that lies elsewhere than this run's do."""
     for entry in chain:
         _check_folder(layout, entry.path, entry.term)
+
+
+def check_pages(layout: Layout, refs: Iterable[PageRef]) -> None:
+    """ValueError for a page that lies elsewhere than this run's do."""
+    for ref in refs:
+        if layout.page_of(ref.path) is None:
+            raise ValueError(f"Head page {ref.path!r}: is no page of this run")
 
 
 def _check_folder(layout: Layout, path: str, term: int | None) -> None:

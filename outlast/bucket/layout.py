@@ -2,8 +2,9 @@
 
 Paths are object names relative to the store's root, without a slash at the start. Records are
 strict: an unknown field, a missing one or a value of another type is a `ValueError` that names the
-record, the field and the value found. All times are server times, RFC 3339 in UTC.
-Standard library only; the trainer's side and the operator's side import it alike.
+record, the field and the value found; so is a text or number that its field's type in
+`outlast.base.names` or `outlast.base.numbers` does not allow. All times are server times, RFC 3339
+in UTC. Standard library only; the trainer's side and the operator's side import it alike.
 """
 
 import dataclasses
@@ -16,10 +17,12 @@ import typing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Self
 
 from outlast.base.exits import Reason, State
+from outlast.base.names import Digest, Host, Id, Label, Zone, check_file_names, check_object_name
+from outlast.base.numbers import Ordinal, Seconds, Size, Steps
 
 FORMAT = 1
 """Format of the records that this version reads and writes."""
@@ -35,10 +38,10 @@ PART_RESULT = "result"
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
 _PIECE_DIGITS = 6
-_TERM_FOLDER = re.compile(r"(?P<folder>t(?P<term>\d{6,})/(?:s\d{12,}-[0-9a-z]+|result)/)")
+_TERM_FOLDER = re.compile(r"(?P<folder>t(?P<term>[0-9]{6,9})/(?:s[0-9]{12,15}-[0-9a-z]+|result)/)")
 
 
-_PAGE = re.compile(r"t(?P<term>\d{6,})/(?P<digest>[0-9a-f]{32})\.json")
+_PAGE = re.compile(r"t(?P<term>[0-9]{6,9})/(?P<digest>[0-9a-f]{32})\.json")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -224,7 +227,7 @@ class Layout:
 
 
 _PIN = re.compile(
-    r"(?P<root>(?:[^#]*/)?)(?P<folder>t\d{6,}/s\d{12,}-[0-9a-z]+/)#(?P<digest>[0-9a-f]{64})"
+    r"(?P<root>(?:[^#]*/)?)(?P<folder>t[0-9]{6,9}/s[0-9]{12,15}-[0-9a-z]+/)#(?P<digest>[0-9a-f]{64})"
 )
 
 
@@ -266,19 +269,6 @@ def _padded(number: int, digits: int) -> str:
     return f"{number:0{digits}d}"
 
 
-def check_object_name(name: str) -> str:
-    """`name` itself, where it is a plain relative path; it becomes a file on restore."""
-    path = PurePosixPath(name)
-    plain = name == path.as_posix() and not path.is_absolute()
-    if not plain or name in ("", ".") or ".." in path.parts or "\\" in name or "\0" in name:
-        raise ValueError(
-            f"object name {name!r}: must be a relative path without '..' and backslashes; rename it"
-        )
-    if any("\ud800" <= character <= "\udfff" for character in name):
-        raise ValueError(f"object name {name!r}: must be valid UTF-8; rename it")
-    return name
-
-
 # ---------------------------------------------------------------------------------------------
 # Records
 
@@ -318,12 +308,12 @@ class Record:
 class BootRecord(Record):
     """`boots/<instance-id>-<boot-id>.json`: the first act of every boot; the shell writes it."""
 
-    instance_id: str
-    boot_id: str
-    instance: str
-    zone: str
-    resume: int
-    place: int
+    instance_id: Id
+    boot_id: Id
+    instance: Host
+    zone: Zone
+    resume: Ordinal
+    place: Ordinal
     time: datetime
 
 
@@ -331,8 +321,8 @@ class BootRecord(Record):
 class BootEnd(Record):
     """`boots/….end.json`: the end of a boot that never held the term."""
 
-    instance_id: str
-    boot_id: str
+    instance_id: Id
+    boot_id: Id
     reason: Reason
     step: str
     """Step of the startup that was reached, such as `fetch-bundle`."""
@@ -345,20 +335,20 @@ class BootEnd(Record):
 class AttemptStart(Record):
     """`attempts/000003/start.json`, written once the term is taken and the state restored."""
 
-    term: int
-    resume: int
-    place: int
-    instance: str
-    instance_id: str
-    boot_id: str
-    zone: str
+    term: Ordinal
+    resume: Ordinal
+    place: Ordinal
+    instance: Host
+    instance_id: Id
+    boot_id: Id
+    zone: Zone
     machine_type: str
     image: str
     trainer: str
     spec: dict[str, Any]
     """What was asked for: arguments, bundle, checkpoint interval, limits."""
     versions: dict[str, str]
-    step: int
+    step: Steps
     """Step of the restored checkpoint; 0 for a fresh start."""
     restored: str | None
     """Path of the restored checkpoint; None for a fresh start."""
@@ -369,7 +359,7 @@ class AttemptStart(Record):
 class Last:
     """The last value of a metric, and the step that it belongs to."""
 
-    step: int
+    step: Steps
     value: Any
     """A number, string or bool; None for a number in a row that is not finite."""
 
@@ -378,20 +368,20 @@ class Last:
 class AttemptEnd(Record):
     """`attempts/000003/end.json`; an attempt without one reads as cut at its last beat."""
 
-    term: int
+    term: Ordinal
     reason: Reason
     state: State
     """State in which the attempt left the run."""
     exit: int | None
     """The trainer's exit code; None where no trainer ended."""
-    step: int
+    step: Steps
     """Last step that the trainer did."""
-    committed: int | None
+    committed: Steps | None
     """Step of this attempt's last checkpoint; None where it committed nothing."""
     message: str
     stderr: tuple[str, ...]
     """Last lines of the trainer's stderr."""
-    staged_sec: float
+    staged_sec: Seconds
     """Time that went by while the trainer waited for data to be fetched."""
     time: datetime
     repeats: bool = False
@@ -405,21 +395,21 @@ class AttemptEnd(Record):
 class Beat(Record):
     """`attempts/000003/beat.json`, rewritten at most every `beat` seconds."""
 
-    term: int
-    step: int
-    total: int | None
+    term: Ordinal
+    step: Steps
+    total: Steps | None
     """All steps of the run, as its trainer said; None until it did."""
     phase: str
-    rate: float | None
+    rate: Seconds | None
     """Steps a second since the beat before; None where not measured."""
-    committed: int | None
+    committed: Steps | None
     """Step of this attempt's last checkpoint; None where it committed nothing so far."""
-    seconds_to_commit: float | None
+    seconds_to_commit: Seconds | None
     """From the start record to this attempt's first commit; measures barren terms later."""
     rows: tuple[dict[str, Any], ...]
     """The last rows, newest last."""
     time: datetime
-    commit_sec: float | None = None
+    commit_sec: Seconds | None = None
     """What this attempt's last commit took; None where it committed nothing so far."""
     warnings: tuple[str, ...] = ()
     """What the trainer said that people should look at."""
@@ -429,9 +419,9 @@ class Beat(Record):
     """Why the trainer ended, while the verdict is held back: its machine may be stopping."""
     stderr: tuple[str, ...] = ()
     """Last lines of that trainer's stderr."""
-    part: str = dataclasses.field(default="", metadata={"omit": True})
+    part: Label = dataclasses.field(default="", metadata={"omit": True})
     """The part of the run that is trained. Steps count through all parts, those of rows do not."""
-    before: int = dataclasses.field(default=0, metadata={"omit": True})
+    before: Steps = dataclasses.field(default=0, metadata={"omit": True})
     """Steps of the parts before it."""
 
 
@@ -440,13 +430,13 @@ class ManifestObject:
     """One object of a checkpoint: a file, or a part of a large one."""
 
     name: str
-    size: int
+    size: Size
     crc32c: str
-    blake3: str
-    generation: int
+    blake3: Digest
+    generation: Size
     file: str | None = None
     """The file that it is a part of; None where it is all of the file `name`."""
-    offset: int = 0
+    offset: Size = 0
     """Where in the file its bytes begin."""
 
 
@@ -455,20 +445,20 @@ class Manifest(Record):
     """`MANIFEST.json` of one checkpoint; HEAD's chain names its BLAKE3."""
 
     run: str
-    term: int
-    step: int
-    tags: tuple[str, ...]
-    rows: int
+    term: Ordinal
+    step: Steps
+    tags: tuple[Label, ...]
+    rows: Size
     """Rows of this term up to the step, all of them flushed before."""
     objects: tuple[ManifestObject, ...]
-    part: str = dataclasses.field(default="", metadata={"omit": True})
+    part: Label = dataclasses.field(default="", metadata={"omit": True})
     """As HEAD's chain has it, and the next field too."""
-    before: int = dataclasses.field(default=0, metadata={"omit": True})
+    before: Steps = dataclasses.field(default=0, metadata={"omit": True})
 
     def __post_init__(self) -> None:
         for entry in self.objects:
             check_object_name(entry.name)
-            check_object_name(entry.file or entry.name)
+        check_file_names(self.files(), "Manifest.objects")
         for file, parts in self.files().items():
             at = 0
             for part in parts:
@@ -495,8 +485,8 @@ class ResultFile:
     """One file of a result."""
 
     name: str
-    size: int
-    sha256: str
+    size: Size
+    sha256: Digest
 
 
 @dataclass(frozen=True)
@@ -504,11 +494,10 @@ class ResultManifest(Record):
     """`RESULT.json`: no clock, host, experiment or attempt inside, so that runs compare."""
 
     files: tuple[ResultFile, ...]
-    digest: str
+    digest: Digest
 
     def __post_init__(self) -> None:
-        for file in self.files:
-            check_object_name(file.name)
+        check_file_names((file.name for file in self.files), "ResultManifest.files")
         found = result_digest(self.files)
         if self.digest != found:
             raise ValueError(
@@ -527,14 +516,14 @@ class EndCopy(Record):
     """`END-r<resume>.json`: a copy of HEAD's end for people; no reader needs it."""
 
     run: str
-    resume: int
-    term: int
+    resume: Ordinal
+    term: Ordinal
     state: State
     reason: Reason
     exit: int | None
-    step: int
+    step: Steps
     result: str | None
-    digest: str | None
+    digest: Digest | None
     started: datetime
     why: str = dataclasses.field(default="", metadata={"omit": True})
     """Why the trainer ended the run before all its steps were made."""
@@ -601,6 +590,12 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(kind)
     if kind is Any:
         return value
+    if origin is typing.Annotated:
+        kind, *rules = typing.get_args(kind)
+        value = _decoded(kind, value, where)
+        for rule in rules:
+            rule.check(value, where)
+        return value
     if origin in (typing.Union, types.UnionType):
         options = [option for option in typing.get_args(kind) if option is not type(None)]
         if value is None:
@@ -658,7 +653,7 @@ def _decoded_record(kind: type, value: Any, where: str) -> Any:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _expect(value: Any, kind: type, where: str) -> None:

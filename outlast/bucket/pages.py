@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from blake3 import blake3
 
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain
+from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain, check_pages
 from outlast.bucket.layout import Layout, Record
 from outlast.bucket.store import Damaged, NotFound, Store, put_new
 from outlast.bucket.transfer import in_parallel, small_reads
@@ -103,6 +103,7 @@ class _Pages(Generic[Entry]):
             if found != ref.blake3:
                 raise Damaged(f"{ref.path}: BLAKE3 is {found}, named is {ref.blake3}")
             page = self._kind.from_json(data)
+            check_pages(self._layout, page.before)
             if isinstance(page, ChainPage):
                 check_chain(self._layout, page.entries)
             return page

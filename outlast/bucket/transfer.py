@@ -7,8 +7,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from outlast.base.names import check_object_name
 from outlast.bucket.errors import BadSnapshot
-from outlast.bucket.layout import check_object_name
 from outlast.bucket.store import GET_BYTES_MAX, Checksum, Store
 
 T = TypeVar("T")

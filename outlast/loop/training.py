@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from outlast.base import exits, places
+from outlast.base.names import check_object_name
 from outlast.base.variables import variables
 from outlast.bucket import layout
 from outlast.loop import (
@@ -270,7 +271,7 @@ class Training:
         that is done already, where the file is."""
         if not (self._finished or self._why or self.done):
             raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
-        layout.check_object_name(name)
+        check_object_name(name)
         if name == layout.METRICS_FILE:
             raise LoopError(f"result {name!r}: is written from the values given to run.eval")
         path = self._result_folder / name

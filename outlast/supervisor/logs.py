@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from outlast.bucket.layout import check_object_name
+from outlast.base.names import check_object_name
 
 EVERY_SEC = 60.0
 LAST_SEC = 5.0

@@ -675,7 +675,7 @@ def test_an_old_committer_commits_nothing_in_a_newer_term_of_its_process(bench: 
 
 
 def entry(step: int, *tags: str) -> Checkpoint:
-    return Checkpoint(f"p/t000001/s{step:012}-aa/", step, "ff", 1, step, tags)
+    return Checkpoint(f"p/t000001/s{step:012}-aa/", step, "f" * 64, 1, step, tags)
 
 
 def test_retention_keeps_the_last_the_best_and_each_nth() -> None:

@@ -60,7 +60,7 @@ def head(**changes: Any) -> Head:
         "end": None,
         "started": START,
         "deadline": DEADLINE,
-        "chain": (Checkpoint("p/t000003/s000000000010-aa/", 7, "ff", 3, 10, ("best",)),),
+        "chain": (Checkpoint("p/t000003/s000000000010-aa/", 7, "f" * 64, 3, 10, ("best",)),),
         "lineage": (Lineage(1, 0), Lineage(3, 5)),
         "failures": 1,
         "barren": 2,
@@ -504,7 +504,7 @@ def test_a_head_that_names_what_is_not_this_runs_is_unreadable(
 ) -> None:
     """What HEAD names is deleted one day."""
     head_file.take_term(claim)
-    foreign = Checkpoint(path, 1, "b3", 1, 1, ())
+    foreign = Checkpoint(path, 1, "b3" * 32, 1, 1, ())
     head_file.swap(lambda known: replace(known, chain=(foreign,)), term=1)
     with pytest.raises(HeadUnreadable, match="is no folder of this run"):
         read_head(head_file.store, head_file.layout)
@@ -532,11 +532,11 @@ def test_the_deadline_ends_the_run_by_server_time(
 
 def test_an_ended_run_gets_its_missing_copy(head_file: HeadFile, claim: Claim) -> None:
     head_file.take_term(claim)
-    result = Result(head_file.layout.result(1), 3, "dd")
+    result = Result(head_file.layout.result(1), 3, "d" * 64)
     head_file.swap(lambda known: known.ended(State.DONE, End(Reason.DONE, 0, 6, result)), term=1)
     assert other(head_file).take_term(claim).act is Act.LEAVE
     data, first = head_file.store.get(head_file.layout.end(0))
-    assert EndCopy.from_json(data).digest == "dd"
+    assert EndCopy.from_json(data).digest == "d" * 64
     assert other(head_file).take_term(claim).act is Act.LEAVE
     assert head_file.store.stat(head_file.layout.end(0)) == first
 

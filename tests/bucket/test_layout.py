@@ -59,9 +59,11 @@ RECORDS: list[Record] = [
     AttemptEnd(3, Reason.HOST_ERROR, State.OPEN, 75, 12, 10, "", ("line",), 1.5, MOMENT, True),
     Beat(3, 12, 100, "training", 4.0, 10, 2.5, ({"step": 12, "loss": 0.5},), MOMENT),
     Beat(3, 12, 100, "training", 4.0, 10, 2.5, (), MOMENT, metrics={"loss": Last(12, 0.5)}),
-    Manifest("0123456789", 3, 10, ("best",), 10, (ManifestObject("a/x", 1, "AAAAAA==", "ab", 7),)),
-    ResultManifest.of([ResultFile("b", 1, "22"), ResultFile("a", 1, "11")]),
-    EndCopy("0123456789", 0, 3, State.DONE, Reason.DONE, 0, 90, "p/result/", "11", MOMENT),
+    Manifest(
+        "0123456789", 3, 10, ("best",), 10, (ManifestObject("a/x", 1, "AAAAAA==", "ab" * 32, 7),)
+    ),
+    ResultManifest.of([ResultFile("b", 1, "2" * 64), ResultFile("a", 1, "1" * 64)]),
+    EndCopy("0123456789", 0, 3, State.DONE, Reason.DONE, 0, 90, "p/result/", "1" * 64, MOMENT),
 ]
 
 
@@ -177,9 +179,9 @@ def test_result_digest_is_what_sha256sum_gives(tmp_path: Path) -> None:
 
 
 def test_result_with_another_digest_is_refused() -> None:
-    value = json.loads(ResultManifest.of([ResultFile("a", 1, "11")]).to_json())
-    value["digest"] = "00"
-    with pytest.raises(ValueError, match="digest '00'"):
+    value = json.loads(ResultManifest.of([ResultFile("a", 1, "1" * 64)]).to_json())
+    value["digest"] = "0" * 64
+    with pytest.raises(ValueError, match="digest '000.*the files listed give"):
         ResultManifest.from_json(json.dumps(value))
 
 

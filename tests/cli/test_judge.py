@@ -80,7 +80,7 @@ def failed(reason: Reason) -> Head:
 
 def chain(*terms: int) -> tuple[Checkpoint, ...]:
     return tuple(
-        Checkpoint(LAYOUT.snapshot(term, 10 * n, "a"), 1, "b3", term, 10 * n, ())
+        Checkpoint(LAYOUT.snapshot(term, 10 * n, "a"), 1, "b3" * 32, term, 10 * n, ())
         for n, term in enumerate(terms)
     )
 

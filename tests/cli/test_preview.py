@@ -54,7 +54,7 @@ OPEN = Head(
     end=None,
     started=NOW - timedelta(hours=1),
     deadline=NOW + timedelta(hours=10),
-    chain=(Checkpoint("x/", 1, "00", 1, 400, ()),),
+    chain=(Checkpoint("x/", 1, "0" * 64, 1, 400, ()),),
     lineage=(),
     failures=0,
     barren=0,

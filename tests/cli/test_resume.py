@@ -309,7 +309,7 @@ def test_status_names_the_checkpoint_that_a_stopped_run_would_go_on_from(capsys)
 
 
 def test_a_result_without_the_usual_metrics_is_shown_all_the_same():
-    result = Result("experiments/dev/0123456789/t000001/result/", 1, "d")
+    result = Result("experiments/dev/0123456789/t000001/result/", 1, "d" * 64)
     made = stack(OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, result)))
     found = status.read(place(made))
     assert (found.state, found.metrics) == ("done", {})

@@ -293,7 +293,9 @@ def test_a_bucket_that_does_not_answer_stops_create_but_no_preview(monkeypatch):
 COMMITTED = dataclasses.replace(
     OPEN,
     resume=0,
-    chain=(Checkpoint("experiments/dev/0123456789/t000003/s000000000320-0/", 1, "", 3, 320, ()),),
+    chain=(
+        Checkpoint("experiments/dev/0123456789/t000003/s000000000320-0/", 1, "0" * 64, 3, 320, ()),
+    ),
 )
 OTHER = {
     **PROPS,

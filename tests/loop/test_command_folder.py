@@ -71,7 +71,7 @@ def test_all_is_put_back_as_it_was(root: Path, copier: Copier, tmp_path: Path) -
 
     again = tmp_path / "again"
     again.mkdir()
-    assert Copier(again, [tmp_path / "work"]).put_back(taken.folder) == "mark"
+    assert Copier(again, [tmp_path / "work"]).put_back(taken.folder).said == "mark"
     assert (again / "sub/empty").is_dir() and not (again / "half.tmp").exists()
     assert (again / "last").read_bytes() == b"w" * 1000
     assert os.readlink(again / "here") == "sub"  # was absolute, and its folder has moved
@@ -97,7 +97,7 @@ def test_the_oldest_folder_by_time_is_the_oldest_again(
     taken = copier.take("snap-1", folders=chosen)
     again = tmp_path / "again"
     again.mkdir()
-    Copier(again, [tmp_path / "work"]).restore(taken.folder)
+    Copier(again, [tmp_path / "work"]).put_back(taken.folder)
     by_time = sorted(again.iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
     assert [folder.name for folder in by_time] == [f"checkpoint-{step}" for step in steps]
     assert [folder.stat().st_mtime_ns for folder in by_time] == [0, 10**9, 2 * 10**9, 3 * 10**9]
@@ -118,7 +118,7 @@ def test_the_newest_by_change_time_is_the_newest_again(
     taken = copier.take("snap-1")
     again = tmp_path / "again"
     again.mkdir()
-    Copier(again, [tmp_path / "work"]).restore(taken.folder)
+    Copier(again, [tmp_path / "work"]).put_back(taken.folder)
     assert sorted(names, key=lambda name: (again / name).stat().st_ctime_ns) == names
     folders = sorted((path for path in again.iterdir() if path.is_dir()), key=os.path.getctime)
     assert [folder.name for folder in folders] == ["step-7", "step-100", "step-20", "step-3"]

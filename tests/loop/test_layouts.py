@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from outlast.loop.command import saves as saves_module
-from outlast.loop.command.folder import Copier, Notes, Taken
+from outlast.loop.command.folder import Copier, Taken
 from outlast.loop.command.kinds import DEFAULT
+from outlast.loop.command.notes import Notes
 from outlast.loop.command.saves import Saves
 from tests.loop.layouts import LAYOUTS, Folder, Layout, empty
 
@@ -55,7 +56,7 @@ class Machine:
         self.last = self.work / "last"
         shutil.copytree(taken.folder, self.last, symlinks=True)
         empty(self.again)
-        notes = Copier(self.again, [self.other]).restore(taken.folder)
+        notes = Copier(self.again, [self.other]).put_back(taken.folder)
         assert not notes.ended
         shutil.rmtree(taken.folder)
         number = self.layout.resume(self.again)
@@ -106,7 +107,7 @@ class Machine:
         if self.last is not None:
             copy = self.work / "copy"
             shutil.copytree(self.last, copy, symlinks=True)
-            notes = self.copier.restore(copy)
+            notes = self.copier.put_back(copy)
             shutil.rmtree(copy)
         self.begin(notes)
         self.over = self.layout.resume(self.root)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import google_crc32c
 
+from outlast.base.names import check_object_name
 from outlast.base.retry import BRIEF, Patience, Trouble
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -362,12 +363,10 @@ class _Window(io.RawIOBase):
 
 def check_path(path: str) -> str:
     """The path itself, where it can name an object in every store."""
-    parts = path.split("/")
-    if not path or any(part in ("", ".", "..") for part in parts) or "\0" in path:
-        raise StoreError(
-            f"object path {path!r}: must be a relative path without empty parts, '.' or '..'"
-        )
-    return path
+    try:
+        return check_object_name(path)
+    except ValueError as error:
+        raise StoreError(str(error)) from None
 
 
 class Fetching:

@@ -11,14 +11,13 @@ far as they go.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import sqlite3
 import stat
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,12 +25,9 @@ from urllib.parse import quote
 from outlast.base import places as rooms
 from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
 from outlast.loop.command.listing import NO_FLOW, Flow, Listing, Seen, look, seen_of
-from outlast.loop.errors import DoesNotFit, LoopError
-
-FORMAT = 1
-FILES = "files"
-ODD = "odd"
-NOTES = "command.json"
+from outlast.loop.command.notes import NOTES, Entries, Notes, leads_inside, to_text
+from outlast.loop.command.putting_back import FILES, ODD, put_back
+from outlast.loop.errors import LoopError
 
 SETTLED_NS = 1_000_000_000
 """A file that had been left alone for so long when it was copied has a change time of its own
@@ -45,9 +41,6 @@ LOG_TRIES = 3
 
 _CHUNK_BYTES = 64 << 20
 _COMPARED_BYTES = 1 << 20
-_APART_MAX = 100
-"""So many change times at most are kept apart from each other when files are put back: the file
-system's clock has ticks of up to 10 ms."""
 _DATABASE_BYTES = 256 << 20
 """A larger database is copied in pieces, so that its writer can go on."""
 
@@ -61,18 +54,6 @@ class NoRoom(LoopError):
 
 
 @dataclass(frozen=True)
-class Notes:
-    """What one attempt leaves the next one besides the files."""
-
-    said: str = ""
-    """How the command says that a checkpoint is complete; empty where it does not."""
-    ended: bool = False
-    """Whether the command had ended with 0 by itself."""
-    learned: Mapping[str, Any] = field(default_factory=dict)
-    """What was learned about its saves."""
-
-
-@dataclass(frozen=True)
 class Taken:
     """A copy that was made."""
 
@@ -82,6 +63,8 @@ class Taken:
     copied: int
     """Bytes that had to be copied: what is unchanged since the copy before is linked."""
     cost_sec: float
+    links_left: tuple[str, ...] = ()
+    """Links that lead out of the folder, which are not kept."""
 
 
 Accept = Callable[[Listing, Listing], bool]
@@ -153,7 +136,8 @@ class Copier:
                 raise Changed("files changed while they were copied")
             if not copies and not chosen.links:
                 raise Changed("all its files vanished while they were copied")
-            self._write_notes(temporary / NOTES, chosen, odd, notes or Notes(said))
+            links = _links_inside(self._root, chosen.links)
+            self._write_notes(temporary / NOTES, chosen, links, odd, notes or Notes(said))
             self._remember(copies, chosen, flow, begun_ns)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -161,49 +145,16 @@ class Copier:
         folder = self._place / name
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
-        return Taken(folder, before, needed, time.monotonic() - begun_sec)
+        left = tuple(sorted(chosen.links.keys() - links.keys()))
+        return Taken(folder, before, needed, time.monotonic() - begun_sec, left)
 
-    def put_back(self, snapshot: Path) -> str:
-        """Fill the empty folder from a verified snapshot; how that one was said to be complete."""
-        return self.restore(snapshot).said
-
-    def restore(self, snapshot: Path) -> Notes:
+    def put_back(self, snapshot: Path) -> Notes:
         """Fill the empty folder from a verified snapshot; what was noted with it.
 
         The snapshot's files are moved where that is possible: it is read only once. DoesNotFit
-        if it is none of a command.
+        where it is none of a command, or where it would write outside the folder.
         """
-        try:
-            notes = json.loads((snapshot / NOTES).read_text(encoding="utf-8"))
-            if notes["format"] != FORMAT:
-                raise DoesNotFit(
-                    f"{NOTES}: format {notes['format']!r}, this version of outlast reads {FORMAT}"
-                )
-            folders, links = notes["folders"], notes["links"]
-            times, modes, odd = notes["times"], notes["modes"], notes["odd"]
-            found = Notes(notes["said"], notes["ended"], notes["learned"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DoesNotFit(f"the checkpoint is none of a command ({error!r})") from None
-        for name in sorted(folders):
-            (self._root / name).mkdir(parents=True, exist_ok=True)
-        stored = {name: snapshot / FILES / name for name in look(snapshot / FILES).files}
-        stored |= {name: snapshot / ODD / number for name, number in odd.items()}
-        for name, copy in stored.items():
-            target = self._root / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(copy, target)
-            target.chmod(modes.get(name, 0o644))
-        for name, link in links.items():
-            (self._root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self._root / name).symlink_to(link)
-        for name, (_, _, mode) in folders.items():
-            (self._root / name).chmod(mode)
-        _set_times(
-            self._root,
-            {name: times[name] for name in stored}
-            | {name: (at_ns, changed_ns) for name, (at_ns, changed_ns, _) in folders.items()},
-        )
-        return found
+        return put_back(snapshot, self._root)
 
     def _linked(self, chosen: Listing, flow: Flow) -> dict[str, Path]:
         """The copies that are there already: of files that are the same as they were then."""
@@ -292,33 +243,44 @@ class Copier:
         self._keep, self._kept = keep, kept
 
     def _write_notes(
-        self, path: Path, chosen: Listing, odd: Mapping[str, str], noted: Notes
+        self,
+        path: Path,
+        chosen: Listing,
+        links: Mapping[str, str],
+        odd: Mapping[str, str],
+        noted: Notes,
     ) -> None:
-        root = os.path.abspath(self._root)
-        links = {}
-        for name, target in chosen.links.items():
-            if os.path.isabs(target) and target.startswith(f"{root}/"):
-                target = os.path.relpath(target, os.path.dirname(os.path.join(root, name)))
-            links[name] = target
         modes = {name: stat.S_IMODE(seen.mode) for name, seen in chosen.files.items()}
         folders: dict[str, tuple[int, int, int]] = {}
         for name in chosen.folders:
             with contextlib.suppress(FileNotFoundError):  # one of by-products, gone meanwhile
                 seen = os.stat(self._root / name)
                 folders[name] = (seen.st_mtime_ns, seen.st_ctime_ns, stat.S_IMODE(seen.st_mode))
-        notes: dict[str, Any] = {
-            "format": FORMAT,
-            "said": noted.said,
-            "ended": noted.ended,
-            "learned": dict(noted.learned),
-            "folders": folders,
-            "links": links,
-            "modes": {name: mode for name, mode in modes.items() if mode != 0o644},
-            "times": {name: (seen.mtime_ns, seen.ctime_ns) for name, seen in chosen.files.items()},
-            "odd": dict(odd),
-        }
-        # ASCII: a name may hold bytes that are no UTF-8.
-        path.write_text(json.dumps(notes, sort_keys=True) + "\n", encoding="ascii")
+        entries = Entries(
+            folders=folders,
+            links=links,
+            modes={name: mode for name, mode in modes.items() if mode != 0o644},
+            times={name: (seen.mtime_ns, seen.ctime_ns) for name, seen in chosen.files.items()},
+            odd=odd,
+        )
+        path.write_text(to_text(noted, entries), encoding="ascii")
+
+
+def _links_inside(root: Path, links: Mapping[str, str]) -> dict[str, str]:
+    """The links that lead into the folder, as they do wherever it lies."""
+    found = {}
+    tops = {os.path.abspath(root), os.path.realpath(root)}
+    real = Path(os.path.realpath(root))
+    for name, target in links.items():
+        for top in tops:
+            if target == top or target.startswith(f"{top}/"):
+                place = os.path.relpath(target, top)
+                target = os.path.relpath(place, os.path.dirname(name) or ".")
+                break
+        inside = Path(os.path.realpath(root / name)).is_relative_to(real)
+        if inside and leads_inside(name, target):
+            found[name] = target
+    return found
 
 
 def is_plain(name: str) -> bool:
@@ -329,27 +291,6 @@ def is_plain(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return len(encoded) <= NAME_BYTES_MAX and "\\" not in name and name.isprintable()
-
-
-def _set_times(root: Path, times: Mapping[str, tuple[int, int]]) -> None:
-    """Set each file's own time. Its change time cannot be set: it is now; so the files are taken
-    in the order in which they had changed, because many scripts look for the newest by it.
-
-    ``times`` has (mtime_ns, ctime_ns) by name.
-    """
-    order = sorted(times, key=lambda name: times[name][1])
-    gaps = {
-        later: times[later][1] - times[name][1]
-        for name, later in zip(order, order[1:], strict=False)
-    }
-    apart = set(sorted(gaps, key=lambda name: -gaps[name])[:_APART_MAX])
-    last_ns = 0
-    for name in order:
-        path, own_ns = root / name, times[name][0]
-        os.utime(path, ns=(own_ns, own_ns))
-        while name in apart and gaps[name] and (path.stat().st_ctime_ns <= last_ns):
-            os.utime(path, ns=(own_ns, own_ns))  # the file system's clock has ticks
-        last_ns = path.stat().st_ctime_ns
 
 
 def starts_with(file: Path, copy: Path) -> bool:

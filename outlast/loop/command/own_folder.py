@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from outlast.base.names import check_relative
 from outlast.loop.command.listing import look
 
 ASIDE = ".outlast-aside"
@@ -35,7 +36,8 @@ def make_ready(
         return None
     if is_copy:
         shutil.rmtree(folder, ignore_errors=True)
-    if not look(folder).files:
+    found = look(folder)
+    if not found.files and not found.links:
         folder.mkdir(parents=True, exist_ok=True)
         return None
     place = Path(os.path.realpath(folder))
@@ -60,7 +62,8 @@ def _move_aside(place: Path, attempt: int) -> Path:
 def _put_back(place: Path, aside: Path, before: Mapping[str, tuple[int, int]]) -> None:
     """What the run found, where it is unchanged."""
     for name, seen in before.items():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
+            check_relative(name, "own_files")
             found = (aside / name).stat(follow_symlinks=False)
             if (found.st_size, found.st_mtime_ns) == seen:
                 (place / name).parent.mkdir(parents=True, exist_ok=True)

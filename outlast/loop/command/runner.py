@@ -24,11 +24,12 @@ from outlast.loop.command.begun import Begun, begun
 from outlast.loop.command.child import Child
 from outlast.loop.command.command import Command
 from outlast.loop.command.errors import CommandError
-from outlast.loop.command.folder import Copier, Notes
+from outlast.loop.command.folder import Copier
 from outlast.loop.command.handover import Handover
 from outlast.loop.command.listing import look
 from outlast.loop.command.mark import SOCKET_VARIABLE as MARK_VARIABLE
 from outlast.loop.command.marks import Marks
+from outlast.loop.command.notes import Notes
 from outlast.loop.command.own_folder import make_ready
 from outlast.loop.command.saves import Saves
 from outlast.loop.command.work import (
@@ -150,7 +151,7 @@ class Runner:
         copier = Copier(self.checkpoint, places, kinds)
         notes = Notes()
         if restore is not None:
-            notes = copier.restore(Path(restore))
+            notes = copier.put_back(Path(restore))
         self._saves = Saves(
             self.checkpoint,
             copier,

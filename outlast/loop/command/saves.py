@@ -16,11 +16,12 @@ from pathlib import Path
 
 from outlast.base import exits
 from outlast.loop.command.flow import FlowWatch
-from outlast.loop.command.folder import Changed, Copier, NoRoom, Notes, Taken, starts_with
+from outlast.loop.command.folder import Changed, Copier, NoRoom, Taken, starts_with
 from outlast.loop.command.globs import matches
 from outlast.loop.command.handover import Handover
 from outlast.loop.command.kinds import PICTURES, Kind, Kinds
 from outlast.loop.command.listing import NO_FLOW, Listing, Seen, Stillness, look
+from outlast.loop.command.notes import Notes
 from outlast.loop.command.rhythm import SIBLING_FACTOR, Rhythm
 from outlast.loop.words import say
 
@@ -364,6 +365,11 @@ class Saves:
         self.count += 1
         self._said = self._said or said
         self.copy_cost_sec = taken.cost_sec
+        if taken.links_left:
+            self._warn(
+                "CHECKPOINT_DIR: links that lead out of it are not kept, such as "
+                f"{taken.links_left[0]}; save the files themselves there"
+            )
         self._taken, self._taken_at_sec = taken.listing, time.monotonic()
         self._unsaved_since_sec = None
         self._rhythm.kept(taken.listing)

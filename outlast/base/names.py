@@ -1,0 +1,94 @@
+"""Texts from outside that become part of a path, a pattern or a command: what they may look like.
+
+Whoever writes a bucket, a record, an archive or a header chooses these texts. Each is checked where
+it is parsed, by its alphabet and its length, and never cleaned up: a text that breaks its rule is a
+`ValueError` that says where it stands and what it must be. Standard library only.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated
+
+_BAD = re.compile(r"[\\\x00]")
+_CONTROL = re.compile(r"[\x01-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text may look like: all of it matches ``pattern``; ``rule`` says so to people."""
+
+    pattern: str
+    rule: str
+
+    def check(self, text: str, where: str) -> str:
+        """``text`` itself, or a ValueError that begins with ``where``."""
+        if not isinstance(text, str) or not re.fullmatch(self.pattern, text, re.ASCII):
+            shown = repr(text) if len(str(text)) <= 200 else f"{str(text)[:200]!r}…"
+            raise ValueError(f"{where} {shown}: must be {self.rule}")
+        return text
+
+
+DIGEST = Form(r"[0-9a-f]{64}", "64 hexadecimal digits in lower case")
+CRC32C = Form(r"[A-Za-z0-9+/]{1,6}={0,2}", "a CRC32C in base64")
+NONCE = Form(r"[0-9a-z]{1,64}", "1 to 64 small letters and digits")
+ID = Form(r"[A-Za-z0-9-]{0,64}", "at most 64 letters, digits and '-'")
+ZONE = Form(r"[a-z0-9-]{0,64}", "at most 64 small letters, digits and '-'")
+HOST = Form(r"[A-Za-z0-9._-]{0,253}", "at most 253 letters, digits, '.', '_' and '-'")
+BUCKET = Form(r"[a-z0-9][-_.a-z0-9]{0,221}", "the name of a bucket")
+LABEL = Form(
+    r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}|",
+    "at most 40 letters, digits, '_', '.' and '-', and begin with a letter or a digit",
+)
+
+# A field of a record that has one of these types is checked when the record is read.
+Digest = Annotated[str, DIGEST]
+"""A SHA-256 or BLAKE3 in hexadecimal digits."""
+Crc32c = Annotated[str, CRC32C]
+Nonce = Annotated[str, NONCE]
+Id = Annotated[str, ID]
+"""Of an instance or a boot; empty on a machine that is no VM."""
+Zone = Annotated[str, ZONE]
+"""Empty on a machine that is no VM."""
+Host = Annotated[str, HOST]
+"""Name of a machine."""
+Label = Annotated[str, LABEL]
+"""Name of a part, or a tag; empty for none."""
+
+
+def check_relative(name: str, what: str) -> str:
+    """`name` itself, where it is a relative path of a file or folder; any byte but NUL may be in a
+    file's name."""
+    parts = name.split("/")
+    if "\0" in name or len(name) > 4096 or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{what} {name!r}: must be a relative path without '.' and '..'")
+    return name
+
+
+def check_object_name(name: str) -> str:
+    """`name` itself, where it is a plain relative path; it becomes a file on restore."""
+    path = PurePosixPath(name)
+    plain = name == path.as_posix() and not path.is_absolute()
+    if not plain or name in ("", ".") or ".." in path.parts or _BAD.search(name):
+        raise ValueError(
+            f"object name {name!r}: must be a relative path without '..' and backslashes; rename it"
+        )
+    if _CONTROL.search(name):
+        raise ValueError(f"object name {name!r}: must have no control characters; rename it")
+    if _SURROGATE.search(name):
+        raise ValueError(f"object name {name!r}: must be valid UTF-8; rename it")
+    return name
+
+
+def check_file_names(names: Iterable[str], what: str = "object name") -> None:
+    """Names that are to lie in one folder: each passes `check_object_name`, and none is both a file
+    and a folder of another."""
+    known = set(map(check_object_name, names))
+    for name in known:
+        for parent in PurePosixPath(name).parents:
+            if str(parent) in known:
+                raise ValueError(
+                    f"{what} {name!r}: {str(parent)!r} would be a file and a folder; rename one"
+                )
