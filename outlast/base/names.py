@@ -67,18 +67,18 @@ def check_relative(name: str, what: str) -> str:
     return name
 
 
-def check_object_name(name: str) -> str:
+def check_object_name(name: str, what: str = "object name") -> str:
     """`name` itself, where it is a plain relative path; it becomes a file on restore."""
     path = PurePosixPath(name)
     plain = name == path.as_posix() and not path.is_absolute()
     if not plain or name in ("", ".") or ".." in path.parts or _BAD.search(name):
         raise ValueError(
-            f"object name {name!r}: must be a relative path without '..' and backslashes; rename it"
+            f"{what} {name!r}: must be a relative path without '..' and backslashes; rename it"
         )
     if _CONTROL.search(name):
-        raise ValueError(f"object name {name!r}: must have no control characters; rename it")
+        raise ValueError(f"{what} {name!r}: must have no control characters; rename it")
     if _SURROGATE.search(name):
-        raise ValueError(f"object name {name!r}: must be valid UTF-8; rename it")
+        raise ValueError(f"{what} {name!r}: must be valid UTF-8; rename it")
     return name
 
 

@@ -70,7 +70,7 @@ def _run_at(url: str) -> tuple[Store, Layout]:
     if not url.startswith("gs://") and not (Path(url) / "HEAD").exists():
         raise DataError(f"run {url}: holds no run; train there first")
     where, layout = place_of(url)
-    return open_store(where), layout
+    return open_store(where, reading=True), layout
 
 
 def place_of(url: str) -> tuple[str, Layout]:

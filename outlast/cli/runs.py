@@ -390,7 +390,7 @@ def find_damaged(where: str) -> Place:
         return find(folder)
     try:
         home, layout = place_of(where)
-        return Place(where, open_store(home), layout, folder)
+        return Place(where, open_store(home, reading=True), layout, folder)
     except DataError as error:
         raise UsageError(str(error)) from None
     except (StoreError, OSError) as error:
@@ -412,7 +412,7 @@ def _in_folder(folder: Path) -> Place:
         near = _near(folder) or "give the run-dir that a training was given"
         raise UsageError(f"{folder}: {_no_run(folder)}; {near}")
     try:
-        return Place(str(folder), open_store(str(folder)), Layout("", ""), folder)
+        return Place(str(folder), open_store(str(folder), reading=True), Layout("", ""), folder)
     except (StoreError, OSError) as error:
         raise OperateError(f"{folder}: cannot be read: {error}") from None
 

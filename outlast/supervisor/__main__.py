@@ -766,7 +766,7 @@ def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
     nobody works on it: mostly a first try with a slip in it. Of any other run nothing is moved."""
     if not (run_dir / Layout("", "").head).is_file():
         return
-    store, layout = open_store(str(run_dir)), Layout("", "")
+    store, layout = open_store(str(run_dir), reading=True), Layout("", "")
     try:
         reading = read_head(store, layout)
         over = _is_over(store, layout, reading, Waits().silent)

@@ -79,7 +79,7 @@ def _store_of(pin: Pin) -> tuple[Store, str]:
     if "://" in pin.root or not (Path(pin.root) / "HEAD").exists():
         raise InitError(f"init {pin.path}: {pin.root or '.'} holds no run; look at the path again")
     try:
-        return open_store(pin.root), ""
+        return open_store(pin.root, reading=True), ""
     except (StoreError, OSError) as error:
         raise InitError(f"init {pin.path}: cannot be opened ({error})") from None
 

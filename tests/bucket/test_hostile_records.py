@@ -119,9 +119,9 @@ class TestCachedResult:
         return store, put_result(store, LAYOUT, 1, folder)
 
     def test_what_is_not_whole_is_replaced(self, stored: Any, tmp_path: Path) -> None:
-        folder = cached_result(*stored, tmp_path)
+        folder = cached_result(stored[0], stored[1], tmp_path)
         (folder / "model").write_text("other bytes")
-        assert (cached_result(*stored, tmp_path) / "model").read_text() == "m"
+        assert (cached_result(stored[0], stored[1], tmp_path) / "model").read_text() == "m"
         assert [path.name for path in (tmp_path / "results").iterdir()] == [folder.name]
 
     def test_it_stays_where_nothing_can_be_fetched(self, stored: Any, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ class TestCachedResult:
     ) -> None:
         (tmp_path / "results").mkdir()
         (tmp_path / "results" / stored[1].digest).symlink_to(precious)
-        assert (cached_result(*stored, tmp_path) / "model").read_text() == "m"
+        assert (cached_result(stored[0], stored[1], tmp_path) / "model").read_text() == "m"
         assert [path.name for path in precious.iterdir()] == ["thesis.tex"]
 
 

@@ -83,11 +83,13 @@ def open_store(
     credentials: Any = None,
     stall_sec: float = STALL_SEC,
     read_retry_sec: float = READ_RETRY_SEC,
+    reading: bool = False,
 ) -> Store:
     """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.
 
     Credentials are those of google-auth; None takes the machine's own. They concern `gs://` alone,
     and so do `stall_sec` and `read_retry_sec`: for how long a read tries again by itself.
+    `reading` concerns folders alone: nothing is made there before the first write.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "gs":
@@ -109,9 +111,9 @@ def open_store(
                 "application-default login"
             ) from None
     if scheme == "file":
-        return FolderStore(Path(urllib.parse.unquote(rest.removeprefix("//"))))
+        return FolderStore(Path(urllib.parse.unquote(rest.removeprefix("//"))), reading=reading)
     if url == "memory:":
         return MemoryStore()
     if re.match(r"[a-z][a-z0-9+]*://", url):
         raise StoreError(f"store {url!r}: must be gs://bucket, a folder or memory:")
-    return FolderStore(Path(url))
+    return FolderStore(Path(url), reading=reading)

@@ -364,7 +364,7 @@ class _Window(io.RawIOBase):
 def check_path(path: str) -> str:
     """The path itself, where it can name an object in every store."""
     try:
-        return check_object_name(path)
+        return check_object_name(path, "object path")
     except ValueError as error:
         raise StoreError(str(error)) from None
 

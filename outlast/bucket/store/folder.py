@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.places import FULL, file_system_type
+from outlast.bucket.store import trust
 from outlast.bucket.store.contract import (
     CHUNK_BYTES,
     GET_BYTES_MAX,
@@ -58,29 +59,46 @@ class FolderStore(Fetching):
     rewrite_sec = 0.0
 
     # A generation is a moment in microseconds: 17 digits last until the year 5138.
-    _BLOB = re.compile(r"([0-9]{1,17})-([0-9]+)-([0-9a-f]{8})")
+    _BLOB = re.compile(r"([0-9]{1,17})-([0-9]{1,18})-([0-9a-f]{8})")
     _COUNTER = re.compile(rb"[0-9]{1,16}")
+    _LEFT = re.compile(r"(part|probe|link)-[0-9a-f]{1,32}")
     _LOCK_SECONDS = 20.0
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, reading: bool = False) -> None:
+        """``reading``: nothing is made, locked or cleared before the first write, if there is one:
+        a run may be looked at that is another user's, or that somebody else has packed."""
         self._folder = Path(os.path.abspath(folder))
         self.url = self._folder.as_uri()
         self._blobs = self._folder / ".objects"
         if self._folder.exists() and not self._folder.is_dir():
             raise Unsupported(f"run folder {self._folder}: is a file; give a folder")
-        entries = [self._blobs, *self._blobs.parents]
-        entries = list(itertools.takewhile(lambda folder: not folder.exists(), entries))
-        self._blobs.mkdir(parents=True, exist_ok=True)
-        for folder in entries:
-            _sync_folder(folder.parent)
+        trust.check_folder(self._blobs)
         self._lasting: set[Path] = set()
         """Folders whose entries in their parents are on the disk."""
         self._threads = threading.RLock()
         self._syncs = _Syncs()
-        _refuse_type(self._folder)
-        _refuse_without_locks(self._folder, self._blobs)
+        self._is_ready = False
         self._cleared = False
         """Whether what killed writers left is cleared away: readers of a large run leave it."""
+        if not reading:
+            self._make_ready()
+
+    def _make_ready(self) -> None:
+        """For writing. Unsupported, Foreign: nothing can be, or must be, written here."""
+        with self._threads:
+            if self._is_ready:
+                return
+            entries = [self._blobs, *self._blobs.parents]
+            entries = list(itertools.takewhile(lambda folder: not folder.exists(), entries))
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            for folder in entries:
+                _sync_folder(folder.parent)
+            trust.check_owner(self._folder)
+            trust.check_folder(self._blobs)
+            trust.check_owner(self._blobs)
+            _refuse_type(self._folder)
+            _refuse_without_locks(self._folder, self._blobs)
+            self._is_ready = True
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
         with self._opened(path, generation) as (file, found):
@@ -168,6 +186,7 @@ class FolderStore(Fetching):
         self._lasting.update(fresh)
 
     def delete(self, path: str, *, generation: int) -> None:
+        self._make_ready()
         with self._locked():
             current = self._linked(path)
             if current is None:
@@ -188,6 +207,7 @@ class FolderStore(Fetching):
 
     def list(self, prefix: str) -> Iterator[Object]:
         folder = self._folder / prefix.rpartition("/")[0]
+        trust.check_way(self._folder, folder)
         found = []
         for root, folders, files in os.walk(folder):
             if Path(root) == self._folder:
@@ -204,8 +224,11 @@ class FolderStore(Fetching):
 
     def folders(self, prefix: str) -> Iterator[str]:
         folder = self._folder / prefix
-        entries = folder.iterdir() if folder.is_dir() else ()
-        return iter(sorted(one.name for one in entries if one.is_dir() and one != self._blobs))
+        trust.check_way(self._folder, folder)
+        entries = list(os.scandir(folder)) if folder.is_dir() else []
+        names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+        is_top = folder == self._folder
+        return iter(sorted(name for name in names if not is_top or name != self._blobs.name))
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -213,6 +236,7 @@ class FolderStore(Fetching):
     def _linked(self, path: str) -> tuple[Path, Object] | None:
         """The blob that a path's link names, and what its name says; None where absent."""
         link = self._folder / check_path(path)
+        trust.check_way(self._folder, link.parent)
         try:
             target = os.readlink(link)
         except (FileNotFoundError, NotADirectoryError):
@@ -234,14 +258,14 @@ class FolderStore(Fetching):
             if entry is None or generation not in (None, entry[1].generation):
                 raise not_found(path, generation)
             try:
-                file = entry[0].open("rb")
+                file = trust.open_file(entry[0], os.O_RDONLY)
             except FileNotFoundError:
                 # Replaced between the two looks, unless the link still names what is gone.
                 if self._linked(path) == entry:
                     raise Damaged(f"{path}: its content {entry[0]} is gone") from None
                 continue
-            with file:
-                yield file, entry[1]
+            with open(file, "rb") as content:
+                yield content, entry[1]
             return
 
     @contextlib.contextmanager
@@ -265,8 +289,10 @@ class FolderStore(Fetching):
         """Excludes every other writer; gives the lock file, which keeps the last generation."""
         limit = time.monotonic() + self._LOCK_SECONDS
         with self._threads:
-            descriptor = os.open(self._blobs / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            lock = self._blobs / "lock"
+            descriptor = trust.open_file(lock, os.O_RDWR | os.O_CREAT)
             try:
+                trust.check_alone(lock, descriptor)
                 while True:
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -322,6 +348,7 @@ class FolderStore(Fetching):
 
     def _clear_once(self) -> None:
         """Before this process's first write: looking through a large run takes a while."""
+        self._make_ready()
         with self._threads:
             if not self._cleared:
                 self._drop_orphans()
@@ -338,14 +365,17 @@ class FolderStore(Fetching):
                 if (Path(root) / name).is_symlink()
             }
             for entry in sorted(self._blobs.iterdir()):
-                if entry.name.startswith(("part-", "probe-")):
-                    with contextlib.suppress(OSError), entry.open("rb") as file:
+                left = self._LEFT.fullmatch(entry.name)
+                if left and left[1] != "link":
+                    with (
+                        contextlib.suppress(OSError, Foreign),
+                        open(trust.open_file(entry, os.O_RDONLY), "rb") as file,
+                    ):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         entry.unlink(missing_ok=True)
-                elif entry.name.startswith("link-") or (
-                    self._BLOB.fullmatch(entry.name) and entry.name not in named
-                ):
-                    entry.unlink(missing_ok=True)
+                elif left or (self._BLOB.fullmatch(entry.name) and entry.name not in named):
+                    with contextlib.suppress(IsADirectoryError, PermissionError):
+                        entry.unlink(missing_ok=True)
 
 
 def _refuse_type(folder: Path) -> None:

@@ -1,0 +1,63 @@
+"""Whose a run's folder is: nothing in it is followed or written to that may lead elsewhere.
+
+A folder may come from another user of the machine, or out of an archive. To read it nothing in it
+may be a link but the objects themselves; to write it, it must be this user's own too.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from outlast.bucket.store.contract import Foreign
+
+
+def check_folder(folder: Path) -> None:
+    """Foreign for a link or a file; what is not there is not wrong."""
+    try:
+        mode = folder.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISDIR(mode):
+        what = "a link" if stat.S_ISLNK(mode) else "not a folder"
+        raise Foreign(f"{folder}: is {what}, which no run has there; do not use this run folder")
+
+
+def check_way(root: Path, folder: Path) -> None:
+    """Foreign where one of the folders from ``root`` down to ``folder`` is a link."""
+    for part in reversed([folder, *folder.parents]):
+        if part != root and part.is_relative_to(root) and part.is_symlink():
+            check_folder(part)
+
+
+def check_owner(folder: Path) -> None:
+    """Foreign for a folder that is neither this user's nor root's."""
+    owner = folder.stat().st_uid
+    if owner not in (os.geteuid(), 0):
+        raise Foreign(
+            f"{folder}: belongs to user {owner}, and a run is written by its owner alone; give "
+            "another folder, or make it yours (chown)"
+        )
+
+
+def open_file(file: Path, flags: int) -> int:
+    """A descriptor of a plain file, through no link; Foreign for anything else."""
+    try:
+        found = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if not file.is_symlink():
+            raise
+        raise Foreign(f"{file}: is a link, which no run has there") from error
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise Foreign(f"{file}: is not a plain file, as a run has there")
+    return found
+
+
+def check_alone(file: Path, descriptor: int) -> None:
+    """Foreign where the open file is another's, or has another name too: it is written to."""
+    found = os.fstat(descriptor)
+    if found.st_nlink > 1 or found.st_uid not in (os.geteuid(), 0):
+        raise Foreign(
+            f"{file}: belongs to user {found.st_uid} or is another file too; do not use this run "
+            "folder"
+        )
