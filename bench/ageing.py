@@ -243,7 +243,8 @@ def _evaluations(work: Path) -> Iterator[Row]:
     for count in EVALUATIONS:
         history = History()
         history.rows = [{"step": step, "loss": step * 1.1, "acc": 0.3} for step in range(count)]
-        yield _row(f"standing still for {count} evaluations: ms", None, _still(work, history))
+        took = _still(work / str(count), history)
+        yield _row(f"standing still for {count} evaluations: ms", None, took)
 
 
 def _still(work: Path, history: History) -> float:
@@ -253,8 +254,8 @@ def _still(work: Path, history: History) -> float:
         history.add(history.rows[-1]["step"] + 1, {"loss": 0.5, "acc": 0.3})
         begun = time.process_time()
         saved = snapshot.Saved(1, history.summary(), {}, Blobs())
-        snapshot.write(work, saved)
-        history.write(work)
+        snapshot.write(work / "snapshot", saved)
+        history.write(work / "snapshot", work / "full")
         took = time.process_time() - begun
     return 1000 * took
 

@@ -3,6 +3,7 @@
 Standard library only; used by the loop and by the supervisor.
 """
 
+import ctypes
 import errno
 import os
 import re
@@ -16,6 +17,9 @@ STATES = 2
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What writing to a full disk, or over a quota, raises."""
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""Modes of Linux's fallocate."""
 
 _MEMORY_TYPES = frozenset({"tmpfs", "ramfs"})
 
@@ -46,6 +50,19 @@ def choose(folders: Sequence[Path], size: int) -> Path:
 def on_disk(folders: Sequence[Path]) -> Path:
     """The first of the folders that is not in memory; the first one where all are."""
     return next((folder for folder in folders if not in_memory(folder)), folders[0])
+
+
+def give_back(file: Path, until: int) -> None:
+    """Give the room of a file's first bytes back; its size and the bytes after them stay.
+
+    They read as zeros then. Where the file system cannot do that, nothing happens.
+    """
+    fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if fallocate is None or until <= 0:
+        return
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    with file.open("r+b") as opened:
+        fallocate(opened.fileno(), _PUNCH_HOLE | _KEEP_SIZE, 0, until)
 
 
 def told(folders: Sequence[Path]) -> str:

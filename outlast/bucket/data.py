@@ -215,11 +215,6 @@ def _check_names(url: str, names: list[str]) -> None:
             )
 
 
-def local_fingerprint(path: Path, progress: Progress = lambda done, of: None) -> DataFingerprint:
-    """Of a file or folder of this machine, by its base name: where it lies does not matter."""
-    return _fingerprint_of(path, local_files(path, progress))
-
-
 def local_files(path: Path, progress: Progress = lambda done, of: None) -> Files:
     """(name below the path, size, CRC32C) of a folder's files; of a file one without a name."""
     try:

@@ -304,17 +304,6 @@ def lineage_until(
     return replace(head, lineage=part, older_lineage=_of_all(refs))
 
 
-def unfolded(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> Head:
-    """HEAD with all entries in itself, for readers of a short run. Raises PageLost, StoreError."""
-    if head.older_chain is None and head.older_lineage is None:
-        return head
-    found = kept(store, layout, head, patience=patience)
-    if found.lost:
-        raise PageLost("; ".join(found.lost))
-    terms = tuple(lineage(store, layout, head, patience=patience))[::-1]
-    return replace(head, chain=found.chain, lineage=terms, older_chain=None, older_lineage=None)
-
-
 def _raise(error: PageLost) -> None:
     raise error
 

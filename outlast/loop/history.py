@@ -1,12 +1,13 @@
 """Evaluations of a run, kept in its state so that a resumed run reports the same as any other.
 
-In a snapshot they are lines of JSON in files of their own. A file that is full never changes, so
-that a long run makes text of each evaluation once, and sends it to the bucket once: of a file that
-the checkpoint before has too, a commit makes a copy inside the bucket.
+In a snapshot they are lines of JSON in separate files. A file that is full never changes: a long
+run makes text of each evaluation once, writes it to this machine once, and sends it to the bucket
+once. Later snapshots hold another name of the same file, and a commit copies it inside the bucket.
 """
 
 import json
 import math
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -102,13 +103,18 @@ class History:
         values."""
         return {"evaluations": len(self.rows), "best": self._best_node()}
 
-    def write(self, folder: Path) -> None:
-        """Write the evaluations as files of the snapshot in ``folder``."""
+    def write(self, folder: Path, full: Path | None = None) -> None:
+        """Write the evaluations as files of the snapshot in ``folder``. Full files are kept in the
+        folder ``full``; the snapshot has other names of them."""
         self._settle()
-        last = b"".join(_line(row) for row in self.rows[self._settled :])
-        for number, text in enumerate((*self._full, bytes(self._open) + last)):
-            if text:
+        for number, text in enumerate(self._full):
+            if full is None:
                 _file(folder, number).write_bytes(text)
+            else:
+                _link(_file(full, number), _file(folder, number), text)
+        last = b"".join(_line(row) for row in self.rows[self._settled :])
+        if self._open or last:
+            _file(folder, len(self._full)).write_bytes(bytes(self._open) + last)
 
     def read(self, folder: Path, summary: Mapping[str, Any]) -> None:
         """Take over what ``write`` wrote. DoesNotFit: it is not what the ``summary`` tells of."""
@@ -156,6 +162,22 @@ class History:
 
 def _line(row: Mapping[str, Any]) -> bytes:
     return _LINE.encode(row).encode() + b"\n"
+
+
+def _link(kept: Path, file: Path, text: bytes) -> None:
+    """Make ``file`` another name of ``kept``, which is written where it is not there."""
+    try:
+        os.link(kept, file)
+        return
+    except FileNotFoundError:
+        kept.parent.mkdir(exist_ok=True)
+    except OSError:  # a file system without hard links, or more names than it takes
+        file.write_bytes(text)
+        return
+    part = kept.with_name(f"{kept.name}.part")
+    part.write_bytes(text)  # a disk that fills here leaves no half file under the name
+    os.replace(part, kept)
+    _link(kept, file, text)
 
 
 def _file(folder: Path, number: int) -> Path:

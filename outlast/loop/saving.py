@@ -21,6 +21,8 @@ BUSY_RETRY_SEC = 1.0
 FULL_RETRY_SEC = 60.0
 """A snapshot that finds its disk full is tried for so long; the one before frees its room."""
 SPARE = "tmp-spare.bin"
+EVALUATIONS = "tmp-evaluations"
+"""Where the files of evaluations that are full stay while the training runs."""
 RESULT = "tmp-result"
 """Where the files of the result are written until they are complete."""
 
@@ -68,7 +70,9 @@ class Saver:
         self._work = folders[0]
         self._places = folders
         for place in folders:
-            (place / SPARE).unlink(missing_ok=True)  # of a trainer before, and perhaps still read
+            # Of a trainer before, and perhaps still read under another name.
+            (place / SPARE).unlink(missing_ok=True)
+            shutil.rmtree(place / EVALUATIONS, ignore_errors=True)
         self._place, self._place_size = self._work, -1
         self._spare = snapshot.Spare(self._place / SPARE)
         self._pending: _Offer | None = None
@@ -94,6 +98,7 @@ class Saver:
     def close(self) -> None:
         """Give the room of what is not handed over back."""
         self._spare.drop()
+        shutil.rmtree(self._place / EVALUATIONS, ignore_errors=True)
         if self._last is not None:
             shutil.rmtree(self._last.folder, ignore_errors=True)
 
@@ -188,6 +193,7 @@ class Saver:
                 f"snapshots of {size} bytes go to {place}: {places.told([self._place])}",
             )
             self._spare.drop()
+            shutil.rmtree(self._place / EVALUATIONS, ignore_errors=True)
             self._place, self._spare = place, snapshot.Spare(place / SPARE)
 
     def _write_once(self, step: int, tags: list[str], *, with_ranks: bool = True) -> _Offer:
@@ -206,7 +212,7 @@ class Saver:
         saved = snapshot.Saved(step, loop, nodes, blobs)
         with self._rank_parts(step, temporary) if with_ranks else contextlib.nullcontext():
             snapshot.write(temporary, saved, spare=self._spare_file())
-            self._history.write(temporary)
+            self._history.write(temporary, self._place / EVALUATIONS)
         rows_offset = self._rows.flush()  # before it has its name: this disk, too, may be full
         folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
         message = Snapshot(identifier, str(folder), step, tags, rows_offset)

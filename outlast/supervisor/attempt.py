@@ -117,7 +117,9 @@ class Attempt:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
         self._committer = Committer(head_file, retention=retention, say=site.say, sign=site.sign)
-        self._jobs = Jobs(spec, head_file, self._committer, self._rows_path)
+        self._jobs = Jobs(
+            spec, head_file, self._committer, self._rows_path, lambda: self._latest.offset
+        )
         self._preparation = Preparation(
             spec, head_file, site, self._committer, self._jobs, self._scratch
         )

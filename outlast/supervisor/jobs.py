@@ -2,8 +2,9 @@
 
 import contextlib
 import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from outlast.supervisor.metadata import Spec
 from outlast.supervisor.parts import Begin, Folders
 from outlast.supervisor.site import Next, Outcome
 
+ROWS_DROP_BYTES = 1 << 20
+"""Rows on this machine that are in the bucket take about as much room at most."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -35,12 +39,20 @@ class Jobs:
     """The jobs of one attempt. Each can be done again after an error of the store."""
 
     def __init__(
-        self, spec: Spec, head_file: HeadFile, committer: Committer, rows_path: Path
+        self,
+        spec: Spec,
+        head_file: HeadFile,
+        committer: Committer,
+        rows_path: Path,
+        rows_needed: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
+        """``rows_needed`` gives from which byte on somebody else still reads the rows' file."""
         self._spec = spec
         self._head_file = head_file
         self._committer = committer
         self._rows_path = rows_path
+        self._rows_needed = rows_needed
+        self._rows_dropped = 0
         self._failures = head_file.head.failures
         self._blocks_written = False
 
@@ -97,6 +109,7 @@ class Jobs:
         """Deletes what the last commit dropped; once also what lower terms left, and writes the
         blocks of old attempts' records that are missing."""
         self._committer.clean()
+        self._drop_rows()
         if self._blocks_written:
             return
         self._blocks_written = True
@@ -108,6 +121,14 @@ class Jobs:
                 self._committer.term,
                 patience=head_file.patience,
             )
+
+    def _drop_rows(self) -> None:
+        """Gives the room of rows back that are in the bucket: a run may log for weeks."""
+        until = min(self._committer.rows_flushed, self._rows_needed())
+        if until - self._rows_dropped >= ROWS_DROP_BYTES:
+            with contextlib.suppress(OSError):
+                places.give_back(self._rows_path, until)
+            self._rows_dropped = until
 
     def finish_done(self, complete: Complete) -> Outcome:
         self._committer.flush_rows(self._rows_until(complete.rows_offset))

@@ -35,6 +35,11 @@ class Latest:
         self._metrics: dict[str, Last] = {}
 
     @property
+    def offset(self) -> int:
+        """Bytes of the file that are not read again."""
+        return self._offset
+
+    @property
     def rows(self) -> tuple[dict[str, Any], ...]:
         """The last rows that `read` has seen, newest last."""
         with self._lock:

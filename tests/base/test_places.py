@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.base.places import cache_home
+from outlast.base.places import cache_home, give_back
 
 
 def test_a_cache_is_where_the_user_says_or_in_the_home(
@@ -28,3 +28,17 @@ def test_a_user_without_a_home_has_a_cache_below_the_temporary_folder(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(os, "getuid", lambda: 54321)  # in no passwd file
     assert cache_home("outlast", "OUTLAST_X") == tmp_path / "outlast-54321"
+
+
+def test_the_first_bytes_of_a_file_give_their_room_back_and_the_others_stay(tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    file.write_bytes(b"a" * (1 << 20) + b"the rest")
+    before = file.stat()
+    give_back(file, 1 << 20)
+    after = file.stat()
+    assert after.st_size == before.st_size
+    assert file.read_bytes()[1 << 20 :] == b"the rest"
+    assert after.st_blocks < before.st_blocks or file.read_bytes().startswith(b"aaaa")
+    with file.open("ab") as rows:
+        rows.write(b" grows")
+    assert file.read_bytes().endswith(b"the rest grows")

@@ -21,9 +21,10 @@ from outlast.bucket.data import (
     Desk,
     Listings,
     find,
-    local_fingerprint,
+    local_files,
     same_data,
 )
+from outlast.bucket.head import DataFingerprint
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import (
     CHUNK_BYTES,
@@ -55,6 +56,10 @@ def cache_of(store: Store, home: Path, **options: Any) -> Cache:
 
 def content(size: int, salt: int = 0) -> bytes:
     return bytes((index * index + salt) % 251 for index in range(size))
+
+
+def local_fingerprint(path: Path, progress: Any = lambda done, of: None) -> DataFingerprint:
+    return data_module._fingerprint_of(path, local_files(path, progress))
 
 
 def test_an_object_is_a_file(store: Store, tmp_path: Path) -> None:

@@ -234,5 +234,7 @@ def test_a_run_is_set_back_to_a_checkpoint_in_a_page(
 
 def copy_of(memory: MemoryStore) -> MemoryStore:
     store = memory.view(None)
-    store._objects = dict(memory._objects)
+    store._objects = type(memory._objects)()
+    for path, entry in memory._objects.items():
+        store._objects[path] = entry
     return store

@@ -1,7 +1,9 @@
 """Evaluations of any names, and what counts as a new best."""
 
+import errno
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,54 @@ def test_the_files_of_a_snapshot_bring_all_back_and_full_ones_stay_as_they_are(
     assert resumed.rows == undisturbed.rows
     assert resumed.metrics_json() == undisturbed.metrics_json()
     assert count < 8 or len(before) > 2
+
+
+def test_a_full_file_is_written_once_and_is_in_every_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "FILE_BYTES", 60)
+    history, kept = History(), tmp_path / "full"
+    for step in range(1, 31):
+        history.add(step, {"loss": 1 / step})
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for folder in folders:
+        folder.mkdir()
+        history.write(folder, kept)
+    *full, last = sorted(path.name for path in folders[0].iterdir())
+    assert len(full) > 3
+    for name in full:
+        assert len({(folder / name).stat().st_ino for folder in (*folders, kept)}) == 1
+    assert not (kept / last).exists()
+    # A snapshot that is deleted takes nothing from the next one.
+    shutil.rmtree(folders[0])
+    resumed = History()
+    resumed.read(folders[1], history.summary())
+    assert resumed.rows == history.rows
+
+
+def test_a_full_file_cut_by_a_full_disk_is_in_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "FILE_BYTES", 60)
+    history, kept, folder = History(), tmp_path / "full", tmp_path / "snapshot"
+    for step in range(1, 11):
+        history.add(step, {"loss": 1 / step})
+    written = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        written(path, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(Path, "write_bytes", full)
+        history.write(folder, kept)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    history.write(folder, kept)
+    resumed = History()
+    resumed.read(folder, history.summary())
+    assert resumed.rows == history.rows
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "longer", "no JSON"])

@@ -75,6 +75,7 @@ from tests.supervisor.scripted import (
     WORK,
     Crash,
     advanced,
+    unfolded,
 )
 
 LAYOUT = Layout("experiments/demo", "0123456789")
@@ -853,7 +854,7 @@ class Watch:
     def _head_written(self, sender: Actor, over: int, data: bytes, generation: int) -> None:
         written = Head.from_json(data)
         try:
-            head = pages.unfolded(self._world.bucket, LAYOUT, written)
+            head = unfolded(self._world.bucket, LAYOUT, written)
         except StoreError as error:
             self.hold(False, f"HEAD names a page that is not there: {error}")
             head = written

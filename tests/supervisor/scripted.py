@@ -36,6 +36,7 @@ from outlast.bucket.rows import read_rows
 from outlast.bucket.store import (
     MemoryStore,
     Operation,
+    Store,
     StoreError,
     Unavailable,
 )
@@ -161,6 +162,15 @@ class Attempt:
         return folder
 
 
+def unfolded(store: Store, layout: Layout, head: Head) -> Head:
+    """HEAD with all entries in itself, those of its pages too. Raises PageLost."""
+    found = pages.kept(store, layout, head)
+    if found.lost:
+        raise pages.PageLost("; ".join(found.lost))
+    terms = tuple(pages.lineage(store, layout, head))[::-1]
+    return replace(head, chain=found.chain, lineage=terms, older_chain=None, older_lineage=None)
+
+
 def advanced(state: str, step: int) -> str:
     """The state after one more step; every earlier step is in it."""
     return hashlib.sha256(f"{state}:{step}".encode()).hexdigest()
@@ -224,7 +234,7 @@ class Observer:
         except HeadError:
             return {}
         try:
-            head = pages.unfolded(self._bucket, LAYOUT, head)
+            head = unfolded(self._bucket, LAYOUT, head)
         except StoreError as error:
             self._played.lost.append(str(error))
         folders = [entry.path for entry in head.chain]
@@ -498,7 +508,7 @@ def _check_chain(played: Played, head: Head, hold: Callable[[bool, str], None]) 
     """Reopened, the run restores each checkpoint that the chain names."""
     hold(bool(head.chain) and head.chain[-1].step == STEPS, "the newest checkpoint is the last")
     try:
-        head = pages.unfolded(played.bucket, LAYOUT, head)
+        head = unfolded(played.bucket, LAYOUT, head)
     except StoreError as error:
         hold(False, f"every kept checkpoint is found ({error})")
         return

@@ -47,7 +47,7 @@ from outlast.protocol import (
     Hello,
     Stop,
 )
-from outlast.supervisor import attempt
+from outlast.supervisor import attempt, jobs
 from outlast.supervisor.__main__ import _record_boot_end
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
 from outlast.supervisor.progress import Progress
@@ -1156,3 +1156,32 @@ def test_rows_and_results_are_kept_out_of_memory(
     (welcome,) = seen
     assert Path(welcome.result).is_relative_to(disk) and Path(welcome.rows).is_relative_to(disk)
     assert not Path(welcome.work).is_relative_to(disk)
+
+
+def taken(file: Path) -> int:
+    """Bytes that a file takes on the disk."""
+    return file.stat().st_blocks * 512
+
+
+def test_rows_that_are_in_the_bucket_give_their_room_on_the_machine_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    probe = tmp_path / "probe"
+    probe.write_bytes(bytes(1 << 16))
+    places.give_back(probe, 1 << 16)
+    if taken(probe):
+        pytest.skip("this file system keeps the room of a file's first bytes")
+    monkeypatch.setattr(jobs, "ROWS_DROP_BYTES", 1 << 12)
+
+    def script(life: Life) -> int:
+        rows = Path(life.welcome.rows)
+        for _ in range(40):
+            life.advance(1000)
+            life.commit()
+        # The next commit's rows begin where the ones before were given back.
+        wait_until(lambda: life.commit() or taken(rows) < rows.stat().st_size / 4)
+        life.advance(3)
+        return life.complete()
+
+    assert world.boot(script).run() == 0
+    assert world.steps() == list(range(1, 40_004))

@@ -1,5 +1,6 @@
 """Objects in this process, for tests and measurements."""
 
+import bisect
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,38 @@ Around = Callable[[Operation, Callable[[], Any]], Any]
 """Called with each operation and the function that performs it; may fail before or after it."""
 
 
+class _Objects(dict[str, tuple[bytes, Object]]):
+    """Objects by their paths, which are kept sorted: a list of few among many costs little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sorted: list[str] = []
+
+    def __setitem__(self, path: str, entry: tuple[bytes, Object]) -> None:
+        if path not in self:
+            bisect.insort(self._sorted, path)
+        super().__setitem__(path, entry)
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        del self._sorted[bisect.bisect_left(self._sorted, path)]
+
+    def pop(self, path: str) -> tuple[bytes, Object]:  # type: ignore[override]
+        entry = self[path]
+        del self[path]
+        return entry
+
+    def below(self, prefix: str) -> list[Object]:
+        """Those whose path starts with `prefix`, sorted by path."""
+        found = []
+        for index in range(bisect.bisect_left(self._sorted, prefix), len(self._sorted)):
+            path = self._sorted[index]
+            if not path.startswith(prefix):
+                break
+            found.append(self[path][1])
+        return found
+
+
 class MemoryStore(Fetching):
     """Objects in this process. Views share the objects and see their own operations only."""
 
@@ -48,7 +81,7 @@ class MemoryStore(Fetching):
     def __init__(
         self, *, clock: Callable[[], datetime] | None = None, around: Around | None = None
     ) -> None:
-        self._objects: dict[str, tuple[bytes, Object]] = {}
+        self._objects = _Objects()
         self._generations = itertools.count(1)
         self._lock = threading.RLock()
         self._clock = clock or (lambda: datetime.now(UTC))
@@ -119,12 +152,7 @@ class MemoryStore(Fetching):
         self._perform("delete", path, apply, writes=True)
 
     def list(self, prefix: str) -> Iterator[Object]:
-        def apply() -> list[Object]:
-            return [
-                self._objects[path][1] for path in sorted(self._objects) if path.startswith(prefix)
-            ]
-
-        return iter(self._perform("list", prefix, apply))
+        return iter(self._perform("list", prefix, lambda: self._objects.below(prefix)))
 
     def folders(self, prefix: str) -> Iterator[str]:
         rests = (found.path[len(prefix) :] for found in self.list(prefix))
