@@ -7,7 +7,7 @@ The program and the supervisor read it alike. Of a secret only the name is ever 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -121,6 +121,14 @@ class Git:
         """What stands for the digest of the source in the run's identity: where the repository
         lies is no part of it."""
         return f"git:{self.commit}:{self.path}"
+
+    def lend(self, other: "Git") -> "Git":
+        """Another repository with this one's secret, where both are read by https from the same
+        host and port: a token goes nowhere else."""
+        here, there = self.remote, other.remote
+        if here.scheme == "ssh" or (here.scheme, here.authority) != (there.scheme, there.authority):
+            return other
+        return replace(other, secret=self.secret)
 
     def to_json(self) -> str:
         """For the metadata; what is empty is left out."""

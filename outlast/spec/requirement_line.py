@@ -339,7 +339,8 @@ class Line:
         if not before.startswith(("https://", "http://127.0.0.1:")):
             raise self.bad(
                 "a VM has no git program and no key; write git+https://HOST/OWNER/NAME.git@COMMIT"
-                " of a public repository, or put a wheel beside this file"
+                " of a repository that is public or is opened by outlast:gitSecret on the host of"
+                " outlast:gitUrl, or put a wheel beside this file"
             )
         self._refuse_password(before)
         if not _COMMIT.fullmatch(commit):

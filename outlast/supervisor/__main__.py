@@ -551,6 +551,7 @@ def _vm_site(
             baked,
             token=reader.metadata.token,
             email=reader.metadata.email,
+            secret=functools.partial(reader.read, "gitSecret"),
             forbidden_sec=spec.waits.iam,
         )
         workshop = Workshop(

@@ -74,7 +74,7 @@ class Workshop:
                 need, root = self._needed(git), self._place(git)
             if need is None:
                 return code
-            programs = self.builder.ensure(need, root)
+            programs = self.builder.ensure(need, root, git)
         except (fetching.GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
         except (EnvironmentUnreachable, SecretUnavailable, errand.Stuck, OSError) as error:

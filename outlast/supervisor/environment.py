@@ -35,6 +35,7 @@ from outlast.bucket.store import (
     StoreError,
 )
 from outlast.spec import identity, project, requirements
+from outlast.spec.delivery import Git
 from outlast.spec.requirements import Requirements
 from outlast.supervisor import errand
 from outlast.supervisor import git as fetching
@@ -182,12 +183,15 @@ class Builder:
     """The VM's own, for indexes of Google."""
     email: Callable[[], str] | None = None
     """Of the VM's service account."""
+    secret: Callable[[str], bytes] | None = None
+    """Reads `outlast:gitSecret`; raises what a `SecretReader` raises."""
     forbidden_sec: float = 0.0
     """A refusal by such an index may be IAM that is still spreading, for so long."""
 
-    def ensure(self, need: Path, root: Path | None = None) -> Path:
+    def ensure(self, need: Path, root: Path | None = None, code: Git | None = None) -> Path:
         """The folder of the environment's programs, made where it is not there or not whole.
-        `root` as `layers` has it.
+        `root` as `layers` has it; `code` is the commit that the code comes from, whose secret opens
+        other repositories of the same host.
 
         Raises EnvironmentRefused, EnvironmentUnreachable, errand.Stuck, and what `clock.sleep`
         raises.
@@ -206,7 +210,7 @@ class Builder:
         self._make_venv(venv)
         wheels: list[Path] = []
         for layer in wanted:
-            wheels += self._wheels(layer, venv)
+            wheels += self._wheels(layer, venv, code)
         if not wheels:
             raise EnvironmentRefused(
                 "requirements: no package is for this machine, by the conditions after the"
@@ -241,7 +245,7 @@ class Builder:
             return False
         return mark.read_text().strip() == hashlib.sha256(asked.data).hexdigest()
 
-    def _wheels(self, layer: Layer, venv: Path) -> list[Path]:
+    def _wheels(self, layer: Layer, venv: Path, code: Git | None) -> list[Path]:
         """The layer's wheels: from this disk, from the bucket, or made and kept there."""
         folder = self.home / "wheels" / layer.key
         if not folder.is_dir():
@@ -251,7 +255,7 @@ class Builder:
                 made.mkdir()
                 if not self._fetch(layer, Path(scratch), made):
                     self.say(f"environment: making wheels of the {layer.name}")
-                    self._make(layer, made, venv)
+                    self._make(layer, made, venv, code)
                     self._keep(layer, Path(scratch), made)
                 made.rename(folder)
         return sorted(folder.glob("*.whl"))
@@ -302,7 +306,7 @@ class Builder:
                 f" ({refused}); delete the object, and the next boot makes it again"
             ) from None
 
-    def _make(self, layer: Layer, into: Path, venv: Path) -> None:
+    def _make(self, layer: Layer, into: Path, venv: Path, code: Git | None) -> None:
         # A build writes into its folder, which is the run's own and stays as it was delivered.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=into.parent) as scratch:
             copy = Path(scratch) / "folder"
@@ -316,7 +320,7 @@ class Builder:
             tried = 1
             while True:
                 try:
-                    words = self._asked(layer.asked, cwd) if layer.asked else layer.argv
+                    words = self._asked(layer.asked, cwd, code) if layer.asked else layer.argv
                     if words:
                         self._pip_wheel(layer, [*argv, *words], cwd, Path(scratch))
                     return
@@ -333,7 +337,7 @@ class Builder:
                     self.say(f"environment: {first}; new permissions may still be spreading")
                     self.patience.clock.sleep(DENIED_PAUSE_SEC)
 
-    def _asked(self, asked: Requirements, cwd: Path) -> list[str]:
+    def _asked(self, asked: Requirements, cwd: Path, code: Git | None) -> list[str]:
         """Writes the one file for pip, with the commits that it names beside it; none where nothing
         is for this machine."""
         lines = []
@@ -344,7 +348,7 @@ class Builder:
             if (git := one.source.git) is not None:
                 place = cwd / f"outlast-git-{number}"
                 if not place.is_dir():
-                    self._commit(one, place)
+                    self._commit(one, place, code)
                 path = f"./{place.name}/{git.path}".rstrip("/")
             lines.append(one.line(path))
         if not lines:
@@ -353,18 +357,22 @@ class Builder:
         (cwd / requirements.CONSTRAINTS).write_text(asked.constraints_text)
         return [*(["--require-hashes"] if asked.is_hashed else []), "--requirement", WRITTEN]
 
-    def _commit(self, one: requirements.Requirement, into: Path) -> None:
-        git = one.source.git
-        assert git is not None
+    def _commit(self, one: requirements.Requirement, into: Path, code: Git | None) -> None:
+        asked = one.source.git
+        assert asked is not None
+        git = asked if code is None else code.lend(asked)
+        secret = self.secret(git.secret) if git.secret and self.secret is not None else None
         self.say(f"environment: fetching commit {git.commit} of {git.url}")
         try:
-            fetching.fetch(git, None, into, pause=self.patience.clock.sleep)
+            fetching.fetch(git, secret, into, pause=self.patience.clock.sleep)
         except fetching.GitUnreachable as error:
             raise EnvironmentUnreachable(str(error)) from None
         except fetching.GitRefused as error:
             why = str(error).partition(";")[0].removeprefix("gitCommit ").removeprefix("gitUrl ")
             raise EnvironmentRefused(
-                f"requirements {one.place} {requirements.shown(one.text)}: {why}; correct the line"
+                f"requirements {one.place} {requirements.shown(one.text)}: {why}; correct the line,"
+                " or put a wheel beside the file (a private repository is read with"
+                " outlast:gitSecret, and only on the host of outlast:gitUrl)"
             ) from None
         if not (into / git.path).is_dir():
             raise EnvironmentRefused(

@@ -41,7 +41,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     yield put
     sys.modules.pop("trainers.mine", None)
-    vars(trainers).pop("mine", None)
+    trainers.__dict__.pop("mine", None)
 
 
 def mine(**args: object) -> dict[str, str]:

@@ -12,6 +12,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from subprocess import run
@@ -22,6 +23,7 @@ import pytest
 from outlast.base.retry import Patience
 from outlast.bucket.store import MemoryStore
 from outlast.spec import requirement_line, requirements
+from outlast.spec.delivery import Git
 from outlast.supervisor import errand
 from outlast.supervisor.environment import (
     Builder,
@@ -207,6 +209,34 @@ def test_a_commit_is_installed_on_a_machine_without_git(
         programs = builder.ensure(asked / "needs.txt")
         assert host.requests
     assert printed(programs, "import clip, apple; print(clip.MADE_OF)") == "clip"
+
+
+def test_a_private_commit_is_read_with_the_secret_of_the_code_on_the_same_host_only(
+    builder: Builder, asked: Path, tmp_path: Path
+):
+    head = commit(tmp_path / "hosted" / "clip", project_of("clip"))
+    secret = "projects/p/secrets/deploy/versions/latest"
+    names: list[str] = []
+
+    def read(name: str) -> bytes:
+        names.append(name)
+        return b"the-token"
+
+    builder = replace(builder, secret=read)
+    with serving(tmp_path / "hosted", "the-token") as host:
+        (asked / "needs.txt").write_text(f"clip @ git+{host.url}/clip@{head}\n")
+        elsewhere = Git("https://git.example/o/n.git", head, secret=secret)
+        with pytest.raises(EnvironmentRefused, match=r"may not be read without a secret; correct"):
+            builder.ensure(asked / "needs.txt", None, elsewhere)
+        assert not names and not host.users
+        own = Git(f"{host.url}/own.git", head, secret=secret)
+        programs = builder.ensure(asked / "needs.txt", None, own)
+        assert set(names) == {secret} and host.users
+    assert printed(programs, "import clip; print(clip.MADE_OF)") == "clip"
+    kept = [builder.store.get(one.path)[0] for one in builder.store.list("e/")]
+    assert (
+        kept and b"the-token" not in b"".join(kept) and "the-token" not in builder.log.read_text()
+    )
 
 
 def test_a_commit_that_cannot_be_had_is_named_with_its_line(

@@ -68,11 +68,16 @@ class _Checkout(requirements.Folder):
 
 
 def grants(read: Reader, git: delivery.Git | None, email: str) -> tuple[str, ...]:
-    """A sentence for each index in Artifact Registry that the user's requirements name: the VMs'
-    service account must be allowed to read it."""
+    """A sentence for each index in Artifact Registry that the user's requirements name, which the
+    VMs' service account must be allowed to read; or that only the VM sees what they name."""
     name = read.text("requirements")
-    if not name or git is not None:  # of a commit the VM finds out, and says the same
+    if not name:
         return ()
+    if git is not None:
+        return (
+            f"{NAMESPACE}:requirements {name}: is read by the VM, at commit {git.commit[:10]}, and"
+            " is not checked here; a line that no VM can install ends the run as usage",
+        )
     place = _of_checkout("requirements", name)
     found = project.read(
         place.relative_to(reader.ROOT.resolve()).as_posix(), _Checkout(reader.ROOT)
