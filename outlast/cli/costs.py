@@ -197,7 +197,8 @@ def _keep(
     """The last VM, where it stays after the run's end."""
     end = book.attempts[-1].end
     instance_id, start = next(reversed(machines.items()))
-    stays_sec = float((start.spec.get("waits") or {}).get("keep") or 0)
+    waits = start.spec.get("waits")
+    stays_sec = _within(waits.get("keep") if isinstance(waits, dict) else 0, _STAYS_SEC_MAX)
     if end and stays_sec:
         until = min(end + timedelta(seconds=stays_sec), book.head.deadline, now)
         seen[instance_id].append(max(until, end))
@@ -210,13 +211,29 @@ def _read(store: Store, path: str) -> BootRecord | None:
         return None
 
 
+_STAYS_SEC_MAX = 120 * 86400.0
+"""No VM lives longer than 120 days."""
+_BILLED_MAX = {"disk_gb": 65536, "ssds": 64, "accelerators": 64}
+
+
+def _within(value: Any, most: float) -> float | None:
+    """A number of a record, which a VM wrote, where it can be one; None otherwise."""
+    fits = type(value) in (int, float) and 0 <= value <= most
+    return value if fits else None
+
+
 def _rate(start: AttemptStart | None, zone: str) -> pricing.Sum:
     """What such a VM costs an hour."""
     if start is None:
         return pricing.Sum((pricing.Item("a VM that left no record of its kind", None),))
     billed = start.spec.get("billed") or {}
+    name = start.machine_type.rpartition("/")[2]
+    if not isinstance(billed, dict) or not all(
+        _within(billed.get(key) or 0, most) is not None for key, most in _BILLED_MAX.items()
+    ):
+        what = f"{name}, whose record says what no VM has"
+        return pricing.Sum((pricing.Item(what, None),))
     if not billed:
-        name = start.machine_type.rpartition("/")[2]
         return pricing.Sum((pricing.Item(f"{name}, whether Spot or not", None),))
     template = {
         "machineType": start.machine_type,

@@ -32,6 +32,10 @@ from outlast.spec import changes
 
 _WHERE = ("bucket", "prefix", "run")
 
+PLACES_MAX = 999_999
+"""Placements that a run may have. A VM writes HEAD, and a number beyond the nine digits of the
+instance template would lock all later VMs out."""
+
 _pinned_before: set[str] = set()
 """Owners whose stack had a pin when this command began."""
 
@@ -53,16 +57,25 @@ class Unreadable(Exception):
 def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) -> Pin:
     """The pin of a run that had none in this stack, from its HEAD.
 
-    An open run of the same resume is gone on with: its own deadline, one place further, so that a
-    VM of a group that is gone can never come before one of the new group.
+    An open run of the same resume continues: its own deadline, one place further, so that a VM of a
+    group that is gone can never come before one of the new group. A VM writes HEAD, so the stack's
+    own limit bounds that deadline.
     """
-    fresh = (now + timedelta(minutes=limit_minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    limit = timedelta(minutes=limit_minutes)
+    fresh = _text(now + limit)
     if head is None:
         return Pin(fresh, 0, 1)
     size = 1 if obstacle(head, resume=resume, now=now) is None else 0
     if head.resume == resume and not head.state.ended:
-        return Pin(head.deadline.strftime("%Y-%m-%dT%H:%M:%SZ"), head.place + 1, size)
+        deadline = min(head.deadline, now + limit)
+        if resume == 0:  # a later resume began later than the run
+            deadline = min(deadline, min(head.started, now) + limit)
+        return Pin(_text(deadline), min(head.place, PLACES_MAX) + 1, size if deadline > now else 0)
     return Pin(fresh, 0, size)
+
+
+def _text(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
@@ -83,6 +96,11 @@ def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
         return (
             f"has passed its limit of {head.deadline:%Y-%m-%d %H:%M} UTC, nothing is started;"
             " raise outlast:limitRunMinutes, and outlast resume reopens it"
+        )
+    if head.place >= PLACES_MAX:
+        return (
+            f"has placement {head.place} in its HEAD, which must be less than {PLACES_MAX}; nothing"
+            " is started; outlast resume goes on with placement 0"
         )
     return None
 
@@ -258,7 +276,14 @@ def _pin_of(props: dict[str, Any]) -> Pin:
     except Unreadable:
         fresh = pin(None, resume=resume, limit_minutes=limit, now=store.now())
         return Pin(fresh.deadline, fresh.place, 0)  # a VM would only find the same and leave
-    return pin(head, resume=resume, limit_minutes=limit, now=store.now())
+    now = store.now()
+    made = pin(head, resume=resume, limit_minutes=limit, now=now)
+    if head is not None and made.size == 0 and obstacle(head, resume=resume, now=now) is None:
+        say(
+            f"run {props['run']} has run for longer than outlast:limitRunMinutes {limit}; nothing"
+            " is started; raise outlast:limitRunMinutes, and outlast resume reopens it"
+        )
+    return made
 
 
 def _foreign(head: Head, olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckFailure:

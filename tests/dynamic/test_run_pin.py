@@ -601,3 +601,43 @@ def test_the_provider_is_pickled_by_reference():
     assert isinstance(dill.loads(data), RunPinProvider)
     assert isinstance(pickle.loads(data), RunPinProvider)
     assert RunPinProvider.serialize_as_secret_always is False
+
+
+LIMIT = timedelta(minutes=60)
+
+
+@pytest.mark.parametrize(
+    ("started", "deadline", "expected"),
+    [
+        (NOW, NOW + timedelta(days=119), NOW + LIMIT),
+        (NOW - timedelta(minutes=50), NOW + timedelta(days=119), NOW + timedelta(minutes=10)),
+        (NOW - timedelta(minutes=50), NOW + timedelta(minutes=5), NOW + timedelta(minutes=5)),
+        (NOW + timedelta(days=9), NOW + timedelta(days=119), NOW + LIMIT),
+        (datetime(9999, 12, 31, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC), NOW + LIMIT),
+    ],
+)
+def test_a_deadline_that_a_vm_wrote_is_bounded_by_the_stacks_own_limit(started, deadline, expected):
+    head = dataclasses.replace(OPEN, resume=0, started=started, deadline=deadline)
+    found = pin(head, resume=0, limit_minutes=60, now=NOW)
+    assert (found.deadline, found.size) == (f"{expected:%Y-%m-%dT%H:%M:%SZ}", 1)
+    later = dataclasses.replace(head, resume=1)
+    assert (
+        pin(later, resume=1, limit_minutes=60, now=NOW).deadline
+        <= f"{NOW + LIMIT:%Y-%m-%dT%H:%M:%SZ}"
+    )
+
+
+def test_a_run_that_has_had_its_time_by_the_stacks_own_limit_starts_nothing():
+    head = dataclasses.replace(
+        OPEN, resume=0, started=NOW - LIMIT, deadline=NOW + timedelta(days=1)
+    )
+    assert pin(head, resume=0, limit_minutes=60, now=NOW).size == 0
+
+
+@pytest.mark.parametrize("place", [999_999, 999_999_998, 999_999_999])
+def test_a_placement_that_a_vm_wrote_never_locks_later_vms_out(place):
+    head = dataclasses.replace(OPEN, place=place)
+    found = pin(head, resume=1, limit_minutes=60, now=NOW)
+    assert found.place == 1_000_000 and found.size == 0
+    assert "outlast resume goes on with placement 0" in (obstacle(head, resume=1, now=NOW) or "")
+    assert pin(head, resume=2, limit_minutes=60, now=NOW).place == 0
