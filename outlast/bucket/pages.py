@@ -201,19 +201,25 @@ def find(
     for entry in reversed(head.chain):
         if entry.step == step:
             return entry
-    pages = _chain(store, layout, patience)
+    return find_behind(store, layout, head.older_chain, step, patience=patience)
 
-    def within(ref: PageRef) -> Checkpoint | None:
-        if not ref.first <= step <= ref.last:
-            return None
-        page = pages.read(ref)
-        for entry in reversed(page.entries):
-            if isinstance(entry, Checkpoint) and entry.step == step:
-                return entry
-        before = (other for other in reversed(page.before) if other.level < ref.level)
-        return next((found for other in before if (found := within(other))), None)
 
-    return within(head.older_chain) if head.older_chain else None
+def find_behind(
+    store: Store, layout: Layout, ref: PageRef | None, step: int, *, patience: Patience = BRIEF
+) -> Checkpoint | None:
+    """As `find`, in the pages that a reference leads to."""
+    if ref is None or not ref.first <= step <= ref.last:
+        return None
+    page = _chain(store, layout, patience).read(ref)
+    for entry in reversed(page.entries):
+        if isinstance(entry, Checkpoint) and entry.step == step:
+            return entry
+    for before in reversed(page.before):
+        if before.level < ref.level:
+            found = find_behind(store, layout, before, step, patience=patience)
+            if found is not None:
+                return found
+    return None
 
 
 def until(

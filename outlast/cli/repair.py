@@ -32,8 +32,9 @@ from outlast.bucket.head import (
 )
 from outlast.bucket.layout import AttemptStart, Layout, Manifest
 from outlast.bucket.parts import is_done
-from outlast.bucket.retention import KEEP_LAST, Retention
+from outlast.bucket.retention import BEST_TAG, KEEP_LAST, Retention
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
+from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
 from outlast.supervisor.metadata import NO_DEADLINE, NO_STACK, Waits
@@ -41,6 +42,10 @@ from outlast.supervisor.metadata import NO_DEADLINE, NO_STACK, Waits
 UNRECORDED_TERMS = 100
 """A term is taken in HEAD before its attempt writes its first record, so a lost HEAD may have been
 at a higher term than any record tells; no number of these may be given a second time."""
+
+
+_LOOKED_AT = 64
+"""Manifests that are read for the best checkpoint before the next ones are."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +204,41 @@ def _older(
         if last < _step_of(folder) < oldest.step:
             found = _verified(store, layout, folder, read=False)
             held += [found] if found else []
+    best = _older_best(store, layout, [*held, *newest], on_the_way)
+    if best is not None and not _is_behind(store, layout, behind, best):
+        held = sorted([*held, best], key=lambda entry: (entry.term, entry.step))
     kept = _retention(start).kept([*held, *newest], behind)
     return [entry for entry in held if entry in kept], behind
+
+
+def _older_best(
+    store: Store, layout: Layout, found: Sequence[Checkpoint], on_the_way: Sequence[str]
+) -> Checkpoint | None:
+    """The newest best checkpoint, where it is newer than every best one that was found already. No
+    page has it: HEAD itself holds it for as long as it is the best."""
+    known = {entry.path for entry in found}
+    since = max((entry.step for entry in found if BEST_TAG in entry.tags), default=-1)
+    rest = [folder for folder in on_the_way if folder not in known and _step_of(folder) > since]
+    for start in range(0, len(rest), _LOOKED_AT):
+        folders = rest[start : start + _LOOKED_AT]
+        looks = [lambda folder=folder: _is_best(store, folder) for folder in folders]
+        for folder, is_best in zip(folders, in_parallel(looks, small_reads(store)), strict=True):
+            if is_best and (best := _verified(store, layout, folder, read=False)):
+                return best
+    return None
+
+
+def _is_best(store: Store, folder: str) -> bool:
+    try:
+        return BEST_TAG in Manifest.from_json(store.get(f"{folder}MANIFEST.json")[0]).tags
+    except (NotFound, ValueError):
+        return False
+
+
+def _is_behind(store: Store, layout: Layout, ref: PageRef | None, entry: Checkpoint) -> bool:
+    with contextlib.suppress(pages.PageLost):
+        return pages.find_behind(store, layout, ref, entry.step) == entry
+    return False
 
 
 def _retention(start: AttemptStart) -> Retention:

@@ -73,11 +73,11 @@ class Machine:
         start = replace(start, spec={"keep_every_steps": every or 0})
         store.put(LAYOUT.attempt_start(start.term), start.to_json())
 
-    def commit(self, step: int) -> None:
+    def commit(self, step: int, *tags: str) -> None:
         snapshot = self.folder / f"snapshot-{self.head_file.term}-{step}"
         snapshot.mkdir()
         (snapshot / "weights").write_bytes(b"%d" % step * 100)
-        self.committer.commit(snapshot, step=step)
+        self.committer.commit(snapshot, step=step, tags=tags)
 
 
 @pytest.fixture
@@ -143,6 +143,44 @@ def test_what_is_kept_for_good_is_in_the_chain_again(store, tmp_path, monkeypatc
     assert now[:-1] == kept
     for entry in kept:
         store.stat(entry.manifest)
+
+
+@pytest.mark.parametrize("every", [None, 10], ids=["in HEAD", "with pages"])
+@pytest.mark.parametrize("best", [20, 25], ids=["that a page may have", "that only HEAD named"])
+def test_the_best_checkpoint_comes_back_however_old_it_is(
+    store, tmp_path, monkeypatch, every, best
+):
+    monkeypatch.setattr(pages, "CHAIN_PAGE", 4)
+    monkeypatch.setattr(pages, "FAN", 2)
+    machine = Machine(store, tmp_path, every=every)
+    steps = sorted({*range(10, 210, 10), best})
+    for step in steps:
+        machine.commit(step, *(["best"] if step in (10, best) else []))
+    before = read_head(store, LAYOUT).head
+    assert [one.step for one in before.chain if "best" in one.tags] == [best]
+    lose_head(store)
+    repair(store, LAYOUT, OWNER)
+    after = read_head(store, LAYOUT).head
+    kept = pages.kept(store, LAYOUT, after)
+    assert kept == pages.kept(store, LAYOUT, before)
+    assert [one.step for one in after.chain if "best" in one.tags] == [best]
+    second = Machine(store, tmp_path, replace(CLAIM, resume=1), every=every)
+    second.commit(210)
+    (found,) = (one for one in read_head(store, LAYOUT).head.chain if "best" in one.tags)
+    store.stat(found.manifest)
+
+
+def test_a_best_checkpoint_that_was_dropped_and_half_deleted_does_not_come_back(store, tmp_path):
+    machine = Machine(store, tmp_path)
+    machine.commit(10, "best")
+    path = read_head(store, LAYOUT).head.chain[0].path
+    for step in range(20, 80, 10):
+        machine.commit(step)
+    weights = store.stat(f"{path}weights")
+    store.delete(weights.path, generation=weights.generation)
+    lose_head(store)
+    repair(store, LAYOUT, OWNER)
+    assert [one.step for one in read_head(store, LAYOUT).head.chain] == [50, 60, 70]
 
 
 def test_a_run_whose_newest_checkpoints_are_damaged_is_whole_where_a_page_has_a_good_one(
