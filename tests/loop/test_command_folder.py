@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from outlast.loop.command import folder as folders
+from outlast.loop.command.flow import FlowWatch
 from outlast.loop.command.folder import Changed, Copier
 from outlast.loop.command.kinds import DEFAULT, Kind
-from outlast.loop.command.listing import Stillness, look
+from outlast.loop.command.listing import NO_FLOW, Stillness, look
 from outlast.loop.command.results import tidy_result
 from outlast.loop.errors import DoesNotFit
 
@@ -226,6 +227,58 @@ def test_a_change_during_the_copy_voids_it(
     assert not [path for path in (root.parent / "work").iterdir() if "snap-1" in path.name]
     monkeypatch.setattr(folders, "_copy_bytes", copied)
     assert (copier.take("snap-1").folder / "files/a").read_text() == "a"
+
+
+def test_a_file_that_became_a_folder_during_the_copy_voids_it(root: Path, copier: Copier) -> None:
+    (root / "model").write_text("1")
+    before = look(root)
+    (root / "model").unlink()
+    (root / "model").mkdir()
+    (root / "model/weights").write_text("2")
+    with pytest.raises(Changed):
+        copier.take("snap-1", before=before)
+    taken = copier.take("snap-1")
+    assert (taken.folder / "files/model/weights").read_text() == "2"
+
+
+def test_a_file_written_over_with_its_old_time_is_a_change(root: Path) -> None:
+    """As by tar with a fixed time, or touch -d."""
+    (root / "model").write_text("1")
+    age(root / "model")
+    then = (root / "model").stat().st_mtime_ns
+    still = Stillness(0.0, look(root))
+    assert still.still_sec(5.0, look(root)) == 5.0
+    changed_ns = (root / "model").stat().st_ctime_ns
+    while (root / "model").stat().st_ctime_ns == changed_ns:  # the clock of files has ticks
+        (root / "model").write_text("2")
+        os.utime(root / "model", ns=(then, then))
+    assert still.still_sec(9.0, look(root)) == 0.0
+    assert still.still_sec(12.0, look(root)) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "seconds", "flows"),
+    [
+        ([b"a\n", b"b\n"], 2.0, True),
+        ([b"\r 1%", b"\r 2%"], 2.0, True),
+        # As a buffer of a program writes it, in blocks: only after six times as long.
+        ([b"a\nb", b"b\nc"], 2.0, False),
+        ([b"a\nb", b"b\nc"], 8.0, True),
+        # A model that is being written.
+        ([b"\0\n", b"\1\n"], 8.0, False),
+        ([b"abcdef"], 8.0, False),
+    ],
+)
+def test_text_that_is_appended_flows(
+    root: Path, pieces: list[bytes], seconds: float, flows: bool
+) -> None:
+    watch = FlowWatch(root, 1.0)
+    flow = NO_FLOW
+    for look_number in range(int(seconds / 0.25)):
+        with (root / "file").open("ab") as file:
+            file.write(pieces[look_number % len(pieces)])
+        flow = watch.observe(look_number * 0.25, look(root))
+    assert flow.holds("file") is flows
 
 
 def test_a_rotation_that_races_the_copy_gives_never_a_mix(root: Path, copier: Copier) -> None:

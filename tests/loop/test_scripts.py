@@ -16,7 +16,7 @@ import pytest
 
 from tests.loop import programs
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(3600)]  # each wait has its own limit
 
 SCRIPTS = {
     "mnist": "torch",

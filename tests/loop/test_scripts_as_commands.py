@@ -23,7 +23,7 @@ FOR_ONE = {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "JAX_PLATFORMS": "c
 FOR_ONE |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 SCRIPTS = Path(__file__).parent / "command_scripts"
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(7200)  # each wait has its own limit, WAIT_SEC
 frameworks = pytest.mark.frameworks
 
 

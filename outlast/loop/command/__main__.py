@@ -21,12 +21,14 @@ from outlast.base.exits import State
 from outlast.loop import data
 from outlast.loop.command import kinds
 from outlast.loop.command.command import QUIET_SEC, RESULT_GB_MAX, Command
-from outlast.loop.command.errors import CommandError
-from outlast.loop.command.runner import (
+from outlast.loop.command.errors import (
+    CommandError,
     CommandFailed,
-    Heard,
     NoOutput,
     ResultTooLarge,
+)
+from outlast.loop.command.runner import (
+    Heard,
     Runner,
     check_checkpoint_dir,
     remove_home,

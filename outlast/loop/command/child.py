@@ -103,9 +103,9 @@ class Child:
         return None if self._process is None else self._process.returncode
 
     @property
-    def has_rest(self) -> bool:
-        """Whether anything of its tree is running."""
-        return bool(self._others())
+    def rest(self) -> set[int]:
+        """What of its tree is running."""
+        return self._others()
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole tree."""
@@ -117,7 +117,7 @@ class Child:
         self.was_killed = True
         if self._process is not None:
             # What is killed may have been writing.
-            self.was_cut = self.was_cut or self.code is None or self.has_rest
+            self.was_cut = self.was_cut or self.code is None or bool(self.rest)
             tree.kill_tree(self._process.pid, self._mark)
             self._orphans.kill(self._process.pid)
             self._process.wait()
@@ -129,7 +129,7 @@ class Child:
         the system does not tell."""
         if self._process is None or not Path("/proc/self/fd").is_dir():
             return True
-        paths, wanted = list(paths), set()
+        paths, wanted = list(paths), set[tuple[int, int]]()
         for path in paths:
             with contextlib.suppress(OSError):
                 found = os.stat(path)

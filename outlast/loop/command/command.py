@@ -1,6 +1,7 @@
 """What is run, and where: the words of a command, and what is put into them."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -160,11 +161,18 @@ def _check_first_line(program: str, file: Path) -> None:
     except OSError:
         return  # a program that may be run and not read
     if begin.startswith(b"#!"):
-        words = begin[2:].partition(b"\n")[0].decode(errors="replace").split()
-        if words and not os.path.exists(words[0]):
+        # As the system does it: a line end of Windows is part of the name.
+        line = begin[2:].partition(b"\n")[0].decode(errors="replace").strip(" \t")
+        name = re.split("[ \t]", line)[0]
+        if name.endswith("\r") and os.path.exists(name.removesuffix("\r")):
             raise CommandError(
-                f"command {program!r}: its first line names {words[0]}, which is not there; mend "
-                "that line"
+                f"command {program!r}: its lines end as on Windows (CRLF), and there is no "
+                f"{name!r}; save it with the line ends of Unix, as dos2unix does"
+            )
+        if name and not os.path.exists(name):
+            raise CommandError(
+                f"command {program!r}: its first line names {name}, which is not there; mend that "
+                "line"
             )
     elif b"\0" not in begin:
         raise CommandError(
@@ -178,6 +186,11 @@ def not_started(program: str, error: OSError, cwd: Path) -> str:
     if not cwd.is_dir():
         return f"command {program!r}: its folder {cwd} is not there"
     if isinstance(error, FileNotFoundError):
+        try:
+            if found := shutil.which(program if os.sep not in program else str(cwd / program)):
+                _check_first_line(program, Path(found))
+        except CommandError as why:
+            return str(why)
         return (
             f"command {program!r}: no such program on the PATH or in {cwd}; check the spelling, "
             "and that the machine has it"

@@ -1,7 +1,30 @@
-"""What is wrong with a command as a person wrote it."""
+"""Why a command cannot be started, or is not done."""
+
+from collections.abc import Sequence
 
 from outlast.loop.errors import LoopError
 
 
 class CommandError(LoopError):
     """The command cannot be started as it is written; the message says what to change."""
+
+
+class CommandFailed(LoopError):
+    """The command's own failure; ``code`` is its exit code as a shell gives it, ``lines`` the
+    end of its stderr."""
+
+    def __init__(self, code: int, lines: Sequence[str], goes_on: str) -> None:
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        said = [line.strip() for line in lines if line.strip()]
+        super().__init__(said[-1][:1000] if said else f"the command {how}")
+        self.lines = list(lines)
+        self.code = code if code >= 0 else 128 - code
+        self.sentence = f"the command {how}; {goes_on}"
+
+
+class NoOutput(LoopError):
+    """The command exited with 0 and left nothing that could be its result."""
+
+
+class ResultTooLarge(LoopError):
+    """What the command left in its working folder is too large to be kept by itself."""

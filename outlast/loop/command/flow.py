@@ -12,7 +12,11 @@ from outlast.loop.command.listing import Flow, Listing, Seen
 
 GROWTHS = 3
 """So many times lines must have been appended, and over at least the quiet time."""
+TEXT_FACTOR = 6
+"""So many times the quiet time for text whose lines are cut, as a buffer writes it in blocks: it
+could be a model in a text, which takes long to write."""
 
+_LINE_ENDS = (b"\n", b"\r")
 _TAIL_BYTES = 4096
 _DATABASE_SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
 _DATABASE_HEADER = b"SQLite format 3\0"
@@ -25,6 +29,9 @@ class _Growth:
     """The last bytes of the file, as it was then."""
     since_sec: float
     times: int = 0
+    lines_since_sec: float = 0.0
+    lines: int = 0
+    """So many times in a row, since then, whole lines were appended."""
 
 
 class FlowWatch:
@@ -65,19 +72,33 @@ class FlowWatch:
         tail = self._read(name, max(0, seen.size - _TAIL_BYTES), min(seen.size, _TAIL_BYTES))
         if known is None or not self._only_grew(name, known, seen, tail):
             self._growing.discard(name)
-            self._growths[name] = _Growth(seen, tail, now_sec)
+            self._growths[name] = _Growth(seen, tail, now_sec, 0, now_sec)
             return
-        self._growths[name] = _Growth(seen, tail, known.since_sec, known.times + 1)
-        if known.times + 1 >= GROWTHS and now_sec - known.since_sec >= self._quiet_sec:
+        growth = _Growth(seen, tail, known.since_sec, known.times + 1, now_sec)
+        if self._adds_lines(name, known, tail):
+            growth.lines_since_sec, growth.lines = known.lines_since_sec, known.lines + 1
+        self._growths[name] = growth
+        adds_lines = growth.lines >= GROWTHS and now_sec - growth.lines_since_sec >= self._quiet_sec
+        adds_text = (
+            growth.times >= GROWTHS and now_sec - growth.since_sec >= TEXT_FACTOR * self._quiet_sec
+        )
+        if adds_lines or adds_text:
             self._growing.add(name)
 
     def _only_grew(self, name: str, known: _Growth, seen: Seen, tail: bytes) -> bool:
-        """Whether whole lines were appended and what was there is there still."""
+        """Whether text with line breaks was appended and what was there is there still."""
         if seen.inode != known.seen.inode or seen.size <= known.seen.size:
             return False
-        if not known.tail.endswith(b"\n") or not tail.endswith(b"\n") or b"\0" in tail:
+        if b"\0" in tail or not any(end in tail for end in _LINE_ENDS):
             return False
         return self._read(name, known.seen.size - len(known.tail), len(known.tail)) == known.tail
+
+    def _adds_lines(self, name: str, known: _Growth, tail: bytes) -> bool:
+        """Whether whole lines were appended, or a state of a progress bar, which begins with a
+        carriage return."""
+        if self._read(name, known.seen.size, 1) == b"\r":
+            return True
+        return known.tail.endswith(b"\n") and tail.endswith(b"\n")
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
         with contextlib.suppress(OSError), (self._root / name).open("rb") as file:

@@ -196,10 +196,10 @@ class Copier:
             with (self._root / name).open("rb") as source, target.open("wb") as copy:
                 _copy_bytes(source, copy)
                 found = os.fstat(source.fileno())
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             if kind is not Kind.CHECKPOINT:
                 return False
-            raise Changed(f"{name} was deleted while it was copied") from None
+            raise Changed(f"{name} was removed while it was copied") from None
         # One that was replaced meanwhile is whole still: only its change time is another.
         replaced = found.st_nlink == 0 and seen_of(found).version == seen.version
         if (seen_of(found) == seen or replaced) and target.stat().st_size == seen.size:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -72,9 +72,17 @@ class Listing:
 
     def stamp_of(self, flow: Flow) -> object:
         """The stamp without the files that hold nothing up."""
+        return self._stamp_of(flow, lambda seen: seen.version)
+
+    def touched_of(self, flow: Flow) -> object:
+        """The same with the files' change times: a file may be written and its old time be set
+        again. A rename, a link and a new mode change them as well."""
+        return self._stamp_of(flow, lambda seen: (seen.version, seen.ctime_ns))
+
+    def _stamp_of(self, flow: Flow, state: Callable[[Seen], object]) -> object:
         ignored = (Kind.LOG, Kind.BY_PRODUCT)
         files = {
-            name: seen.version
+            name: state(seen)
             for name, seen in self.files.items()
             if self.kinds.of(name) not in ignored and not flow.holds(name)
         }
@@ -195,13 +203,13 @@ class Stillness:
     """Since when the folder is as it is, by this machine's own looking."""
 
     def __init__(self, now_sec: float, listing: Listing) -> None:
-        self._stamp = listing.stamp
+        self._stamp = listing.touched_of(NO_FLOW)
         self._since_sec = now_sec
 
     def still_sec(self, now_sec: float, listing: Listing, flow: Flow = NO_FLOW) -> float:
         """How long nothing has changed that holds a checkpoint up, temporary files included: one
         that grows is a save that is not over."""
-        stamp = listing.stamp_of(flow)
+        stamp = listing.touched_of(flow)
         if stamp != self._stamp:
             self._stamp, self._since_sec = stamp, now_sec
         return now_sec - self._since_sec

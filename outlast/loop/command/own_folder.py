@@ -5,16 +5,21 @@ half of a save: that is moved to a folder beside it, never deleted.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from outlast.base.names import check_relative
+from outlast.loop.command.errors import CommandError
 from outlast.loop.command.listing import look
 
 ASIDE = ".outlast-aside"
 """Marks a folder that was moved out of the way of a checkpoint."""
+
+_NOT_RENAMED = (errno.EBUSY, errno.EXDEV)
+_OF_THE_SYSTEM = "lost+found"
 
 
 def make_ready(
@@ -53,10 +58,29 @@ def _move_aside(place: Path, attempt: int) -> Path:
         if (older / ASIDE).exists():
             shutil.rmtree(older, ignore_errors=True)
     aside = place.with_name(f"{place.name}.attempt-{attempt}")
-    place.rename(aside)
-    (aside / ASIDE).touch()
-    place.mkdir()
+    try:
+        try:
+            place.rename(aside)
+            place.mkdir()
+        except OSError as error:
+            if error.errno not in _NOT_RENAMED:
+                raise
+            _move_entries(place, aside)
+        (aside / ASIDE).touch()
+    except OSError as error:
+        raise CommandError(
+            f"checkpoint-dir {place}: what the attempt before left cannot be moved to {aside} "
+            f"({error.strerror}); move it away, or name a folder in {place}"
+        ) from None
     return aside
+
+
+def _move_entries(place: Path, aside: Path) -> None:
+    """One by one, from a folder that cannot be renamed itself: the top of a file system."""
+    aside.mkdir()
+    for entry in list(place.iterdir()):
+        if entry.name != _OF_THE_SYSTEM:
+            shutil.move(entry, aside / entry.name)
 
 
 def _put_back(place: Path, aside: Path, before: Mapping[str, tuple[int, int]]) -> None:

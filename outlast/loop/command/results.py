@@ -13,17 +13,18 @@ from outlast.loop.command.work import Produced
 TAKEN_NAMES = ("RESULT.json", "MANIFEST.json")
 
 
-def tidy_result(folder: Path) -> list[str]:
-    """Make ``folder`` plain: links to files become files, names that no object can have become
-    others, everything else that is neither file nor folder goes. Sentences about what a person
-    should know."""
-    said = []
+def tidy_result(folder: Path, *, without: Path | None = None) -> list[str]:
+    """Make ``folder`` plain: links become copies of the files and folders that they lead to, names
+    that no object can have become others, everything else that is neither file nor folder goes.
+    Not copied are the run's data, ``without``, and folders around the link itself. Sentences about
+    what a person should know."""
+    said = _follow_folders(folder, without)
     for path in sorted(folder.rglob("*"), key=os.fsencode, reverse=True):
         if path.is_symlink():
             target = path.resolve()
             path.unlink()
             if not target.is_file():
-                said.append(f"{_shown(path.name)}: a link to no file, left out of the result")
+                said.append(f"{_shown(path.name)}: a link to nothing, left out of the result")
                 continue
             shutil.copyfile(target, path)
         elif not path.is_file() and not path.is_dir():
@@ -39,6 +40,38 @@ def tidy_result(folder: Path) -> list[str]:
         if name != path.name:
             path.rename(_free(path.with_name(name)))
     return said[::-1]
+
+
+def _follow_folders(folder: Path, without: Path | None) -> list[str]:
+    """Copies in place of the links to folders; sentences about those that are left out."""
+    said = []
+    for path in sorted(folder.rglob("*"), key=os.fsencode):
+        if not path.is_symlink() or not path.is_dir():
+            continue
+        target = path.resolve()
+        path.unlink()
+        if without is not None and target.is_relative_to(without.resolve()):
+            said.append(f"{_shown(path.name)}: a link to the run's data, left out of the result")
+        elif path.resolve().is_relative_to(target):
+            said.append(
+                f"{_shown(path.name)}: a link to a folder around it, left out of the result"
+            )
+        else:
+            _copy_folder(target, path, (target,))
+    return said
+
+
+def _copy_folder(source: Path, target: Path, above: tuple[Path, ...]) -> None:
+    """All files of ``source``, those behind links among them; links back to one of the folders
+    ``above`` are left out."""
+    target.mkdir()
+    for entry in sorted(source.iterdir(), key=lambda entry: os.fsencode(entry.name)):
+        if entry.is_dir():
+            place = entry.resolve()
+            if place not in above:
+                _copy_folder(place, target / entry.name, (*above, place))
+        elif entry.is_file():
+            shutil.copyfile(entry, target / entry.name)
 
 
 def plain_name(name: str) -> str:

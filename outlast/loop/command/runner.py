@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,15 @@ from outlast.loop.command import results
 from outlast.loop.command.begun import Begun, begun
 from outlast.loop.command.child import Child
 from outlast.loop.command.command import Command
-from outlast.loop.command.errors import CommandError
+from outlast.loop.command.errors import (
+    CommandError,
+    CommandFailed,
+    NoOutput,
+    ResultTooLarge,
+)
 from outlast.loop.command.folder import Copier
 from outlast.loop.command.handover import Handover
+from outlast.loop.command.left import Left
 from outlast.loop.command.listing import look
 from outlast.loop.command.mark import SOCKET_VARIABLE as MARK_VARIABLE
 from outlast.loop.command.marks import Marks
@@ -51,7 +57,8 @@ SIGNS_SEC = 5.0
 LAST_COPY_SEC = 1.0
 """Of the time to stop, at least so long (or half) is kept for the copy after the command's end."""
 LINGER_SEC = 5.0
-"""After the end of a command that was asked to stop, for the rest of its tree to end."""
+"""After the end of a command that was asked to stop, or that has exited with 0, for the rest of
+its tree to end."""
 HAND_OVER_SEC = 30.0
 """After a failure, for a checkpoint that was waiting for its turn."""
 STOP_WAIT_SEC = 5.0
@@ -112,6 +119,13 @@ class Runner:
         self._stop: _Stop | None = None
         self._dump = False
         self._exited_at_sec: float | None = None
+        self._left = Left()
+        """What the command left running."""
+        self._at_work: str | None = None
+        """Of that what was still at work at its end, named."""
+        self._changes_at_exit = 0
+        self._result_at_exit: object = None
+        """RESULT_DIR when the command had exited with 0; None where it was empty."""
         self._last_sign_sec = 0.0
         self._signs_at_sec = 0.0
         self._signs: object = None
@@ -131,6 +145,7 @@ class Runner:
             self._start(marks)
             try:
                 self._watch(marks)
+                self._at_work = self._left.at_work(self._child.rest)
             finally:
                 self._child.kill()
             return self._judge()
@@ -140,7 +155,7 @@ class Runner:
     def _prepare(self, cleanup: contextlib.ExitStack) -> None:
         cleanup.enter_context(_held(self._home))
         for name in ("checkpoint", "result", "source"):
-            shutil.rmtree(self._home / name, ignore_errors=True)
+            _remove(self._home / name)
             (self._home / name).mkdir()
         if self._command.source is not None:
             _copy_source(self._command.source, self._home / "source")
@@ -187,11 +202,12 @@ class Runner:
         if isinstance(self._signals, Interrupts):  # else the supervisor knows: it was asked
             for path, place in used.items():
                 self._session.fetch(path, place, stopped=lambda: self._interrupted)
+        self._saves.lasting = [self._home, *found.values()]
         if len(found) == 1:
             (self._data,) = found.values()
             return
         self._data = self._home / "data"
-        shutil.rmtree(self._data, ignore_errors=True)
+        _remove(self._data)
         self._data.mkdir()
         for path, place in found.items():
             link = self._data / path.rstrip("/").rpartition("/")[2]
@@ -276,18 +292,27 @@ class Runner:
                 self._show_stacks()
             if self._saves.scan(now_sec, stopping=self._stop is not None):
                 self._last_sign_sec = now_sec
+            if self._exited_at_sec is not None:
+                # The first change may have been before the exit.
+                saves = self._saves.changes > self._changes_at_exit + 1
+                self._left.look(self._child.rest, saves=saves)
             self._handover.offer(stopping=self._stop is not None)
             self._tick(now_sec)
 
     def _lingers(self) -> bool:
-        """After a stop, whether others of the tree are still ending by themselves."""
-        if self._stop is None or self._child.was_killed:
+        """After a stop or an exit with 0, whether others of the tree are still running: they may
+        end by themselves."""
+        if self._child.was_killed or (self._stop is None and self._child.code != exits.DONE):
             return False
         now_sec = time.monotonic()
         if self._exited_at_sec is None:
             self._exited_at_sec = now_sec
-        until_sec = min(self._stop.kill_at_sec, self._exited_at_sec + LINGER_SEC)
-        return now_sec < until_sec and self._child.has_rest
+            self._changes_at_exit = self._saves.changes
+            self._result_at_exit = self._result_now()
+        until_sec = self._exited_at_sec + LINGER_SEC
+        if self._stop is not None:
+            until_sec = min(self._stop.kill_at_sec, until_sec)
+        return now_sec < until_sec and bool(self._child.rest)
 
     def _heed_stop(self, now_sec: float) -> None:
         if self._stop is None:
@@ -388,7 +413,11 @@ class Runner:
 
     def _complete(self) -> None:
         """The true end: the last checkpoint first, because the upload of a result may be cut."""
-        for sentence in results.tidy_result(self.result):
+        if self._at_work is not None and not self._says_its_end:
+            self._saves.take_last(saved=False)
+            self._hand_over_last()
+            raise LoopError(self._left_at_work(self._at_work))
+        for sentence in results.tidy_result(self.result, without=self._data):
             say(sentence)
         try:
             produced = self._workplace.produced()
@@ -407,11 +436,12 @@ class Runner:
                 )
             produced = produced.models
         from_checkpoint = not has_result and not produced.is_output
-        self._saves.take_last(saved=True, ended=True, is_result=from_checkpoint)
+        allowed = self._command.allow_no_output
+        self._saves.take_last(saved=True, ended=True, is_result=from_checkpoint, even_old=allowed)
         had_ended = self._saves.had_ended and bool(look(self.checkpoint).files)
-        has_output = bool(self._saves.count) or has_result or produced.is_output or had_ended
+        has_output = self._saves.has_new or has_result or produced.is_output or had_ended
         try:
-            if not has_output and not self._command.allow_no_output:
+            if not has_output and not allowed:
                 raise NoOutput(self._no_output())
             if produced.size > limit:
                 raise ResultTooLarge(self._too_large(produced, limit))
@@ -425,12 +455,30 @@ class Runner:
         self._make_result(produced, with_checkpoint=not has_result)
         self._session.complete(self._step, self.result, 0)
 
+    @property
+    def _says_its_end(self) -> bool:
+        """Whether RESULT_DIR held something when the command exited, and is unchanged since."""
+        return self._result_at_exit is not None and self._result_now() == self._result_at_exit
+
+    def _result_now(self) -> object:
+        found = look(self.result)
+        return (found.files, found.links) if found.files or found.links else None
+
     def _no_output(self) -> str:
-        since = "" if self._welcome.restore is None else ", since it resumed,"
+        resumed = self._welcome.restore is not None
+        since = " since it resumed" if resumed else ""
+        when = "it had come to its end before" if resumed else "that is its true end"
         return (
             f"the command exited with 0 and left nothing{since}: no new checkpoint, RESULT_DIR is "
-            "empty, and no new file is in its working folder. Where that is its true end, allow it "
+            f"empty, and no new file is in its working folder. Where {when}, allow it "
             "(--allow-no-output, outlast:allowNoOutput)"
+        )
+
+    def _left_at_work(self, named: str) -> str:
+        return (
+            f"the command exited with 0 while what it had started was still at work: {named}. Let "
+            "it wait for that (wait), or write its result into RESULT_DIR, which says that it has "
+            "come to its end"
         )
 
     def _too_large(self, produced: Produced, limit: int) -> str:
@@ -462,34 +510,13 @@ class Runner:
             say(f"new files in the working folder become the result: {names}")
         if produced.data:
             say(f"new files in {', '.join(produced.data)} are data, and left out of the result")
-        results.tidy_result(self.result)
+        results.tidy_result(self.result, without=self._data)
         if not look(self.result).files:
             say("the result holds no file of the command")
             no_metrics = layout.canonical_json({"step": []}) + b"\n"
             (self.result / layout.METRICS_FILE).write_bytes(no_metrics)
         for kind, glob in self._saves.unmatched_globs:
             say(f"glob {glob!r} ({kind}): matched no file of CHECKPOINT_DIR")
-
-
-class CommandFailed(LoopError):
-    """The command's own failure; ``code`` is its exit code as a shell gives it, ``lines`` the
-    end of its stderr."""
-
-    def __init__(self, code: int, lines: Sequence[str], goes_on: str) -> None:
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        said = [line.strip() for line in lines if line.strip()]
-        super().__init__(said[-1][:1000] if said else f"the command {how}")
-        self.lines = list(lines)
-        self.code = code if code >= 0 else 128 - code
-        self.sentence = f"the command {how}; {goes_on}"
-
-
-class NoOutput(LoopError):
-    """The command exited with 0 and left nothing that could be its result."""
-
-
-class ResultTooLarge(LoopError):
-    """What the command left in its working folder is too large to be kept by itself."""
 
 
 @contextlib.contextmanager
@@ -537,6 +564,13 @@ def check_checkpoint_dir(command: Command, run_dir: Path) -> None:
             raise CommandError(
                 f"{what}: holds {named} {other}; name a folder that holds checkpoints alone"
             )
+
+
+def _remove(folder: Path) -> None:
+    """What an attempt before has left; a command may have put a link in its place."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy_source(source: Path, target: Path) -> None:

@@ -62,7 +62,11 @@ class Saves:
         self._base = step
         self.count = 0
         """Snapshots that were made in this attempt."""
+        self.changes = 0
+        """So many looks at the folder found it changed."""
         self.copy_cost_sec = 0.0
+        self.lasting: list[Path] = []
+        """Folders outside of the checkpoint's that every attempt has, such as the data."""
         self._warned: set[str] = set()
         self._warned_unsaved = False
         self._candidate: _Candidate | None = None
@@ -87,8 +91,15 @@ class Saves:
         """The last rests between two changes, in seconds."""
         self._scan_at_sec = now_sec
         self._unsaved_since_sec: float | None = None
+        self._found_count = 0
         if is_new and self._listing.chosen().state:
             self._take(None, said="", before=self._listing)
+            self._found_count = self.count
+
+    @property
+    def has_new(self) -> bool:
+        """Whether the command itself has saved something in this attempt."""
+        return self.count > self._found_count
 
     @property
     def step(self) -> int:
@@ -109,6 +120,7 @@ class Saves:
         self._still_sec = still_sec
         if still_sec < before_sec:
             self._rests.append(before_sec)
+        self.changes += not still_sec
         if listing.says_complete and not self._said:
             self._said = "complete"
         if self._said == "complete":
@@ -143,12 +155,15 @@ class Saves:
 
     def _is_news(self, listing: Listing) -> bool:
         """Whether a file of a checkpoint is not as it was kept."""
-        return listing.chosen().stamp_of(self._flow) != self._taken.chosen().stamp_of(self._flow)
+        now, kept = listing.chosen(), self._taken.chosen()
+        return now.touched_of(self._flow) != kept.touched_of(self._flow)
 
     def _take_quiet(self, now_sec: float, listing: Listing) -> None:
         if not listing.chosen().state:
             self._unsaved_since_sec = None
             self._say_if_nothing_counts(listing)
+            if self._still_sec >= self._quiet_sec:
+                self._say_what_links_lead_to(listing)
             return
         if not self._is_news(listing):
             self._unsaved_since_sec = None
@@ -294,6 +309,17 @@ class Saves:
             "if one of them is, name it (--checkpoint GLOB, outlast:checkpointFiles)"
         )
 
+    def _say_what_links_lead_to(self, listing: Listing) -> None:
+        """A link is kept as a link: what is elsewhere is lost with the machine."""
+        kept = [os.path.realpath(place) for place in (self._root, *self.lasting)]
+        for name in sorted(listing.links):
+            target = os.path.realpath(self._root / name)
+            if os.path.exists(target) and not any(_is_in(target, place) for place in kept):
+                self._warn(
+                    f"CHECKPOINT_DIR: {name!r} is a link to {target}, which is not in it, so that "
+                    "only the link is kept; save in CHECKPOINT_DIR what the next attempt needs"
+                )
+
     def _say_if_late(self, listing: Listing) -> None:
         missing = self._rhythm.lacks(listing)
         if missing:
@@ -372,6 +398,7 @@ class Saves:
             )
         self._taken, self._taken_at_sec = taken.listing, time.monotonic()
         self._unsaved_since_sec = None
+        self._say_what_links_lead_to(taken.listing)
         self._rhythm.kept(taken.listing)
         self._handover.put(identifier, taken, self.step)
 
@@ -409,10 +436,13 @@ class Saves:
 
     # After the command's end.
 
-    def take_last(self, *, saved: bool, ended: bool = False, is_result: bool = False) -> None:
+    def take_last(
+        self, *, saved: bool, ended: bool = False, is_result: bool = False, even_old: bool = False
+    ) -> None:
         """What the command has left. One that was cut short may have been writing: without
         ``saved`` only what had rested before. ``ended``: by itself, with 0; where its checkpoint
-        ``is_result``, that is kept even if nothing is new, so that the next attempt would see it.
+        ``is_result``, that is kept even if nothing is newer, so that the next attempt would see
+        it. One that saved nothing in this attempt has not ended for sure, but for ``even_old``.
         """
         before, before_sec = self._listing, self._still_sec
         listing = self._look(time.monotonic())
@@ -420,9 +450,10 @@ class Saves:
             self._take_complete(listing)
         if self._said or not listing.chosen().state:
             return
-        changed = listing.chosen().stamp != self._taken.chosen().stamp
+        changed = self._is_news(listing)
         if ended:
-            if changed or (is_result and not self.had_ended):
+            is_end = is_result and not self.had_ended and (self.has_new or even_old)
+            if changed or is_end:
                 self._take(None, said="", before=listing, ended=True)
             return
         untouched = listing.stamp == before.stamp
@@ -439,6 +470,10 @@ class Saves:
             for glob in globs
             if not any(matches(name, [glob]) for name in names)
         ]
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip(os.sep)}{os.sep}")
 
 
 class _Candidate:

@@ -1,0 +1,64 @@
+"""What a command leaves running when it exits with 0: idle, or still at work.
+
+A script whose last line starts its training in the background ends at once. What it leaves behind
+is ended with the command, so its files must not become a result as if it had come to its end.
+"""
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+BUSY_SHARE = 0.5
+"""A process that computes, or waits for a disk, at so many of the looks is at work."""
+LOOKS_MIN = 5
+_NAME_LENGTH_MAX = 80
+
+
+class Left:
+    """Looks at the processes again and again, and says which are at work."""
+
+    def __init__(self) -> None:
+        self._looks: dict[int, int] = {}
+        self._busy: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._has_saved = False
+
+    def look(self, pids: Iterable[int], *, saves: bool) -> None:
+        """One more look. ``saves``: the checkpoint has changed since the command's exit."""
+        self._has_saved = self._has_saved or saves
+        for pid in pids:
+            self._looks[pid] = self._looks.get(pid, 0) + 1
+            self._busy[pid] = self._busy.get(pid, 0) + _is_busy(pid)
+            self._names.setdefault(pid, _name_of(pid))
+
+    def at_work(self, alive: Iterable[int]) -> str | None:
+        """A text that names those of the ``alive`` that are at work; None where none is."""
+        alive = sorted(pid for pid in alive if pid in self._looks)
+        busy = [pid for pid in alive if self._is_busy(pid)]
+        found = busy or (alive if self._has_saved else [])
+        if not found:
+            return None
+        some = ", ".join(f"{self._names[pid]} ({pid})" for pid in found[:3])
+        return some + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+    def _is_busy(self, pid: int) -> bool:
+        looks = self._looks[pid]
+        return looks >= LOOKS_MIN and self._busy[pid] >= BUSY_SHARE * looks
+
+
+def _is_busy(pid: int) -> bool:
+    """Whether one of its threads computes or waits for a disk at this moment."""
+    for thread in Path(f"/proc/{pid}/task").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            state = (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            if state in ("R", "D"):
+                return True
+    return False
+
+
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        name = " ".join(b" ".join(words).decode(errors="replace").split())
+        return name if len(name) <= _NAME_LENGTH_MAX else f"{name[:_NAME_LENGTH_MAX]}…"
+    return "a process"

@@ -1,0 +1,206 @@
+"""What a command's exit code 0 means: what it left running, and what it saved since it resumed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outlast.loop.command.errors import CommandError
+from outlast.loop.command.left import LOOKS_MIN, Left
+from outlast.loop.command.own_folder import make_ready
+from outlast.protocol import Complete, Error
+from tests.loop import programs
+from tests.loop.test_command import RUNNER, Place, lives, place, wait_until
+
+__all__ = ["place"]
+
+COUNT = "i=0; while :; do i=$((i+1)); echo $i > {file}.new; mv {file}.new {file}; sleep 0.1; done"
+SPIN = [sys.executable, "-c", "while True: pass"]
+
+
+# -- What it leaves running
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        f"nohup sh -c '{COUNT.format(file='$CHECKPOINT_DIR/model')}' > /dev/null 2>&1 & sleep 1",
+        f"echo m > $CHECKPOINT_DIR/model; setsid {SPIN[0]} -c 'while True: pass' & sleep 0.2",
+        # Its result is not whole yet.
+        "(sleep 1; while :; do echo row >> $RESULT_DIR/out; echo $$ > $CHECKPOINT_DIR/n; sleep 0.1;"
+        " done) &",
+    ],
+    ids=["saving", "computing", "writing its result"],
+)
+def test_a_training_that_is_left_in_the_background_is_not_done(place: Place, left: str) -> None:
+    code, _, err = place.shell(f"{left}\nexit 0")
+    assert code == 1, err
+    (error,) = place.supervisor.of(Error)
+    assert error.kind == "trainer" and "still at work: " in error.message
+    assert "wait" in error.message and not place.supervisor.of(Complete)
+
+
+def test_a_save_in_the_background_ends_with_the_command(place: Place) -> None:
+    code, _, err = place.shell("(sleep 1; echo whole > $CHECKPOINT_DIR/model) & exit 0")
+    assert code == 0, err
+    assert place.result() == {"checkpoint/model": "whole\n"}
+
+
+def test_what_writes_on_beside_a_result_that_was_there_is_ended(place: Place) -> None:
+    """A monitor of the machine; RESULT_DIR says that the command has come to its end."""
+    monitor = COUNT.format(file="$CHECKPOINT_DIR/heartbeat")
+    line = f"(echo $BASHPID > pid; {monitor}) & sleep 1; echo r > $RESULT_DIR/r; cp pid $RESULT_DIR"
+    code, _, err = place.shell(line)
+    assert code == 0, err
+    result = place.result()
+    assert result["r"] == "r\n" and not lives(int(result["pid"]))
+
+
+def _words(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def test_a_process_that_waits_is_idle_and_one_that_computes_is_at_work() -> None:
+    with subprocess.Popen(["sleep", "600"]) as idle, subprocess.Popen(SPIN) as busy:
+        left = Left()
+        try:
+            wait_until(lambda: "while True" in " ".join(_words(busy.pid)), "it did not begin")
+            for _ in range(20 * LOOKS_MIN):
+                left.look([idle.pid, busy.pid], saves=False)
+            assert left.at_work([idle.pid]) is None
+            named = left.at_work([idle.pid, busy.pid])
+            assert named is not None and f"while True: pass ({busy.pid})" in named
+            assert str(idle.pid) not in named
+            left.look([idle.pid], saves=True)
+            assert left.at_work([idle.pid]) == f"sleep 600 ({idle.pid})"
+        finally:
+            idle.kill()
+            busy.kill()
+
+
+# -- What it saved
+
+
+@pytest.mark.parametrize("crash", ["true", "echo Traceback >> $CHECKPOINT_DIR/train.log"])
+def test_a_crash_that_is_hidden_after_a_resume_is_not_done(place: Place, crash: str) -> None:
+    line = f"[ -e $CHECKPOINT_DIR/m ] && {{ {crash}; exit 0; }}; echo m > $CHECKPOINT_DIR/m; "
+    line += "sleep 600"
+    with place.running("--shell", "--", line) as process:
+        wait_until(lambda: bool(place.supervisor.committed), "no snapshot")
+        process.kill()
+    place.supervisor.resume_from()
+    again = place.folder / "again"
+    shutil.copytree(place.supervisor.committed[-1][1], again)
+    code, _, err = place.shell(line)
+    assert code == 1, err
+    (error,) = place.supervisor.of(Error)
+    assert error.kind == "no-output" and "since it resumed" in error.message
+    place.options.append("--allow-no-output")
+    place.supervisor.restore = again
+    code, _, err = place.shell(line)
+    assert code == 0, err
+    assert place.result()["checkpoint/m"] == "m\n"
+
+
+def test_a_checkpoint_folder_as_it_was_found_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/pretrained.pt").write_text("m")
+    argv = [*RUNNER, "--run-dir", "run", "--checkpoint-dir", "out", "--", "true"]
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 1 and "left nothing" in done.stderr, done.stderr
+    assert programs.head(tmp_path / "run")["state"] == "open"
+
+
+@pytest.mark.parametrize("target", ["$CHECKPOINT_DIR/step-9", "../elsewhere"])
+def test_a_link_to_a_folder_in_the_result_is_its_files(place: Place, target: str) -> None:
+    line = "mkdir -p $CHECKPOINT_DIR/step-9/deep ../elsewhere/deep; "
+    line += "cd $RESULT_DIR/; for top in $CHECKPOINT_DIR/step-9 ../elsewhere; do "
+    line += "mkdir -p $top/deep; echo m > $top/deep/model.pt; ln -sf deep/model.pt $top/best.pt; "
+    line += f"ln -sfn .. $top/deep/up; done; ln -s {target} $RESULT_DIR/final; "
+    line += "ln -s . $RESULT_DIR/loop"
+    code, _, err = place.shell(line)
+    assert code == 0, err
+    assert place.result() == {"final/deep/model.pt": "m\n", "final/best.pt": "m\n"}
+    assert "loop: a link to a folder" in err
+
+
+def test_a_link_to_the_data_is_left_out_of_the_result(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/a.csv").write_text("1")
+    line = "ln -s $DATA_DIR $RESULT_DIR/rows; echo m > $RESULT_DIR/m"
+    argv = [*RUNNER, "--run-dir", "run", "--data", "rows", "--shell", "--", line]
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0 and "rows: a link to the run's data" in done.stderr
+    assert {*programs.result_of(tmp_path / "run")} == {"m", "RESULT.json"}
+
+
+def test_a_script_with_line_ends_of_windows_is_named_before_the_run_begins(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_bytes(b"#!/bin/sh\r\necho hi\r\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    done = programs.run(tmp_path, [*RUNNER, "--run-dir", "run", "--", "./train.sh"])
+    assert done.returncode == 64 and "CRLF" in done.stderr
+    assert not os.path.exists(tmp_path / "run")
+
+
+# -- Folders that the command or the user has made links or mounts of
+
+
+def test_a_checkpoint_folder_that_became_a_link_is_one_again(tmp_path: Path) -> None:
+    """As a script does that moves it to a larger disk."""
+    (tmp_path / "disk").mkdir()
+    line = f"ls $CHECKPOINT_DIR; rmdir $CHECKPOINT_DIR && ln -s {tmp_path}/disk $CHECKPOINT_DIR; "
+    line += "[ -e $CHECKPOINT_DIR/m ] && cp $CHECKPOINT_DIR/m $RESULT_DIR && exit; "
+    line += "echo m > $CHECKPOINT_DIR/m; sleep 600"
+    argv = [*RUNNER, "--run-dir", "run", "--quiet-sec", "0.3", "--shell", "--", line]
+    with programs.started(tmp_path, argv) as process:
+        programs.wait_for(lambda: programs.newest(tmp_path / "run") >= 1, process)
+        process.kill()
+    programs.wait_until_alone(tmp_path)
+    (tmp_path / "disk/m").write_text("half")
+    done = programs.run(tmp_path, argv)
+    assert done.returncode == 0 and done.stdout == "m\n", done.stderr
+    assert programs.result_of(tmp_path / "run")["m"] == b"m\n"
+
+
+def test_links_that_lead_out_of_the_checkpoint_folder_are_said_once(place: Place) -> None:
+    scratch = place.folder / "scratch"
+    line = f"mkdir {scratch}; echo m > {scratch}/m; cd $CHECKPOINT_DIR; echo n > n; "
+    line += f"ln -s n inner; ln -s {scratch}/m outer; ln -s $DATA_DIR rows; "
+    line += "sleep 3; echo 2 > n; sleep 3; echo r > $RESULT_DIR/r"
+    code, _, err = place.shell(line)
+    assert code == 0, err
+    assert err.count(f"'outer' is a link to {scratch}/m, which is not in it") == 1
+    assert "'inner'" not in err and "'rows'" not in err
+
+
+def test_a_checkpoint_folder_that_is_a_mount_is_emptied_in_place(tmp_path: Path) -> None:
+    """It cannot be renamed, as a volume of a container cannot."""
+    mount = tmp_path / "out"
+    mount.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "out", mount], check=False)
+    if made.returncode:
+        pytest.skip("may not mount here")
+    try:
+        (mount / "half").write_text("half of a save")
+        (mount / "lost+found").mkdir()
+        said = make_ready(mount, attempt=2, restores=True, is_copy=False, before={})
+        assert said is not None and "out.attempt-1" in said
+        assert [path.name for path in mount.iterdir()] == ["lost+found"]
+        assert (tmp_path / "out.attempt-1/half").read_text() == "half of a save"
+        again = make_ready(mount, attempt=3, restores=True, is_copy=False, before={})
+        assert again is None
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_what_cannot_be_moved_away_is_a_sentence(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "half").write_text("half of a save")
+    (tmp_path / "out.attempt-1").write_text("in the way")
+    with pytest.raises(CommandError, match=r"cannot be moved to .*out\.attempt-1 \(.*; move it"):
+        make_ready(out, attempt=2, restores=True, is_copy=False, before={})
+    assert (out / "half").read_text() == "half of a save"
