@@ -16,7 +16,8 @@ from outlast.bucket.store import FolderStore, Forbidden
 from outlast.loop.errors import LoopError
 from outlast.loop.session import Session, connect
 from outlast.protocol import Ended, Welcome
-from outlast.supervisor import __main__ as entry
+from outlast.supervisor import life, on_computer
+from outlast.supervisor.stop import Stop
 
 WAIT_SEC = 90.0
 
@@ -53,7 +54,7 @@ class Folder:
         )
 
         def live() -> None:
-            self._codes.append(entry.run_folder(entry.Stop(), options))
+            self._codes.append(on_computer.run_folder(Stop(), options))
 
         self._thread = threading.Thread(target=live)
         self._thread.start()
@@ -71,7 +72,7 @@ class Folder:
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes the disk full for objects whose name ends so."""
-    monkeypatch.setattr(entry, "open_store", lambda url, **_: FullDisk(Path(url)))
+    monkeypatch.setattr(on_computer, "open_store", lambda url, **_: FullDisk(Path(url)))
     return lambda path_end: monkeypatch.setattr(FullDisk, "path_end", path_end)
 
 
@@ -132,7 +133,7 @@ def test_one_refusal_of_a_moment_ends_no_run(
                 raise Forbidden(f"{path}: 401")
             return super().put(path, data, **conditions)
 
-    monkeypatch.setattr(entry, "open_store", lambda url, **_: Moody(Path(url)))
+    monkeypatch.setattr(on_computer, "open_store", lambda url, **_: Moody(Path(url)))
     finish(folder.start())
     assert folder.ended() == DONE and refused
     assert read_head(FolderStore(folder.run_dir), Layout("", "")).head.state is State.DONE
@@ -194,7 +195,7 @@ def test_a_killed_try_without_a_checkpoint_makes_way_once_it_was_silent(
     session.close()
     folder.ended()
     (folder.run_dir / "attempts/000001/end.json").unlink()  # as if it had been killed
-    monkeypatch.setattr(entry, "silent_seconds", lambda *_: silent_sec)
+    monkeypatch.setattr(life, "silent_seconds", lambda *_: silent_sec)
     session = folder.start("aaaaaaaaaa")
     answer = session.welcome()
     session.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 import outlast.supervisor.__main__ as entry
 from outlast.bucket.store import FolderStore
+from outlast.supervisor import on_computer, on_vm
 
 
 class FreezingStore(FolderStore):
@@ -50,9 +51,11 @@ def strays_of(bundle: str) -> list[str]:
 
 
 if "STORE" in os.environ:
-    setattr(entry, "open_store", lambda url, **_: FreezingStore(Path(os.environ["STORE"])))  # noqa: B010
+    for module in (on_vm, on_computer):
+        setattr(module, "open_store", lambda url, **_: FreezingStore(Path(os.environ["STORE"])))  # noqa: B010
 if "CRASH" in os.environ:
-    setattr(entry, "supervise", lambda boot: 1 // 0)  # noqa: B010
+    for module in (on_vm, on_computer):
+        setattr(module, "supervise", lambda boot: 1 // 0)  # noqa: B010
 code = entry.main(sys.argv[1:])
 bundle = os.environ.get("OUTLAST_BUNDLE_DIR") and os.environ["PYTHONPATH"]
 if bundle and (strays := strays_of(bundle)):

@@ -59,9 +59,9 @@ from outlast.bucket.store import (
 from outlast.cli import repair as repair_module
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import repair
-from outlast.supervisor import __main__ as main_module
 from outlast.supervisor import attempt as attempt_module
 from outlast.supervisor import group as group_module
+from outlast.supervisor import life
 from outlast.supervisor import preparation as preparation_module
 from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.group import LEAVE_PERMISSIONS, Group
@@ -288,8 +288,8 @@ class Vm(Actor):
         )
         every = KEPT_EVERY if world.paged else 0
         spec = replace(SPEC, resume=self.pair[0], place=self.pair[1], keep_every_steps=every)
-        boot = main_module.Boot(spec, HeadFile(store, LAYOUT, world.clock), site, records=True)
-        code = main_module.supervise(boot)
+        boot = life.Boot(spec, HeadFile(store, LAYOUT, world.clock), site, records=True)
+        code = life.supervise(boot)
         world.note(f"{self.name} exits {code}")
 
 
@@ -1056,7 +1056,7 @@ def a_world() -> Iterator[World]:
             stack.enter_context(mock.patch.object(module, "new_nonce", nonce))
         for module in (retry_module, group_module):
             stack.enter_context(mock.patch.object(module, "random", chance))
-        stack.enter_context(mock.patch.object(main_module, "Attempt", SteppedAttempt))
+        stack.enter_context(mock.patch.object(life, "Attempt", SteppedAttempt))
         stack.enter_context(mock.patch.object(preparation_module, "_versions", dict))
         world = World(Path(folder))
         stack.callback(world.close)

@@ -48,8 +48,8 @@ from outlast.protocol import (
     Stop,
 )
 from outlast.supervisor import attempt, jobs
-from outlast.supervisor.__main__ import _record_boot_end
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
+from outlast.supervisor.life import record_boot_end
 from outlast.supervisor.progress import Progress
 from outlast.supervisor.shutdown import Limit
 from tests.supervisor.world import (
@@ -878,7 +878,7 @@ def test_a_boot_ends_for_no_other_reason_than_a_boots(world: World) -> None:
     vm = world.boot()
     for reason in set(Reason) - BOOT_REASONS:
         with pytest.raises(ValueError, match=f"reason {reason}: is none of a boot's end"):
-            _record_boot_end(vm.boot, reason, 0, "")
+            record_boot_end(vm.boot, reason, 0, "")
     assert world.boot_end_of(vm) is None
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import outlast
 from outlast.base.exits import Reason, State
-from outlast.supervisor import __main__ as entry
+from outlast.supervisor import on_vm
 from outlast.supervisor.code import Code
 from outlast.supervisor.environment import layers
 from outlast.supervisor.metadata import NO_DEADLINE, Spec
@@ -200,14 +200,14 @@ def test_the_users_environment_is_a_trainers_interpreter(
     spec = Spec(
         prefix="p", run="0", resume=0, place=0, owner="o", trainer="dummy", deadline=NO_DEADLINE
     )
-    assert entry._trainer_argv(spec, Code())[0] == sys.executable
+    assert on_vm._trainer_argv(spec, Code())[0] == sys.executable
     own = "/vm/var/lib/outlast/user-venv/bin"
     code = Code(tmp_path / "source", "train", Path(own))
-    words = entry._trainer_argv(spec, code)
+    words = on_vm._trainer_argv(spec, code)
     assert words[0] == f"{own}/python"
     assert words[-1] == f"{tmp_path}/source/train/dummy"  # a trainer of the delivered folder
     command = replace(spec, command="python train.py", data=("gs://b/rows/",))
-    words = entry._trainer_argv(command, code)
+    words = on_vm._trainer_argv(command, code)
     assert "--data=gs://b/rows/" in words
     assert words[0] == sys.executable  # the runner's; the command finds its own on its PATH
     assert words[words.index("--programs") + 1] == own

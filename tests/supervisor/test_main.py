@@ -23,7 +23,7 @@ from outlast.bucket.records import read_record
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import FolderStore
 from outlast.spec import bundle as bundles
-from outlast.supervisor import __main__ as entry
+from outlast.supervisor import on_computer
 from tests.supervisor.fake_cloud import FakeCloud, fake_cloud
 
 ROOT = Path(__file__).parents[2]
@@ -336,31 +336,31 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_work_of_killed_supervisors_is_cleared_away(temporary: Path) -> None:
     """What a living one holds stays, and so does everything that is no folder of a supervisor."""
-    killed, held = entry._make_work()
+    killed, held = on_computer._make_work()
     (killed / "snapshot").mkdir()
     (killed / "snapshot" / "arrays").write_bytes(b"x")
     os.close(held)
-    living, held = entry._make_work()
+    living, held = on_computer._make_work()
     strangers = temporary / "strangers"
     strangers.mkdir()
     (strangers / "kept").touch()
-    link = temporary / f"{entry.WORK_PREFIX}link"
+    link = temporary / f"{on_computer.WORK_PREFIX}link"
     link.symlink_to(strangers)
     try:
-        entry._drop_left_work()
+        on_computer._drop_left_work()
         assert sorted(temporary.iterdir()) == sorted([living, strangers, link])
         assert (strangers / "kept").exists()
     finally:
         os.close(held)
-    entry._drop_left_work()
+    on_computer._drop_left_work()
     assert not living.exists()
 
 
 def test_another_users_work_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, held = entry._make_work()
+    work, held = on_computer._make_work()
     os.close(held)
     monkeypatch.setattr(os, "getuid", lambda: os.stat(work).st_uid + 1)
-    entry._drop_left_work()
+    on_computer._drop_left_work()
     assert work.exists()
 
 
@@ -385,7 +385,7 @@ def test_work_that_was_cleared_away_before_its_lock_is_made_anew(
 
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
     monkeypatch.setattr(fcntl, "flock", flock)
-    work, held = entry._make_work()
+    work, held = on_computer._make_work()
     os.close(held)
     assert len(made) == 3 and len(locked) == 2
     assert list(temporary.iterdir()) == [work] == made[2:]

@@ -40,9 +40,9 @@ from outlast.protocol import (
     Tick,
     Welcome,
 )
-from outlast.supervisor.__main__ import Boot, supervise
 from outlast.supervisor.door import Door
 from outlast.supervisor.group import find_group
+from outlast.supervisor.life import Boot, supervise
 from outlast.supervisor.metadata import (
     Machine,
     Metadata,

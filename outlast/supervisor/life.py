@@ -1,0 +1,352 @@
+"""A machine's part in a run: the table at boot, attempts, watching a successor, leaving."""
+
+import contextlib
+from dataclasses import dataclass
+
+from outlast import protocol
+from outlast.base import exits
+from outlast.base.exits import Reason, State
+from outlast.bucket.boot import Act, Claim, Decision, silent_seconds
+from outlast.bucket.fetch import deliver
+from outlast.bucket.head import Fenced, Head, HeadError, HeadForbidden, Reading
+from outlast.bucket.head import NotMember as TermRefused
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.records import read_record
+from outlast.bucket.store import (
+    Store,
+    StoreError,
+    put_new,
+)
+from outlast.spec.identity import COMMAND
+from outlast.supervisor.attempt import Attempt
+from outlast.supervisor.door import Door
+from outlast.supervisor.ending import END_RECORD_SEC, ended_head
+from outlast.supervisor.group import (
+    LEAVE_PERMISSIONS,
+    Member,
+    NoGroup,
+    NotMember,
+    backoffs,
+    leave_for_good,
+)
+from outlast.supervisor.metadata import (
+    Spec,
+    Waits,
+)
+from outlast.supervisor.site import Next, Outcome, Site
+
+FAILED = 1
+WATCH_SEC_MIN = 0.2
+KEEP_RESULT_SEC = 3600.0
+"""A machine stays for so long whose command left more than can be kept by itself."""
+KEEP_MARGIN_SEC = 120.0
+"""A machine that is kept leaves so long before the run's limit."""
+
+
+@dataclass(frozen=True)
+class Boot:
+    """This boot, for the record of an end without an attempt."""
+
+    spec: Spec
+    head_file: HeadFile
+    site: Site
+    records: bool
+    """Whether this machine has boot records."""
+    run_dir: str = ""
+    """The run's folder or `gs://` path, where there is no VM."""
+
+
+def supervise(boot: Boot) -> int:
+    """From the table at boot to the end of this machine's part; the exit code."""
+    spec, site, waits = boot.spec, boot.site, boot.spec.waits
+    claim = Claim(spec.owner, spec.resume, spec.place, spec.deadline)
+    took = False
+    while True:
+        # One for each term: a commit of the term before may still be under way in its thread.
+        head_file = boot.head_file.fresh()
+        try:
+            decision = head_file.take_term(
+                claim,
+                still_member=lambda: _still_member(site, waits),
+                wanted=site.wanted,
+                forbidden_seconds=waits.iam,
+                say=site.say,
+            )
+        except TermRefused as error:
+            site.say(str(error))
+            if not took:
+                record_boot_end(boot, Reason.FENCED, exits.FENCED, str(error))
+            return exits.FENCED
+        if decision.act is not Act.TAKE:
+            return _go_away(boot, decision, took)
+        if boot.records:  # in a folder nobody counts terms, and the attempt says where it begins
+            site.say(decision.message)
+        took = True
+        outcome = Attempt(spec, head_file, site).run()
+        match outcome.next:
+            case Next.LEAVE:
+                return _end_of_run(boot, outcome)
+            case Next.STOP if boot.records:
+                return exits.INTERRUPTED
+            case Next.STOP | Next.AGAIN if not boot.records:
+                return _end_in_folder(site, outcome)
+            case Next.AGAIN:
+                code = None
+            case Next.IDLE:
+                code = _wait_for_permission(boot, head_file)
+            case Next.WATCH:
+                code = _watch_successor(boot)
+        if code is not None:
+            return code
+
+
+def _still_member(site: Site, waits: Waits) -> bool:
+    """Whether this machine may take a term; waits while nobody can tell."""
+    if isinstance(site.group, NoGroup):
+        return True
+    for wait_sec in backoffs(waits.backoff):
+        answer = site.group.membership()
+        if isinstance(answer, Member):
+            return True
+        if isinstance(answer, NotMember):
+            site.say(answer.why)
+            return False
+        site.say(f"not known whether still a member ({answer.why}); asking again")
+        site.clock.sleep(wait_sec)
+    raise AssertionError("backoffs never end")
+
+
+def _deliver(boot: Boot) -> bool:
+    """The copy of the result that the user wants besides; each boot of a finished run tries.
+    False where it is not there."""
+    output = boot.spec.model_output_path
+    if not output:
+        return True
+    try:
+        head = boot.head_file.read().head
+    except (HeadError, StoreError) as error:
+        boot.site.say(f"model-output-path {output}: not written ({error})")
+        return False
+    store = boot.head_file.store
+    return deliver(store, head, output, boot.site.work, boot.site.say, boot.head_file.patience)
+
+
+def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
+    """This boot has no part in the run: say so, leave."""
+    done = decision.head is not None and decision.head.state is State.DONE
+    delivered = not done or _deliver(boot)
+    if not boot.records:
+        return _turn_away(boot, decision, delivered=delivered)
+    boot.site.say(decision.message)
+    if not took:
+        reason = decision.reason or Reason.ENDED
+        record_boot_end(boot, reason, exits.DONE, decision.message)
+    _leave(boot.site, boot.spec.waits)
+    return exits.DONE
+
+
+def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
+    """Tell the waiting trainer of a folder why there is nothing to do."""
+    site, head = boot.site, decision.head
+    if decision.reason is Reason.OTHER_OWNER:
+        return refuse(site.door, _others_folder(boot, decision))
+    if decision.reason in (Reason.LOST, Reason.UNREADABLE):
+        return refuse(site.door, _damaged_folder(boot, decision))
+    if decision.act is Act.REFUSE or head is None or not head.state.ended:
+        site.door.turn_away(protocol.Error(decision.message, "supervisor"))
+        return FAILED
+    code = exits.DONE if head.state is State.DONE and delivered else FAILED
+    message = ended_head(head)
+    if head.state is State.DONE:
+        message = f"{message}; {_result_told(boot, head)}"
+    site.door.turn_away(protocol.Ended(head.state.value, code, message))
+    return code
+
+
+def refuse(door: Door, message: str) -> int:
+    """Answer the waiting trainer of a folder that it asks for what cannot be."""
+    door.turn_away(protocol.Ended("refused", exits.USAGE, message))
+    return exits.USAGE
+
+
+def _others_folder(boot: Boot, decision: Decision) -> str:
+    """Why a folder is not this run's, for whoever named it."""
+    own = boot.spec.trainer
+    before = decision.head.owner.split("/") if decision.head is not None else []
+    folder = f"run folder {boot.run_dir}"
+    if len(before) == 3 and before[1] != own:
+        return f"{folder}: belongs to a run of {before[1]}; give another --run-dir"
+    if own == COMMAND:
+        what, mine = "another command, or other data", "command and the data"
+    else:
+        what, mine = f"other flags, or another version of {own}", "flags"
+    return (
+        f"{folder}: belongs to another run ({what}); give another --run-dir, or the {mine} that "
+        "it was begun with; if nothing in it is wanted, remove it"
+    )
+
+
+def _damaged_folder(boot: Boot, decision: Decision) -> str:
+    """Why a run without a stack cannot be gone on with, and what mends it."""
+    is_gone = decision.reason is Reason.LOST
+    what = "is gone while attempts exist" if is_gone else "cannot be read as one"
+    return (
+        f"run folder {boot.run_dir}: its HEAD {what}; mend it: outlast repair {boot.run_dir}, or "
+        "give another --run-dir to begin anew"
+    )
+
+
+def _result_told(boot: Boot, head: Head) -> str:
+    end = head.end
+    assert end is not None and end.result is not None
+    remote = boot.run_dir.startswith("gs://")
+    base = boot.head_file.store.url if remote else boot.run_dir.rstrip("/")
+    return f"its result is in {base}/{end.result.path}"
+
+
+def _end_of_run(boot: Boot, outcome: Outcome) -> int:
+    site, waits = boot.site, boot.spec.waits
+    done = outcome.reason is Reason.DONE
+    delivered = not done or _deliver(boot)
+    if not boot.records:
+        if done:
+            with contextlib.suppress(HeadError, StoreError):  # said where it matters
+                head = boot.head_file.read().head
+                site.say(f"the run is done; {_result_told(boot, head)}")
+        return exits.DONE if done and delivered else FAILED
+    keep_sec = waits.keep
+    if outcome.reason is Reason.RESULT_TOO_LARGE:  # only this machine has the files
+        keep_sec = max(keep_sec, KEEP_RESULT_SEC)
+    if keep_sec > 0:
+        keep_sec = min(keep_sec, _limit_in_sec(boot))
+        site.say(f"the machine stays for {keep_sec:.0f} s")
+        site.clock.sleep(keep_sec)
+    _leave(site, waits)
+    return exits.DONE
+
+
+def _limit_in_sec(boot: Boot) -> float:
+    """Seconds that a machine may stay idle before its limit ends it, which it leaves before."""
+    try:
+        left = boot.spec.deadline - boot.head_file.store.now()
+    except StoreError:
+        return 0.0
+    return max(0.0, left.total_seconds() - KEEP_MARGIN_SEC)
+
+
+def _end_in_folder(site: Site, outcome: Outcome) -> int:
+    """The run stays open: the same command goes on with it."""
+    # Of these the trainer knows nothing: it waits for its welcome still.
+    if outcome.reason in (Reason.RESTORE_ERROR, Reason.HOST_ERROR, Reason.USAGE):
+        site.door.turn_away(protocol.Error(outcome.message, "supervisor"), timeout_sec=1.0)
+        return FAILED
+    infrastructure = outcome.reason in exits.INFRASTRUCTURE_REASONS
+    return exits.INTERRUPTED if infrastructure else FAILED
+
+
+def _leave(site: Site, waits: Waits) -> None:
+    def say(message: str) -> None:
+        if message.startswith(Reason.STUCK_LEAVING):
+            _say_stuck(site, message)
+        else:
+            site.say(message)
+
+    leave_for_good(site.group, say, backoff_sec=waits.backoff, sleep=site.clock.sleep)
+
+
+def _say_stuck(site: Site, message: str) -> None:
+    site.say(message)
+    site.webhook.post({"reason": Reason.STUCK_LEAVING.value, "message": message})
+
+
+def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
+    """This machine may neither train nor leave an open run: a successor would have to train.
+
+    None once it may, or the run has ended, so that the table is gone through again.
+    """
+    site, waits = boot.site, boot.spec.waits
+    needed = " and ".join(LEAVE_PERMISSIONS)
+    for wait_sec in backoffs(waits.backoff):
+        if isinstance(answer := site.group.membership(), NotMember):
+            site.say(answer.why)
+            return exits.FENCED
+        if site.group.may_leave() is True:
+            site.say("permission to leave the group has come")
+            return None
+        try:
+            head_file.check(term=head_file.term)
+        except Fenced:
+            return _watch_successor(boot)
+        except (HeadForbidden, StoreError) as error:
+            site.say(f"waiting for permission: {error}")
+        except HeadError:
+            return None  # the table at boot says what to do about it
+        _say_stuck(site, f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}")
+        site.clock.sleep(wait_sec)
+    raise AssertionError("backoffs never end")
+
+
+def _watch_successor(boot: Boot) -> int | None:
+    """Fenced: None once nobody works at the higher term, so that the table is gone through again.
+
+    Its holder may be a VM that the group began to create and never counted: that one goes, and
+    this one is whom the group keeps.
+    """
+    site, waits, head_file = boot.site, boot.spec.waits, boot.head_file
+    if not boot.records:
+        return exits.FENCED
+    look_sec = max(WATCH_SEC_MIN, min(waits.beat, waits.silent / 4))
+    said = False
+    while True:
+        if isinstance(site.group, NoGroup) or not _still_member(site, waits):
+            return exits.FENCED
+        if not said:
+            site.say("fenced, and still a member of the group: watching the higher term")
+            said = True
+        try:
+            reading = head_file.read()
+            if reading.head.state.ended:
+                return None  # the table at boot says what to do about it
+            over = is_over(head_file.store, head_file.layout, reading, waits.silent)
+        except HeadError:
+            return None
+        except StoreError as error:
+            site.say(f"watching: {error}")
+            over = ""
+        if over:
+            site.say(f"the higher term {over}")
+            return None
+        site.clock.sleep(look_sec)
+
+
+def is_over(store: Store, layout: Layout, reading: Reading, limit_sec: float) -> str:
+    """Why nobody works at HEAD's term any more; empty while somebody may. Raises StoreError."""
+    term = reading.head.term
+    if end := read_record(store, layout.attempt_end(term), AttemptEnd):
+        return f"has ended ({end.reason})"
+    silent_sec = silent_seconds(store, layout, term, reading.object.updated)
+    return f"has given no sign for {silent_sec:.0f} s" if silent_sec >= limit_sec else ""
+
+
+def record_boot_end(boot: Boot, reason: Reason, code: int, message: str) -> None:
+    if reason not in exits.BOOT_REASONS:
+        raise ValueError(f"reason {reason}: is none of a boot's end; see exits.BOOT_REASONS")
+    if not boot.records:
+        return
+    store, layout = boot.head_file.store, boot.head_file.layout
+    machine = boot.site.machine
+    try:
+        end = BootEnd(
+            instance_id=machine.instance_id,
+            boot_id=machine.boot_id,
+            reason=reason,
+            step="decide",
+            exit=code,
+            message=message,
+            time=store.now(),
+        )
+        path = layout.boot_end(machine.instance_id, machine.boot_id)
+        put_new(store, path, end.to_json(), patience=boot.head_file.patience.within(END_RECORD_SEC))
+    except StoreError as error:
+        boot.site.say(f"the end of this boot was not recorded: {error}")

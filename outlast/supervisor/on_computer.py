@@ -1,0 +1,191 @@
+"""The supervisor of a trainer on this computer, for a run in a folder or a bucket."""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from outlast import protocol
+from outlast.base import exits
+from outlast.base.console import write_line
+from outlast.base.retry import Limits, Patience
+from outlast.bucket.data import Cache, DataError, user_cache
+from outlast.bucket.fetch import place_of
+from outlast.bucket.head import HeadError, read_head
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import (
+    PATIENT_READ_RETRY_SEC,
+    Foreign,
+    StoreError,
+    open_store,
+)
+from outlast.supervisor.door import Door
+from outlast.supervisor.group import (
+    NoGroup,
+)
+from outlast.supervisor.life import FAILED, Boot, is_over, refuse, supervise
+from outlast.supervisor.metadata import (
+    NO_DEADLINE,
+    NO_STACK,
+    Spec,
+    Waits,
+    parse_checkpoint_every,
+    this_computer,
+)
+from outlast.supervisor.notice import Interrupted, Notices
+from outlast.supervisor.process import (
+    PARENT_POLL_SEC,
+    CallingTrainer,
+)
+from outlast.supervisor.site import MachineClock, Site
+from outlast.supervisor.stop import Stop
+from outlast.supervisor.webhook import Webhook
+
+LAPTOP_FORBIDDEN_SEC = 5.0
+"""A refusal by a bucket may be that of one moment, as when a token is renewed."""
+LAPTOP_STOP_SEC = 30.0
+WORK_PREFIX = "outlast-supervisor-"
+Say = Callable[[str], None]
+
+
+def run_folder(stop: Stop, options: argparse.Namespace) -> int:
+    """The supervisor of a trainer on this computer; it ends when its trainer has gone."""
+    parent = os.getppid()
+
+    def say(message: str) -> None:
+        write_line(f"outlast: {message}")
+
+    spec = Spec(
+        prefix="",
+        run="",
+        resume=0,
+        place=0,
+        owner=f"{NO_STACK}{options.trainer}/{options.run}",
+        trainer=options.trainer,
+        deadline=NO_DEADLINE,
+        checkpoint_every=parse_checkpoint_every(options.checkpoint_every),
+        init=options.init,
+        model_output_path=options.model_output_path,
+        waits=replace(Waits(), stop=LAPTOP_STOP_SEC, verdict=0.0, iam=0.0),
+    )
+    notices = Notices(spec.waits)
+    stop.connect(notices)
+    clock = MachineClock(notices)
+    patience = Patience(clock, limits=Limits(forbidden_sec=LAPTOP_FORBIDDEN_SEC), say=say)
+    door = Door(options.socket)
+    try:
+        where, layout = place_of(options.run_dir)
+        if where == options.run_dir:
+            _set_aside(Path(where), spec.owner, say)
+        store = open_store(where, read_retry_sec=PATIENT_READ_RETRY_SEC)
+    except (DataError, StoreError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError):
+            why = error.strerror or error
+            message = f"run folder {options.run_dir}: {why}; give another --run-dir"
+        code = refuse(door, message)
+        door.close()
+        return code
+    _watch_parent(parent, clock)
+    _drop_left_work()
+    work, held = _make_work()
+    try:
+        site = Site(
+            machine=this_computer(),
+            group=NoGroup(),
+            notices=notices,
+            door=door,
+            work=work,
+            make_trainer=lambda term: CallingTrainer(parent),
+            log_of=lambda term: None,
+            clock=clock,
+            say=say,
+            webhook=Webhook("", say),
+            run_id=options.run,
+            restarts=False,
+            wanted=lambda: os.getppid() == parent,
+            data=Cache(user_cache(), patience=patience.fresh()),
+        )
+        head_file = HeadFile(store, layout, patience=patience)
+        return supervise(Boot(spec, head_file, site, records=False, run_dir=options.run_dir))
+    except Interrupted:
+        return exits.INTERRUPTED
+    except (StoreError, OSError) as error:
+        if isinstance(error, Foreign):
+            return refuse(door, f"run folder {options.run_dir}: {error}")
+        # A full or read-only disk, mostly; the trainer hears it instead of silence.
+        if not door.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0):
+            say(str(error))
+        return FAILED
+    finally:
+        door.close()
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(held)
+
+
+def _watch_parent(parent: int, clock: MachineClock) -> None:
+    """End this process, from a thread, once the trainer that started it has gone before there was
+    an attempt: a supervisor that waits for a store would take the run from its user's next try.
+    Nothing is lost by it. An attempt sees to its trainer's end itself."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_SEC)
+        if not clock.training:
+            os._exit(exits.INTERRUPTED)  # it may be deep in a request, and hear nothing
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
+    """Moves away what another run has left of itself, where that never came to a checkpoint and
+    nobody works on it: mostly a first try with a slip in it. Of any other run nothing is moved."""
+    if not (run_dir / Layout("", "").head).is_file():
+        return
+    store, layout = open_store(str(run_dir), reading=True), Layout("", "")
+    try:
+        reading = read_head(store, layout)
+        over = is_over(store, layout, reading, Waits().silent)
+    except (HeadError, StoreError, ValueError):
+        return  # the table at boot says what is wrong
+    head = reading.head
+    if head.owner == owner or head.state.ended or head.chain or not over:
+        return
+    aside = run_dir.with_name(f"{run_dir.name}.{head.owner.rpartition('/')[2]}-{head.nonce[:6]}")
+    run_dir.rename(aside)
+    say(f"run folder {run_dir}: held another run, without a checkpoint; that is in {aside} now")
+
+
+def _make_work() -> tuple[Path, int]:
+    """A folder for snapshots, and the descriptor that holds its lock for as long as we live."""
+    while True:
+        work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+        with contextlib.suppress(FileNotFoundError):
+            held = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # without locks nobody clears anything away
+                fcntl.flock(held, fcntl.LOCK_EX)
+            # Another supervisor may have cleared it away before it was locked.
+            if work.exists():
+                return work, held
+            os.close(held)
+
+
+def _drop_left_work() -> None:
+    """Clears away the folders of this user's supervisors that were killed: nobody locks them."""
+    for work in Path(tempfile.gettempdir()).glob(f"{WORK_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            left = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(left).st_uid == os.getuid():
+                    fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(work, ignore_errors=True)
+            finally:
+                os.close(left)

@@ -1,0 +1,303 @@
+"""The supervisor's life on a VM: from its metadata to its power-off."""
+
+import contextlib
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from outlast.base import exits
+from outlast.base.clock import SYSTEM_CLOCK
+from outlast.base.console import write_stderr
+from outlast.base.exits import Reason
+from outlast.base.places import local_ssds
+from outlast.base.retry import Limits, Patience
+from outlast.base.visible import one_line
+from outlast.bucket.data import Cache
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import (
+    PATIENT_READ_RETRY_SEC,
+    StoreError,
+    open_store,
+)
+from outlast.supervisor.code import SOURCE, Code, Workshop
+from outlast.supervisor.door import Door
+from outlast.supervisor.environment import Builder
+from outlast.supervisor.group import (
+    Membership,
+    find_group,
+)
+from outlast.supervisor.health import Life
+from outlast.supervisor.life import FAILED, Boot, record_boot_end, supervise
+from outlast.supervisor.metadata import (
+    BadSpec,
+    Machine,
+    Metadata,
+    MetadataError,
+    Spec,
+    parse_spec,
+    read_machine,
+    rooted,
+)
+from outlast.supervisor.notice import Interrupted, Notices
+from outlast.supervisor.process import (
+    Trainer,
+    TrainerProcess,
+    command_argv,
+    trainer_argv,
+    trainer_environment,
+)
+from outlast.supervisor.secrets import Mask, SecretReader, TrainerSecrets
+from outlast.supervisor.site import MachineClock, Site
+from outlast.supervisor.stop import Stop
+from outlast.supervisor.trainer_log import TrainerLog, drop_old_logs
+from outlast.supervisor.webhook import Webhook
+
+HEALTH_SIGN = "/run/outlast/sign"
+"""Touched with each sign of progress; startup/boot.sh makes it where VMs are asked for their
+health."""
+Say = Callable[[str], None]
+
+
+class SetupFailed(Exception):
+    """This machine cannot run the supervisor as it must be run."""
+
+
+def check_origin(bundle: Path, trainer: str | None) -> None:
+    """Nothing but the bundle may be trained: refuse code that was found anywhere else. Without a
+    trainer a command is, which has its own ways."""
+    trained = ("outlast.loop",) if trainer is None else ("trainers", f"trainers.{trainer}")
+    for name in ("outlast", "outlast.supervisor", *trained):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError) as error:
+            raise SetupFailed(f"module {name}: cannot be imported ({error})") from None
+        if spec is None or spec.origin is None:
+            raise SetupFailed(f"module {name}: is not in the bundle {bundle}; run pulumi up again")
+        origin = Path(spec.origin).resolve()
+        if not origin.is_relative_to(bundle.resolve()):
+            raise SetupFailed(
+                f"module {name}: comes from {origin}, must come from the bundle {bundle}; take it "
+                "out of the image"
+            )
+
+
+def run_vm(stop: Stop) -> int:
+    """The whole life on a VM."""
+    life = Life(rooted(HEALTH_SIGN) if rooted(HEALTH_SIGN).exists() else None)
+    mask = Mask()
+    say = _serial_say(life, mask)
+    metadata = Metadata()
+    try:
+        attributes = metadata.attributes()
+        spec = parse_spec(attributes)
+        machine = read_machine(metadata)
+        bundle_dir = os.environ.get("OUTLAST_BUNDLE_DIR", "")
+        if not bundle_dir:
+            raise SetupFailed("OUTLAST_BUNDLE_DIR: is not set; the startup script sets it")
+        bundle = Path(bundle_dir)
+        group = find_group(metadata, attributes)
+    except (MetadataError, SetupFailed, ValueError) as error:
+        say(f"setup-failed: {error}")
+        # Stderr's last line becomes the message of the boot's end, which the shell writes.
+        return exits.USAGE if isinstance(error, BadSpec) else FAILED
+    notices = Notices(spec.waits, metadata)
+    stop.connect(notices)
+    notices.start()
+    site = _vm_site(spec, machine, group, notices, bundle, say, life, mask)
+    store = open_store(
+        f"gs://{spec.bucket}",
+        stall_sec=spec.waits.store,
+        read_retry_sec=PATIENT_READ_RETRY_SEC,
+    )
+    layout = Layout(spec.prefix, spec.run)
+    patience = _vm_patience(spec, site.clock, say)
+    boot = Boot(spec, HeadFile(store, layout, patience=patience), site, records=True)
+    try:
+        check_origin(bundle, spec.trainer if _is_bundled(spec, bundle) else None)
+    except SetupFailed as error:
+        say(f"setup-failed: {error}")
+        record_boot_end(boot, Reason.SETUP_FAILED, FAILED, str(error))
+        return FAILED
+    try:
+        code = supervise(boot)
+    except Interrupted:
+        say("stopped; nothing was left to finish")
+        code = exits.INTERRUPTED
+    except StoreError as error:
+        # The shell records it, counts the boots in a row that came to nothing, and powers off.
+        say(f"{store.url}: {error}")
+        return FAILED
+    finally:
+        site.webhook.close()
+    power_off(say)
+    return code
+
+
+def _vm_site(
+    spec: Spec,
+    machine: Machine,
+    group: Membership,
+    notices: Notices,
+    bundle: Path,
+    say: Say,
+    life: Life,
+    mask: Mask,
+) -> Site:
+    shared = rooted("/dev/shm")
+    work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
+    # Where memory has no room for two snapshots: local SSDs, and then the boot disk.
+    ssds = local_ssds(rooted)
+    more = [*(ssd / "outlast" for ssd in ssds), rooted("/var/lib/outlast/snapshots")]
+    for place in (work, *more):
+        shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
+        place.mkdir(parents=True)
+    door = Door(rooted("/run/outlast/supervisor.sock"), mask=mask)
+    logs = rooted("/var/log/outlast")
+
+    clock = MachineClock(notices, life.sign)
+    patience = _vm_patience(spec, clock, say)
+    home = rooted("/var/lib/outlast")
+    code = Code()
+    reader = SecretReader(
+        Metadata(), clock, say, forbidden_sec=spec.waits.iam, backoff_sec=spec.waits.backoff
+    )
+    secrets = TrainerSecrets(reader, spec.secret_env, mask)
+
+    def prepare_code() -> None:
+        nonlocal code
+        store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
+        kept = Layout(spec.prefix, spec.run).environments
+        baked = rooted("/opt/outlast/user-venv")
+        builder = Builder(
+            home,
+            store,
+            kept,
+            logs / "pip-user.log",
+            patience,
+            say,
+            baked,
+            token=reader.metadata.token,
+            email=reader.metadata.email,
+            secret=functools.partial(reader.read, "gitSecret"),
+            forbidden_sec=spec.waits.iam,
+        )
+        workshop = Workshop(
+            bundle, home, secrets, builder, clock, say, backoff_sec=spec.waits.backoff
+        )
+        code = workshop.prepare(spec.git)
+
+    @functools.cache
+    def log_of(term: int) -> TrainerLog:
+        drop_old_logs(logs)
+        return TrainerLog(logs / f"trainer-{term:06d}.log")
+
+    def log_dir_of(term: int) -> Path:
+        return logs / f"files-{term:06d}"
+
+    def make_trainer(term: int) -> Trainer:
+        argv = _trainer_argv(spec, code)
+        own = {"RUN_ID": spec.run, "ATTEMPT": str(term), "LOG_DIR": str(log_dir_of(term))}
+        return TrainerProcess(
+            argv,
+            folder=work / "cwd",
+            environment={
+                **trainer_environment(door.socket_path, bundle),
+                **own,
+                **secrets.environment,
+            },
+            log=log_of(term),
+            mask=mask,
+        )
+
+    return Site(
+        machine=machine,
+        group=group,
+        notices=notices,
+        door=door,
+        work=work,
+        make_trainer=make_trainer,
+        log_of=log_of,
+        clock=clock,
+        say=say,
+        webhook=_webhook(spec, reader, mask),
+        log_dir_of=log_dir_of,
+        data=Cache(
+            ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"), patience=patience
+        ),
+        places=tuple(more),
+        sign=life.sign,
+        prepare_code=prepare_code,
+        mask=mask,
+    )
+
+
+def _webhook(spec: Spec, reader: SecretReader, mask: Mask) -> Webhook:
+    if not spec.webhook_secret:
+        return Webhook(spec.webhook, reader.say)
+    # Its wait is no sign of life of this machine's training.
+    return Webhook.of_secret(spec.webhook_secret, replace(reader, clock=SYSTEM_CLOCK), mask)
+
+
+def _vm_patience(spec: Spec, clock: MachineClock, say: Say) -> Patience:
+    """With storage: for as long as a permission needs to spread, and 15 minutes of silence."""
+    return Patience(clock.unsigned, limits=Limits(forbidden_sec=spec.waits.iam), say=say)
+
+
+def _is_bundled(spec: Spec, bundle: Path) -> bool:
+    """Whether the trainer is one of the bundle's own."""
+    return spec.command is None and spec.git is None and not (bundle / SOURCE).is_dir()
+
+
+def _trainer_argv(spec: Spec, code: Code) -> list[str]:
+    """The trainer's command. The environment that was made of the user's own requirements is the
+    trainer's interpreter, or comes first on a command's PATH."""
+    if spec.command is not None:
+        return command_argv(
+            spec.command,
+            home=rooted("/var/lib/outlast/command"),
+            quiet_sec=spec.quiet_sec,
+            data=spec.data,
+            more=spec.command_options,
+            source=code.source,
+            folder=code.folder,
+            programs=code.programs,
+        )
+    python = spec.trainer_python or (str(code.programs / "python") if code.programs else "")
+    trainer = spec.trainer if code.source is None else code.source / code.folder / spec.trainer
+    return trainer_argv(trainer, spec.argv(), python=python, processes=spec.processes)
+
+
+def power_off(say: Say) -> None:
+    """Ask the system to power the machine off; it may be going down already."""
+    say("powering off")
+    try:
+        subprocess.run(["poweroff"], stdin=subprocess.DEVNULL, timeout=30.0, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"poweroff: {error}")
+
+
+def _serial_say(life: Life, mask: Mask) -> Say:
+    """One line to stderr and, on its own, to the serial port; who speaks gets on."""
+    serial = rooted("/dev/ttyS0")
+
+    def say(message: str) -> None:
+        life.sign()
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = f"{now} info supervisor {one_line(mask.text(message))}\n"
+        write_stderr(line)
+        with contextlib.suppress(OSError):
+            # Without O_CREAT: a machine without a serial port shall not get a file of its name.
+            descriptor = os.open(serial, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
+            try:
+                os.write(descriptor, line.encode(errors="backslashreplace"))
+            finally:
+                os.close(descriptor)
+
+    return say
