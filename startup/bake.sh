@@ -26,6 +26,13 @@ readonly BAKE_TRIES="${OUTLAST_BOOTSTRAP_TRIES:-60}"
 readonly TARGET="${OUTLAST_ROOT:-}/opt/outlast"
 readonly LOG_BYTES=30000
 readonly CUDA_REPOSITORY=https://developer.download.nvidia.com/compute/cuda/repos
+# cuda-keyring_1.1-1_all.deb of each system, as Google's installer of GPU drivers pins them too.
+declare -rA KEYRINGS=(
+  [debian12]=e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d
+  [debian13]=dd28f1f6ba0038180d6b23f846cefca1e3de4c9327751665241370bacea452a1
+  [ubuntu2204]=d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df
+  [ubuntu2404]=d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba
+)
 readonly FETCH_SEC=3600
 readonly REPORT_SEC=5
 
@@ -188,9 +195,19 @@ bake::install_driver() {
   bake::need_apt || return
   # shellcheck source=/dev/null
   distribution="$(source "$ROOT/etc/os-release" && printf '%s%s' "$ID" "${VERSION_ID//./}")" || return
+  if [[ -z ${KEYRINGS[$distribution]:-} ]]; then
+    log::error "$CURRENT_STEP" \
+      "$distribution: the key of NVIDIA's packages is known for ${!KEYRINGS[*]} only; choose one of them as base"
+    return 1
+  fi
   "${CURL[@]}" --fail --location --max-time 120 --output "$key" \
     "$CUDA_REPOSITORY/$distribution/x86_64/cuda-keyring_1.1-1_all.deb" >>"$STEP_LOG" 2>&1 || {
     log::error "$CURRENT_STEP" "NVIDIA has no packages for $distribution; choose another base"
+    return 1
+  }
+  printf '%s  %s\n' "${KEYRINGS[$distribution]}" "$key" | sha256sum --check --status || {
+    log::error "$CURRENT_STEP" \
+      "the keyring of NVIDIA's packages for $distribution has other bytes than the known ones; nothing of it was installed"
     return 1
   }
   bake::install_packages "$key" || return

@@ -25,7 +25,10 @@ exit 1"
   command_in "$OUTLAST_ROOT/bin/modinfo" 'echo 580.95.05'
   command_in "$OUTLAST_ROOT/bin/curl" "
 case \"\$*\" in
-*developer.download.nvidia.com*) echo \"curl \${*: -1}\" >>'$CLOUD/calls' ;;
+*developer.download.nvidia.com*)
+  echo \"curl \${*: -1}\" >>'$CLOUD/calls'
+  echo keyring >\"\$(sed 's/.*--output \([^ ]*\).*/\1/' <<<\"\$*\")\"
+  ;;
 *) exec '$CURL' \"\$@\" ;;
 esac"
   command_in "$OUTLAST_ROOT/bin/python3" '
@@ -49,7 +52,37 @@ state() {
   cat "$CLOUD/guest/state"
 }
 
+# its_keyring_is_known DIGEST: the file that NVIDIA's host gives out has it.
+its_keyring_is_known() {
+  local real
+  real="$(command -v sha256sum)"
+  command_in "$OUTLAST_ROOT/bin/sha256sum" "
+if [[ \$* == '--check --status' ]]; then
+  read -r digest file
+  [[ \$digest == $1 && \$file == */keyring.deb ]]
+  exit
+fi
+exec '$real' \"\$@\""
+}
+
+@test "a keyring of other bytes than the known ones is not installed" {
+  metadata attributes/outlast-bake-driver 580
+  run -1 bake
+  [[ "$(state)" == "failed driver" ]]
+  said "the keyring of NVIDIA's packages for debian12 has other bytes than the known ones"
+  [[ "$(calls '^apt-get .*keyring.deb')" == 0 ]]
+}
+
+@test "a system whose keyring is not known is refused before anything is fetched" {
+  metadata attributes/outlast-bake-driver 580
+  printf 'ID=debian\nVERSION_ID="14"\n' >"$OUTLAST_ROOT/etc/os-release"
+  run -1 bake
+  said "debian14: the key of NVIDIA's packages is known for"
+  [[ "$(calls '^curl https://developer')" == 0 ]]
+}
+
 @test "the driver and CUDA come from NVIDIA for this system's kernel, and are held" {
+  its_keyring_is_known e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d
   metadata attributes/outlast-bake-driver 580
   metadata attributes/outlast-bake-cuda 12.9
   run -0 bake
@@ -61,6 +94,7 @@ state() {
 }
 
 @test "a driver's exact version is asked for and must be the module's" {
+  its_keyring_is_known e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d
   metadata attributes/outlast-bake-driver 580.65.06
   run -1 bake
   [[ "$(calls "^apt-get .* -- linux-headers-$KERNEL cuda-drivers-580=580.65.06\*$")" == 1 ]]
