@@ -122,7 +122,9 @@ class Client:
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of a call that must succeed."""
-        self._connection.request(method, path, None if body is None else json.dumps(body))
+        data = None if body is None else json.dumps(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        self._connection.request(method, path, data, headers)
         answer = self._connection.getresponse()
         data = answer.read()
         if answer.status != 200:

@@ -130,7 +130,9 @@ def local_cloud(work: Path) -> Iterator[int]:
             raise RuntimeError("the local cloud did not start")
         port = int(said.partition("http://127.0.0.1:")[2].partition(" ")[0])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=END_SEC)
-        connection.request("POST", "/storage/v1/b", json.dumps({"name": BUCKET, "location": "US"}))
+        bucket = json.dumps({"name": BUCKET, "location": "US"})
+        kind = {"Content-Type": "application/json"}
+        connection.request("POST", "/storage/v1/b", bucket, kind)
         if connection.getresponse().status != 200:
             raise RuntimeError("the local cloud made no bucket")
         connection.close()
@@ -234,7 +236,8 @@ def _write_small(port: int, client: int, seconds: float) -> list[float]:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end = time.perf_counter() + seconds
         while (before := time.perf_counter()) < end:
-            connection.sendall(_request(f"small/{client}/{len(took)}", len(body)) + body)
+            head = _request(f"small/{client}/{len(took)}", len(body), port)
+            connection.sendall(head + body)
             head, rest = _read_head(connection)
             if not head.startswith(b"HTTP/1.1 200"):
                 raise RuntimeError(f"a small write was refused: {head!r}")
@@ -276,7 +279,7 @@ def _copy_bare(port: int, data: memoryview) -> tuple[float, float]:
 def _copy_cloud(port: int, data: memoryview, name: str) -> tuple[float, float]:
     with socket.create_connection(("127.0.0.1", port), timeout=END_SEC) as connection:
         started = time.perf_counter()
-        connection.sendall(_request(name, len(data)))
+        connection.sendall(_request(name, len(data), port))
         connection.sendall(data)
         head, rest = _read_head(connection)
         if not head.startswith(b"HTTP/1.1 200"):
@@ -284,15 +287,17 @@ def _copy_cloud(port: int, data: memoryview, name: str) -> tuple[float, float]:
         _read_exactly(connection, _length(head) - len(rest))
         sent = time.perf_counter()
         path = f"/download/storage/v1/b/{BUCKET}/o/{name.replace('/', '%2F')}?alt=media"
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: local\r\n\r\n".encode())
+        request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+        connection.sendall(request.encode())
         head, rest = _read_head(connection)
         _read_exactly(connection, _length(head) - len(rest))
         return sent - started, time.perf_counter() - sent
 
 
-def _request(name: str, length: int) -> bytes:
+def _request(name: str, length: int, port: int) -> bytes:
     path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}"
-    return f"POST {path} HTTP/1.1\r\nHost: local\r\nContent-Length: {length}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+    return f"{head}Content-Length: {length}\r\n\r\n".encode()
 
 
 def _read_head(connection: socket.socket) -> tuple[bytes, bytes]:

@@ -57,7 +57,7 @@ class NoMachines:
     def caller(self, token: str) -> None:
         return None
 
-    def sender(self, far: Any, near: Any) -> None:
+    def sender(self, inode: int) -> None:
         return None
 
 
@@ -102,7 +102,8 @@ def claim() -> Claim:
 @pytest.fixture(scope="session")
 def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the local cloud's storage API, served from a thread of this process."""
-    from outlast.localcloud.server import Cloud, Options, _Protocol
+    from outlast.localcloud.listener import Protocol
+    from outlast.localcloud.server import Cloud, Options
 
     state = tmp_path_factory.mktemp("cloud")
     config = uvicorn.Config(
@@ -111,7 +112,7 @@ def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port=0,
         lifespan="off",
         log_config=None,
-        http=_Protocol,
+        http=Protocol,
         interface="asgi3",
         timeout_graceful_shutdown=2,  # a stalled request would keep it for ever
     )

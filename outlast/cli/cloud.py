@@ -4,11 +4,12 @@ The local cloud is a program of its own (`python -m outlast.localcloud`); nothin
 here. Where it listens stands in `endpoint.json` of its state folder.
 """
 
-import contextlib
 import json
 import os
 import re
+import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -36,6 +37,9 @@ IMAGE_FAMILY = f"{PROJECT}/outlast"
 START_TIMEOUT_SEC = 60
 STOP_TIMEOUT_SEC = 20
 CALL_TIMEOUT_SEC = 30
+LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+NOTE = "local cloud: "
+"""What the cloud's log says to the person who starts it begins with this."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,11 @@ class LocalCloud:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """One call of its API; the answer's JSON, None for an empty answer.
 
-        CloudError: it refused, with its own words, or does not answer.
+        CloudError: it refused, with its own words, or does not answer. Nothing is sent where it
+        has ended: its port may be another program's by now.
         """
+        if not _is_cloud(self.pid, self.state):
+            raise CloudError(f"local cloud {self.pid}: has ended; see `outlast cloud start`.")
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, data, {"Content-Type": "application/json"}, method=method
@@ -162,15 +169,26 @@ class LocalCloud:
 
     def stop(self) -> None:
         """Ends it and every VM of it; returns when its process is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_TIMEOUT_SEC
-        while self.process.poll() is None if self.process else _alive(self.pid):
-            if time.monotonic() > deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
-                raise CloudError(f"local cloud {self.pid}: did not end in time and was killed.")
-            time.sleep(0.05)
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            handle = -1
+        try:
+            # The handle stays the cloud's, whoever gets its number once it has ended.
+            if handle >= 0 and (self.process or _is_cloud(self.pid, self.state)):
+                self._end(handle)
+        finally:
+            if handle >= 0:
+                os.close(handle)
+        if self.process:
+            self.process.wait()
+
+    def _end(self, handle: int) -> None:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        ended, _, _ = select.select([handle], [], [], STOP_TIMEOUT_SEC)
+        if not ended:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            raise CloudError(f"local cloud {self.pid}: did not end in time and was killed.")
 
 
 def _groups(place: str) -> str:
@@ -213,10 +231,12 @@ def start(
         )
     try:
         fresh = not state.exists()
-        state.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_own(state):
+            raise CloudError(f"state {state}: is a link, or another user's; name another folder.")
         log = state / "cloud.log"
         new_log = not log.exists()
-        sink = log.open("ab")
+        sink = open(os.open(log, LOG_FLAGS, 0o600), "ab")  # noqa: SIM115 - closed below
         said_before = sink.tell()
     except OSError as error:
         raise CloudError(f"state {state}: {error.strerror}; name another folder.") from None
@@ -260,6 +280,9 @@ def start(
         process.terminate()
         process.wait()
         raise
+    for line in _lines_of(log, said_before):
+        if line.startswith(NOTE):
+            print(line, file=sys.stderr)
     return replace(found, process=process)
 
 
@@ -272,17 +295,18 @@ def _token() -> dict[str, str]:
     return {TOKEN_VARIABLE: value} if value else {}
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _is_own(state: Path) -> bool:
+    """Whether this is a folder of this user's, and no link to one."""
+    found = state.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _is_cloud(pid: int, state: Path) -> bool:
-    """Whether this pid is the cloud's on this folder and no later process's that got the number."""
+    """Whether this pid is this user's cloud on this folder, and no later process's that got the
+    number."""
     try:
+        if not _is_own(state) or Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
+            return False
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         served = command[command.index(b"--state") + 1]
         folder = Path(os.readlink(f"/proc/{pid}/cwd"), os.fsdecode(served))
@@ -298,7 +322,11 @@ def _message(body: bytes) -> str:
         return ""
 
 
+def _lines_of(log: Path, start: int) -> list[str]:
+    return log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
+
+
 def _last_line(log: Path, start: int) -> str:
     """The last line of a log from a byte on."""
-    lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
+    lines = _lines_of(log, start)
     return lines[-1] if lines else f"it said nothing; {sys.executable} -m outlast.localcloud serve"

@@ -7,6 +7,7 @@ use; 1 the cloud could not go on.
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -83,7 +84,7 @@ def options_of(args: argparse.Namespace) -> Options:
         if not folder.is_dir():
             raise UsageError(f"--image {family}={folder}: the folder must exist")
     return Options(
-        state=args.state.resolve(),
+        state=_without_links(args.state),
         port=args.port,
         project=args.project,
         images=images,
@@ -95,6 +96,12 @@ def options_of(args: argparse.Namespace) -> Options:
         provider=not args.no_provider,
         parent_pid=args.parent_pid,
     )
+
+
+def _without_links(folder: Path) -> Path:
+    """The absolute path; that the folder itself is a link must stay to be seen."""
+    whole = Path(os.path.abspath(folder))
+    return whole.parent.resolve() / whole.name
 
 
 def _pairs(flag: str, given: list[str], form: str) -> dict[str, str]:

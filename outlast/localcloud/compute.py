@@ -89,7 +89,6 @@ from outlast.localcloud.operations import Operations
 from outlast.localcloud.templates import Templates
 
 if TYPE_CHECKING:
-    from outlast.localcloud.peers import Address
     from outlast.localcloud.server import Cloud
 
 VERSIONS = ("v1", "beta")
@@ -192,9 +191,9 @@ class Compute:
             return None
         return _caller_of(machine)
 
-    def sender(self, far: "Address", near: "Address") -> Caller | None:
-        """The VM whose process is at the far end of a connection. LookupError: nobody any more."""
-        machine = self.hypervisor.sender(far, near)
+    def sender(self, inode: int) -> Caller | None:
+        """The VM of which a process has this socket open; None: none of them."""
+        machine = self.hypervisor.sender(inode)
         return machine and _caller_of(machine)
 
     def vms(self) -> list[Json]:

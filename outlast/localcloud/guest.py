@@ -43,8 +43,6 @@ from outlast.localcloud.metadata import (
     Value,
 )
 from outlast.localcloud.peers import (
-    Address,
-    far_socket,
     has_open,
     listening_sockets,
 )
@@ -293,15 +291,9 @@ class Hypervisor:
         """The VM that got this token from its metadata server; its death does not end the token."""
         return self._holders.get(access_token)
 
-    def sender(self, far: Address, near: Address) -> Machine | None:
-        """The VM whose process is at the far end of a connection. LookupError: nobody is any more,
-        and it may have been a VM's."""
+    def sender(self, inode: int) -> Machine | None:
+        """The VM of which a process has this socket open; None: none of them."""
         pids = {i: guest.pid for i, guest in self._guests.items() if guest.pid}
-        if not pids:
-            return None
-        inode = far_socket(far, near)
-        if inode is None:
-            raise LookupError(far)
         for instance_id, pid in pids.items():
             if has_open({pid, *descendants(pid)}, inode):
                 return self._guests[instance_id].machine
@@ -386,7 +378,7 @@ class Hypervisor:
         guest.server = Server(
             guest.tree,
             lambda: access_token,
-            lambda far, near: _is_inside(guest, far, near),
+            lambda inode: _is_inside(guest, inode),
             machine.trouble,
         )
         with guest.serial.open("ab") as serial:
@@ -480,13 +472,10 @@ class Hypervisor:
                 _delete_folder(folder)
 
 
-def _is_inside(guest: Guest, far: Address, near: Address) -> bool:
-    """Whether a process of the VM is at the far end of a connection, or nobody any more."""
+def _is_inside(guest: Guest, inode: int) -> bool:
+    """Whether a process of the VM has this socket open."""
     pid = guest.pid
-    if pid is None:
-        return False
-    inode = far_socket(far, near)
-    return inode is None or has_open({pid, *descendants(pid)}, inode)
+    return pid is not None and has_open({pid, *descendants(pid)}, inode)
 
 
 def _below(pid: int, token: str) -> set[int]:

@@ -369,6 +369,7 @@ def _start_time(pid: int) -> int:
 
 def main() -> None:
     """Runs as the VM's first process until the VM has gone."""
+    os.umask(0o022)  # a machine's own, not that of the one who serves the local cloud
     Init(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])).run()
 
 

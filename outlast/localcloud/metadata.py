@@ -15,7 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from outlast.localcloud.peers import Address
+from outlast.localcloud.admission import check_no_page, check_target, hosts
+from outlast.localcloud.errors import ApiError
+from outlast.localcloud.peers import far_end
 
 Value = str | int | list[str]
 
@@ -26,6 +28,9 @@ MAX_GUEST_ATTRIBUTE_BYTES = 32768
 MAX_BODY_BYTES = 1 << 20
 READ_TIMEOUT_SEC = 600.0
 TOKEN_SEC = 3599
+NAMES = ("127.0.0.1", "localhost")
+ALIASES = ("metadata.google.internal", "metadata.google.internal.", "metadata", "169.254.169.254")
+"""As guests know it on Google's; a client that sends one of them may leave out the port."""
 LONGEST_WAIT_SEC = 3600.0
 POLL_SEC = 0.05
 
@@ -219,11 +224,11 @@ class Server:
         self,
         tree: Tree,
         token: Callable[[], str],
-        admits: Callable[[Address, Address], bool] = lambda _far, _near: True,
+        admits: Callable[[int], bool] = lambda _inode: True,
         trouble: Trouble | None = None,
     ) -> None:
-        """`token` gives the access token of the VM's service account; `admits` says of a connection
-        from the far to the near address whether it is a process of the VM that asks."""
+        """`token` gives the access token of the VM's service account; `admits` says of the socket
+        with an inode whether a process of the VM has it open."""
         self._trouble = trouble or Trouble()
         self._trouble.begin()
         self.tree = tree
@@ -234,6 +239,7 @@ class Server:
         self._http.daemon_threads = True
         self.port: int = self._http.server_address[1]
         self.host = f"127.0.0.1:{self.port}"
+        self._hosts = hosts(NAMES, self.port) | hosts(ALIASES, 80) | hosts(ALIASES, self.port)
         self._thread = threading.Thread(
             target=self._http.serve_forever,
             kwargs={"poll_interval": POLL_SEC},
@@ -342,11 +348,17 @@ class Server:
                     self.close_connection = True
                     return Answer(400, "The body is shorter than its Content-Length.\n")
                 if not self.admitted:  # once a connection
-                    far, near = self.request.getpeername(), self.request.getsockname()
-                    self.admitted = server._admits(far, near)
+                    far = far_end(self.request)
+                    self.admitted = far is not None and server._admits(far.inode)
                 if not self.admitted:
                     self.close_connection = True
                     return Answer(403, "This metadata server answers its own VM's processes.\n")
+                try:
+                    check_target(self.path, self.headers.get_all("Host", []), server._hosts)
+                    check_no_page(self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site"))
+                except ApiError as error:
+                    self.close_connection = True
+                    return Answer(error.status, f"{error.message}\n", "text/plain")
                 return server.answer(self.command, self.path, self.headers, body)
 
             do_PUT = do_GET

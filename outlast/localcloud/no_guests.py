@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outlast.localcloud.guest import Guest, Machine, Report
-from outlast.localcloud.peers import Address
 
 
 class NoGuests:
@@ -71,7 +70,7 @@ class NoGuests:
         """Nobody has a token."""
         return None
 
-    def sender(self, far: Address, near: Address) -> Machine | None:
+    def sender(self, inode: int) -> Machine | None:
         """No VM sends anything."""
         return None
 

@@ -1,44 +1,97 @@
-"""Who is at the other end of a loopback connection, so that a VM cannot pass for somebody else.
+"""Who is at the other end of a loopback connection.
 
-The kernel's table names the socket of a connection's far end by its inode; whichever process has
-that socket open is the sender.
+The kernel knows the far end's socket by its inode, and the user who made it. The process that has
+that socket open is the sender. The kernel is asked for the one connection; only where it cannot be
+asked its whole table is read, which may take 40 ms on a machine with much memory.
 """
 
+import errno
+import functools
 import os
-from collections.abc import Iterable
+import socket
+import struct
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address
 from sys import byteorder
+from typing import NamedTuple, Protocol
 
 Address = tuple[str, int]
 
-TABLE = "/proc/net/tcp"
-LISTENING = "0A"
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+"""A client may reach an IPv4 address over an IPv6 socket; that is in the second table."""
+MAPPED = f"{'0' * 16}{int.from_bytes(bytes.fromhex('0000ffff'), byteorder):08X}"
+"""What stands before an IPv4 address in the second table."""
+CONNECTING, LISTENING = 2, 10
 # The table is read in pieces while connections come and go: one look may miss a line.
 LOOKS = 3
 
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
+NLM_F_REQUEST = 1
+NLMSG_ERROR = 2
+ALL_STATES = 0xFFFFFFFF
+NO_COOKIE = b"\xff" * 8
+HEADER = struct.Struct("=IHHII")
+QUESTION = struct.Struct("=BBBBI")
+ENDS = struct.Struct("!HH16s16s")
+"""Local and remote port and address."""
+ANSWER = struct.Struct("=BBBB")
+OWNER = struct.Struct("=II")
+"""User id and inode."""
+ENDS_AT = HEADER.size + ANSWER.size
+OWNER_AT = ENDS_AT + ENDS.size + 4 + len(NO_COOKIE) + 12
 
-def far_socket(far: Address, near: Address) -> int | None:
-    """The inode of the far end's socket; None where its process has closed it."""
-    wanted = f"{_text(far)} {_text(near)}"
-    for _ in range(LOOKS):
-        with open(TABLE) as table:
-            for line in table:
-                fields = line.split(None, 10)
-                if f"{fields[1]} {fields[2]}" == wanted:
-                    return int(fields[9]) or None
-    return None
+
+class Socket(NamedTuple):
+    """A socket that a process has open."""
+
+    inode: int
+    uid: int
+    """The user who made it."""
 
 
-def listening_sockets(host: str) -> set[int]:
-    """The inodes of the sockets that listen at an address, on any port."""
-    found = set()
-    wanted = _text((host, 0)).removesuffix("0000")
-    with open(TABLE) as table:
-        for line in table:
-            fields = line.split(None, 10)
-            if fields[3] == LISTENING and fields[1].startswith(wanted):
-                found.add(int(fields[9]))
+class Connection(Protocol):
+    """The near end, as `socket.socket` and asyncio's transports have it."""
+
+    def getpeername(self) -> Address:
+        """The far address; OSError once the connection has been reset."""
+        ...
+
+    def getsockname(self) -> Address:
+        """The near address."""
+        ...
+
+
+def far_end(connection: Connection) -> Socket | None:
+    """The socket at the far end of an accepted connection; None where its process has closed it.
+
+    Never that of a later connection that got the same port: while ours lasts no other can have
+    its addresses, and after the look it still has to be there.
+    """
+    try:
+        found = far_socket(connection.getpeername(), connection.getsockname())
+        connection.getpeername()
+    except OSError:
+        return None
+    return found
+
+
+def far_socket(far: Address, near: Address) -> Socket | None:
+    """The far end's socket by both addresses (IPv4); None where no process has one."""
+    found = _ask(far, near) if _answers() else _look_up(far, near)
+    return found if found and found.inode else None
+
+
+def listening_sockets(host: str, port: int | None = None) -> dict[int, int]:
+    """User ids by inode of the sockets that listen at an address, on any port by default."""
+    found = {}
+    wanted = {prefix + _text(host) for prefix in ("", MAPPED)}
+    for fields in _lines():
+        address, _, number = fields[1].partition(":")
+        meant = address in wanted and port in (None, int(number, 16))
+        if meant and int(fields[3], 16) == LISTENING:
+            found[int(fields[9])] = int(fields[7])
     return found
 
 
@@ -54,7 +107,84 @@ def has_open(pids: Iterable[int], inode: int) -> bool:
     return False
 
 
-def _text(address: Address) -> str:
+# The kernel's answer for one connection (sock_diag(7))
+
+
+def _ask(far: Address, near: Address) -> Socket | None:
+    """OSError where the kernel cannot be asked."""
+    ends = ENDS.pack(far[1], near[1], _packed(far), _packed(near))
+    question = QUESTION.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
+    question += ends + bytes(4) + NO_COOKIE
+    head = HEADER.pack(HEADER.size + len(question), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as kernel:
+        kernel.send(head + question)
+        answer = kernel.recv(4096)
+    kind = HEADER.unpack_from(answer)[1]
+    if kind == NLMSG_ERROR:
+        code = -struct.unpack_from("=i", answer, HEADER.size)[0]
+        if code == errno.ENOENT:
+            return None
+        raise OSError(code, os.strerror(code))
+    state = ANSWER.unpack_from(answer, HEADER.size)[1]
+    # Where there is no such connection the kernel may answer with a socket that listens there.
+    if state in (CONNECTING, LISTENING) or not _is_between(answer, far, near):
+        return None
+    uid, inode = OWNER.unpack_from(answer, OWNER_AT)
+    return Socket(inode, uid)
+
+
+def _is_between(answer: bytes, far: Address, near: Address) -> bool:
+    """Whether the ends are these; an IPv6 socket has its addresses mapped."""
+    far_port, near_port, *hosts = ENDS.unpack_from(answer, ENDS_AT)
+    mapped = bytes(10) + b"\xff\xff"
+    if answer[HEADER.size] == socket.AF_INET6:
+        wanted = [mapped + IPv4Address(end[0]).packed for end in (far, near)]
+    else:
+        wanted = [_packed(far), _packed(near)]
+    return (far_port, near_port) == (far[1], near[1]) and hosts == wanted
+
+
+def _packed(address: Address) -> bytes:
+    return IPv4Address(address[0]).packed + bytes(12)
+
+
+@functools.cache
+def _answers() -> bool:
+    """Whether the kernel can be asked, tried once with a connection of this process."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        inode = os.fstat(client.fileno()).st_ino
+        try:
+            found = _ask(client.getsockname(), server.getsockname())
+        except (OSError, struct.error):
+            return False
+    return found is not None and found.inode == inode
+
+
+# The kernel's table
+
+
+def _look_up(far: Address, near: Address) -> Socket | None:
+    ends = [(f"{_text(end[0])}:{end[1]:04X}") for end in (far, near)]
+    wanted = {tuple(prefix + end for end in ends) for prefix in ("", MAPPED)}
+    for _ in range(LOOKS):
+        for fields in _lines():
+            if (fields[1], fields[2]) in wanted and int(fields[3], 16) != CONNECTING:
+                return Socket(int(fields[9]), int(fields[7]))
+    return None
+
+
+def _lines() -> Iterator[list[str]]:
+    """The fields of each line of both tables."""
+    for name in TABLES:
+        with suppress(FileNotFoundError), open(name) as table:  # a kernel without IPv6
+            next(table)
+            for line in table:
+                yield line.split(None, 10)
+
+
+def _text(host: str) -> str:
     """An address as the kernel's table has it: the four bytes in this machine's own order."""
-    host = int.from_bytes(IPv4Address(address[0]).packed, byteorder)
-    return f"{host:08X}:{address[1]:04X}"
+    return f"{int.from_bytes(IPv4Address(host).packed, byteorder):08X}"

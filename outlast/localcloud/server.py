@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import fcntl
 import hashlib
 import json
 import os
@@ -11,22 +10,20 @@ import socket
 import sys
 import tempfile
 import traceback
+import typing
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp
 
 from outlast.localcloud.clock import RealClock
 from outlast.localcloud.control import Control
@@ -39,8 +36,10 @@ from outlast.localcloud.errors import (
     not_implemented,
 )
 from outlast.localcloud.faults import Faults
+from outlast.localcloud.folder import claim
 from outlast.localcloud.iam import OWNER, Caller, Iam
-from outlast.localcloud.peers import Address
+from outlast.localcloud.listener import MAX_HEAD_BYTES, Listener, Protocol
+from outlast.localcloud.peers import Socket, far_end
 from outlast.localcloud.scenario import Scenario
 from outlast.localcloud.secretmanager import SecretManager
 from outlast.localcloud.state import EventLog, State, write_atomically
@@ -56,18 +55,6 @@ POLL_SEC = 0.05
 PARENT_POLL_SEC = 0.2
 CLOSE_SEC = 1
 PR_SET_PDEATHSIG = 1
-
-MAX_BODY_BYTES = 10 << 20
-"""Of a request's body that is no object's bytes."""
-MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers together."""
-CORK_BYTES = 16 << 10
-
-
-MARK = ".outlast-local-cloud"
-"""File that tells a state folder from any other folder."""
-LOG = "cloud.log"
-"""Where whoever starts the cloud may send its output before there is a state."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,7 @@ class Options:
     parent_pid: int | None = None
 
 
-class Machines(Protocol):
+class Machines(typing.Protocol):
     """What the other parts ask of the compute part; `outlast.localcloud.compute.Compute(cloud)` is
     one."""
 
@@ -118,9 +105,8 @@ class Machines(Protocol):
         """The VM that holds this metadata server's token; None for any other."""
         ...
 
-    def sender(self, far: Address, near: Address) -> Caller | None:
-        """The VM whose process is at the far end of a connection; None: none of them. LookupError:
-        nobody is any more, and it may have been a VM's."""
+    def sender(self, inode: int) -> Caller | None:
+        """The VM of which a process has this socket open; None: none of them."""
         ...
 
     def vms(self) -> list[dict[str, Any]]:
@@ -194,14 +180,24 @@ class Cloud:
         handlers = {ApiError: answer_api_error, ClientDisconnect: _answer_nobody, 500: _own_fault}
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return _Door(self, self.faults.wrap(app))
+        port = int(self.base_url.rpartition(":")[2])
+        return Listener(self, self.faults.wrap(app), port)
+
+    def admit(self, request: Request) -> None:
+        """Lets requests of this user's processes and of VMs pass. ApiError 403: another user's;
+        401: the sender has gone."""
+        far: Socket | None = request.scope["state"]["connection"]["far"]
+        if far is None:
+            raise _gone()
+        if far.uid != os.geteuid():
+            self._sender(request)
 
     def caller(self, request: Request) -> Caller:
-        """The sender of a request: who holds its token, else whose process has sent it.
+        """The sender of a request: the VM whose token it has, else the one whose process sent it.
 
         A VM without a token is its service account: Google's clients send none where
-        STORAGE_EMULATOR_HOST is set. Anybody outside of the VMs is the owner, with any token but
-        one that only a VM can have had.
+        STORAGE_EMULATOR_HOST is set. This user's processes outside of the VMs are the owner, with
+        any token but one that only a VM can have had.
         """
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip() if kind.lower() == "bearer" else ""
@@ -214,13 +210,24 @@ class Cloud:
 
     def _sender(self, request: Request) -> Caller:
         """Whose process is at the other end, looked up once a connection."""
-        known: dict[str, Caller] = request.scope["state"]["connection"]
+        state = request.scope["state"]
+        known: dict[str, Any] = state["connection"]
         if "sender" not in known:
-            far, near = request.scope["client"], request.scope["server"]
-            try:
-                known["sender"] = self.machines.sender(tuple(far), tuple(near)) or OWNER
-            except LookupError:
-                raise ApiError(401, "The sender of this request has gone.") from None
+            far: Socket | None = known["far"]
+            if far is None:
+                raise _gone()
+            sender = self.machines.sender(far.inode)
+            if sender is None and far.uid != os.geteuid():
+                raise ApiError(
+                    403,
+                    f"This local cloud serves user {os.geteuid()} alone; the request is of "
+                    f"user {far.uid}.",
+                    headers={"connection": "close"},
+                )
+            # A VM's process that has ended meanwhile would be missed, and pass for the owner's.
+            if sender is None and far_end(state["transport"].get_extra_info("socket")) != far:
+                raise _gone()
+            known["sender"] = sender or OWNER
         return known["sender"]
 
     def authorize(self, request: Request, permission: str) -> None:
@@ -247,6 +254,11 @@ class Cloud:
         self.events.write("reset")
 
 
+def _gone() -> ApiError:
+    text = "The sender of this request has gone."
+    return ApiError(401, text, headers={"connection": "close"})
+
+
 async def _refuse(request: Request) -> Response:
     raise not_implemented(request.method, request.url.path)
 
@@ -258,123 +270,6 @@ async def _own_fault(request: Request, error: Exception) -> Response:
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
-
-
-class _Door:
-    """What holds for every request: bodies that are kept in memory have a limit, and the control
-    API is for no VM."""
-
-    def __init__(self, cloud: Cloud, app: ASGIApp) -> None:
-        self._cloud = cloud
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope)
-        try:
-            if scope["path"].startswith("/_local/") and self._cloud.caller(request) is not OWNER:
-                raise ApiError(403, "The control API of the local cloud is not for its VMs.")
-            length = request.headers.get("content-length", "")
-            if _is_kept(request) and length.isdigit() and int(length) > MAX_BODY_BYTES:
-                raise _too_large()
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        await self._app(scope, _bounded(receive) if _is_kept(request) else receive, send)
-
-
-def _is_kept(request: Request) -> bool:
-    """Whether the body is no object's bytes, which go to the disk as they come."""
-    query = request.query_params
-    if "upload_id" in query:
-        return request.method != "PUT"
-    return query.get("uploadType") not in ("media", "multipart")
-
-
-def _bounded(receive: Receive) -> Receive:
-    received = 0
-
-    async def bounded() -> Message:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > MAX_BODY_BYTES:
-            raise _too_large()
-        return message
-
-    return bounded
-
-
-def _too_large() -> ApiError:
-    text = f"Request Entity Too Large: at most {MAX_BODY_BYTES} bytes."
-    return ApiError(413, text, headers={"connection": "close"})
-
-
-class _Corked:
-    """A connection's transport that sends an answer's head and a small body in one piece: two
-    calls of the system, and two turns of the client, cost more than all else of a small answer."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._held = bytearray()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._held:
-            self._loop.call_soon(self._flush)
-        self._held += data
-        if len(self._held) > CORK_BYTES:  # whoever sends more waits for the client to take it
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._held:
-            held, self._held = self._held, bytearray()
-            self._transport.write(held)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._flush()
-        self._transport.abort()
-
-
-class _Protocol(H11Protocol):
-    """Gives a request its connection: `transport` and what is known of it, in `scope["state"]`."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        corked: Any = _Corked(transport)
-        super().connection_made(corked)
-        self.app_state = {**self.app_state, "transport": corked, "connection": {}}
-
-    def send_400_response(self, msg: str) -> None:
-        """Called while the error of what is no request is handled; it knows the status."""
-        if self.cycle and not self.cycle.response_complete:  # a body went bad under its request
-            self.cycle.disconnected = True  # whose own answer would be a second one
-            self.cycle.message_event.set()
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()  # part of another answer is out
-            return
-        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
-        body = json.dumps(ApiError(status, msg).body()).encode()
-        headers = [
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(body))),
-            ("Connection", "close"),
-        ]
-        for event in (
-            h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -391,42 +286,9 @@ def serve(options: Options, machines: Callable[[Cloud], Machines]) -> None:
     """
     if options.parent_pid is not None and not _alive(options.parent_pid):
         raise UsageError(f"--parent-pid {options.parent_pid}: no such process")
-    try:
-        _claim(options.state)
-    except OSError as error:
-        raise UsageError(f"--state {options.state}: {error.strerror}; name another") from None
-    with _lock(options.state), _listen(options.port) as listener:
+    os.umask(0o077)  # what the cloud keeps, secrets among it, is its owner's alone
+    with claim(options.state), _listen(options.port) as listener:
         asyncio.run(_serve(options, machines, listener))
-
-
-def _claim(folder: Path) -> None:
-    """Makes the folder, or makes sure that it is a local cloud's: what lies in ours is deleted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / MARK
-    if not mark.exists() and {entry.name for entry in folder.iterdir()} - {LOG}:
-        raise UsageError(
-            f"--state {folder}: holds files and is no local cloud's folder; name an empty one"
-        )
-    mark.touch()
-
-
-def _lock(folder: Path) -> Any:
-    """Holds the state folder for this process; the lock ends with it."""
-    file = (folder / "lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise UsageError(
-            f"--state {folder}: in use by the local cloud of process {holder}; stop that or name "
-            "another folder"
-        ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
 
 
 def _listen(port: int) -> socket.socket:
@@ -454,7 +316,8 @@ async def _serve(
         loop.add_signal_handler(number, cloud.stop)
     config = uvicorn.Config(
         cloud.app(),
-        http=_Protocol,
+        http=Protocol,
+        proxy_headers=False,  # a header must not say who the sender is
         ws="none",
         lifespan="off",
         log_level="warning",

@@ -1,5 +1,6 @@
 """The local cloud in a shell: start, `pulumi up`, kill, preempt, status, repair, stop."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -244,3 +245,88 @@ def test_a_vm_that_does_not_exist_is_named(shell: Shell):
         done = shell.outlast("cloud", "kill", vm, "--state", str(shell.state))
         assert done.returncode == 1
         assert "Traceback" not in done.stderr and vm in done.stderr
+
+
+def test_a_folder_that_others_can_read_is_closed_and_said(shell: Shell):
+    shell.cloud("start")
+    shell.cloud("stop")
+    shell.state.chmod(0o755)
+    done = shell.outlast("cloud", "start", "--state", str(shell.state))
+    assert done.returncode == 0
+    (sentence,) = done.stderr.splitlines()
+    assert f"{shell.state}: was open to other users (mode 0755); it is 0700 now" in sentence
+    assert shell.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_is_refused_and_nothing_is_written_through_it(shell: Shell, tmp_path: Path):
+    kept = tmp_path / "home"
+    kept.mkdir()
+    shell.state.symlink_to(kept)
+    done = shell.outlast("cloud", "start", "--state", str(shell.state))
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert f"state {shell.state}: is a link" in sentence
+    assert list(kept.iterdir()) == []
+
+
+def test_a_log_that_is_a_link_is_not_written_through(shell: Shell, tmp_path: Path):
+    kept = tmp_path / "id_ed25519"
+    kept.write_text("key")
+    shell.state.mkdir(mode=0o700)
+    (shell.state / "cloud.log").symlink_to(kept)
+    done = shell.outlast("cloud", "start", "--state", str(shell.state))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert kept.read_text() == "key"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_another_users_folder_is_no_clouds(shell: Shell):
+    shell.cloud("start")
+    found = running(shell)
+    os.chown(shell.state, 65534, 65534)
+    try:
+        assert clouds.find(shell.state) is None
+        assert "none runs" in shell.outlast("cloud", "stop", "--state", str(shell.state)).stderr
+    finally:
+        os.chown(shell.state, 0, 0)
+    assert running(shell) == found
+
+
+def test_nothing_is_sent_to_a_program_that_took_the_port_of_a_dead_cloud(shell: Shell):
+    shell.cloud("start")
+    found = running(shell)
+    os.kill(found.pid, signal.SIGKILL)
+    wait_until(lambda: clouds.find(shell.state) is None, "the cloud is dead")
+
+    def squat() -> socket.socket | None:
+        with contextlib.suppress(OSError):  # its sockets are closed a moment after it has gone
+            return socket.create_server(("127.0.0.1", found.port))
+        return None
+
+    with wait_until(squat, "the port is free") as squatter:
+        squatter.setblocking(False)
+        with pytest.raises(CloudError, match="has ended"):
+            found.call("POST", "/_local/reset", {"secret": "x"})
+        with pytest.raises(BlockingIOError):
+            squatter.accept()
+
+
+@pytest.mark.parametrize("imitates", [False, True])
+def test_stop_ends_no_process_that_got_the_clouds_number(
+    shell: Shell, tmp_path: Path, imitates: bool
+):
+    """As if the cloud had died, and its number were another process's by now."""
+    shell.state.mkdir(mode=0o700)
+    words = ["-m", "outlast.localcloud", "serve", "--state", str(shell.state / "other")]
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    stranger = subprocess.Popen([*command, *(words if imitates else [])], cwd=tmp_path)
+    try:
+        endpoint = {"pid": stranger.pid, "port": 1, "provider_port": 2}
+        (shell.state / "endpoint.json").write_text(json.dumps(endpoint))
+        done = shell.outlast("cloud", "stop", "--state", str(shell.state))
+        assert done.returncode == 1 and "none runs on" in done.stderr
+        clouds.LocalCloud(shell.state, stranger.pid, 1, 2).stop()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()

@@ -40,7 +40,7 @@ class NoMachines:
         vm, _, email = token.removeprefix("vm-token-").partition(":")
         return Caller(email, vm) if email and token.startswith("vm-token-") else None
 
-    def sender(self, far: tuple[str, int], near: tuple[str, int]) -> Caller | None:
+    def sender(self, inode: int) -> Caller | None:
         return None
 
     def vms(self) -> list[dict[str, Any]]:

@@ -197,7 +197,7 @@ def test_reset_is_a_reset_on_the_wire(cloud: LocalCloud, bucket: str) -> None:
     cloud.add_fault("before", {"reset": True}, object="^a$")
     address = urlsplit(cloud.url)
     with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
-        request = f"GET /storage/v1/b/{bucket}/o/a HTTP/1.1\r\nHost: x\r\n\r\n"
+        request = f"GET /storage/v1/b/{bucket}/o/a HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
         connection.sendall(request.encode())
         with pytest.raises(ConnectionResetError):
             connection.recv(1)

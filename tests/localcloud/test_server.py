@@ -56,7 +56,7 @@ def test_signals_end_it_cleanly_with_clients_connected(own_cloud: LocalCloud, nu
     own_cloud.add_fault("before", {"stall": True}, object="^a$")
     address = ("127.0.0.1", int(own_cloud.url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=60) as waiting:
-        request = f"GET /storage/v1/b/{bucket}/o/a HTTP/1.1\r\nHost: x\r\n\r\n"
+        request = f"GET /storage/v1/b/{bucket}/o/a HTTP/1.1\r\nHost: 127.0.0.1:{address[1]}\r\n\r\n"
         waiting.sendall(request.encode())
         wait_until(lambda: own_cloud.events("fault"), "the request did not arrive")
         assert own_cloud.stop(number) == 0
@@ -96,7 +96,8 @@ def crashed(own_cloud: LocalCloud) -> Iterator[LocalCloud]:
     address = ("127.0.0.1", int(own_cloud.url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=60) as upload:
         path = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name=half"
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{address[1]}\r\n"
+        head += "Content-Length: 1000\r\n\r\n"
         upload.sendall(head.encode() + b"z" * 900)
         wait_until(lambda: own_cloud.events("fault"), "the upload did not arrive")
         own_cloud.stop(signal.SIGKILL)
@@ -205,14 +206,14 @@ def test_loopback_only(cloud: LocalCloud) -> None:
 
 
 def exchange(cloud: LocalCloud, *parts: bytes, ends: bool = False) -> bytes:
-    """Everything that is answered on one connection until the cloud closes it; `ends`: we say
-    after the parts that no more will come."""
+    """Everything that is answered on one connection until the cloud closes it. HOST in the parts
+    is the cloud's own; `ends`: we say after the parts that no more will come."""
     address = ("127.0.0.1", int(cloud.url.rpartition(":")[2]))
     answer = b""
     with socket.create_connection(address, timeout=60) as connection:
         with suppress(ConnectionError):  # refused before all was sent
             for part in parts:
-                connection.sendall(part)
+                connection.sendall(part.replace(b"HOST", f"127.0.0.1:{address[1]}".encode()))
         if ends:
             with suppress(OSError):  # it has hung up already
                 connection.shutdown(socket.SHUT_WR)
@@ -222,8 +223,11 @@ def exchange(cloud: LocalCloud, *parts: bytes, ends: bool = False) -> bytes:
     return answer
 
 
-GET_PROJECT = f"GET /cloudresourcemanager/v1/projects/{PROJECT} HTTP/1.1\r\nHost: x\r\n".encode()
-POST_BUCKET = f"POST /storage/v1/b?project={PROJECT} HTTP/1.1\r\nHost: x\r\n".encode()
+GET_PROJECT = f"GET /cloudresourcemanager/v1/projects/{PROJECT} HTTP/1.1\r\nHost: HOST\r\n".encode()
+POST_BUCKET = (
+    f"POST /storage/v1/b?project={PROJECT} HTTP/1.1\r\nHost: HOST\r\n"
+    "Content-Type: application/json\r\n"
+).encode()
 CLOSE = b"Connection: close\r\n\r\n"
 
 
@@ -242,7 +246,7 @@ CLOSE = b"Connection: close\r\n\r\n"
         (POST_BUCKET + CLOSE[:-2] + b'Content-Length: 17\r\n\r\n{"name":"\\uD800"}', 400),
         (POST_BUCKET + CLOSE[:-2] + b'Content-Length: 12\r\n\r\n{"name":NaN}', 400),
         (POST_BUCKET + CLOSE[:-2] + b'Content-Length: 14\r\n\r\n{"name":1e999}', 400),
-        (b"GET /storage/v1/b/%00/o/..%2f..%2f%ff HTTP/1.1\r\nHost: x\r\n" + CLOSE, 400),
+        (b"GET /storage/v1/b/%00/o/..%2f..%2f%ff HTTP/1.1\r\nHost: HOST\r\n" + CLOSE, 400),
     ],
     ids=[
         "tls",
@@ -287,7 +291,7 @@ def test_a_body_without_end_is_cut_and_not_kept(cloud: LocalCloud) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [b"GET /nothing HTTP/1.1\r\nHost: x\r\n", POST_BUCKET], ids=["unread", "read"]
+    "head", [b"GET /nothing HTTP/1.1\r\nHost: HOST\r\n", POST_BUCKET], ids=["unread", "read"]
 )
 def test_a_body_that_goes_bad_is_answered_once(
     tmp_path: Path, head: bytes, capfd: pytest.CaptureFixture[str]
@@ -306,7 +310,7 @@ def test_a_body_that_goes_bad_is_answered_once(
 @pytest.mark.parametrize("kind", ["media", "multipart", "resumable"])
 def test_a_body_cut_off_leaves_no_object(cloud: LocalCloud, bucket: str, kind: str) -> None:
     path = f"/upload/storage/v1/b/{bucket}/o?uploadType={kind}&name=half"
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 100000"]
+    lines = [f"POST {path} HTTP/1.1", "Host: HOST", "Content-Length: 100000"]
     lines += ["Content-Type: multipart/related; boundary=z"] * (kind == "multipart")
     body = b"--z\r\nContent-Type: application/json\r\n\r\n{}\r\n--z\r\n\r\n" + b"y" * 5000
     head = "\r\n".join(lines).encode() + b"\r\n\r\n"

@@ -425,26 +425,30 @@ def test_half_a_character_is_no_name(cloud: LocalCloud, bucket: str) -> None:
 
 BAD_REQUESTS: list[tuple[bytes, bytes]] = [
     (b"\x16\x03\x01 garbage\r\n\r\n", b"400"),
-    (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000 + b"\r\n\r\n", b"4"),
-    (b"POST PATH?uploadType=media&name=n HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", b"4"),
+    (b"GET / HTTP/1.1\r\nHost: HOST\r\nX: " + b"y" * 200_000 + b"\r\n\r\n", b"4"),
     (
-        b"POST PATH?uploadType=media&name=n HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999999999"
-        b"\r\n\r\n",
+        b"POST PATH?uploadType=media&name=n HTTP/1.1\r\nHost: HOST\r\nContent-Length: -5\r\n\r\n",
+        b"4",
+    ),
+    (
+        b"POST PATH?uploadType=media&name=n HTTP/1.1\r\nHost: HOST\r\nContent-Length: "
+        b"9999999999999999\r\n\r\n",
         b"400",
     ),
     (
-        b"POST PATH?uploadType=multipart HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/related; "
-        b"boundary=b\r\nContent-Length: 12\r\n\r\n--b\r\n{}\r\n--b",
+        b"POST PATH?uploadType=multipart HTTP/1.1\r\nHost: HOST\r\nContent-Type: "
+        b"multipart/related; boundary=b\r\nContent-Length: 12\r\n\r\n--b\r\n{}\r\n--b",
         b"400",
     ),
     (
-        b"POST PATH?uploadType=resumable HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n"
+        b"POST PATH?uploadType=resumable HTTP/1.1\r\nHost: HOST\r\nContent-Type: application/json"
+        b"\r\nContent-Length: 11\r\n\r\n"
         b'{"name": 5}',
         b"400",
     ),
     (
-        b"POST PATH?uploadType=resumable HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n"
-        + b"[" * 30,
+        b"POST PATH?uploadType=resumable HTTP/1.1\r\nHost: HOST\r\nContent-Type: application/json"
+        b"\r\nContent-Length: 30\r\n\r\n" + b"[" * 30,
         b"400",
     ),
 ]
@@ -455,6 +459,7 @@ def test_what_is_no_request_is_refused(cloud: LocalCloud, bucket: str, number: i
     raw, status = BAD_REQUESTS[number]
     raw = raw.replace(b"PATH", f"/upload/storage/v1/b/{bucket}/o".encode())
     address = ("127.0.0.1", int(cloud.url.rpartition(":")[2]))
+    raw = raw.replace(b"HOST", f"127.0.0.1:{address[1]}".encode())
     with socket.create_connection(address, timeout=60) as connection:
         with contextlib.suppress(ConnectionError):  # it may not want to read all of it
             connection.sendall(raw)

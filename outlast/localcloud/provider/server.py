@@ -15,6 +15,7 @@ import grpc
 from google.protobuf import empty_pb2
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 
+from outlast.localcloud.peers import far_socket
 from outlast.localcloud.provider.changes import Change
 from outlast.localcloud.provider.compute import (
     InstanceGroupManager,
@@ -304,14 +305,64 @@ def _property_diff(path: str, change: Change, replaces: list[str]) -> provider_p
     return provider_pb2.PropertyDiff(kind=kinds[change], inputDiff=True)
 
 
+class _OwnerOnly(grpc.ServerInterceptor):
+    """Refuses every call that is not of a process of this user.
+
+    The engine connects to a port and has no token to send, so the kernel is asked who it is. That
+    is asked for each call: gRPC does not say when a connection ends and another gets its port.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+
+    def intercept_service(self, continuation, handler_call_details):
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        inner: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        made = (
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+
+        def call(request, context):
+            self._check(context)
+            return inner(request, context)
+
+        return made(call, handler.request_deserializer, handler.response_serializer)
+
+    def _check(self, context: grpc.ServicerContext) -> None:
+        uid = self._user_of(context)
+        if uid != os.geteuid():
+            sender = "a process that has gone" if uid is None else f"user {uid}"
+            context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"The local cloud's provider serves user {os.geteuid()} alone; "
+                f"the call is of {sender}.",
+            )
+
+    def _user_of(self, context: grpc.ServicerContext) -> int | None:
+        """The user at the other end; None where it has gone, or where that is not known."""
+        family, _, address = context.peer().partition(":")
+        host, _, port = address.rpartition(":")
+        if family != "ipv4" or host != HOST:
+            return None
+        found = far_socket((host, int(port)), (HOST, self.port))
+        return found.uid if found and context.is_active() else None
+
+
 def start(endpoint: str) -> tuple[grpc.Server, int]:
-    """Serves the provider on loopback; the server and its port."""
+    """Serves the provider on loopback to this user's processes; the server and its port."""
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ]
-    server = grpc.server(ThreadPoolExecutor(MAX_WORKERS), options=options)
+    owner_only = _OwnerOnly()
+    server = grpc.server(
+        ThreadPoolExecutor(MAX_WORKERS), interceptors=[owner_only], options=options
+    )
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(Provider(endpoint), server)
-    port = server.add_insecure_port(f"{HOST}:0")
+    owner_only.port = server.add_insecure_port(f"{HOST}:0")
     server.start()
-    return server, port
+    return server, owner_only.port
