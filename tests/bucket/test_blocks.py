@@ -1,5 +1,6 @@
 """Records of old attempts in blocks: the same history, read with few operations."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -102,3 +103,55 @@ def test_terms_that_left_no_record_are_no_attempts(store: MemoryStore) -> None:
     found = ledger.read(store, LAYOUT)
     assert found is not None
     assert [attempt.term for attempt in found.attempts] == [*range(1, ATTEMPTS + 1), far]
+
+
+class Cut(BaseException):
+    """The writer's machine is gone."""
+
+
+@pytest.mark.parametrize("when", ["before", "after", "late"])
+def test_a_writer_cut_or_frozen_at_any_operation_changes_no_history(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`late`: it is frozen before the operation, and goes on when its successor is done."""
+    monkeypatch.setattr(blocks, "BLOCK", 4)
+    last = 16
+
+    def run() -> MemoryStore:
+        store = MemoryStore(clock=lambda: at(NOW.seconds))
+        for term in range(1, last + 1):
+            put_attempt(store, term)
+        store.put(LAYOUT.head, head(last).to_json())
+        return store
+
+    def write(store: MemoryStore, term: int) -> None:
+        while blocks.write_missing(store, LAYOUT, term):
+            pass
+
+    before = ledger.read(run(), LAYOUT)
+    whole = run()
+    _, operations = counted(whole, lambda view: write(view, last))
+    written = {item.path: whole.get(item.path)[0] for item in whole.list(LAYOUT.records)}
+    assert len(written) == last // 4 - 1
+    for cut_at in range(operations):
+        store, sent = run(), 0
+
+        def around(operation: Operation, apply: Callable[[], Any], *, store=store) -> Any:  # noqa: B023
+            nonlocal sent
+            sent += 1
+            if sent != cut_at + 1:  # noqa: B023
+                return apply()
+            if when == "late":
+                write(store, last)
+                return apply()
+            if when == "after":
+                apply()
+            raise Cut
+
+        with contextlib.suppress(Cut):
+            write(store.view(around), last)
+        assert ledger.read(store, LAYOUT) == before
+        write(store, last)
+        assert ledger.read(store, LAYOUT) == before
+        found = {item.path: store.get(item.path)[0] for item in store.list(LAYOUT.records)}
+        assert found == written, f"operation {cut_at}"
