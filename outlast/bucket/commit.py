@@ -36,7 +36,7 @@ from outlast.bucket.store import (
     delete_quietly,
     put_new,
 )
-from outlast.bucket.transfer import in_parallel
+from outlast.bucket.transfer import in_parallel, small_writes
 from outlast.bucket.upload import PART_BYTES, Uploader
 
 log = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class Committer:
                 lambda found=found: delete_quietly(self._store, found.path, found.generation)
                 for found in self._store.list(folder)
             ],
-            self._store.streams,
+            small_writes(self._store),
         )
         return all(gone)
 

@@ -13,7 +13,7 @@ from outlast.base.retry import Patience
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.layout import Manifest, ManifestObject
 from outlast.bucket.store import Damaged, Store
-from outlast.bucket.transfer import Place, in_parallel
+from outlast.bucket.transfer import Place, by_size
 
 T = TypeVar("T")
 
@@ -78,14 +78,17 @@ class Reader:
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
                 with (part / name).open("wb") as file:
                     file.truncate(sum(entry.size for entry in entries))
-            in_parallel(
+            by_size(
+                self._store,
                 [
-                    lambda entry=entry: self._twice(
-                        checkpoint, lambda: self._object(checkpoint, entry, part)
+                    (
+                        entry.size,
+                        lambda entry=entry: self._twice(
+                            checkpoint, lambda: self._object(checkpoint, entry, part)
+                        ),
                     )
                     for entry in manifest.objects
                 ],
-                self._store.streams,
             )
             shutil.rmtree(into, ignore_errors=True)
             os.rename(part, into)

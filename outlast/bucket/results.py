@@ -7,7 +7,7 @@ from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import Result
 from outlast.bucket.layout import Layout, ResultFile, ResultManifest
 from outlast.bucket.store import Damaged, Slice, Store, put_new
-from outlast.bucket.transfer import Place, in_parallel, sha256_and_crc32c, snapshot_files
+from outlast.bucket.transfer import Place, by_size, sha256_and_crc32c, snapshot_files
 
 
 def put_result(
@@ -22,9 +22,12 @@ def put_result(
         put_new(store, prefix + name, whole, patience=patience)
         return ResultFile(name, whole.size, sha256)
 
-    files = in_parallel(
-        [lambda name=name, path=path: put(name, path) for name, path in snapshot_files(folder)],
-        store.streams,
+    files = by_size(
+        store,
+        [
+            (path.stat().st_size, lambda name=name, path=path: put(name, path))
+            for name, path in snapshot_files(folder)
+        ],
     )
     manifest = ResultManifest.of(files)
     written = put_new(store, layout.result_manifest(term), manifest.to_json(), patience=patience)
@@ -61,5 +64,5 @@ def fetch_result(
     for file in manifest.files:
         (into / file.name).parent.mkdir(parents=True, exist_ok=True)
         (into / file.name).write_bytes(b"")
-    in_parallel([lambda file=file: fetch(file) for file in manifest.files], store.streams)
+    by_size(store, [(file.size, lambda file=file: fetch(file)) for file in manifest.files])
     return manifest

@@ -17,7 +17,10 @@ HASHED_BYTES = 1 << 18
 """Read at a time to be hashed; small enough that the second hash finds it in the cache."""
 
 SMALL_READS = 16
-"""Small objects that are read at the same time from a store that is far away."""
+"""Small objects that are read or written at the same time in a store that is far away."""
+
+SMALL_BYTES = 1 << 18
+"""Of a larger object the bytes take longer than the request."""
 
 
 def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
@@ -40,6 +43,25 @@ def small_reads(store: Store) -> int:
     """How many small objects are read from the store at the same time. One from a folder: it
     answers at once, and threads would only wait for each other."""
     return SMALL_READS if store.streams > 2 else 1
+
+
+def small_writes(store: Store) -> int:
+    """How many small objects are written or deleted at the same time."""
+    return max(store.streams, small_reads(store))
+
+
+def by_size(store: Store, jobs: Sequence[tuple[int, Callable[[], T]]]) -> list[T]:
+    """As `in_parallel`, for objects of so many bytes each: of many small ones more are on their way
+    at a time, after the large ones."""
+    small = [index for index, (size, _) in enumerate(jobs) if size <= SMALL_BYTES]
+    if len(small) <= store.streams or small_writes(store) == store.streams:
+        return in_parallel([job for _, job in jobs], store.streams)
+    large = sorted({*range(len(jobs))} - {*small})
+    found: dict[int, T] = {}
+    for indices, streams in ((large, store.streams), (small, small_writes(store))):
+        given = in_parallel([jobs[index][1] for index in indices], streams)
+        found.update(zip(indices, given, strict=True))
+    return [found[index] for index in range(len(jobs))]
 
 
 class Place:

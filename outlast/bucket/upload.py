@@ -5,6 +5,7 @@ before is copied inside the store; what failed is sent again alone.
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from outlast.bucket.store import (
     copy_new,
     put_new,
 )
-from outlast.bucket.transfer import HASHED_BYTES, in_parallel, snapshot_files
+from outlast.bucket.transfer import HASHED_BYTES, by_size, snapshot_files
 
 PART_BYTES = 32 << 20
 """A larger file goes up and down in parts of this size, several at the same time."""
@@ -161,9 +162,12 @@ class Uploader:
     ) -> tuple[float, int]:
         """Seconds it took, and the pieces' bytes that were sent."""
         begun = time.monotonic()
-        left = [piece for piece in pieces if piece.name not in upload.written]
-        puts = [lambda piece=piece: self._put_piece(upload, piece) for piece in left]
-        sent = in_parallel([beside, *puts], self._store.streams)
+        puts: list[tuple[int, Callable[[], int | None]]] = [
+            (piece.size, lambda piece=piece: self._put_piece(upload, piece))
+            for piece in pieces
+            if piece.name not in upload.written
+        ]
+        sent = by_size(self._store, [(sys.maxsize, beside), *puts])
         return time.monotonic() - begun, sum(count or 0 for count in sent)
 
     def _put_piece(self, upload: _Upload, piece: _Piece) -> int:

@@ -3,8 +3,11 @@
 import contextlib
 import json
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,7 @@ from outlast.bucket.store import (
     Unavailable,
     checksum_of,
 )
-from outlast.bucket.transfer import in_parallel
+from outlast.bucket.transfer import SMALL_READS, in_parallel
 from tests.stores import FakeClock
 
 
@@ -928,3 +931,45 @@ def test_a_whole_run_in_a_folder(clock: FakeClock, claim: Claim, tmp_path: Path)
         folder / "model"
     ).read_bytes()
     assert {path.split("/")[0] for path in bench.paths()} == {"t000001", "t000002"}
+
+
+def test_many_small_files_of_a_bucket_are_written_and_deleted_many_at_a_time(
+    layout: Layout, tmp_path: Path
+) -> None:
+    """Each takes a request of its own, and the answer takes longer than the bytes."""
+    together, most = Counter[str](), Counter[str]()
+    lock, busy = threading.Lock(), threading.Condition()
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        verb = operation.verb
+        if "/small-" not in operation.path:
+            return apply()
+        with busy:
+            together[verb] += 1
+            most[verb] = max(most[verb], together[verb])
+            busy.notify_all()
+            busy.wait_for(lambda: most[verb] >= SMALL_READS, 5)
+        try:
+            return apply()
+        finally:
+            with lock:
+                together[verb] -= 1
+
+    store = MemoryStore().view(around)
+    store.streams = 4
+    head_file = HeadFile(store, layout, FakeClock())
+    head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
+    committer = Committer(head_file)
+    committer.restore(tmp_path / "restored")
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    for step in range(1, 6):
+        for number in range(40):
+            (folder / f"small-{number}").write_text(f"{number} {step}")
+        (folder / "large").write_bytes(bytes(1 << 20))
+        committer.commit(folder, step=step)
+    assert most["put"] == most["delete"] == SMALL_READS
+    found = Committer(head_file).restore(tmp_path / "again")
+    assert isinstance(found, Restored)
+    assert len([*found.path.iterdir()]) == 41
+    assert (found.path / "small-7").read_text() == "7 5"
