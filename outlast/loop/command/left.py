@@ -21,21 +21,20 @@ class Left:
         self._looks: dict[int, int] = {}
         self._busy: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        self._has_saved = False
 
-    def look(self, pids: Iterable[int], *, saves: bool) -> None:
-        """One more look. ``saves``: the checkpoint has changed since the command's exit."""
-        self._has_saved = self._has_saved or saves
+    def look(self, pids: Iterable[int]) -> None:
+        """One more look."""
         for pid in pids:
             self._looks[pid] = self._looks.get(pid, 0) + 1
             self._busy[pid] = self._busy.get(pid, 0) + _is_busy(pid)
             self._names.setdefault(pid, _name_of(pid))
 
-    def at_work(self, alive: Iterable[int]) -> str | None:
-        """A text that names those of the ``alive`` that are at work; None where none is."""
+    def at_work(self, alive: Iterable[int], *, saves: bool) -> str | None:
+        """A text that names those of the ``alive`` that are at work; None where none is.
+        ``saves``: files of the command have changed since its exit."""
         alive = sorted(pid for pid in alive if pid in self._looks)
         busy = [pid for pid in alive if self._is_busy(pid)]
-        found = busy or (alive if self._has_saved else [])
+        found = busy or (alive if saves else [])
         if not found:
             return None
         some = ", ".join(f"{self._names[pid]} ({pid})" for pid in found[:3])

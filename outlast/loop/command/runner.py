@@ -123,9 +123,9 @@ class Runner:
         """What the command left running."""
         self._at_work: str | None = None
         """Of that what was still at work at its end, named."""
-        self._changes_at_exit = 0
+        self._saved_at_exit: object = None
         self._result_at_exit: object = None
-        """RESULT_DIR when the command had exited with 0; None where it was empty."""
+        """Its result when the command had exited; None where there was none."""
         self._last_sign_sec = 0.0
         self._signs_at_sec = 0.0
         self._signs: object = None
@@ -145,7 +145,7 @@ class Runner:
             self._start(marks)
             try:
                 self._watch(marks)
-                self._at_work = self._left.at_work(self._child.rest)
+                self._note_what_is_left()
             finally:
                 self._child.kill()
             return self._judge()
@@ -202,7 +202,6 @@ class Runner:
         if isinstance(self._signals, Interrupts):  # else the supervisor knows: it was asked
             for path, place in used.items():
                 self._session.fetch(path, place, stopped=lambda: self._interrupted)
-        self._saves.lasting = [self._home, *found.values()]
         if len(found) == 1:
             (self._data,) = found.values()
             return
@@ -293,9 +292,7 @@ class Runner:
             if self._saves.scan(now_sec, stopping=self._stop is not None):
                 self._last_sign_sec = now_sec
             if self._exited_at_sec is not None:
-                # The first change may have been before the exit.
-                saves = self._saves.changes > self._changes_at_exit + 1
-                self._left.look(self._child.rest, saves=saves)
+                self._left.look(self._child.rest)
             self._handover.offer(stopping=self._stop is not None)
             self._tick(now_sec)
 
@@ -304,15 +301,27 @@ class Runner:
         end by themselves."""
         if self._child.was_killed or (self._stop is None and self._child.code != exits.DONE):
             return False
+        if not self._child.rest:
+            return False
         now_sec = time.monotonic()
         if self._exited_at_sec is None:
             self._exited_at_sec = now_sec
-            self._changes_at_exit = self._saves.changes
+            self._saved_at_exit = self._saved_now()
             self._result_at_exit = self._result_now()
         until_sec = self._exited_at_sec + LINGER_SEC
         if self._stop is not None:
             until_sec = min(self._stop.kill_at_sec, until_sec)
-        return now_sec < until_sec and bool(self._child.rest)
+        return now_sec < until_sec
+
+    def _note_what_is_left(self) -> None:
+        """Before it is ended: whether it is still at work."""
+        rest = self._child.rest
+        if self._exited_at_sec is None or self._stop is not None or not rest:
+            return
+        saves = (
+            self._saved_now() != self._saved_at_exit or self._result_now() != self._result_at_exit
+        )
+        self._at_work = self._left.at_work(rest, saves=saves)
 
     def _heed_stop(self, now_sec: float) -> None:
         if self._stop is None:
@@ -457,12 +466,23 @@ class Runner:
 
     @property
     def _says_its_end(self) -> bool:
-        """Whether RESULT_DIR held something when the command exited, and is unchanged since."""
+        """Whether its result was there when the command exited, and is unchanged since."""
         return self._result_at_exit is not None and self._result_now() == self._result_at_exit
 
+    def _saved_now(self) -> object:
+        return look(self.checkpoint, self._command.kinds).state
+
     def _result_now(self) -> object:
+        """What is in RESULT_DIR, or else new in the working folder: models, where there are some.
+        None where there is nothing."""
         found = look(self.result)
-        return (found.files, found.links) if found.files or found.links else None
+        if found.files or found.links:
+            return found.files, found.links
+        with contextlib.suppress(TooMuch):
+            produced = self._workplace.produced()
+            if produced.is_output:
+                return produced.models.files or produced.files
+        return None
 
     def _no_output(self) -> str:
         resumed = self._welcome.restore is not None
@@ -477,8 +497,7 @@ class Runner:
     def _left_at_work(self, named: str) -> str:
         return (
             f"the command exited with 0 while what it had started was still at work: {named}. Let "
-            "it wait for that (wait), or write its result into RESULT_DIR, which says that it has "
-            "come to its end"
+            "it wait for that (wait), or write its result into RESULT_DIR before it exits"
         )
 
     def _too_large(self, produced: Produced, limit: int) -> str:

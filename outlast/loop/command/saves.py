@@ -62,11 +62,7 @@ class Saves:
         self._base = step
         self.count = 0
         """Snapshots that were made in this attempt."""
-        self.changes = 0
-        """So many looks at the folder found it changed."""
         self.copy_cost_sec = 0.0
-        self.lasting: list[Path] = []
-        """Folders outside of the checkpoint's that every attempt has, such as the data."""
         self._warned: set[str] = set()
         self._warned_unsaved = False
         self._candidate: _Candidate | None = None
@@ -120,7 +116,6 @@ class Saves:
         self._still_sec = still_sec
         if still_sec < before_sec:
             self._rests.append(before_sec)
-        self.changes += not still_sec
         if listing.says_complete and not self._said:
             self._said = "complete"
         if self._said == "complete":
@@ -162,8 +157,6 @@ class Saves:
         if not listing.chosen().state:
             self._unsaved_since_sec = None
             self._say_if_nothing_counts(listing)
-            if self._still_sec >= self._quiet_sec:
-                self._say_what_links_lead_to(listing)
             return
         if not self._is_news(listing):
             self._unsaved_since_sec = None
@@ -309,17 +302,6 @@ class Saves:
             "if one of them is, name it (--checkpoint GLOB, outlast:checkpointFiles)"
         )
 
-    def _say_what_links_lead_to(self, listing: Listing) -> None:
-        """A link is kept as a link: what is elsewhere is lost with the machine."""
-        kept = [os.path.realpath(place) for place in (self._root, *self.lasting)]
-        for name in sorted(listing.links):
-            target = os.path.realpath(self._root / name)
-            if os.path.exists(target) and not any(_is_in(target, place) for place in kept):
-                self._warn(
-                    f"CHECKPOINT_DIR: {name!r} is a link to {target}, which is not in it, so that "
-                    "only the link is kept; save in CHECKPOINT_DIR what the next attempt needs"
-                )
-
     def _say_if_late(self, listing: Listing) -> None:
         missing = self._rhythm.lacks(listing)
         if missing:
@@ -398,7 +380,6 @@ class Saves:
             )
         self._taken, self._taken_at_sec = taken.listing, time.monotonic()
         self._unsaved_since_sec = None
-        self._say_what_links_lead_to(taken.listing)
         self._rhythm.kept(taken.listing)
         self._handover.put(identifier, taken, self.step)
 
@@ -470,10 +451,6 @@ class Saves:
             for glob in globs
             if not any(matches(name, [glob]) for name in names)
         ]
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip(os.sep)}{os.sep}")
 
 
 class _Candidate:
