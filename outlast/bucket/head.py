@@ -162,6 +162,19 @@ class DataFingerprint:
 
 
 @dataclass(frozen=True)
+class Wheels:
+    """Packages that a run has begun with; `outlast/supervisor/kept_wheels.py` makes the digest."""
+
+    key: Digest
+    """Of what was asked for, and of the interpreter."""
+    digest: Digest
+
+
+WHEELS_MAX = 100
+"""So many are kept, the newest: each change of a project's own code adds one."""
+
+
+@dataclass(frozen=True)
 class Head(Record):
     """The content of HEAD."""
 
@@ -186,6 +199,8 @@ class Head(Record):
     """The checkpoints before those of `chain`."""
     older_lineage: PageRef | None = None
     """The entries before those of `lineage`."""
+    wheels: tuple[Wheels, ...] = field(default=(), metadata={"omit": True})
+    """One entry for each layer of packages that was installed, set once."""
 
     def __post_init__(self) -> None:
         if self.term < 1:
@@ -222,6 +237,16 @@ class Head(Record):
         if any(entry.name == found.name for entry in known):
             return self
         return replace(self, data=(*known, found))
+
+    def wheels_of(self, key: str) -> str | None:
+        """The digest of the wheels that the run has begun with; None where none is recorded."""
+        return next((entry.digest for entry in self.wheels if entry.key == key), None)
+
+    def with_wheels(self, key: str, digest: str) -> "Head":
+        """With the digest, unless one of this key is there already."""
+        if self.wheels_of(key) is not None:
+            return self
+        return replace(self, wheels=(*self.wheels, Wheels(key, digest))[-WHEELS_MAX:])
 
     def ended(self, state: State, end: End) -> "Head":
         """With its end."""

@@ -267,6 +267,12 @@ class HeadFile:
         if held.with_data(fingerprint) != held:
             self.swap(lambda head: head.with_data(fingerprint), term=term)
 
+    def set_wheels(self, key: str, digest: str, *, term: int) -> None:
+        """Keeps the digest of a layer of packages; one that is there already stays."""
+        held = self.held(term)
+        if held.with_wheels(key, digest) != held:
+            self.swap(lambda head: head.with_wheels(key, digest), term=term)
+
     def end_from_outside(self, state: State, reason: Reason) -> Head:
         """Ends an open run for the operator (stopped, expired); an ended one stays as it is.
 

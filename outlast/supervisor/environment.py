@@ -37,8 +37,9 @@ from outlast.bucket.store import (
 from outlast.spec import identity, project, requirements
 from outlast.spec.delivery import Git
 from outlast.spec.requirements import Requirements
-from outlast.supervisor import errand
+from outlast.supervisor import errand, kept_wheels
 from outlast.supervisor import git as fetching
+from outlast.supervisor.kept_wheels import NotRecorded, Recorded
 
 Say = Callable[[str], None]
 
@@ -46,6 +47,8 @@ MARK = ".complete"
 """In an environment: what it is of, once it is whole."""
 WRITTEN = "outlast-requirements.txt"
 """The one file that pip gets."""
+INSTALLED = "outlast-wheels.txt"
+"""Beside the wheels: what pip installs, each by its hash."""
 TRIES = 3
 LAST_LINES = 20
 DENIED_PAUSE_SEC = 5.0
@@ -187,6 +190,8 @@ class Builder:
     """Reads `outlast:gitSecret`; raises what a `SecretReader` raises."""
     forbidden_sec: float = 0.0
     """A refusal by such an index may be IAM that is still spreading, for so long."""
+    recorded: Recorded = NotRecorded()
+    """What this run has begun with."""
 
     def ensure(self, need: Path, root: Path | None = None, code: Git | None = None) -> Path:
         """The folder of the environment's programs, made where it is not there or not whole.
@@ -218,9 +223,10 @@ class Builder:
             )
         self.say(f"environment: installing {len(wheels)} wheels offline")
         install = ["install", "--isolated", "--no-index", "--no-deps", "--no-compile"]
-        self._run(
-            [*_pip(venv), *install, *map(str, dict.fromkeys(wheels))], "pip install", isolated=True
-        )
+        hashed = self.home / "wheels" / INSTALLED
+        hashed.write_text(kept_wheels.as_requirements(dict.fromkeys(wheels)))
+        install += ["--require-hashes", "--requirement", str(hashed)]
+        self._run([*_pip(venv), *install], "pip install", isolated=True)
         mark.with_suffix(".tmp").write_text(keys)
         mark.with_suffix(".tmp").replace(mark)
         return venv / "bin"
@@ -246,19 +252,65 @@ class Builder:
         return mark.read_text().strip() == hashlib.sha256(asked.data).hexdigest()
 
     def _wheels(self, layer: Layer, venv: Path, code: Git | None) -> list[Path]:
-        """The layer's wheels: from this disk, from the bucket, or made and kept there."""
+        """The layer's wheels: from this disk, from the bucket, or made and kept there; those that
+        the run may install, and no others."""
         folder = self.home / "wheels" / layer.key
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as scratch:
-                made = Path(scratch) / "wheels"
-                made.mkdir()
-                if not self._fetch(layer, Path(scratch), made):
-                    self.say(f"environment: making wheels of the {layer.name}")
-                    self._make(layer, made, venv, code)
-                    self._keep(layer, Path(scratch), made)
-                made.rename(folder)
-        return sorted(folder.glob("*.whl"))
+        if folder.is_dir():
+            if self._is_allowed(layer, _wheels_in(folder)):
+                return _wheels_in(folder)
+            self.say(f"environment: the {layer.name} on this machine's disk are others; dropped")
+            shutil.rmtree(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as scratch:
+            made = Path(scratch) / "wheels"
+            made.mkdir()
+            if not self._fetch_allowed(layer, Path(scratch), made):
+                self.say(f"environment: making wheels of the {layer.name}")
+                self._make(layer, made, venv, code)
+                if not _is_hashed(layer) and not self._is_allowed(layer, _wheels_in(made)):
+                    self._refuse(layer, "the index")
+                self._keep(layer, Path(scratch), made)
+            made.rename(folder)
+        return _wheels_in(folder)
+
+    def _fetch_allowed(self, layer: Layer, scratch: Path, into: Path) -> bool:
+        """Whether the bucket has the layer, and may be believed; what is recorded is recorded."""
+        if not self._fetch(layer, scratch, into):
+            return False
+        if self._is_allowed(layer, _wheels_in(into)):
+            self._record(layer, into)
+            return True
+        if not _is_hashed(layer):
+            self._refuse(layer, "the bucket")
+        self.say(
+            f"environment {self._name(layer)}: holds wheels whose hashes are not in the"
+            " requirements; they are not used"
+        )
+        shutil.rmtree(into)
+        into.mkdir()
+        return False
+
+    def _is_allowed(self, layer: Layer, wheels: list[Path]) -> bool:
+        """By the hashes that the file names, or else as they were recorded; the first that come
+        are recorded, unless the file has hashes."""
+        if kept_wheels.are_named(layer.asked, wheels):
+            return True
+        known = self.recorded.digest(layer.key)
+        if known is None:
+            return not _is_hashed(layer)
+        return known == kept_wheels.digest_of(wheels)
+
+    def _record(self, layer: Layer, folder: Path) -> None:
+        """Of wheels that lie in the bucket: the next attempt finds the same."""
+        self.recorded.keep(layer.key, kept_wheels.digest_of(_wheels_in(folder)))
+
+    def _refuse(self, layer: Layer, where: str) -> None:
+        known = self.recorded.digest(layer.key) or "none"
+        raise EnvironmentRefused(
+            f"environment {self._name(layer)}: {where} has other wheels of the {layer.name} than"
+            f" this run began with (recorded in HEAD: {known[:16]}); put the object back, or begin"
+            " another run with outlast:rerun"
+        )
 
     def _name(self, layer: Layer) -> str:
         return f"{self.kept}{layer.key}.zip"
@@ -285,7 +337,7 @@ class Builder:
     def _unpack(self, layer: Layer, packed: Path, into: Path) -> None:
         with zipfile.ZipFile(packed) as archive:
             for name in archive.namelist():
-                if "/" in name or not name.endswith(".whl"):
+                if not kept_wheels.NAME.fullmatch(name):
                     raise EnvironmentRefused(
                         f"environment {self._name(layer)}: holds {name!r}, and may hold wheels"
                         " only; delete the object, and the next boot makes it again"
@@ -403,10 +455,13 @@ class Builder:
         name = self._name(layer)
         try:
             self.patience(lambda: self.store.put(name, packed, if_generation_match=0))
+            self._record(layer, made)
         except PreconditionFailed:
+            if _is_hashed(layer):
+                return  # pip has just checked these, whatever lies there
             shutil.rmtree(made)
             made.mkdir()
-            self._fetch(layer, scratch, made)
+            self._fetch_allowed(layer, scratch, made)
         except StoreError as error:
             self.say(f"environment {name}: was not kept ({error}); the next boot makes it again")
 
@@ -448,6 +503,15 @@ class Builder:
             email = self.email() if self.email is not None else "EMAIL"
             failure, sentence = _meaning(what, "\n".join([said, *unseen]), layer, email)
             raise failure(f"{sentence}\n{last}")
+
+
+def _wheels_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.whl"))
+
+
+def _is_hashed(layer: Layer) -> bool:
+    """Whether pip checks every hash when the layer is made."""
+    return layer.asked is not None and layer.asked.is_hashed
 
 
 def _meaning(what: str, said: str, layer: Layer | None, email: str) -> tuple[type[Exception], str]:

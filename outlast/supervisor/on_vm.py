@@ -34,6 +34,7 @@ from outlast.supervisor.group import (
     find_group,
 )
 from outlast.supervisor.health import Life
+from outlast.supervisor.kept_wheels import InHead, Recorded
 from outlast.supervisor.life import FAILED, Boot, record_boot_end, supervise
 from outlast.supervisor.metadata import (
     BadSpec,
@@ -110,15 +111,18 @@ def run_vm(stop: Stop) -> int:
     notices = Notices(spec.waits, metadata)
     stop.connect(notices)
     notices.start()
-    site = _vm_site(spec, machine, group, notices, bundle, say, life, mask)
+    clock = MachineClock(notices, life.sign)
     store = open_store(
         f"gs://{spec.bucket}",
         stall_sec=spec.waits.store,
         read_retry_sec=PATIENT_READ_RETRY_SEC,
     )
-    layout = Layout(spec.prefix, spec.run)
-    patience = _vm_patience(spec, site.clock, say)
-    boot = Boot(spec, HeadFile(store, layout, patience=patience), site, records=True)
+    head_file = HeadFile(
+        store, Layout(spec.prefix, spec.run), patience=_vm_patience(spec, clock, say)
+    )
+    recorded = InHead(head_file)
+    site = _vm_site(spec, machine, group, notices, bundle, say, life, mask, clock, recorded)
+    boot = Boot(spec, head_file, site, records=True)
     try:
         check_origin(bundle, spec.trainer if _is_bundled(spec, bundle) else None)
     except SetupFailed as error:
@@ -149,6 +153,8 @@ def _vm_site(
     say: Say,
     life: Life,
     mask: Mask,
+    clock: MachineClock,
+    recorded: Recorded,
 ) -> Site:
     shared = rooted("/dev/shm")
     work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
@@ -161,7 +167,6 @@ def _vm_site(
     door = Door(rooted("/run/outlast/supervisor.sock"), mask=mask)
     logs = rooted("/var/log/outlast")
 
-    clock = MachineClock(notices, life.sign)
     patience = _vm_patience(spec, clock, say)
     home = rooted("/var/lib/outlast")
     code = Code()
@@ -187,6 +192,7 @@ def _vm_site(
             email=reader.metadata.email,
             secret=functools.partial(reader.read, "gitSecret"),
             forbidden_sec=spec.waits.iam,
+            recorded=recorded,
         )
         workshop = Workshop(
             bundle, home, secrets, builder, clock, say, backoff_sec=spec.waits.backoff

@@ -35,7 +35,8 @@ from tests.stores import FakeClock
 
 SECRET = "projects/p/secrets/deploy/versions/latest"
 COMMIT = "0123456789" * 4
-SHA = "0a" * 32
+SHA = hashlib.sha256(b"wheel").hexdigest()
+"""Of what the pip of these tests makes."""
 
 
 class Answers:

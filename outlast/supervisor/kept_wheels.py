@@ -1,0 +1,83 @@
+"""Which wheels of the bucket a machine may install: whoever writes the bucket does not decide it.
+
+Of a file with hashes, those that it names. All other wheels are recorded once, in HEAD, by one
+digest for each layer: a later attempt installs the same bytes, or says that they are others.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from outlast.bucket.headfile import HeadFile
+from outlast.spec.requirements import Requirements
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl")
+"""Of a wheel's file."""
+
+_IN_ADDRESS = re.compile(r"[#&](sha256|sha384|sha512)=([0-9a-fA-F]+)")
+
+
+class Recorded(Protocol):
+    """The digests of the wheels that a run has begun with, by their layer's key."""
+
+    def digest(self, key: str) -> str | None: ...
+
+    def keep(self, key: str, digest: str) -> None:
+        """Record it, unless one of this key is there already."""
+        ...
+
+
+class NotRecorded:
+    """Of a machine that has no HEAD to record anything in."""
+
+    def digest(self, key: str) -> str | None:
+        return None
+
+    def keep(self, key: str, digest: str) -> None:
+        pass
+
+
+class InHead:
+    """Recorded in HEAD by the holder of its term."""
+
+    def __init__(self, head_file: HeadFile) -> None:
+        self._head_file = head_file
+
+    def digest(self, key: str) -> str | None:
+        return self._head_file.head.wheels_of(key)
+
+    def keep(self, key: str, digest: str) -> None:
+        self._head_file.set_wheels(key, digest, term=self._head_file.term)
+
+
+def digest_of(wheels: Iterable[Path]) -> str:
+    """The SHA-256 of what ``sha256sum`` prints for the wheels in the order of their names."""
+    lines = [f"{_hash('sha256', wheel)}  {wheel.name}\n" for wheel in wheels]
+    return hashlib.sha256("".join(sorted(lines, key=lambda line: line[66:])).encode()).hexdigest()
+
+
+def are_named(asked: Requirements | None, wheels: Sequence[Path]) -> bool:
+    """Whether the requirements have hashes and name those of all these wheels."""
+    if asked is None or not asked.is_hashed or not wheels:
+        return False
+    named = {one for wanted in asked.wanted for one in wanted.hashes}
+    named |= {
+        f"{kind}:{digest.lower()}"
+        for wanted in asked.wanted
+        for kind, digest in _IN_ADDRESS.findall(wanted.source.url)
+    }
+    kinds = {one.partition(":")[0] for one in named}
+    return all(any(f"{kind}:{_hash(kind, wheel)}" in named for kind in kinds) for wheel in wheels)
+
+
+def as_requirements(wheels: Iterable[Path]) -> str:
+    """A requirements file of these wheels, by which pip takes these bytes and no others."""
+    lines = [f"{wheel.as_uri()} --hash=sha256:{_hash('sha256', wheel)}\n" for wheel in wheels]
+    return "".join(lines)
+
+
+def _hash(kind: str, file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, kind).hexdigest()
