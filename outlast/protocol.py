@@ -14,6 +14,8 @@ from trainer    means                                      answer
 ``complete``    training is over, this is the result       ``accepted`` (id ``complete``)
 ``error``       what I cannot do, before I exit            none
 ``fetch``       where is this data, as a local path?       ``fetched`` or ``error``
+``results``     the result's files of this part, which is  ``fetched``
+                done?
 ``exit``        the program of named parts ends            none
 ==============  =========================================  =====================================
 
@@ -47,7 +49,7 @@ import threading
 import time
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,6 +112,21 @@ def check_part_name(name: str) -> str:
     return name
 
 
+def row_part(part: str, before: int) -> list[typing.Any]:
+    """The `part` of a row as it is in the bucket, where its step counts through all parts: the
+    name, and the steps of the parts before it."""
+    return [part, before]
+
+
+def own_row(row: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
+    """A row of the bucket with the name and the steps of its own part; one of a run without parts
+    as it is."""
+    match row.get("part"):
+        case [str(part), int(before)]:
+            return {**row, "step": row["step"] - before, "part": part}
+    return dict(row)
+
+
 # From the trainer.
 
 
@@ -123,6 +140,8 @@ class Hello:
     """Steps of the whole training, where the trainer knows it; for progress only."""
     part: str = ""
     """Name of the part of the run that is to be trained; empty for the whole run."""
+    restore_done: bool = True
+    """Whether the state of the part is wanted also where the part is done."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +180,11 @@ class Complete:
     rows_offset: int
     why: str = ""
     """Why it is over before all steps were made, where the trainer ended it so."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where are the files of this part's result? Said once, of a part that is done."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +250,8 @@ class Welcome:
     before: int = 0
     """Steps of the parts before this one; a row's step counts them."""
     done: str | None = None
-    """Folder of what a part ended with that is done, as its ``complete`` named it: ``restore`` is
-    its last state, and no step is to be made."""
+    """Folder of what a part ended with that is done, as its ``complete`` named it but without the
+    result's files: ``restore`` is its last state, if that was wanted, and no step is to be made."""
 
     def environment(self) -> dict[str, str]:
         """What every trainer finds in its environment; one that began before this welcome, on a
@@ -238,7 +262,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The answer to ``fetch``."""
+    """The answer to ``fetch`` and ``results``: a file, or a folder."""
 
     path: str
 
@@ -309,6 +333,7 @@ Message = (
     | Complete
     | Error
     | Fetch
+    | Results
     | Exit
     | Fetched
     | Welcome

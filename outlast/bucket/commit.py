@@ -9,7 +9,7 @@ generation; a write whose fate is unknown is left for a later term's sweep.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from outlast.bucket.head import Checkpoint, End, Head, HeadForbidden, write_end_
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout, Manifest
 from outlast.bucket.pages import Folder, PageLost
-from outlast.bucket.parts import put_results
+from outlast.bucket.part_results import put_results
+from outlast.bucket.parts import Part
 from outlast.bucket.restore import Fresh, Reader, Restored
 from outlast.bucket.results import put_result
 from outlast.bucket.retention import Retention
@@ -155,7 +156,12 @@ class Committer:
             self._bad.update(skipped)
             if checkpoint not in head.chain:
                 self._cut = pages.until(
-                    self._store, self._layout, head, checkpoint.step, patience=self._patience
+                    self._store,
+                    self._layout,
+                    head,
+                    checkpoint.step,
+                    without=skipped,
+                    patience=self._patience,
                 )
             self._begin(checkpoint.step)
             self._rows = manifest.rows if checkpoint.term == self.term else 0
@@ -199,11 +205,12 @@ class Committer:
         into: Path,
         *,
         place: Callable[[int], Path] | None = None,
+        wanted: Callable[[str], bool] = lambda name: True,
     ) -> Path:
-        """Reads one checkpoint of the chain into a folder, as `restore` does; RestoreError where it
-        cannot be read, for there is none to go back to."""
+        """Reads one checkpoint of the chain, or its `wanted` files, into a folder, as `restore`
+        does; RestoreError where it cannot be read, for there is none to go back to."""
         try:
-            return self._reader.read(checkpoint, into, place)[1]
+            return self._reader.read(checkpoint, into, place, wanted)[1]
         except (Damaged, NotFound) as error:
             self._patience(lambda: self._head_file.check(term=self.term))
             of = f" of part {checkpoint.part}" if checkpoint.part else ""
@@ -302,6 +309,15 @@ class Committer:
     def chain(self) -> tuple[Checkpoint, ...]:
         """HEAD's own, without what could not be read when the state was restored."""
         return self._whole(self._head_file.held(self.term)).chain
+
+    def parts(self) -> tuple[Part, ...]:
+        """The run's parts, those in pages too, as far as `chain` goes. RestoreError where a page
+        cannot be read."""
+        head = self._whole(self._head_file.held(self.term))
+        try:
+            return pages.parts(self._store, self._layout, head, patience=self._patience)
+        except PageLost as error:
+            raise RestoreError(f"the parts of the run are not known: {error}") from None
 
     def _whole(self, head: Head) -> Head:
         """Without the checkpoints that could not be read when the state was restored."""
@@ -420,14 +436,15 @@ class Committer:
         exit: int | None = None,
         step: int | None = None,
         result: Path | None = None,
-        parts: bool = False,
+        parts: Sequence[Part] = (),
         why: str = "",
     ) -> Head:
         """Ends the run: result under the term, sweep, HEAD swapped to its end, copy for people.
 
-        `step` is the last committed step where it is not given; `parts`: the result is that of all
-        parts; `why`, the trainer's reason to end before all its steps were made. All of it can be
-        done again; a boot that finds HEAD ended writes a missing copy.
+        `step` is the last committed step where it is not given; `parts`: all of the run's,
+        for a result that has the files of each; `why`, the trainer's reason to end before all its
+        steps were made. All of it can be done again; a boot that finds HEAD ended writes a missing
+        copy.
         """
         if not state.ended:
             raise ValueError(f"state {state}: is no end")
@@ -438,7 +455,7 @@ class Committer:
             )
         elif parts:
             written = put_results(
-                self._store, self._layout, self.term, self.chain, patience=self._patience
+                self._store, self._layout, self.term, parts, patience=self._patience
             )
         self.sweep()
         before: set[Checkpoint] = set()

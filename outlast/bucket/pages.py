@@ -14,7 +14,7 @@ Setting a run back copies nothing: the references before a page name all older e
     PageLost    a page cannot be read; the message names it and what is behind it
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from blake3 import blake3
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain, check_pages
 from outlast.bucket.layout import Layout, Record
+from outlast.bucket.parts import Part, parts_of
 from outlast.bucket.store import Damaged, NotFound, Store, put_new
 from outlast.bucket.transfer import in_parallel, small_reads
 
@@ -179,7 +180,7 @@ def newest_first(
         assert isinstance(page, ChainPage)
         # A best checkpoint stays in HEAD for longer than those beside it, and its page is a later
         # one than its age says: it waits for its turn.
-        waiting = sorted((*waiting, *page.entries), key=_age)
+        waiting = sorted((*page.entries, *waiting), key=_age)
         before = max((one.last for one in page.before), default=-1)
         while waiting and waiting[-1].step > before:
             yield waiting.pop()
@@ -191,6 +192,36 @@ def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
     StoreError where the store does not answer."""
     older, lost = _chain(store, layout, patience).all(head.older_chain)
     return Kept(tuple(sorted((*older, *head.chain), key=_age)), tuple(lost))
+
+
+def parts(
+    store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
+) -> tuple[Part, ...]:
+    """The parts of a run in the order in which they began; no page is read where it has none.
+    Raises PageLost where a page cannot be read, and StoreError."""
+    if head.older_chain is None or not (head.chain and head.chain[-1].part):
+        return parts_of(head.chain)
+    found = kept(store, layout, head, patience=patience)
+    if found.lost:
+        raise PageLost("; ".join(found.lost))
+    return parts_of(found.chain)
+
+
+def entries(
+    store: Store,
+    layout: Layout,
+    ref: PageRef,
+    step: int | None = None,
+    *,
+    patience: Patience = BRIEF,
+) -> tuple[Checkpoint, ...]:
+    """The checkpoints behind a reference, oldest first; with ``step`` those of that step alone.
+    Raises PageLost where a page cannot be read, and StoreError."""
+    found, lost = _chain(store, layout, patience).all(ref)
+    if lost:
+        raise PageLost("; ".join(lost))
+    found = sorted(found, key=_age)
+    return tuple(entry for entry in found if step is None or entry.step == step)
 
 
 def find(
@@ -223,32 +254,62 @@ def find_behind(
 
 
 def until(
-    store: Store, layout: Layout, head: Head, step: int, *, patience: Patience = BRIEF
+    store: Store,
+    layout: Layout,
+    head: Head,
+    step: int,
+    *,
+    without: Collection[Checkpoint] = (),
+    patience: Patience = BRIEF,
 ) -> Head:
     """HEAD as it was when its newest checkpoint was of that step: what is after it is in neither
-    the chain nor its pages. Raises PageLost and StoreError."""
-    chain = [entry for entry in head.chain if entry.step <= step]
-    pages = _chain(store, layout, patience)
+    the chain nor its pages, nor is what is `without`, of the same step. Raises PageLost and
+    StoreError."""
+    chain, older = cut(
+        store, layout, head.chain, head.older_chain, step, without=without, patience=patience
+    )
+    return replace(head, chain=tuple(chain), older_chain=older)
+
+
+def cut(
+    store: Store,
+    layout: Layout,
+    chain: Sequence[Checkpoint],
+    older: PageRef | None,
+    step: int,
+    *,
+    without: Collection[Checkpoint] = (),
+    patience: Patience = BRIEF,
+) -> tuple[list[Checkpoint], PageRef | None]:
+    """As `until`, of a chain and what is in pages before it."""
+    chain = [entry for entry in chain if entry.step <= step and entry not in without]
     newest = max((entry.step for entry in chain), default=-1)
-    part, older = _split(pages, head.older_chain, step, newest)
-    return replace(head, chain=tuple(sorted((*part, *chain), key=_age)), older_chain=older)
+    pages = _chain(store, layout, patience)
+    part, older = _split(pages, older, step, newest, without)
+    return sorted((*part, *chain), key=_age), older
 
 
 def _split(
-    pages: "_Pages[Checkpoint]", older: PageRef | None, step: int, newest: int
+    pages: "_Pages[Checkpoint]",
+    older: PageRef | None,
+    step: int,
+    newest: int,
+    without: Collection[Checkpoint] = (),
 ) -> tuple[list[Checkpoint], PageRef | None]:
     """What is behind `older` up to the step: checkpoints of the page in which the step is, and the
     pages before it. HEAD itself holds one of step `newest`; where these pages have a newer one, it
     is among the checkpoints, as HEAD itself always holds the newest."""
     refs = [older] if older else []
     part: list[Checkpoint] = []
-    while refs and refs[-1].last > min(step, newest):
+    first = min((entry.step for entry in without), default=step + 1)
+    while refs and (refs[-1].last > min(step, newest) or refs[-1].last >= first):
         ref = refs.pop()
         if ref.first > step:
             continue
         page = pages.read(ref)
         refs += [other for other in page.before if other.level < ref.level]
-        part += [one for one in page.entries if isinstance(one, Checkpoint) and one.step <= step]
+        here = (one for one in page.entries if isinstance(one, Checkpoint) and one.step <= step)
+        part = [*(one for one in here if one not in without), *part]
         newest = max([newest, *(entry.step for entry in part)])
     return sorted(part, key=_age), _of_all(refs)
 
@@ -323,6 +384,8 @@ def _lineage(store: Store, layout: Layout, patience: Patience) -> _Pages[Lineage
 
 
 def _age(entry: Checkpoint) -> tuple[int, int]:
+    """Entries of one step, such as the last state of a part, its end and the next part's beginning,
+    are sorted from lists that have the older ones first."""
     return entry.term, entry.step
 
 

@@ -1,36 +1,22 @@
-"""The parts of a run, as HEAD's chain tells of them: trainings of one program, one after the other.
+"""The parts of a run, as HEAD's chain names them: trainings of one program, one after the other.
 
 A part that is done has two entries of the same step: its state after the last step, and the one
-tagged `DONE_TAG`, with `PART_FILE` and `PART_RESULT`. Steps of entries and rows count through all
-parts; `before` is what the parts before made.
+tagged `DONE_TAG`, with `PART_FILE` and `PART_RESULT` (`part_results.py`). Steps of entries and rows
+count through all parts; `before` is what the parts before made. Entries of parts that are done go
+to pages (`pages.parts` finds them again).
 """
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
-from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.errors import RestoreError
-from outlast.bucket.head import Checkpoint, Result
-from outlast.bucket.layout import (
-    PART_RESULT,
-    RESULT_FILE,
-    Layout,
-    Manifest,
-    ManifestObject,
-    ResultFile,
-    ResultManifest,
-)
-from outlast.bucket.store import Damaged, NotFound, Store, copy_new, put_new
+from outlast.bucket.head import Checkpoint
 
 DONE_TAG = "done"
 """Tag of the entry that ends a part."""
 
-_RESULT_MANIFEST = f"{PART_RESULT}/{RESULT_FILE}"
+NAMES_SHOWN = 8
+"""Parts that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -77,106 +63,24 @@ def parts_of(chain: Iterable[Checkpoint]) -> tuple[Part, ...]:
     return tuple(found.values())
 
 
-def own_steps(
-    chain: Iterable[Checkpoint], rows: Iterable[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Rows as they are in the bucket, with the steps of their own parts."""
-    before = {part.name: part.before for part in parts_of(chain)}
-    for row in rows:
-        yield {**row, "step": row["step"] - before.get(row.get("part", ""), 0)} if before else row
+def table(
+    parts: Iterable[Part], *, now: str = "", before: int = 0, step: int = 0
+) -> list[dict[str, Any]]:
+    """Each part's name, its own steps, and whether it is done; those of the part that is trained
+    `now` are what `step`, which counts through all parts, says."""
+    found = {one.name: {"part": one.name, "step": one.step, "done": one.done} for one in parts}
+    if now and not found.get(now, {}).get("done"):
+        found[now] = {"part": now, "step": step - before, "done": False}
+    return list(found.values())
 
 
-# The result of a part, and of all.
-
-
-def put_manifest(folder: Path) -> None:
-    """Writes the manifest of a part's result into its folder; the same bytes each time."""
-    (folder / RESULT_FILE).unlink(missing_ok=True)
-    files = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            name = path.relative_to(folder).as_posix()
-            files.append(ResultFile(name, path.stat().st_size, digest))
-    (folder / RESULT_FILE).write_bytes(ResultManifest.of(files).to_json())
-
-
-def result_of(store: Store, done: Checkpoint, *, patience: Patience = BRIEF) -> Result:
-    """The result of a part that is done, as `fetch_result` takes it; `done` is its entry. Damaged
-    or NotFound where it is not what HEAD names."""
-    objects = _objects_of(store, done, patience)
-    found = _manifest_of_result(store, done, objects, patience)
-    generation = objects[_RESULT_MANIFEST].generation
-    return Result(f"{done.path}{PART_RESULT}/", generation, found.digest)
-
-
-def put_results(
-    store: Store,
-    layout: Layout,
-    term: int,
-    chain: Iterable[Checkpoint],
-    *,
-    patience: Patience = BRIEF,
-) -> Result:
-    """The result of a run with parts: the files of each in a folder of its name, copied inside of
-    the store. RestoreError where one is not what its manifest says."""
-    files: list[ResultFile] = []
-    for part in parts_of(chain):
-        try:
-            files += _copy_result(store, layout.result(term), part, patience)
-        except (Damaged, NotFound) as error:
-            raise RestoreError(
-                f"the result of part {part.name} cannot be read ({error}); set the run back to a "
-                "step of that part with outlast resume --from"
-            ) from None
-    manifest = ResultManifest.of(files)
-    path = layout.result_manifest(term)
-    written = put_new(store, path, manifest.to_json(), patience=patience)
-    return Result(path=layout.result(term), generation=written.generation, digest=manifest.digest)
-
-
-def _copy_result(store: Store, prefix: str, part: Part, patience: Patience) -> Iterator[ResultFile]:
-    done = part.newest
-    objects = _objects_of(store, done, patience)
-    for file in _manifest_of_result(store, done, objects, patience).files:
-        name, entry = f"{part.name}/{file.name}", objects.get(f"{PART_RESULT}/{file.name}")
-        if entry is None or entry.size != file.size:
-            raise Damaged(f"{done.path}: has no {PART_RESULT}/{file.name} as recorded")
-        copied = copy_new(
-            store,
-            done.path + entry.name,
-            prefix + name,
-            source_generation=entry.generation,
-            expected=(entry.size, entry.crc32c),
-            patience=patience,
-        )
-        if copied is None:
-            raise Damaged(f"{done.path}{entry.name}: is gone, or has other bytes")
-        yield replace(file, name=name)
-
-
-def _objects_of(store: Store, done: Checkpoint, patience: Patience) -> Mapping[str, ManifestObject]:
-    data, _ = patience(lambda: store.get(done.manifest, generation=done.generation))
-    if blake3(data).hexdigest() != done.blake3:
-        raise Damaged(f"{done.manifest}: has other bytes than were committed")
-    try:
-        return {entry.name: entry for entry in Manifest.from_json(data).objects}
-    except ValueError as error:
-        raise Damaged(f"{done.manifest}: {error}") from None
-
-
-def _manifest_of_result(
-    store: Store, done: Checkpoint, objects: Mapping[str, ManifestObject], patience: Patience
-) -> ResultManifest:
-    entry = objects.get(_RESULT_MANIFEST)
-    if entry is None:
-        raise Damaged(f"{done.manifest}: names no {_RESULT_MANIFEST}")
-    path = done.path + entry.name
-    data, _ = patience(lambda: store.get(path, generation=entry.generation))
-    if blake3(data).hexdigest() != entry.blake3:
-        raise Damaged(f"{path}: has other bytes than were committed")
-    try:
-        return ResultManifest.from_json(data)
-    except ValueError as error:
-        raise Damaged(f"{path}: {error}") from None
+def shown(names: Iterable[str], around: str | None = None) -> str:
+    """Names of parts for people; of many, those `around` one, or the last ones."""
+    names = list(names)
+    if len(names) <= NAMES_SHOWN:
+        return ", ".join(names)
+    at = names.index(around) if around in names else len(names) - 1
+    begin = min(max(at - NAMES_SHOWN // 2, 0), len(names) - NAMES_SHOWN)
+    some = names[begin : begin + NAMES_SHOWN]
+    dots = ("… " if begin else "", " …" if begin + NAMES_SHOWN < len(names) else "")
+    return f"{len(names)} in all: {dots[0]}{', '.join(some)}{dots[1]}"

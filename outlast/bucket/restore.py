@@ -59,22 +59,29 @@ class Reader:
         return Reader(store, self._patience, self._say, self._sign)
 
     def read(
-        self, checkpoint: Checkpoint, into: Path, place: Callable[[int], Path] | None = None
+        self,
+        checkpoint: Checkpoint,
+        into: Path,
+        place: Callable[[int], Path] | None = None,
+        wanted: Callable[[str], bool] = lambda name: True,
     ) -> tuple[Manifest, Path]:
-        """Reads it into the folder `into`, or into one of that name in the folder that `place`
-        gives for so many bytes; gives the manifest and the folder.
+        """Reads it, or those of its files that are `wanted`, into the folder `into`, or into one of
+        that name in the folder that `place` gives for so many bytes; gives the manifest and the
+        folder.
 
         Raises Damaged or NotFound where two downloads failed, and what the store raises.
         """
         manifest = self._twice(checkpoint, lambda: self._manifest(checkpoint))
-        self.size = sum(entry.size for entry in manifest.objects)
+        files = {name: found for name, found in manifest.files().items() if wanted(name)}
+        objects = [entry for entries in files.values() for entry in entries]
+        self.size = sum(entry.size for entry in objects)
         if place is not None:
             into = place(self.size) / into.name
         part = into.with_name(f"{into.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
-            for name, entries in manifest.files().items():
+            for name, entries in files.items():
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
                 with (part / name).open("wb") as file:
                     file.truncate(sum(entry.size for entry in entries))
@@ -87,7 +94,7 @@ class Reader:
                             checkpoint, lambda: self._object(checkpoint, entry, part)
                         ),
                     )
-                    for entry in manifest.objects
+                    for entry in objects
                 ],
             )
             shutil.rmtree(into, ignore_errors=True)

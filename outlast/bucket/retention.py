@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outlast.bucket.head import Checkpoint, PageRef
-from outlast.bucket.parts import is_done
+from outlast.bucket.parts import is_done, own_step
 
 KEEP_LAST = 3
 """Checkpoints that retention keeps at least, newest first."""
@@ -41,9 +41,13 @@ class Retention:
     def lasting(
         self, chain: Sequence[Checkpoint], older: PageRef | None = None
     ) -> list[Checkpoint]:
-        """Those that no later commit drops, oldest first, and that need not be in HEAD."""
+        """Those that no later commit drops, oldest first, and that need not be in HEAD. Nothing is
+        added any more to the parts before the newest one, so what is kept of them stays."""
         needed = self._needed(chain)
-        return [entry for entry in self._every(chain, older) if entry not in needed]
+        now = chain[-1].part if chain else ""
+        ended = {entry for entry in needed if entry.part != now}
+        lasting = ended | ({*self._every(chain, older)} - needed)
+        return [entry for entry in chain if entry in lasting]
 
     def _needed(self, chain: Sequence[Checkpoint]) -> set[Checkpoint]:
         """What HEAD itself has: the newest ones and the best; of each part of a run that is done,
@@ -59,15 +63,18 @@ class Retention:
         return found
 
     def _every(self, chain: Sequence[Checkpoint], older: PageRef | None) -> list[Checkpoint]:
-        """The first one of each interval of steps, but the one that begins with 0."""
+        """Of each part, the first one of each interval of steps, but the one that begins with 0."""
         every = self.keep_every_steps
         if not every:
             return []
-        seen = {0} if older is None else {0, older.last // every}
+        last = 0 if older is None else older.last
+        seen: set[tuple[int, int]] = set()
         found = []
         for entry in chain:
-            if entry.step // every not in seen and not is_done(entry):
-                seen.add(entry.step // every)
+            interval = (entry.before, own_step(entry) // every)
+            in_pages = max(last - entry.before, 0) // every
+            if interval[1] not in (0, in_pages) and interval not in seen and not is_done(entry):
+                seen.add(interval)
                 found.append(entry)
         return found
 

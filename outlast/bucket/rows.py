@@ -20,9 +20,9 @@ from outlast.bucket import pages
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.head import Head, Lineage
 from outlast.bucket.layout import Layout
-from outlast.bucket.parts import own_steps
 from outlast.bucket.store import Damaged, Object, Store, put_new
 from outlast.bucket.transfer import small_reads
+from outlast.protocol import own_row
 
 PIECE_BYTES = 1 << 16
 """A piece that has as much is not rewritten any more. Small beside what a commit costs anyway."""
@@ -121,11 +121,12 @@ class PieceWriter:
 def read_rows(store: Store, layout: Layout, head: Head) -> list[dict[str, Any]]:
     """The rows of the final lineage in the order of their steps, each step from one term only; of a
     run with parts, part after part with their own steps."""
-    return list(own_steps(head.chain, iter_rows(store, layout, head)))
+    return [own_row(row) for row in iter_rows(store, layout, head)]
 
 
 def iter_rows(store: Store, layout: Layout, head: Head) -> Iterator[dict[str, Any]]:
-    """As `read_rows`, a few pieces in memory at a time. Steps count through all parts of a run.
+    """The rows as they are in the bucket, a few pieces in memory at a time. Steps count through all
+    parts of a run, and `part` is as `protocol.row_part` gives it.
 
     A term owns the steps after its `from` until a later term's. Only steps up to the last
     commit, or up to the end of a finished run, are final.

@@ -137,12 +137,27 @@ def _excerpt(lines: Sequence[str]) -> list[str]:
     return shown
 
 
+PARTS_SHOWN = 12
+
+
+def _say_parts(console: Terminal, parts: Sequence[Mapping[str, Any]]) -> None:
+    """How far each part is; of many, the last ones."""
+    hidden = parts[:-PARTS_SHOWN]
+    if hidden:
+        done = sum(part["done"] for part in hidden)
+        _line(console, f"{len(parts)} parts; the first {len(hidden)}: {done} done")
+    for part in parts[len(hidden) :]:
+        how = "done, after" if part["done"] else "at"
+        _line(console, f"part {part['part']}: {how} step {part['step']}")
+
+
 def show_report(report: Report) -> None:
     """The end of a rehearsal: attempts, goodput, one line a guarantee."""
     console = Terminal()
     console.print()
     if report.attempts:
         console.print(f"Attempts of run {report.run} (UTC), which is {report.ending}:")
+        _say_parts(console, report.parts)
         console.print(_attempts_table(report.attempts))
         done = report.ending.startswith(State.DONE)
         _say_failures(console, report.attempts, done=done)
@@ -223,9 +238,7 @@ def show_status(status: Status) -> None:
         step += f"; its newest checkpoint is of step {book.head.step}"
     _line(console, f"{status.experiment}: run {status.run} is {state}, {step}")
     _line(console, status.url)
-    for part in status.parts:
-        how = "done, after" if part["done"] else "at"
-        _line(console, f"part {part['part']}: {how} step {part['step']}")
+    _say_parts(console, status.parts)
     console.print()
     console.print("Attempts (UTC):")
     console.print(_attempts_table(book.attempts))

@@ -139,16 +139,17 @@ def rebuild(
                 chain.insert(0, found)
             elif not chain:
                 set_aside += 1
-            if len(chain) >= KEEP_LAST and not chain[0].part:
+            if len(chain) >= KEEP_LAST:
                 break
         if not chain:
             continue
-        if chain[0].part:
-            whole = _whole_parts(chain)
-            set_aside += len(chain) - len(whole)
-            older, older_chain, chain = [], None, list(_retention(starts[term]).kept(whole))
-        else:
-            older, older_chain = _older(store, layout, lineage, chain, on_the_way, starts[term])
+        chain.sort(key=_order)
+        chain, older_chain = _kept(store, layout, lineage, chain, on_the_way, starts[term])
+        if chain[-1].part:
+            chain, older_chain, without = _whole_parts(store, layout, chain, older_chain)
+            set_aside += without
+        if not chain:
+            continue
         tip = chain[-1]
         pairs = [(start.resume, start.place) for start in starts.values()]
         highest = max([*terms, *(place[0] for place, _ in manifests)]) + UNRECORDED_TERMS
@@ -166,7 +167,7 @@ def rebuild(
             end=None if alone else End(Reason.STOPPED, None, tip.step, None),
             started=min(start.time for start in starts.values()),
             deadline=NO_DEADLINE if alone else now,
-            chain=(*older, *chain),
+            chain=tuple(chain),
             older_chain=older_chain,
             lineage=tuple(entry for entry in lineage if entry.term <= tip.term),
             failures=0,
@@ -182,7 +183,7 @@ def rebuild(
     )
 
 
-def _older(
+def _kept(
     store: Store,
     layout: Layout,
     lineage: Sequence[Lineage],
@@ -190,9 +191,9 @@ def _older(
     on_the_way: Sequence[str],
     start: AttemptStart,
 ) -> tuple[list[Checkpoint], PageRef | None]:
-    """The kept checkpoints before the `newest`: those that pages lead to, and later ones that the
-    attempt's retention keeps and all of whose objects are there. Retention may be deleting any
-    other. Their bytes are not read; a restore does, and passes over what is bad."""
+    """The checkpoints that the attempt's retention keeps, which may be deleting any other: the
+    `newest`, and before them those that pages lead to and later ones all of whose objects are
+    there. Their bytes are not read; a restore does, and passes over what is bad."""
 
     def owns(entry: Checkpoint) -> bool:
         return _owns(lineage, entry.term, entry.step)
@@ -200,15 +201,18 @@ def _older(
     oldest = newest[0]
     held, behind = pages.found_again(store, layout, oldest.step - 1, owns)
     last = max([entry.step for entry in held], default=behind.last if behind else -1)
+    known = {entry.path for entry in (*held, *newest)}
+    if behind is not None:  # of one step, a page may have some and HEAD the others
+        at_last = pages.entries(store, layout, behind, last)
+        known |= {entry.path for entry in at_last}
     for folder in reversed(on_the_way):
-        if last < _step_of(folder) < oldest.step:
+        if last <= _step_of(folder) <= oldest.step and folder not in known:
             found = _verified(store, layout, folder, read=False)
             held += [found] if found else []
     best = _older_best(store, layout, [*held, *newest], on_the_way)
     if best is not None and not _is_behind(store, layout, behind, best):
-        held = sorted([*held, best], key=lambda entry: (entry.term, entry.step))
-    kept = _retention(start).kept([*held, *newest], behind)
-    return [entry for entry in held if entry in kept], behind
+        held.append(best)
+    return list(_retention(start).kept(sorted([*held, *newest], key=_order), behind)), behind
 
 
 def _older_best(
@@ -237,6 +241,8 @@ def _is_best(store: Store, folder: str) -> bool:
 
 def _is_behind(store: Store, layout: Layout, ref: PageRef | None, entry: Checkpoint) -> bool:
     with contextlib.suppress(pages.PageLost):
+        if entry.part:  # others of its step may be there, too
+            return ref is not None and entry in pages.entries(store, layout, ref, entry.step)
         return pages.find_behind(store, layout, ref, entry.step) == entry
     return False
 
@@ -372,17 +378,33 @@ def _verified(store: Store, layout: Layout, folder: str, *, read: bool = True) -
     )
 
 
-def _whole_parts(chain: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The entries of parts, oldest first, up to where one is missing that those after it stand on:
-    the end of each part that came before."""
-    found: list[Checkpoint] = []
+def _order(entry: Checkpoint) -> tuple[int, int, int, bool]:
+    """Of one step may be the last state of a part, its end, and the beginning of the next part."""
+    return entry.term, entry.step, entry.before, is_done(entry)
+
+
+def _whole_parts(
+    store: Store, layout: Layout, chain: list[Checkpoint], older: PageRef | None
+) -> tuple[list[Checkpoint], PageRef | None, int]:
+    """The entries of parts up to where one is missing that those after it stand on, which is the
+    end of each part that came before; and how many were left out."""
+    behind = () if older is None else pages.entries(store, layout, older)
+    entries = [*behind, *chain]
+    whole = 0
     done_at = 0
-    for entry in sorted(chain, key=lambda entry: (entry.term, entry.step, is_done(entry))):
-        if entry.before != done_at and not (found and found[-1].part == entry.part):
+    for entry in entries:
+        if entry.before != done_at and not (whole and entries[whole - 1].part == entry.part):
             break
-        found.append(entry)
+        whole += 1
         done_at = entry.step if is_done(entry) else done_at
-    return found
+    if whole == len(entries):
+        return chain, older, 0
+    if not whole:
+        return [], None, len(entries)
+    step = entries[whole - 1].step
+    without = [entry for entry in entries[whole:] if entry.step == step]
+    chain, older = pages.cut(store, layout, chain, older, step, without=without)
+    return chain, older, len(entries) - whole
 
 
 def _lineage(
@@ -403,8 +425,9 @@ def _lineage(
 
 
 def _owns(lineage: Sequence[Lineage], term: int, step: int) -> bool:
-    """Whether a checkpoint is on the way: its term owned that step."""
+    """Whether a checkpoint is on the way: its term owned that step. The end of a part is of the
+    step of its last state, which the attempt may have resumed from."""
     for entry, later in zip_longest(lineage, lineage[1:]):
         if entry.term == term:
-            return step > entry.from_step and (later is None or step <= later.from_step)
+            return step >= entry.from_step and (later is None or step <= later.from_step)
     return False

@@ -1,5 +1,8 @@
 """Sets a run back to an older checkpoint: HEAD alone changes, by one swap.
 
+``PART:STEP`` names a state of a part, whose end is made again even where it is the last one;
+``PART:0`` the end of the part before, so that the part starts from scratch.
+
 HEAD then names the checkpoint as the newest one, under a term that no attempt ever had, so that an
 attempt that was not known to live is fenced. The newer checkpoints are swept by the next attempt.
 """
@@ -12,7 +15,7 @@ from outlast.base.exits import State
 from outlast.bucket import pages
 from outlast.bucket.head import Checkpoint, Head, HeadLost, new_nonce, read_head
 from outlast.bucket.layout import Layout
-from outlast.bucket.parts import own_step, parts_of
+from outlast.bucket.parts import is_done, own_step, parts_of, shown
 from outlast.bucket.store import PreconditionFailed, Store
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import living_attempt
@@ -79,14 +82,11 @@ def plan(
             "end it first (outlast stop, or Ctrl-C where it runs)."
         )
     part, own = parse(str(where))
-    before = next((one.before for one in parts_of(head.chain) if one.name == part), 0)
-    tip = pages.find(store, layout, head, before + own)
-    if tip is None or (tip.part, own_step(tip)) != (part, own):
-        there = _nearest(pages.kept(store, layout, head).chain, before + own)
-        raise OperateError(
-            f"--from {where}: {name} has no checkpoint of that step; it has {there}."
-        )
-    back = pages.until(store, layout, head, tip.step)
+    if part or (head.chain and head.chain[-1].part):
+        tip, without = _in_part(store, layout, head, part, own, name)
+    else:
+        tip, without = _of_step(store, layout, head, own, name), []
+    back = pages.until(store, layout, head, tip.step, without=without)
     back = pages.lineage_until(store, layout, back, tip.term)
     is_alone = head.owner.startswith(NO_STACK)
     end = None if is_alone or head.end is None else replace(head.end, step=tip.step)
@@ -103,6 +103,58 @@ def plan(
     return Rewound(rewound, dropped, store, layout, found.object.generation)
 
 
+def _of_step(store: Store, layout: Layout, head: Head, step: int, name: str) -> Checkpoint:
+    tip = pages.find(store, layout, head, step)
+    if tip is None:
+        there = _nearest(pages.kept(store, layout, head).chain, step)
+        raise OperateError(f"--from {step}: {name} has no checkpoint of that step; it has {there}.")
+    return tip
+
+
+def _in_part(
+    store: Store, layout: Layout, head: Head, part: str, own: int, name: str
+) -> tuple[Checkpoint, list[Checkpoint]]:
+    """The checkpoint that ``part:own`` names, and those of its step that come after it."""
+    where = f"{part}:{own}" if part else str(own)
+    kept = pages.kept(store, layout, head)
+    if kept.lost:
+        raise pages.PageLost("; ".join(kept.lost))
+    parts = {one.name: one for one in parts_of(kept.chain)}
+    if not parts:
+        there = _nearest(kept.chain, own)
+        raise OperateError(f"--from {where}: {name} has no parts; give a step, it has {there}.")
+    if not part:
+        last = parts[head.chain[-1].part]
+        raise OperateError(
+            f"--from {where}: {name} has parts ({shown(parts)}), each with its own steps; write "
+            f"--from PART:STEP, such as {last.name}:{0 if last.state is None else last.step}."
+        )
+    if part not in parts:
+        raise OperateError(f"--from {where}: {name} has no part {part!r}; it has {shown(parts)}.")
+    places = [
+        place
+        for place, entry in enumerate(kept.chain)
+        if (entry.part, own_step(entry)) == (part, own) and not is_done(entry)
+    ]
+    first = next(place for place, entry in enumerate(kept.chain) if entry.part == part)
+    if not places and own == 0:
+        places = [first - 1] if first else []
+        if not places:
+            raise OperateError(
+                f"--from {where}: {part} is the first part of {name}, which would start from "
+                "scratch; begin another run instead."
+            )
+    if not places:
+        own_ones = [one for one in kept.chain if one.part == part and not is_done(one)]
+        there = _nearest(own_ones, parts[part].before + own)
+        raise OperateError(
+            f"--from {where}: part {part} has no checkpoint of that step; it has {there}, and "
+            f"{part}:0 starts it from scratch."
+        )
+    tip = kept.chain[places[-1]]
+    return tip, [entry for entry in kept.chain[places[-1] + 1 :] if entry.step == tip.step]
+
+
 def _nearest(kept: Sequence[Checkpoint], step: int) -> str:
     """The steps of the kept checkpoints; of many, those around the one that was asked for."""
     names = list(dict.fromkeys(map(said, kept)))
@@ -115,7 +167,9 @@ def _nearest(kept: Sequence[Checkpoint], step: int) -> str:
 
 
 def said(entry: Checkpoint) -> str:
-    """A checkpoint as ``parse`` takes it."""
+    """A checkpoint, for people: as ``parse`` takes it, or the end of a part."""
+    if is_done(entry):
+        return f"the end of part {entry.part}"
     return f"{entry.part}:{own_step(entry)}" if entry.part else str(entry.step)
 
 

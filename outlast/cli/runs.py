@@ -29,7 +29,8 @@ from outlast.bucket.layout import (
     Layout,
     Pin,
 )
-from outlast.bucket.parts import DONE_TAG, is_done, own_step, parts_of, result_of
+from outlast.bucket.part_results import result_of
+from outlast.bucket.parts import DONE_TAG, Part, is_done, own_step, parts_of, shown
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli.errors import (
@@ -172,7 +173,7 @@ class OpenedRun:
         if head.state is not State.DONE:
             return Table(self.rows())
         folder = self.result()
-        if names := [part.name for part in parts_of(head.chain)]:
+        if names := [part.name for part in self._parts(head)]:
             tables = [(name, _evaluations(folder / name / METRICS_FILE)) for name in names]
             return Table([{"part": name, **row} for name, rows in tables for row in rows])
         if not (folder / METRICS_FILE).exists():  # a command's result is what it wrote itself
@@ -185,7 +186,7 @@ class OpenedRun:
     def parts(self) -> Table:
         """The parts of the run that have a checkpoint, in the order in which they began: name,
         steps that are safe, and whether each is done. Empty for a run without parts."""
-        found = parts_of(self._head().chain)
+        found = self._parts(self._head())
         return Table([{"part": p.name, "step": p.step, "done": p.done} for p in found])
 
     def checkpoints(self) -> Table:
@@ -213,9 +214,9 @@ class OpenedRun:
         of its step. OperateError: there is none, or the run has parts and none is named."""
         head, place = self._head(), self._place
         if part is not None:
-            self._part(head.chain, part)
-        elif names := [one.name for one in parts_of(head.chain)]:
-            raise OperateError(f"{place.name}: name one of its parts: {', '.join(names)}")
+            self._part(head, part)
+        elif names := [one.name for one in self._parts(head)]:
+            raise OperateError(f"{place.name}: name one of its parts: {shown(names)}")
         # The newest one is in HEAD itself, unless the run was set back behind it.
         tagged = _best_of(head.chain, part or "")
         if not tagged and head.older_chain is not None:
@@ -283,22 +284,27 @@ class OpenedRun:
         except Exception as error:  # each library has its own for a file that it cannot read
             raise OperateError(f"{found}: cannot be read: {error}") from None
 
-    def _part(self, chain: Sequence[Checkpoint], name: str) -> list[Checkpoint]:
-        found = [entry for entry in chain if entry.part == name]
-        if not found:
-            names = ", ".join(part.name for part in parts_of(chain)) or "no parts"
-            raise OperateError(f"{self._place.name}: has no part {name!r}; it has {names}")
-        return found
+    def _parts(self, head: Head) -> tuple[Part, ...]:
+        with self._reading():
+            return pages.parts(self._place.store, self._place.layout, head)
+
+    def _part(self, head: Head, name: str) -> Part:
+        parts = self._parts(head)
+        for part in parts:
+            if part.name == name:
+                return part
+        names = shown(part.name for part in parts) or "no parts"
+        raise OperateError(f"{self._place.name}: has no part {name!r}; it has {names}")
 
     def _result_of(self, head: Head, name: str) -> Result:
-        newest = self._part(head.chain, name)[-1]
-        if not is_done(newest):
+        part = self._part(head, name)
+        if not part.done:
             raise OperateError(
-                f"{self._place.name}: part {name!r} is at step {own_step(newest)} and not done; it "
-                "has a result once it is"
+                f"{self._place.name}: part {name!r} is at step {part.step} and not done; it has a "
+                "result once it is"
             )
         with self._reading():
-            return result_of(self._place.store, newest)
+            return result_of(self._place.store, part.newest)
 
     def _pinned(self, entry: Checkpoint) -> str:
         """The checkpoint by where it is and what it is, as ``outlast:init`` takes it."""

@@ -7,16 +7,20 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.bucket import ledger, metrics
+from outlast.bucket import ledger, metrics, pages
 from outlast.bucket.head import HeadError
-from outlast.bucket.layout import METRICS_FILE, Last, format_time
+from outlast.bucket.layout import METRICS_FILE, Last, Layout, format_time
 from outlast.bucket.ledger import Boot, Ledger
-from outlast.bucket.parts import parts_of
+from outlast.bucket.parts import parts_of, table
 from outlast.bucket.store import NotFound, Store, StoreError
+from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import boots
 from outlast.cli.boots import Wait
 from outlast.cli.errors import OperateError, about
 from outlast.cli.runs import Place
+
+PARTS_READ = 20
+"""Parts of a finished run whose evaluations are read."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,9 @@ class Status:
     """The last value of each metric; empty before any."""
     wait: Wait | None = None
     """What an open run waits for that has no attempt at work."""
-
-    @property
-    def parts(self) -> list[dict[str, Any]]:
-        """The run's parts in the order in which they began, with their own steps; empty where it
-        has none."""
-        book = self.ledger
-        if book is None:
-            return []
-        found = {
-            part.name: {"part": part.name, "step": part.step, "done": part.done}
-            for part in parts_of(book.head.chain)
-        }
-        if book.part and not found.get(book.part, {}).get("done"):
-            at = {"part": book.part, "step": book.step - book.before, "done": False}
-            found[book.part] = at
-        return list(found.values())
+    parts: Sequence[Mapping[str, Any]] = ()
+    """The run's parts in the order in which they began, with their own steps; empty where it has
+    none."""
 
     @property
     def result(self) -> str | None:
@@ -102,7 +93,7 @@ class Status:
             "metrics": {name: last.value for name, last in self.metrics.items()},
             "metric_steps": {name: last.step for name, last in self.metrics.items()},
             "result": self.result,
-            **({"parts": parts} if (parts := self.parts) else {}),
+            **({"parts": list(self.parts)} if self.parts else {}),
         }
 
 
@@ -112,7 +103,8 @@ def read(place: Place) -> Status:
     try:
         book = ledger.read(store, layout)
         booted = ledger.read_boots(store, layout)
-        last = _last_metrics(store, book)
+        parts = _parts(store, layout, book)
+        last = _last_metrics(store, book, [part["part"] for part in parts])
         now = store.now()
     except (HeadError, StoreError) as error:
         raise OperateError(about(place.name, error)) from None
@@ -121,7 +113,18 @@ def read(place: Place) -> Status:
     # A run in a folder has its name in HEAD alone.
     run = layout.run or (book.head.owner.rpartition("/")[2] if book else "")
     wait = _wait(place, book, booted, now)
-    return Status(place.name, run, place.home, place.url, book, len(booted), now, last, wait)
+    return Status(place.name, run, place.home, place.url, book, len(booted), now, last, wait, parts)
+
+
+def _parts(store: Store, layout: Layout, book: Ledger | None) -> list[dict[str, Any]]:
+    """Those behind a page that cannot be read are left out; what needs them names it."""
+    if book is None:
+        return []
+    try:
+        found = pages.parts(store, layout, book.head)
+    except pages.PageLost:
+        found = parts_of(book.head.chain)
+    return table(found, now=book.part, before=book.before, step=book.step)
 
 
 def _wait(place: Place, book: Ledger | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
@@ -137,17 +140,22 @@ def _wait(place: Place, book: Ledger | None, booted: Sequence[Boot], now: dateti
     return boots.wait_of(later, seen, now=now, attempt=last)
 
 
-def _last_metrics(store: Store, book: Ledger | None) -> Mapping[str, Last]:
-    """Of a finished run metrics.json counts, too: it has the evaluations after the loop."""
+def _last_metrics(store: Store, book: Ledger | None, parts: Sequence[str]) -> Mapping[str, Last]:
+    """Of a finished run metrics.json counts, too: it has the evaluations after the loop. Of many
+    parts, those of the last ones are read."""
     if book is None:
         return {}
     end = book.head.end
     if end is None or end.result is None:
         return book.metrics
-    parts = [part.name for part in parts_of(book.head.chain)]
+    path = end.result.path
+    prefixes = [f"{name}/" for name in parts[-PARTS_READ:]] or [""]
+    read = in_parallel(
+        [lambda of=of: _last_evaluations(store, f"{path}{of}{METRICS_FILE}") for of in prefixes],
+        small_reads(store),
+    )
     found = dict(book.metrics)
-    for of in [f"{name}/" for name in parts] or [""]:
-        last = _last_evaluations(store, f"{end.result.path}{of}{METRICS_FILE}")
+    for of, last in zip(prefixes, read, strict=True):
         found |= {f"{of}{name}": value for name, value in last.items()}
     return found
 

@@ -103,6 +103,10 @@ class Life:
     term: int | None = None
     step: int = 0
     total: int | None = None
+    part: str = ""
+    """The part of the run that it trains; empty where the run has none."""
+    before: int = 0
+    """Steps of the parts before it, which step and total count."""
     commits: int = 0
     committing: bool = False
     """A manifest is stored that HEAD does not name yet."""
@@ -395,6 +399,7 @@ class Director:
             beat = json.loads(content or b"{}")
             life.step = int(beat.get("step") or life.step)
             life.total = int(beat["total"]) if beat.get("total") else life.total
+            life.part, life.before = str(beat.get("part") or ""), int(beat.get("before") or 0)
         if life.total is None:  # an attempt before has said it
             totals = [other.total for other in self._lives.values() if self._is_ours(other)]
             life.total = next((total for total in reversed(totals) if total), None)
@@ -424,9 +429,12 @@ class Director:
             return False
         if when.boot not in (None, life.boot) or when.attempt not in (None, life.term):
             return False
+        if when.part not in (None, life.part):
+            return False
         if when.share is None:
             return True
-        return bool(life.total) and life.step >= when.share * (life.total or 0)
+        total = (life.total or 0) - life.before
+        return total > 0 and life.step - life.before >= when.share * total
 
     async def _play(self, pending: _Pending, life: Life | None) -> None:
         """Lets an event happen to a VM, or at a moment of the world to every one there is."""

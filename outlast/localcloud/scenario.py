@@ -266,6 +266,7 @@ class When(Part):
     attempt: Ordinal | None = None
     phase: Literal[PHASES] | None = None  # type: ignore[valid-type]
     share: Share | None = None
+    part: str | None = None
     commits: Count = 0
     nth: Ordinal = 1
     after_sec: Sec = 0
@@ -275,7 +276,8 @@ class When(Part):
         """The phase that is meant, also where none is named."""
         if self.phase is not None:
             return self.phase
-        return "step" if self.attempt is not None or self.share is not None else "boot"
+        late = (self.attempt, self.share, self.part)
+        return "step" if any(value is not None for value in late) else "boot"
 
     @model_validator(mode="after")
     def _possible(self) -> "When":
@@ -284,7 +286,7 @@ class When(Part):
             if others:
                 raise ValueError(f"at_sec is a moment of the world; must be without {others[0]}")
             return self
-        early = [key for key in ("attempt", "share", "commits") if getattr(self, key)]
+        early = [key for key in ("attempt", "share", "part", "commits") if getattr(self, key)]
         if self.moment in BEFORE_ATTEMPT and early:
             raise ValueError(
                 f"{early[0]} {getattr(self, early[0])}: phase {self.moment!r} comes before an "

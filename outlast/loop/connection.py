@@ -26,10 +26,14 @@ _completed: set[parts.Key] = set()
 class Connection:
     """Opened once for a training, and closed with it; of a part that is done, kept for the next."""
 
-    def __init__(self, options: local.Options, part: str = "") -> None:
-        """``part`` names the part of the run that is to be trained."""
+    def __init__(
+        self, options: local.Options, part: str = "", *, restore_done: bool = True
+    ) -> None:
+        """``part`` names the part of the run that is to be trained; whether its state is wanted
+        where it is done."""
         self._options = options
         self._part = part
+        self._restore_done = restore_done
         self._program: parts.Program | None = None
         """Of a part: what else this program trains of the run."""
         self.part_done = False
@@ -64,7 +68,9 @@ class Connection:
             self._program = parts.begin(run, self._part, self._options)
         else:
             parts.refuse_unnamed(run)
-        self._session = Session(self._channel(), total=total, part=self._part)
+        self._session = Session(
+            self._channel(), total=total, part=self._part, restore_done=self._restore_done
+        )
         answer = self._session.welcome(stopped=self.is_interrupted)
         self._welcomed = True
         if isinstance(answer, Ended) and self._program is not None:

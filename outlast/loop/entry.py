@@ -16,6 +16,7 @@ def train(
     total: int | None = None,
     *,
     part: str | None = None,
+    restore_done: bool = True,
     run_dir: str | Path | None = None,
     name: str | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -43,7 +44,9 @@ def train(
     ``part`` names one of several trainings of this program, which then are the parts of one run,
     one after the other (folds of a cross-validation, say). Each resumes by itself. One that is done
     already makes no step: its state and ``run.evals`` are as it ended. The run is done when the
-    program ends with exit code 0 and every part that was begun is done.
+    program ends with exit code 0 and every part that was begun is done. With ``restore_done=False``
+    the state of a part that is done is not read, and stays as the program has made it: a program
+    with many parts that needs their evaluations and results alone starts again at once.
 
     ``constant`` names entries of ``state`` that may never change, such as an array of data, and
     global generators (``random``, ``numpy.random``, ``torch.random``) that the state does not have
@@ -85,6 +88,7 @@ def train(
         total,
         options,
         part=part or "",
+        restore_done=restore_done,
         rank_state=rank_state,
         tracker=tracker,
         init_only=init_only,

@@ -45,7 +45,12 @@ class Follower(Training):
         self._cleanup.enter_context(variables(where["environment"]))
         self._work = Path(where["work"])
         self._result_folder = Path(where["result"]) / f"tmp-result-{ranks.part_name(world.rank)}"
-        if where["restore"] is not None and not where["init"]:
+        if where["done"] is not None:
+            self._left_before, self._done_in = True, Path(where["done"])
+            self._result_of_part = Path(where["part_result"])
+        if where["done"] is not None and where["restore"] is None:
+            self._step = where["step"]
+        elif where["restore"] is not None and not where["init"]:
             folder = Path(where["restore"])
             saved = snapshot.read(folder)
             state.restore_all(self._state, saved.nodes, saved.blobs)
@@ -54,8 +59,6 @@ class Follower(Training):
                 self._rank_state.restore(folder)
             self._step = saved.step
             self._take_over_note(saved.loop)
-            if where["done"] is not None:
-                self._left_before, self._done_in = True, Path(where["done"])
         else:
             if where["init"]:
                 self._take_init(Path(where["restore"]))

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Program:
     """The part that is being trained."""
     unfinished: str | None = None
     """The part that was left before it was done."""
+    refused: str | None = None
+    """The part that was not let begin, which a program may catch."""
     channel: Channel | None = None
     """Between two parts: the connection."""
     supervisor: local.LocalSupervisor | None = None
@@ -63,6 +66,8 @@ class Program:
 
 
 _programs: dict[Key, Program] = {}
+_beginning = threading.Lock()
+"""A program may begin parts in several threads, of which one alone may go on."""
 _own: int | None = None
 """The process whose end ends its runs."""
 
@@ -70,7 +75,21 @@ _own: int | None = None
 def begin(key: Key, part: str, options: local.Options) -> Program:
     """This program is to train a part. NotHere where it may not, LoopError where the part before
     has failed, or where it is not called as for the parts before."""
-    program = _programs.setdefault(key, Program(options.model_output_path))
+    with _beginning:
+        program = _programs.setdefault(key, Program(options.model_output_path))
+        try:
+            _check(program, part, options)
+        except LoopError:
+            if not local.in_notebook():
+                program.refused = part
+                finish_at_exit()
+            raise
+        program.names.add(part)
+        program.active, program.unfinished = part, None
+        return program
+
+
+def _check(program: Program, part: str, options: local.Options) -> None:
     if program.active is not None:
         raise NotHere(
             f"part {part!r}: part {program.active!r} is being trained; its `with` block has to end "
@@ -91,9 +110,6 @@ def begin(key: Key, part: str, options: local.Options) -> Program:
             f"model_output_path {options.model_output_path!r}: was {program.model_output_path!r} "
             "for the run's first part; it is the whole run's"
         )
-    program.names.add(part)
-    program.active, program.unfinished = part, None
-    return program
 
 
 def refuse_unnamed(key: Key) -> None:
@@ -107,7 +123,8 @@ def refuse_unnamed(key: Key) -> None:
 
 
 def finish_at_exit() -> None:
-    """From now on the end of this program ends its runs; on a laptop, where only it knows how."""
+    """From now on the end of this program ends its runs: on a laptop, where only it knows how, and
+    where a part was refused, which exit code 0 would hide."""
     global _own
     if _own is None:
         _own = os.getpid()
@@ -129,11 +146,10 @@ def _finish_all() -> None:
 def _finish(program: Program, code: int | None) -> int:
     """What the program is to end with: another code than 0 where a run that is complete is not
     kept."""
-    if program.unfinished is not None and code == exits.DONE:
-        say(
-            f"the run is not done, as its part {program.unfinished!r} is not; the same command "
-            "continues it"
-        )
+    left = program.unfinished or program.refused
+    if left is not None and code in (exits.DONE, None):
+        what = "is not" if left == program.unfinished else "was refused"
+        say(f"the run is not done, as its part {left!r} {what}; the same command continues it")
         return 1
     channel, supervisor = program.channel, program.supervisor
     if channel is None or supervisor is None:

@@ -33,6 +33,7 @@ from outlast.protocol import (
     Hello,
     Message,
     ProtocolError,
+    Results,
     Snapshot,
     Stop,
     Tick,
@@ -62,8 +63,11 @@ def connect(socket_path: str | Path) -> Channel:
 class Session:
     """One connection; knows what is in flight and what the supervisor has asked for."""
 
-    def __init__(self, channel: Channel, *, total: int | None, part: str = "") -> None:
-        """Greets the supervisor. ``part`` names the part of the run that is to be trained."""
+    def __init__(
+        self, channel: Channel, *, total: int | None, part: str = "", restore_done: bool = True
+    ) -> None:
+        """Greets the supervisor. ``part`` names the part of the run that is to be trained, whose
+        state is wanted where it is done only with ``restore_done``."""
         self.checkpoint_wanted = False
         self.commit_sec: float | None = None
         """How long the last commit took, from hand-over to the push; None before the first."""
@@ -79,7 +83,7 @@ class Session:
         self._own = os.getpid()
         self._phase = ""
         self._channel = channel
-        self._send(Hello(VERSION, os.getpid(), total, part))
+        self._send(Hello(VERSION, os.getpid(), total, part, restore_done))
 
     @property
     def channel(self) -> Channel:
@@ -199,6 +203,17 @@ class Session:
                 return
             if message is not None:
                 self._take(message)
+
+    def results(self) -> Path:
+        """The folder with the result's files of this part, which is done."""
+        self._send(Results())
+        while True:
+            message = self._receive(TICK_SEC)
+            if isinstance(message, Fetched):
+                return Path(message.path)
+            if message is not None:
+                self._take(message)
+            self.tick(0, "result")
 
     def complete(self, step: int, result: Path, rows_offset: int, why: str = "") -> None:
         """Hand the result over and wait until it is the supervisor's; ``why`` it came before all

@@ -36,7 +36,7 @@ from outlast.loop.errors import DoesNotFit, LoopError
 from outlast.loop.history import Direction, History, judged_name
 from outlast.loop.local import STOP_SEC
 from outlast.loop.words import say
-from outlast.protocol import Ended, Welcome, parse_every
+from outlast.protocol import Ended, Welcome, parse_every, row_part
 
 _WHY_MAX = 500
 """Characters kept of what ``finish`` is told."""
@@ -60,6 +60,7 @@ class Training:
         options: local.Options,
         *,
         part: str = "",
+        restore_done: bool = True,
         rank_state: Mapping[str, object] | None = None,
         tracker: str | None = None,
         init_only: Collection[str] | None = None,
@@ -90,7 +91,8 @@ class Training:
         self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
         self._tracker: trackers.Tracker | None = None
         self._options = options
-        self._connection = Connection(options, part)
+        self._restore_done = restore_done
+        self._connection = Connection(options, part, restore_done=restore_done)
         self._own = os.getpid()
         self._step = 0
         self._making: int | None = None
@@ -103,6 +105,8 @@ class Training:
         """Whether the loop was over already where this attempt resumes."""
         self._done_in: Path | None = None
         """What this part ended with, where it is done already."""
+        self._result_of_part: Path | None = None
+        """The files of its result, once they were asked for."""
         self._before = 0
         """Steps of the parts before this one."""
         self._stopped = False
@@ -274,7 +278,9 @@ class Training:
         check_object_name(name)
         if name == layout.METRICS_FILE:
             raise LoopError(f"result {name!r}: is written from the values given to run.eval")
-        path = self._result_folder / name
+        if self._done_in is not None and self._result_of_part is None:
+            self._result_of_part = self._session.results()
+        path = (self._result_of_part or self._result_folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -362,9 +368,15 @@ class Training:
         if self._leader is not None:
             begin = {"restore": answer.restore, "init": answer.init, "work": answer.work}
             begin["result"] = answer.result or answer.work
-            begin["done"] = answer.done
+            begin |= {"done": answer.done, "step": answer.step, "part_result": None}
+            if answer.done is not None:  # the other ranks cannot ask
+                self._result_of_part = self._session.results()
+                begin["part_result"] = str(self._result_of_part)
             self._leader.begin({**begin, "environment": answer.environment()})
-        if answer.restore is None or answer.init:
+        if answer.done is not None and answer.restore is None:
+            self._step = answer.step
+            self._take_end(Path(answer.done))
+        elif answer.restore is None or answer.init:
             if answer.restore is not None:
                 self._take_init(Path(answer.restore))
             self._saver.prove()
@@ -400,8 +412,12 @@ class Training:
     @property
     def _call(self) -> dict[str, Any]:
         """What every rank has to be called with alike."""
-        has_rank_state = self._rank_state is not None
-        return {"part": self._part, "total": self._total, "rank_state": has_rank_state}
+        return {
+            "part": self._part,
+            "total": self._total,
+            "rank_state": self._rank_state is not None,
+            "restore_done": self._restore_done,
+        }
 
     def _take_init(self, folder: Path) -> None:
         """Begin with another run's state."""
@@ -440,7 +456,6 @@ class Training:
         self._history.read(folder, record.history)
         self._why, self._left_before, self._done_in = record.why, True, folder
         self._connection.part_done = True
-        self._result_folder = folder / layout.PART_RESULT
 
     def _complete(self) -> None:
         if self.done:
@@ -561,7 +576,7 @@ class Training:
     def _write_row(self) -> None:
         if self._row:
             step, row = self._before + self._step, self._row
-            part = {"part": self._part} if self._part else {}
+            part = {"part": row_part(self._part, self._before)} if self._part else {}
             self._rows.add({"step": step, **part, **row})
             if self._tracker is not None:
                 named = {f"{self._part}/{name}": row[name] for name in row} if part else row

@@ -46,6 +46,7 @@ from outlast.protocol import (
     Fetch,
     Hello,
     Message,
+    Results,
     Snapshot,
     Stop,
     Tick,
@@ -75,7 +76,7 @@ from outlast.supervisor.staging import (
     Staging,
     Unanswered,
 )
-from outlast.supervisor.trainings import READ, Rooms, Trainings
+from outlast.supervisor.trainings import READ, RESULT, Rooms, Trainings
 from outlast.supervisor.worker import Finished, Job, Worker
 
 POLL_SEC = 0.5
@@ -113,7 +114,7 @@ class Attempt:
         self._disk = places.on_disk(self._scratch)
         """For what is not read again soon, and may grow: rows, and the files of the result."""
         self._rows_path = self._disk / "rows.jsonl"
-        self._latest = Latest(self._rows_path, self.progress.befores)
+        self._latest = Latest(self._rows_path)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
         self._committer = Committer(head_file, retention=retention, say=site.say, sign=site.sign)
@@ -322,6 +323,9 @@ class Attempt:
                 self._offer(link, message)
             case Complete() if self._trainings.parts.now.part:
                 self._end_part(link, message)
+            case Results():
+                if not self._trainings.read_result():
+                    link.send(Error("results: this part is not done", "protocol"))
             case Exit(code):
                 self._exit_said = code
                 lacking = self._trainings.parts.lacking
@@ -432,10 +436,14 @@ class Attempt:
             else:
                 self.site.say(f"snapshot of step {snapshot.step}: {error}")
                 link.send(Failed(snapshot.id, str(error)))
-        elif isinstance(error, RestoreError) or (error is not None and done.job.name == READ):
+        elif isinstance(error, RestoreError) or (
+            error is not None and done.job.name in (READ, RESULT)
+        ):
             raise error
         elif done.job.name == READ:
             self._greet(link, done.value)
+        elif done.job.name == RESULT:
+            self._trainings.give_result(link, done.value)
         elif isinstance(error, CommitError | OSError):
             # Only a result can be so: its files are the trainer's.
             self._complete, self._finishing, self._keeping = None, False, False
@@ -468,7 +476,7 @@ class Attempt:
             self.site.sign()
         if self._complete is not None:
             self._finish(link, self._complete, now)
-        elif self._trainings.parts.all_done and self._has_exited(link):
+        elif self._has_exited(link) and self._trainings.parts.all_done:
             self._finish_parts()
         elif not link.gone:
             self._watch(link, now, quiet=quiet)
@@ -497,7 +505,8 @@ class Attempt:
     def _finish_parts(self) -> None:
         if not self._keeping:
             self._keeping = True
-            self._submit(Job("result", self._jobs.finish_parts))
+            parts = self._trainings.parts.known
+            self._submit(Job("result", lambda: self._jobs.finish_parts(parts)))
 
     def _watch(self, link: Link, now: float, *, quiet: bool) -> None:
         """The time of a trainer that is at work."""

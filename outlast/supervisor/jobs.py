@@ -16,7 +16,8 @@ from outlast.bucket.errors import CommitError
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import PART_RESULT
-from outlast.bucket.parts import DONE_TAG, put_manifest
+from outlast.bucket.part_results import put_manifest
+from outlast.bucket.parts import DONE_TAG, Part
 from outlast.bucket.store import StoreError
 from outlast.protocol import Complete, Snapshot
 from outlast.supervisor.metadata import Spec
@@ -25,6 +26,10 @@ from outlast.supervisor.site import Next, Outcome
 
 ROWS_DROP_BYTES = 1 << 20
 """Rows on this machine that are in the bucket take about as much room at most."""
+
+
+def _is_no_result(name: str) -> bool:
+    return not name.startswith(f"{PART_RESULT}/")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class Jobs:
         """As the committer's."""
         return self._committer.chain
 
+    def parts(self) -> tuple[Part, ...]:
+        """As the committer's."""
+        return self._committer.parts()
+
     def commit(self, snapshot: Snapshot, begin: Begin) -> Made:
         """Commits a snapshot of the training that began so; the folder is gone then."""
         return self._commit(snapshot, begin, snapshot.tags)
@@ -92,17 +101,31 @@ class Jobs:
     def read(self, begin: Begin, scratch: Sequence[Path], count: int) -> Folders:
         """Reads what a training begins with, into folders of that number."""
 
-        def read(entry: Checkpoint, name: str) -> Path:
-            return self._committer.read(
-                entry,
-                scratch[0] / f"{name}-{count}",
-                place=lambda size: places.choose(scratch, size),
-            )
-
+        state = begin.state if begin.wants_state else None
         return Folders(
             begin,
-            read(begin.state, "state") if begin.state else None,
-            read(begin.end, "end") if begin.end else None,
+            self._read(state, scratch, f"state-{count}") if state else None,
+            self._read(begin.end, scratch, f"end-{count}", _is_no_result) if begin.end else None,
+        )
+
+    def read_result(self, begin: Begin, scratch: Sequence[Path], count: int) -> Path:
+        """Reads the files of the result of a part that is done; gives their folder."""
+        assert begin.end is not None
+        is_result = lambda name: not _is_no_result(name)  # noqa: E731
+        return self._read(begin.end, scratch, f"result-{count}", is_result) / PART_RESULT
+
+    def _read(
+        self,
+        entry: Checkpoint,
+        scratch: Sequence[Path],
+        name: str,
+        wanted: Callable[[str], bool] = lambda name: True,
+    ) -> Path:
+        return self._committer.read(
+            entry,
+            scratch[0] / name,
+            place=lambda size: places.choose(scratch, size),
+            wanted=wanted,
         )
 
     def clean(self) -> None:
@@ -143,11 +166,10 @@ class Jobs:
         why = f": {complete.why}" if complete.why else ""
         return Outcome(Next.LEAVE, Reason.DONE, f"done at step {complete.step}{why}")
 
-    def finish_parts(self) -> Outcome:
+    def finish_parts(self, parts: Sequence[Part]) -> Outcome:
         """Every part is done, and so is the run."""
-        done = self._committer.finish(State.DONE, Reason.DONE, exit=exits.DONE, parts=True)
-        count = len({entry.part for entry in done.chain if entry.part})
-        many = f"{count} parts" if count > 1 else "1 part"
+        done = self._committer.finish(State.DONE, Reason.DONE, exit=exits.DONE, parts=parts)
+        many = f"{len(parts)} parts" if len(parts) > 1 else "1 part"
         return Outcome(Next.LEAVE, Reason.DONE, f"done with {many}, {done.step} steps in all")
 
     def finish_failed(self, reason: Reason, message: str, exit_code: int | None) -> Outcome:

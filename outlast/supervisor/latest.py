@@ -3,12 +3,11 @@
 import collections
 import json
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from outlast.bucket.layout import Last
+from outlast.protocol import own_row
 
 ROWS = 5
 ROW_BYTES_MAX = 3000
@@ -24,10 +23,8 @@ READ_BYTES_MAX = 8 << 20
 class Latest:
     """Follows the rows' file of one attempt."""
 
-    def __init__(self, path: Path, befores: Mapping[str, int] = MappingProxyType({})) -> None:
-        """``befores``: of each part of the run, the steps of the parts before it; may grow."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._befores = befores
         self._lock = threading.Lock()
         """The last heartbeat and the record of the end may come at the same time."""
         self._offset = 0
@@ -74,19 +71,17 @@ class Latest:
 
     def _take(self, line: bytes) -> None:
         try:
-            row = json.loads(line)
+            found = json.loads(line)
+            row = own_row(found)
             step = row["step"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return
-        part = row.get("part") if self._befores else None
-        before = self._befores.get(part) if isinstance(part, str) else None
-        if type(step) is int and before is not None:
-            step = row["step"] = step - before
         if len(line) <= ROW_BYTES_MAX:
             self._rows.append(row)
         if type(step) is not int:
             return
-        of, taken = ("", ("step",)) if before is None else (f"{part}/", ("step", "part"))
+        is_of_part = row.get("part") != found.get("part")
+        of, taken = (f"{row['part']}/", ("step", "part")) if is_of_part else ("", ("step",))
         for name, value in row.items():
             if name not in taken and len(of + name) <= CHARS_MAX and _is_cell(value):
                 # Named last is kept last.

@@ -4,12 +4,12 @@ One attempt is one life of the program. It greets for each of its trainings; a p
 parts before it are done, so that the steps of all parts are one line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outlast.bucket.head import Checkpoint
-from outlast.bucket.parts import Part, is_done, own_step, parts_of
+from outlast.bucket.parts import Part, is_done, own_step, shown
 from outlast.protocol import Hello, check_part_name
 from outlast.supervisor.initial import is_init
 
@@ -24,6 +24,7 @@ class Begin:
     state: Checkpoint | None = None
     end: Checkpoint | None = None
     """Of a part that is done: the entry that says so."""
+    wants_state: bool = True
 
     @property
     def step(self) -> int:
@@ -33,20 +34,30 @@ class Begin:
     @property
     def missing(self) -> tuple[Checkpoint, ...]:
         """What has to be read before it can begin."""
-        return tuple(entry for entry in (self.state, self.end) if entry is not None)
+        state = self.state if self.wants_state else None
+        return tuple(entry for entry in (state, self.end) if entry is not None)
 
 
 class Parts:
     """The trainings of one attempt, in the order in which its program begins them."""
 
-    def __init__(self, chain: Sequence[Checkpoint]) -> None:
-        """``chain`` is HEAD's, without what could not be read."""
-        self._chain = tuple(chain)
-        self._known: dict[str, Part | None] = {part.name: part for part in parts_of(self._chain)}
+    def __init__(self, chain: Sequence[Checkpoint], parts: Iterable[Part] = ()) -> None:
+        """``chain`` is HEAD's, without what could not be read; ``parts`` are all that the run
+        has."""
+        self._newest = chain[-1] if chain else None
+        self._init = next((entry for entry in chain if is_init(entry)), None)
+        self._unnamed = any(not entry.part and not is_init(entry) for entry in chain)
+        """Whether the run was begun without parts."""
+        self._known: dict[str, Part | None] = {part.name: part for part in parts}
         """Of one that has no entry yet, None."""
-        self._begun: set[str] = set()
+        self._begun: dict[str, None] = {}
         self.now = Begin()
         """The training at work, or the one before where none is."""
+
+    @property
+    def known(self) -> tuple[Part, ...]:
+        """All parts that have an entry."""
+        return tuple(part for part in self._known.values() if part is not None)
 
     @property
     def used(self) -> bool:
@@ -66,9 +77,9 @@ class Parts:
 
     def goes_on(self) -> str:
         """What the same command begins with, for people."""
-        if not self._chain or is_init(self._chain[-1]):
+        newest = self._newest
+        if newest is None or is_init(newest):
             return "the same command starts from scratch"
-        newest = self._chain[-1]
         if is_done(newest):
             return f"the same command resumes after part {newest.part}"
         of = f" of part {newest.part}" if newest.part else ""
@@ -82,28 +93,28 @@ class Parts:
 
     def refusal(self, hello: Hello) -> str | None:
         """Why the training that greets may not begin; None where it may."""
-        if not hello.part:
+        name = hello.part
+        if not name:
             if self._known:
                 return (
-                    f"outlast.train without part=: the run has parts ({', '.join(self._known)}); "
+                    f"outlast.train without part=: the run has parts ({shown(self._known)}); "
                     "give every training of the run a name, or begin another run"
                 )
             return None
         try:
-            check_part_name(hello.part)
+            check_part_name(name)
         except ValueError as error:
             return str(error)
-        unnamed = any(not entry.part and not is_init(entry) for entry in self._chain)
-        if unnamed or "" in self._begun:
+        if self._unnamed or "" in self._begun:
             return (
-                f"part {hello.part!r}: the run was begun without parts; leave part= away, or begin "
+                f"part {name!r}: the run was begun without parts; leave part= away, or begin "
                 "another run"
             )
-        return self._refusal_of_order(hello.part)
+        return self._refusal_of_order(name) or self._refusal_of_case(name)
 
     def _refusal_of_order(self, name: str) -> str | None:
         """A later part may stand on the ones before: it sees them as they were each time."""
-        for begun in self._begun:
+        for begun in [*self._begun][-1:]:  # those before it were done when it began
             part = self._known[begun]
             if part is not None and part.done:
                 continue
@@ -118,32 +129,42 @@ class Parts:
         if expected in (None, name) or name in self._begun:
             return None
         return (
-            f"part {name!r}: the run's parts are {', '.join(self._known)}, and {expected!r} comes "
-            "next; begin the same parts in the same order in every start (one that is done makes "
-            "no steps), or begin another run"
+            f"part {name!r}: the run's parts are {shown(self._known, expected)}, and {expected!r} "
+            "comes next; begin the same parts in the same order in every start (one that is done "
+            "makes no steps), or begin another run"
         )
+
+    def _refusal_of_case(self, name: str) -> str | None:
+        """Each part has a folder in the result, and some systems tell no "A" from "a"."""
+        for known in self._known:
+            if known != name and known.lower() == name.lower():
+                return (
+                    f"part {name!r}: differs from part {known!r} in upper and lower case only; "
+                    "give it another name"
+                )
+        return None
 
     def begin(self, hello: Hello) -> Begin:
         """The training that greets begins."""
         name = hello.part
-        self._begun.add(name)
+        self._begun[name] = None
         if not name:
-            state = self._chain[-1] if self._chain else None
-            self.now = Begin(state=state)
+            self.now = Begin(state=self._newest)
             return self.now
         part = self._known.get(name)
         if part is None:
-            before = self._chain[-1].step if self._chain else 0
-            init = next((entry for entry in self._chain if is_init(entry)), None)
+            before = self._newest.step if self._newest else 0
             self._known[name] = None
-            self.now = Begin(name, before, init)
+            self.now = Begin(name, before, self._init)
         else:
-            self.now = Begin(name, part.before, part.state, part.newest if part.done else None)
+            end = part.newest if part.done else None
+            wants_state = end is None or hello.restore_done
+            self.now = Begin(name, part.before, part.state, end, wants_state)
         return self.now
 
     def committed(self, checkpoint: Checkpoint) -> None:
         """The training at work has a new entry."""
-        self._chain = (*self._chain, checkpoint)
+        self._newest = checkpoint
         if checkpoint.part:
             part = self._known.get(checkpoint.part)
             part = part or Part(checkpoint.part, checkpoint.before, checkpoint)

@@ -16,8 +16,6 @@ class Progress:
     """The part of the run that is trained; empty where the run has none."""
     before: int = 0
     """Steps of the parts before it. The steps here count them."""
-    befores: dict[str, int] = field(default_factory=dict)
-    """The same of each part that has begun in this attempt."""
     phase: str = "start"
     committed: int | None = None
     """Step of the newest checkpoint of this attempt."""
@@ -37,7 +35,7 @@ class Progress:
 
     def begin_part(self, part: str, before: int, total: int | None) -> None:
         """A training begins; ``total`` is its own number of steps, where it knows it."""
-        self.part, self.before, self.befores[part] = part, before, before
+        self.part, self.before = part, before
         self.total = None if total is None else before + total
 
     def note_warning(self, message: str) -> None:

@@ -13,7 +13,7 @@ from outlast.bucket.parts import is_done
 from outlast.bucket.records import read_record
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import StoreError
-from outlast.protocol import Ended, Error, Hello, Welcome
+from outlast.protocol import Ended, Error, Fetched, Hello, Welcome
 from outlast.supervisor.initial import is_init
 from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.link import Link
@@ -25,6 +25,8 @@ from outlast.supervisor.worker import Job
 
 READ = "read"
 """Name of the job that reads what a training begins with."""
+RESULT = "result of a part"
+"""Name of the job that reads what a part ended with."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class Trainings:
         self._commit_sec: float | None = None
 
     def prepare(self, restored: Restored | None) -> None:
-        """What the attempt resumes from; the first training may begin with another part."""
-        self.parts = Parts(self._jobs.chain)
+        """What the attempt resumes from; the first training may begin with another part.
+        RestoreError where the run's parts are not known."""
+        self.parts = Parts(self._jobs.chain, self._jobs.parts())
         self._restored = restored
         if restored is not None and is_done(restored.checkpoint):
             shutil.rmtree(restored.path, ignore_errors=True)  # no training begins with it alone
@@ -112,6 +115,20 @@ class Trainings:
         read = lambda: self._jobs.read(begin, self._rooms.scratch, count)  # noqa: E731
         self._submit(Job(READ, read, beside=True))
         return None
+
+    def read_result(self) -> bool:
+        """Has the result of the part at work read; False where the part is not done."""
+        begin, count = self.parts.now, self._count
+        if begin.end is None:
+            return False
+        read = lambda: self._jobs.read_result(begin, self._rooms.scratch, count)  # noqa: E731
+        self._submit(Job(RESULT, read, beside=True))
+        return True
+
+    def give_result(self, link: Link, folder: Path) -> None:
+        """What `read_result` has read is the training's until the next one begins."""
+        self._given.append(folder.parent)
+        link.send(Fetched(str(folder)))
 
     def welcome(self, link: Link, folders: Folders) -> None:
         """Tell a training where it begins."""

@@ -14,6 +14,7 @@ from tests.stores import prove_stale_writes_are_refused
 from tests.supervisor.scripted import (
     LAYOUT,
     How,
+    in_parts,
     paged,
     play,
     play_retaken,
@@ -57,13 +58,26 @@ def test_the_run_with_pages_writes_and_reads_some() -> None:
         assert head.older_chain is not None and len(head.chain) == 2
 
 
-@pytest.fixture(params=[False, True], ids=["in HEAD", "in pages"])
+def test_the_run_of_parts_copies_the_result_of_each() -> None:
+    with in_parts():
+        played, sent = play(None, -1)
+        assert violations(played) == []
+        copied = [operation.path for operation in sent if operation.verb == "copy"]
+        assert [path.rpartition("/result/")[2] for path in copied] == ["a/model", "b/model"]
+
+
+@pytest.fixture(params=["in HEAD", "in pages", "of parts", "of parts in pages"])
 def where_entries_are(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whether HEAD's old entries stay in it or go to pages."""
-    with paged() if request.param else contextlib.nullcontext():
+    """Whether HEAD's old entries stay in it or go to pages, and whether the run has parts."""
+    with contextlib.ExitStack() as stack:
+        if "pages" in request.param:
+            stack.enter_context(paged())
+        if "parts" in request.param:
+            stack.enter_context(in_parts())
         yield
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("where_entries_are")
 @pytest.mark.parametrize("how", list(How), ids=lambda how: how.value)
 def test_guarantees_hold_at_every_operation(how: How) -> None:
@@ -71,6 +85,7 @@ def test_guarantees_hold_at_every_operation(how: How) -> None:
     assert broken == []
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("where_entries_are")
 def test_guarantees_hold_when_the_successor_is_cut_too() -> None:
     _, sent = play(None, -1)
@@ -92,6 +107,7 @@ def retaken() -> Iterator[list[str]]:
             yield violations(play_retaken(at, thaw_at))
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("where_entries_are")
 def test_guarantees_hold_when_the_process_of_an_old_attempt_takes_the_run_again() -> None:
     broken = [violation for found in retaken() for violation in found]

@@ -244,6 +244,46 @@ def test_killed_once_all_parts_are_done_it_only_ends(tmp_path: Path, calm: tuple
     assert again.stdout == ""
 
 
+SKIPPING = THREE.replace(
+    "train(name)",
+    """
+    weights["x"] = 0.0
+    with outlast.train(
+        {"rng": random.Random(name), "weights": weights}, total=12, part=name, run_dir=sys.argv[1],
+        name="walk", arguments={}, restore_done=False,
+    ) as run:
+        assert run.done and run.step == 12 and list(run.steps()) == []
+        run.eval(x=1.0)
+        assert weights["x"] == 0.0, "the state is as the program has made it"
+        if name != "fold-2":
+            print(name, run.result("weights.txt").read_text(), run.evals[-1]["x"])
+""",
+)
+
+
+def test_without_restore_done_only_what_is_asked_for_is_read(tmp_path: Path, calm: tuple) -> None:
+    walk = Walk(tmp_path)
+    walk.killed("program exit")
+    run_dir = walk.run_dir
+    chain = programs.head(run_dir)["chain"]
+    for entry in chain:  # nobody has a use for these
+        unused = "result/weights.txt" if "done" in entry["tags"] else "state.json"
+        if "done" not in entry["tags"] or entry["part"] == "fold-2":
+            assert (run_dir / entry["path"] / unused).exists()
+            (run_dir / entry["path"] / unused).write_text("damaged")
+    walk.write(SKIPPING)
+    left = walk.run()
+    files = dict(calm[0])
+    for part in ("fold-1", "final"):
+        text = files[f"{part}/weights.txt"].decode()
+        assert f"{part} {text} " in left.stdout, left.stderr
+    # The result of all is made of each: what is damaged is named, and is no end.
+    assert left.returncode != 0
+    assert "the result of part fold-2 cannot be read" in left.stderr
+    assert "outlast resume --from fold-2:12" in left.stderr
+    assert programs.head(run_dir)["state"] == "open"
+
+
 # What is no end, and what is refused.
 
 
@@ -305,6 +345,17 @@ def test_a_part_that_failed_is_never_done_whatever_the_program_makes_of_it(tmp_p
             "part 'fold-1': part 'a' is being trained",
         ),
         ("train('fold-1')\ntrain(None)\n", "without part=: this program has trained parts"),
+        (
+            "train('fold-1')\ntrain('Fold-1')\n",
+            "part 'Fold-1': differs from part 'fold-1' in upper and lower case only",
+        ),
+        ("train('..')\n", "part '..': must be letters, digits"),
+        ("train('a/b')\n", "part 'a/b': must be letters, digits"),
+        ("train('fold 1\\n')\n", "must be letters, digits"),
+        ("train('f\u00fcnf')\n", "must be letters, digits"),
+        ("train('f' * 41)\n", "must be letters, digits"),
+        ("train(1)\n", "part 1: must be letters, digits"),
+        ("train('')\n", "part '': must be letters, digits"),
         ("train(None)\ntrain('fold-1')\n", "make each of its trainings a part of the run"),
     ],
 )
@@ -313,6 +364,52 @@ def test_names_are_refused_before_a_second_training(tmp_path: Path, lines: str, 
     done = walk.run()
     assert done.returncode in (1, 64), done.stderr
     assert said in done.stderr
+
+
+TWO_AT_ONCE = """
+import threading
+
+def at(phase):
+    if (current, phase) == ("fold-1", "step 2"):
+        other = threading.Thread(target=train, args=("fold-2",))
+        other.start()
+        other.join()
+
+"""
+CAUGHT_TWICE = """
+train("fold-1")
+try:
+    train("fold-1")
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "refused"),
+    [
+        (TWO_AT_ONCE + "train('fold-1')\n", "part 'fold-1' is being trained", "fold-2"),
+        (CAUGHT_TWICE, "has begun a part of that name already", "fold-1"),
+    ],
+)
+def test_a_part_that_was_refused_is_missed_whatever_the_program_makes_of_it(
+    tmp_path: Path, lines: str, said: str, refused: str
+) -> None:
+    walk = Walk(tmp_path, lines)
+    left = walk.run()
+    assert said in left.stderr + left.stdout
+    assert f"the run is not done, as its part {refused!r} was refused" in left.stderr
+    assert left.returncode == 1
+    programs.wait_until_alone(tmp_path)
+    assert programs.head(walk.run_dir)["state"] == "open"
+    walk.write(
+        "import threading\nfor name in ('fold-1', 'fold-2'):\n"
+        "    one = threading.Thread(target=train, args=(name,))\n"
+        "    one.start()\n    one.join()\n"
+    )
+    done = walk.run()
+    assert done.returncode == 0, done.stderr
+    assert programs.head(walk.run_dir)["state"] == "done"
 
 
 RUN_OF_TWO = "train('fold-1')\ntrain('fold-2')\ntrain('final')\n"

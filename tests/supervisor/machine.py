@@ -41,6 +41,8 @@ from outlast.bucket.layout import (
     Manifest,
     ResultManifest,
 )
+from outlast.bucket.part_results import put_manifest
+from outlast.bucket.parts import DONE_TAG
 from outlast.bucket.records import write_record
 from outlast.bucket.results import fetch_result
 from outlast.bucket.retention import Retention
@@ -59,6 +61,7 @@ from outlast.bucket.store import (
 from outlast.cli import repair as repair_module
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import repair
+from outlast.protocol import Hello, row_part
 from outlast.supervisor import attempt as attempt_module
 from outlast.supervisor import group as group_module
 from outlast.supervisor import life
@@ -84,6 +87,8 @@ COMMIT_EVERY = 2
 KEPT_EVERY = 4
 """Steps of which one checkpoint is kept for good, where old entries of HEAD go to pages."""
 RETRIES = 2
+PARTS = (("a", 4), ("b", STEPS))
+"""Of a run with parts: each one's name and last step, counted through both."""
 TRUTH = [""]
 """The state after each step, undisturbed."""
 for _step in range(1, STEPS + 1):
@@ -321,34 +326,18 @@ class SteppedAttempt(Attempt):
         return None
 
     def _train(self) -> Outcome:
-        machine: Vm = CURRENT.actor
+        world = CURRENT.actor.world
+        self._rows = b""
+        if world.parts:
+            return self._train_parts(world)
         state = ""
         restored = self._trainings._restored
         if restored is not None:
             state = (restored.path / "state").read_text()
-        rows = b""
-        while self.progress.step < STEPS:
-            if Said.FAILS in machine.said:
-                machine.said.discard(Said.FAILS)
-                outcome = self._again(
-                    lambda: self._jobs.count_failure(Reason.USER_FAILED, "the trainer failed", None)
-                )
-                if outcome.next is Next.AGAIN:
-                    machine.world.watch.granted(self.spec.resume)
-                return outcome
-            if Said.NOTICE in machine.said:
-                if rows:
-                    self._commit_now(state, rows)
-                return Outcome(Next.STOP, Reason.PREEMPTED, "the machine stops")
-            self.progress.step += 1
-            state = advanced(state, self.progress.step)
-            rows += json.dumps({"step": self.progress.step, "state": state}).encode() + b"\n"
-            if self.progress.step % COMMIT_EVERY == 0:
-                self._commit_now(state, rows)
-                with contextlib.suppress(HeadForbidden, StoreError):
-                    self.head_file.check(term=self.term)
-                    self._beat_now()
-        self._again(lambda: self._committer.flush_rows(rows[self._committer.rows_flushed :]))
+        stopped, state = self._make_steps(state, STEPS)
+        if stopped is not None:
+            return stopped
+        self._again(lambda: self._committer.flush_rows(self._new_rows))
         result = self._folder("result", {"model": state})
         self._again(
             lambda: self._committer.finish(
@@ -357,13 +346,88 @@ class SteppedAttempt(Attempt):
         )
         return Outcome(Next.LEAVE, Reason.DONE, "done")
 
-    def _commit_now(self, state: str, rows: bytes) -> None:
-        folder = self._folder(f"snap-{self.progress.step}", {"state": state, "deep/er": "the same"})
+    def _train_parts(self, world: "World") -> Outcome:
+        """As a program that begins one part after the other; each stands on the one before."""
+        parts, state = self._trainings.parts, ""
+        for name, last in world.parts:
+            hello = Hello(1, 0, part=name)
+            refusal = parts.refusal(hello)
+            world.watch.hold(refusal is None, f"part {name} is refused: {refusal}")
+            begin = parts.begin(hello)
+            if begin.state is not None:
+                state = self._read_file(begin.state, "state")
+            if begin.end is not None:
+                same = self._read_file(begin.end, "result/model") == state == TRUTH[last]
+                world.watch.hold(same, f"part {name} ended with another result")
+                continue
+            self.progress.step = begin.before + begin.step
+            stopped, state = self._make_steps(state, last)
+            if stopped is not None:
+                return stopped
+            folder = self._folder(f"end-{name}", {"part.json": "{}", "result/model": state})
+            put_manifest(folder / "result")
+            self._commit_folder(folder, (DONE_TAG,))
         self._again(
+            lambda: self._committer.finish(State.DONE, Reason.DONE, exit=0, parts=parts.known)
+        )
+        return Outcome(Next.LEAVE, Reason.DONE, "done")
+
+    def _make_steps(self, state: str, last: int) -> tuple[Outcome | None, str]:
+        """The steps until `last`; an outcome where the trainer fails or is stopped before."""
+        machine: Vm = CURRENT.actor
+        begin = self._trainings.parts.now
+        while self.progress.step < last:
+            if Said.FAILS in machine.said:
+                machine.said.discard(Said.FAILS)
+                outcome = self._again(
+                    lambda: self._jobs.count_failure(Reason.USER_FAILED, "the trainer failed", None)
+                )
+                if outcome.next is Next.AGAIN:
+                    machine.world.watch.granted(self.spec.resume)
+                return outcome, state
+            if Said.NOTICE in machine.said:
+                if self._rows:
+                    self._commit_now(state)
+                return Outcome(Next.STOP, Reason.PREEMPTED, "the machine stops"), state
+            self.progress.step += 1
+            state = advanced(state, self.progress.step)
+            row: dict[str, Any] = {"step": self.progress.step, "state": state}
+            row |= {"part": row_part(begin.part, begin.before)} if begin.part else {}
+            self._rows += json.dumps(row).encode() + b"\n"
+            if self.progress.step % COMMIT_EVERY == 0:
+                self._commit_now(state)
+                with contextlib.suppress(HeadForbidden, StoreError):
+                    self.head_file.check(term=self.term)
+                    self._beat_now()
+        return None, state
+
+    @property
+    def _new_rows(self) -> bytes:
+        return self._rows[self._committer.rows_flushed :]
+
+    def _read_file(self, entry: Checkpoint, name: str) -> str:
+        """A file of a checkpoint that the training begins with."""
+        into = self.site.work / f"{self.term}-read-{entry.generation}"
+        return (self._again(lambda: self._committer.read(entry, into)) / name).read_text()
+
+    def _commit_now(self, state: str) -> None:
+        folder = self._folder(f"snap-{self.progress.step}", {"state": state, "deep/er": "the same"})
+        self._commit_folder(folder)
+
+    def _commit_folder(self, folder: Path, tags: Sequence[str] = ()) -> None:
+        begin = self._trainings.parts.now
+        made = self._again(
             lambda: self._committer.commit(
-                folder, step=self.progress.step, rows=rows[self._committer.rows_flushed :]
+                folder,
+                step=self.progress.step,
+                tags=tags,
+                rows=self._new_rows,
+                part=begin.part,
+                before=begin.before,
+                whole=bool(tags),
             )
         )
+        self._trainings.parts.committed(made)
         self.progress.committed = self.progress.step
 
     def _again(self, action: Callable[[], Any]) -> Any:
@@ -477,6 +541,8 @@ class World:
         self.member: str | None = None
         self.size = 1
         self.paged = False
+        self.parts: tuple[tuple[str, int], ...] = ()
+        """Each part's name and the last step that is its own, counted through all parts."""
         self.head_harmed = False
         """Somebody deleted or overwrote HEAD; until a repair."""
         self.head_was_harmed = False
@@ -577,13 +643,27 @@ class World:
                     into = self.folder / "read"
                     shutil.rmtree(into, ignore_errors=True)
                     fetch_result(store, head.end.result, into, patience=Patience(self.clock))
-                    if (into / "model").read_text() != TRUTH[STEPS]:
+                    if (into / self.model).read_text() != TRUTH[STEPS]:
                         self.broken.append("a reader gets another model")
                 return
             except NotFound:
                 if read_head(store, LAYOUT).head == head:
                     self.broken.append("a reader meets 404 and HEAD is the same")
                     return
+
+    @property
+    def model(self) -> str:
+        """The last file of the result."""
+        return f"{self.parts[-1][0]}/model" if self.parts else "model"
+
+    def own(self, step: int) -> tuple[str | None, int]:
+        """The part and the own step of a step that counts through all parts."""
+        before = 0
+        for name, last in self.parts:
+            if step <= last:
+                return name, step - before
+            before = last
+        return None, step
 
     def harm(self, harm: Harm) -> None:
         head = self.watch.head
@@ -595,6 +675,11 @@ class World:
         if harm is Harm.BIT_FLIP:
             if self.head_was_harmed or len(head.chain) < 2:
                 return
+            if self.parts and (head.chain[-1].part, DONE_TAG in head.chain[-1].tags) != (
+                self.parts[-1][0],
+                False,
+            ):
+                return  # the parts after it stand on it, and a person has to decide
             # Equal in each snapshot: the next one must not become a copy of what is bad.
             path = head.chain[-1].path + "deep/er"
             data, found = entries[path]
@@ -979,11 +1064,12 @@ class Watch:
         if data:
             manifest = ResultManifest.from_json(data)
             self.hold(manifest.digest == result.digest, "HEAD names another result")
-        model = self._world.bucket._objects.get(f"{result.path}model")
+        path = f"{result.path}{self._world.model}"
+        model = self._world.bucket._objects.get(path)
         right = model is not None and model[0].decode() == TRUTH[STEPS]
         self.hold(right, "the model is not that of the undisturbed run")
         if model is not None:
-            named[f"{result.path}model"] = model[1].generation
+            named[path] = model[1].generation
         return named
 
     def _bytes(self, path: str, generation: int) -> bytes:
@@ -1012,11 +1098,11 @@ class Watch:
     def rows_are_right(self, head: Head, rows: Sequence[Mapping[str, Any]], who: str) -> None:
         """Each step up to the last commit once, and as in the undisturbed run."""
         last = head.end.step if head.end is not None else head.step
-        steps = [row["step"] for row in rows]
-        right = steps == list(range(1, last + 1))
+        steps = [(row.get("part"), row["step"]) for row in rows]
+        right = steps == [self._world.own(step) for step in range(1, last + 1)]
         self.hold(right, f"{who} the rows of {steps}, not of each step to {last} once")
-        for row in rows:
-            same = row["state"] == TRUTH[row["step"]]
+        for step, row in enumerate(rows, 1):
+            same = not right or row["state"] == TRUTH[step]
             self.hold(same, f"{who} another row for step {row['step']}")
 
     # -- machines -----------------------------------------------------------------------------
@@ -1063,14 +1149,18 @@ def a_world() -> Iterator[World]:
         yield world
 
 
-def play(plan: Sequence[Event], *, settle: bool = True, paged: bool = False) -> World:
+def play(
+    plan: Sequence[Event], *, settle: bool = True, paged: bool = False, parts: bool = False
+) -> World:
     """A run disturbed by a plan, then undisturbed to its end. Raises Broken, with the story.
 
-    With `paged` some checkpoints are kept for good, and old entries of HEAD go to pages at once.
+    With `paged` some checkpoints are kept for good, and old entries of HEAD go to pages at once;
+    with `parts` its steps are those of two parts.
     """
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(a_world())
         world.paged = paged
+        world.parts = PARTS if parts else ()
         if paged:
             stack.enter_context(_small_pages())
         world.boot(0)

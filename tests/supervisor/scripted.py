@@ -1,9 +1,10 @@
 """A scripted short run on a shared memory store, and what must hold however it is disturbed.
 
 The run takes a term, commits three checkpoints with retention 2, writes its result, ends and
-leaves. Its state is a hash chain over its steps, so that a step lost or done twice shows in the
-result. `play` runs it with one object operation disturbed, lets a successor finish it where the
-first attempt did not, and `violations` names every guarantee that is broken.
+leaves. `in_parts` has it do so as two parts. Its state is a hash chain over its steps, so that a
+step lost or done twice shows in the result. `play` runs it with one object operation disturbed,
+lets a successor finish it where the first attempt did not, and `violations` names every guarantee
+that is broken.
 """
 
 import contextlib
@@ -29,8 +30,10 @@ from outlast.bucket.commit import Committer
 from outlast.bucket.head import Checkpoint, Fenced, Head, HeadEnded, HeadError, read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart, Layout, ResultManifest
+from outlast.bucket.part_results import put_manifest
+from outlast.bucket.parts import DONE_TAG, is_done, parts_of
 from outlast.bucket.records import write_record
-from outlast.bucket.restore import Restored
+from outlast.bucket.restore import Fresh, Restored
 from outlast.bucket.retention import Retention
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import (
@@ -40,6 +43,8 @@ from outlast.bucket.store import (
     StoreError,
     Unavailable,
 )
+from outlast.protocol import Hello, row_part
+from outlast.supervisor.parts import Parts
 from tests.stores import START, FakeClock
 
 LAYOUT = Layout("experiments/demo", "0123456789")
@@ -63,6 +68,17 @@ def paged() -> Iterator[None]:
         mock.patch.object(pages, "LINEAGE_PAGE", 1),
         mock.patch.object(pages, "FAN", 2),
     ):
+        yield
+
+
+PARTS: tuple[tuple[str, int], ...] = ()
+"""Name and steps of each part; empty for a run without parts."""
+
+
+@contextlib.contextmanager
+def in_parts() -> Iterator[None]:
+    """The run's steps are those of two parts; the second resumes from the state of the first."""
+    with mock.patch.object(sys.modules[__name__], "PARTS", (("a", 2), ("b", STEPS - 2))):
         yield
 
 
@@ -113,10 +129,16 @@ class Attempt:
             head_file, retention=RETENTION, say=self.said.append, part_bytes=PART_BYTES
         )
         restored = committer.restore(self.work / "restored")
+        self._write_start(restored.step)
+        if PARTS:
+            self._train_parts(committer)
+        else:
+            self._train(committer, restored)
+
+    def _train(self, committer: Committer, restored: Restored | Fresh) -> None:
         state, step = "", restored.step
         if isinstance(restored, Restored):
             state = (restored.path / "state").read_text()
-        self._write_start(step)
         rows: list[bytes] = []
         while step < STEPS:
             step += 1
@@ -128,9 +150,62 @@ class Attempt:
                 )
                 flushed = b"".join(rows)[committer.rows_flushed :]
                 committer.commit(folder, step=step, rows=flushed)
-                head_file.patience(lambda: head_file.check(term=committer.term))
+                self._check_head(committer)
         result = self._folder("result", {"model": state})
         committer.finish(State.DONE, Reason.DONE, exit=0, result=result)
+
+    def _train_parts(self, committer: Committer) -> None:
+        """As the supervisor does for a program that begins one part after the other."""
+        parts = Parts(committer.chain, committer.parts())
+        state, rows = "", list[bytes]()
+        for name, steps in PARTS:
+            hello = Hello(1, 0, part=name)
+            assert parts.refusal(hello) is None
+            begin = parts.begin(hello)
+            if begin.state is not None:
+                into = committer.read(begin.state, self.work / f"state-{name}")
+                state = (into / "state").read_text()
+            if begin.end is not None:
+                into = committer.read(begin.end, self.work / f"end-{name}")
+                assert (into / "result" / "model").read_text() == state
+                continue
+            for own in range(begin.step + 1, steps + 1):
+                state = advanced(state, begin.before + own)
+                row = {"step": begin.before + own, "part": row_part(name, begin.before)}
+                rows.append(json.dumps({**row, "state": state}).encode() + b"\n")
+                if own % COMMIT_EVERY == 0:
+                    folder = self._folder(f"snap-{name}-{own}", {"state": state})
+                    self._commit_part(committer, parts, folder, own, rows)
+            folder = self._folder(f"end-of-{name}", {"part.json": "{}", "result/model": state})
+            put_manifest(folder / "result")
+            self._commit_part(committer, parts, folder, steps, rows, tags=(DONE_TAG,))
+        committer.finish(State.DONE, Reason.DONE, exit=0, parts=parts.known)
+
+    def _commit_part(
+        self,
+        committer: Committer,
+        parts: Parts,
+        folder: Path,
+        own: int,
+        rows: list[bytes],
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        begin = parts.now
+        made = committer.commit(
+            folder,
+            step=begin.before + own,
+            tags=tags,
+            rows=b"".join(rows)[committer.rows_flushed :],
+            part=begin.part,
+            before=begin.before,
+            whole=bool(tags),
+        )
+        parts.committed(made)
+        self._check_head(committer)
+
+    def _check_head(self, committer: Committer) -> None:
+        head_file = committer._head_file
+        head_file.patience(lambda: head_file.check(term=committer.term))
 
     def _write_start(self, step: int) -> None:
         record = AttemptStart(
@@ -474,10 +549,10 @@ def violations(played: Played) -> list[str]:
         rows = read_rows(played.bucket, LAYOUT, head)
     except StoreError as error:
         return [*broken, f"{played.name}: the rows can be read ({error})"]
-    hold(
-        [row["step"] for row in rows] == list(range(1, STEPS + 1)),
-        f"each step is there once ({[row['step'] for row in rows]})",
-    )
+    made = [(row.get("part"), row["step"]) for row in rows]
+    parts = PARTS or ((None, STEPS),)
+    every = [(name, step) for name, steps in parts for step in range(1, steps + 1)]
+    hold(made == every, f"each step is there once ({made})")
     hold(bool(rows) and rows[-1]["state"] == final_state(), "the rows are those undisturbed")
     _check_result(played, head, hold)
     _check_chain(played, head, hold)
@@ -491,7 +566,8 @@ def _check_result(played: Played, head: Head, hold: Callable[[bool, str], None])
         return
     try:
         data, _ = played.bucket.get(f"{result.path}RESULT.json", generation=result.generation)
-        model, _ = played.bucket.get(f"{result.path}model")
+        of = f"{PARTS[-1][0]}/" if PARTS else ""
+        model, _ = played.bucket.get(f"{result.path}{of}model")
     except StoreError as error:
         hold(False, f"the result can be read ({error})")
         return
@@ -514,7 +590,10 @@ def _check_chain(played: Played, head: Head, hold: Callable[[bool, str], None]) 
         return
     if RETENTION == PAGED:
         steps = list(range(COMMIT_EVERY, STEPS + 1, COMMIT_EVERY))
-        hold([entry.step for entry in head.chain] == steps, "every checkpoint is kept")
+        states = [entry.step for entry in head.chain if not is_done(entry)]
+        hold(states == steps, "every checkpoint is kept")
+    ended = [(part.name, part.step) for part in parts_of(head.chain) if part.done]
+    hold(ended == [*PARTS], f"every part is done, and is there ({ended})")
     for checkpoint in head.chain:
         alone = _reopened(head, checkpoint)
         store = MemoryStore(clock=played.bucket.now)
@@ -540,14 +619,14 @@ def _reopened(head: Head, checkpoint: Checkpoint) -> Head:
     return replace(alone, state=State.OPEN, end=None)
 
 
-_CALM: list[str] = []
+_CALM: dict[tuple[tuple[str, int], ...], str] = {}
 
 
 def calm_digest() -> str:
     """The result's digest of the undisturbed run."""
-    if not _CALM:
+    if PARTS not in _CALM:
         played, _ = play(None, -1)
         end = read_head(played.bucket, LAYOUT).head.end
         assert end is not None and end.result is not None
-        _CALM.append(end.result.digest)
-    return _CALM[0]
+        _CALM[PARTS] = end.result.digest
+    return _CALM[PARTS]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from outlast.bucket.parts import parts_of
 from outlast.bucket.records import read_record
 from outlast.bucket.results import fetch_result
 from outlast.bucket.rows import read_rows
-from outlast.protocol import Ended, Hello, Stop
+from outlast.bucket.store import MemoryStore, Operation
+from outlast.protocol import Ended, Error, Fetched, Hello, Results, Stop
 from tests.supervisor.world import LAYOUT, Life, World, a_world, spec_with
 
 ORDER = ("first", "second")
@@ -39,8 +41,12 @@ def program(
             if seen is not None:
                 seen[name] = welcome.step, welcome.done is not None
             if welcome.done is not None:
-                assert (Path(welcome.done) / "result" / "model").read_text() == name
                 assert life.restored == {"step": STEPS}
+                assert not (Path(welcome.done) / "result").exists()
+                life.channel.send(Results())
+                result = life.hear(Fetched)
+                assert isinstance(result, Fetched)
+                assert (Path(result.path) / "model").read_text() == name
                 continue
             if leave == f"{name} begin":
                 return ends(life)
@@ -173,10 +179,45 @@ def test_a_part_that_is_left_out_later_is_missed(world: World) -> None:
     assert "its part 'second' was done in an earlier start" in world.end_of(2).message
 
 
+def test_no_object_of_a_done_parts_state_or_result_is_read_that_is_not_wanted(
+    world: World, tmp_path: Path
+) -> None:
+    vm = world.boot(program(leave="second begin"), part="first").start()
+    vm.terminate()
+    vm.ended()
+    done = parts_of(world.head.chain)[0]
+    assert done.state is not None
+    asked: list[str] = []
+
+    def note(operation: Operation, apply: Callable[[], Any]) -> Any:
+        asked.append(operation.path)
+        return apply()
+
+    def unwanted(life: Life) -> int:
+        assert life.welcome.restore is None and life.welcome.done is not None
+        assert life.welcome.step == STEPS
+        life.next_part("second")
+        life.channel.send(Results())
+        refusal = life.hear(Error)
+        assert isinstance(refusal, Error) and refusal.message == "results: this part is not done"
+        life.advance(STEPS)
+        life.commit()
+        life.end_part(model="second")
+        return 0
+
+    assert isinstance(world.store, MemoryStore)
+    vm = world.boot(unwanted, part="first", store=world.store.view(note), restore_done=False)
+    assert vm.run() == 0
+    check_done(world, tmp_path)
+    read = [path for path in asked if path.endswith("state.json")]
+    assert not any(path.startswith(done.state.path) for path in read)
+
+
 @pytest.mark.parametrize(
     ("begins", "then", "said"),
     [
         ("second", "", "part 'second': the run's parts are first, second, and 'first' comes next"),
+        ("first", "First", "part 'First': the run's parts are first, second, and 'second' comes"),
         ("first", "third", "part 'third': the run's parts are first, second, and 'second' comes"),
         ("first", "", "without part=: the run has parts (first, second)"),
         ("first", "two words", "part 'two words': must be letters"),

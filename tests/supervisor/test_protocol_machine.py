@@ -111,8 +111,10 @@ def test_the_protocol_holds_however_machines_and_operator_interleave() -> None:
     @given(scenes(30 if DEEP else 16))
     def search(chosen: list[Scene]) -> None:
         nonlocal played
-        # Every second plan is one of a run whose HEAD has its old entries in pages.
-        story = "\n".join(play(plan_of(chosen), paged=played % 2 == 1).trace)
+        # Every second plan is one of a run whose HEAD has its old entries in pages, and of all of
+        # these every second one is of a run with parts.
+        world = play(plan_of(chosen), paged=played % 2 == 1, parts=played % 4 > 1)
+        story = "\n".join(world.trace)
         played += 1
         reached.update(what for what, words in REACHED.items() if words in story)
 
@@ -126,11 +128,14 @@ def test_the_protocol_holds_however_machines_and_operator_interleave() -> None:
     assert reached == set(REACHED)
 
 
+@pytest.mark.parametrize("parts", [False, True], ids=["whole", "of parts"])
 @pytest.mark.parametrize("paged", [False, True], ids=["in HEAD", "in pages"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_the_protocol_holds_with_trouble_at_each_moment(trouble: str, paged: bool) -> None:
-    for plan in at_each_moment(trouble, stride=1 if DEEP else 5 if paged else 3):
-        assert play(plan, paged=paged).watch.head is not None
+def test_the_protocol_holds_with_trouble_at_each_moment(
+    trouble: str, paged: bool, parts: bool
+) -> None:
+    for plan in at_each_moment(trouble, stride=1 if DEEP else 3 + 2 * paged + 4 * parts):
+        assert play(plan, paged=paged, parts=parts).watch.head is not None
 
 
 def test_nothing_is_left_of_a_machine_that_was_cut() -> None:
@@ -152,6 +157,8 @@ def test_the_undisturbed_run_is_played_whole() -> None:
     world = play([])
     story = "\n".join(world.trace)
     assert "vm1 exits 0" in story and "chain [t1s6,t1s8,t1s10]" in story
+    story = "\n".join(play([], parts=True).trace)
+    assert "vm1 exits 0" in story and "chain [t1s4,t1s4,t1s10,t1s10]" in story
 
 
 def test_a_plan_gives_the_same_operations_each_time() -> None:

@@ -39,6 +39,7 @@ from outlast.protocol import (
     Stop,
     Tick,
     Welcome,
+    row_part,
 )
 from outlast.supervisor.door import Door
 from outlast.supervisor.group import find_group
@@ -107,7 +108,7 @@ class Life:
             for _ in range(steps):
                 self.step += 1
                 row = {"step": self.welcome.before + self.step, "term": self.welcome.term}
-                row |= {"part": self.part} if self.part else {}
+                row |= {"part": row_part(self.part, self.welcome.before)} if self.part else {}
                 rows.write(json.dumps(row) + "\n")
         self.channel.send(Tick(self.step))
 
@@ -193,10 +194,13 @@ class ScriptedTrainer:
     ends_with_connection = False
     restarts = True
 
-    def __init__(self, socket: Path, script: Script, part: str = "") -> None:
+    def __init__(
+        self, socket: Path, script: Script, part: str = "", *, restore_done: bool = True
+    ) -> None:
         """``part`` is the name of its first training, where it trains parts."""
         self._socket = socket
         self._part = part
+        self._restore_done = restore_done
         self._script = script
         self._killed = threading.Event()
         self._channel: Channel | None = None
@@ -213,7 +217,8 @@ class ScriptedTrainer:
                     self._channel = channel
                     if self._killed.is_set():
                         raise Closed("killed before it began")
-                    channel.send(Hello(VERSION, 0, total=100, part=self._part))
+                    hello = Hello(VERSION, 0, 100, self._part, self._restore_done)
+                    channel.send(hello)
                     welcome = channel.receive(WAIT_SEC)
                     if isinstance(welcome, Ended):
                         code = welcome.exit
@@ -308,6 +313,7 @@ class World:
         part: str = "",
         store: Store | None = None,
         metadata: bool = True,
+        restore_done: bool = True,
     ) -> Vm:
         """A new machine of the group; its trainers follow the scripts, one each."""
         self._boots += 1
@@ -322,7 +328,9 @@ class World:
         vm: Vm
 
         def make_trainer(term: int) -> ScriptedTrainer:
-            trainer = ScriptedTrainer(door.socket_path, vm.scripts.pop(0), part)
+            trainer = ScriptedTrainer(
+                door.socket_path, vm.scripts.pop(0), part, restore_done=restore_done
+            )
             vm.trainers.append(trainer)
             return trainer
 

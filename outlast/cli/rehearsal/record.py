@@ -10,6 +10,7 @@ from typing import Any
 
 from outlast.base.exits import State
 from outlast.cli.rehearsal.seen import Run
+from outlast.protocol import own_row
 
 STEPS_SHOWN = 3
 
@@ -52,7 +53,18 @@ def _last_logged(run: Run) -> int:
     end = run.ends.get(head.term) if head is not None else None
     if end is None or head is None or head.state is not State.DONE:
         return 0
-    return max((last.step for last in end.metrics.values() if last.step <= end.step), default=0)
+    steps = (_before(run, name) + last.step for name, last in end.metrics.items())
+    return max((step for step in steps if step <= end.step), default=0)
+
+
+def _before(run: Run, metric: str) -> int:
+    """Steps of the parts before the one that a metric's name says; 0 in a run without parts."""
+    before = 0
+    for part in run.parts:
+        if metric.startswith(f"{part['part']}/"):
+            return before
+        before += part["step"]
+    return 0
 
 
 def difference(run: Run, calm: Run) -> str:
@@ -110,7 +122,9 @@ def _values(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     here, there = (_value(one.get(name, "not logged")) for one in (row, other))
     if here == there:
         here, there = row.get(name), other.get(name)
-    return f"{name} of step {row['step']} is {here}, undisturbed {there}"
+    own = own_row(row)
+    of = f" of part {own['part']}" if own.get("part") != row.get("part") else ""
+    return f"{name} of step {own['step']}{of} is {here}, undisturbed {there}"
 
 
 def _value(value: Any) -> str:

@@ -1,6 +1,6 @@
 """What a rehearsal gives."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Report:
     calm_attempts: tuple[Attempt, ...] = ()
     """The undisturbed run's."""
     strikes: tuple[Strike, ...] = ()
+    parts: Sequence[Mapping[str, Any]] = ()
+    """How far each part of the run is; empty where it has none."""
     guarantees: list[Guarantee] = field(default_factory=list)
 
     @property
@@ -55,6 +57,7 @@ class Report:
             "misfortunes": [
                 {"do": s.do, "boot": s.boot, "attempt": s.attempt} for s in self.strikes
             ],
+            **({"parts": list(self.parts)} if self.parts else {}),
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "attempts_undisturbed": [attempt.as_json() for attempt in self.calm_attempts],
             "guarantees": [

@@ -111,6 +111,8 @@ class Run:
     """When the copy of the run's end was written."""
     heads: tuple[Head, ...] = ()
     """HEAD as it was seen from time to time, oldest first."""
+    parts: Sequence[Mapping[str, Any]] = ()
+    """How far each of its parts is."""
 
     @property
     def head(self) -> Head | None:

@@ -71,7 +71,9 @@ class Side:
         if book.head.state.ended:
             return f"{book.head.state}, leaving"
         attempt = book.attempts[-1]
-        step = f"step {book.step}" + (f" of {book.total}" if book.total else "")
+        step = f"step {book.step - book.before}"
+        step += f" of {book.total - book.before}" if book.total else ""
+        step += f" of part {book.part}" if book.part else ""
         return f"attempt {attempt.term}, phase {book.phase or 'setup'}, {step}"
 
     def note(self, book: Ledger | None) -> None:
@@ -303,6 +305,8 @@ class Stage:
 
     def _run(self, side: Side) -> Run:
         from outlast.base.retry import BRIEF
+        from outlast.bucket import pages
+        from outlast.bucket.parts import table
         from outlast.bucket.rows import iter_rows
         from outlast.bucket.store import NotFound, StoreError
 
@@ -326,9 +330,10 @@ class Stage:
             result = read_result(self.store, book.head)
         try:
             rows = list(iter_rows(self.store, side.layout, book.head))
+            parts = table(pages.parts(self.store, side.layout, book.head))
         except (StoreError, ValueError):  # what cannot be read is not there
-            rows = []
-        return Run(book, rows, result, boots, ends, ended, tuple(side.heads))
+            rows, parts = [], []
+        return Run(book, rows, result, boots, ends, ended, tuple(side.heads), parts)
 
     def _report(self, seen: Seen) -> Report:
         calm = seen.calm.ledger if seen.calm else None
@@ -344,6 +349,7 @@ class Stage:
             attempts=seen.run.attempts,
             calm_attempts=seen.calm.attempts if seen.calm else (),
             strikes=tuple(seen.strikes),
+            parts=seen.run.parts,
         )
 
 

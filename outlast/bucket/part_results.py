@@ -1,0 +1,123 @@
+"""Results of a run with parts: what each part ended with, and all of them as the run's result."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from blake3 import blake3
+
+from outlast.base.retry import BRIEF, Patience
+from outlast.bucket.errors import RestoreError
+from outlast.bucket.head import Checkpoint, Result
+from outlast.bucket.layout import (
+    PART_RESULT,
+    RESULT_FILE,
+    Layout,
+    Manifest,
+    ManifestObject,
+    ResultFile,
+    ResultManifest,
+)
+from outlast.bucket.parts import Part
+from outlast.bucket.store import Damaged, NotFound, Store, copy_new, put_new
+from outlast.bucket.transfer import in_parallel
+
+_RESULT_MANIFEST = f"{PART_RESULT}/{RESULT_FILE}"
+
+
+def put_manifest(folder: Path) -> None:
+    """Writes the manifest of a part's result into its folder; the same bytes each time."""
+    (folder / RESULT_FILE).unlink(missing_ok=True)
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            name = path.relative_to(folder).as_posix()
+            files.append(ResultFile(name, path.stat().st_size, digest))
+    (folder / RESULT_FILE).write_bytes(ResultManifest.of(files).to_json())
+
+
+def result_of(store: Store, done: Checkpoint, *, patience: Patience = BRIEF) -> Result:
+    """The result of a part that is done, as `fetch_result` takes it; `done` is its entry. Damaged
+    or NotFound where it is not what HEAD names."""
+    objects = _objects_of(store, done, patience)
+    found = _manifest_of_result(store, done, objects, patience)
+    generation = objects[_RESULT_MANIFEST].generation
+    return Result(f"{done.path}{PART_RESULT}/", generation, found.digest)
+
+
+def put_results(
+    store: Store,
+    layout: Layout,
+    term: int,
+    parts: Iterable[Part],
+    *,
+    patience: Patience = BRIEF,
+) -> Result:
+    """The result of a run with parts, all of them done: the files of each in a folder of its name,
+    copied inside of the store, a few parts at a time. RestoreError where one is not what its
+    manifest says."""
+
+    def copy(part: Part) -> list[ResultFile]:
+        try:
+            return _copy_result(store, layout.result(term), part, patience)
+        except (Damaged, NotFound) as error:
+            raise RestoreError(
+                f"the result of part {part.name} cannot be read ({error}); make it again: "
+                f"outlast resume --from {part.name}:{part.step}"
+            ) from None
+
+    copied = in_parallel([lambda part=part: copy(part) for part in parts], store.streams)
+    manifest = ResultManifest.of([file for files in copied for file in files])
+    path = layout.result_manifest(term)
+    written = put_new(store, path, manifest.to_json(), patience=patience)
+    return Result(path=layout.result(term), generation=written.generation, digest=manifest.digest)
+
+
+def _copy_result(store: Store, prefix: str, part: Part, patience: Patience) -> list[ResultFile]:
+    done, found = part.newest, list[ResultFile]()
+    objects = _objects_of(store, done, patience)
+    for file in _manifest_of_result(store, done, objects, patience).files:
+        name, entry = f"{part.name}/{file.name}", objects.get(f"{PART_RESULT}/{file.name}")
+        if entry is None or entry.size != file.size:
+            raise Damaged(f"{done.path}: has no {PART_RESULT}/{file.name} as recorded")
+        copied = copy_new(
+            store,
+            done.path + entry.name,
+            prefix + name,
+            source_generation=entry.generation,
+            expected=(entry.size, entry.crc32c),
+            patience=patience,
+        )
+        if copied is None:
+            raise Damaged(f"{done.path}{entry.name}: is gone, or has other bytes")
+        found.append(replace(file, name=name))
+    return found
+
+
+def _objects_of(store: Store, done: Checkpoint, patience: Patience) -> Mapping[str, ManifestObject]:
+    data, _ = patience(lambda: store.get(done.manifest, generation=done.generation))
+    if blake3(data).hexdigest() != done.blake3:
+        raise Damaged(f"{done.manifest}: has other bytes than were committed")
+    try:
+        return {entry.name: entry for entry in Manifest.from_json(data).objects}
+    except ValueError as error:
+        raise Damaged(f"{done.manifest}: {error}") from None
+
+
+def _manifest_of_result(
+    store: Store, done: Checkpoint, objects: Mapping[str, ManifestObject], patience: Patience
+) -> ResultManifest:
+    entry = objects.get(_RESULT_MANIFEST)
+    if entry is None:
+        raise Damaged(f"{done.manifest}: names no {_RESULT_MANIFEST}")
+    path = done.path + entry.name
+    data, _ = patience(lambda: store.get(path, generation=entry.generation))
+    if blake3(data).hexdigest() != entry.blake3:
+        raise Damaged(f"{path}: has other bytes than were committed")
+    try:
+        return ResultManifest.from_json(data)
+    except ValueError as error:
+        raise Damaged(f"{path}: {error}") from None
