@@ -83,16 +83,14 @@ def far_socket(far: Address, near: Address) -> Socket | None:
     return found if found and found.inode else None
 
 
-def listening_sockets(host: str, port: int | None = None) -> dict[int, int]:
-    """User ids by inode of the sockets that listen at an address, on any port by default."""
-    found = {}
+def listening_sockets(host: str) -> set[int]:
+    """The inodes of the sockets that listen at an address, on any port."""
     wanted = {prefix + _text(host) for prefix in ("", MAPPED)}
-    for fields in _lines():
-        address, _, number = fields[1].partition(":")
-        meant = address in wanted and port in (None, int(number, 16))
-        if meant and int(fields[3], 16) == LISTENING:
-            found[int(fields[9])] = int(fields[7])
-    return found
+    return {
+        int(fields[9])
+        for fields in _lines()
+        if int(fields[3], 16) == LISTENING and fields[1].partition(":")[0] in wanted
+    }
 
 
 def has_open(pids: Iterable[int], inode: int) -> bool:
