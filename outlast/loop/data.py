@@ -108,7 +108,7 @@ def cache_folder() -> Path:
 
 def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
     """Data or a run's result (``kind``) in the cache folder, fetched by a process of its own."""
-    command = [sys.executable, "-m", "outlast.supervisor", "fetch", url, "--kind", kind]
+    command = [sys.executable, "-P", "-m", "outlast.supervisor", "fetch", url, "--kind", kind]
     command += ["--into", str(cache_folder()), "--json"]
     try:
         process = subprocess.Popen(

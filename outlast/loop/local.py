@@ -220,7 +220,7 @@ class LocalSupervisor:
         # Not in run_dir: a socket's path has little room, and some file systems have no sockets.
         self._folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.socket_path = self._folder / "supervisor.sock"
-        command = [sys.executable, "-m", "outlast.supervisor", "folder"]
+        command = [sys.executable, "-P", "-m", "outlast.supervisor", "folder"]
         command += ["--socket", str(self.socket_path), f"--run-dir={run_dir}"]
         command += [
             f"--trainer={trainer}",

@@ -194,3 +194,26 @@ def test_the_same_command_gives_the_same_name(tmp_path: Path) -> None:
     assert local.run_name("t", {"seed": 2}, source) != name
     source.write_text("x = 2\n")
     assert local.run_name("t", {"seed": 1}, source) != name
+
+
+def test_the_supervisor_imports_nothing_of_the_folder_that_it_is_started_in(tmp_path: Path) -> None:
+    """The folder may be a download's, and a module in it may have the name of any that we need."""
+    script, strange = tmp_path / "own" / "train.py", tmp_path / "strange"
+    script.parent.mkdir()
+    script.write_text(
+        "import outlast\n"
+        "state = {'n': 0}\n"
+        f"with outlast.train({{'s': state}}, 3, run_dir={str(tmp_path / 'run')!r}) as run:\n"
+        "    for step in run.steps():\n"
+        "        state['n'] += 1\n"
+    )
+    strange.mkdir()
+    for name in ("queue", "argparse", "blake3", "outlast", "json"):
+        mark = tmp_path / f"imported-{name}"
+        (strange / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')\nraise SystemExit(9)\n")
+    env = {**os.environ, "PYTHONPATH": str(Path(local.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=strange, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("imported-*")) == []
