@@ -41,7 +41,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runs_in(where: Path) -> list[Path]:
-    return sorted(path.parent for path in where.rglob("HEAD"))
+    # Not below them: what is being written there may vanish while it is listed.
+    return sorted(path.parent for path in (where / "runs").glob("*/HEAD"))
 
 
 def committed(where: Path) -> int:
