@@ -76,6 +76,10 @@ class Blobs:
         self.survey = survey
         """To be filled with what is met, by a capture that is not to be written."""
         self.seen: dict[int, str] = {}
+        self.owned: dict[str, Any] = {}
+        """Objects of a program's classes that say themselves what is saved of them, by path."""
+        self.loose: dict[str, Any] = {}
+        """What stands in attributes of modules and cannot be saved, by path."""
         self.open: set[int] = set()
         self.depth = 0
         self.detached = 0

@@ -49,8 +49,10 @@ def train(
     with many parts that needs their evaluations and results alone starts again at once.
 
     ``constant`` names entries of ``state`` that may never change, such as an array of data, and
-    global generators (``random``, ``numpy.random``, ``torch.random``) that the state does not have
-    although steps draw from them, since the result does not depend on what they give. Of an
+    global generators (``random``, ``numpy.random``, ``torch.random``, ``keras.random``) that the
+    state does not have although steps draw from them, since the result does not depend on what they
+    give; and, likewise, places of the program that a warning has named, such as ``trainer.losses``:
+    objects or attributes that steps change and that are not saved. Of an
     array or tensor that is not named there and never changed, nothing tells whether the program
     uses another one in its place (``w = w + 1``): it is reported, and a resume is refused.
 

@@ -1,17 +1,23 @@
 """Global random generators that training draws from and that the state does not have.
 
-``random``, ``numpy.random`` and ``torch.random`` belong to the process. A program that draws from
-one and does not name it in its state runs without any error, and after a preemption it draws other
-numbers. So with each snapshot the loop looks whether one of them has moved since the first step. If
-it has and the snapshot does not hold its position, in whatever form, that is reported, and a resume
-is refused unless the program declares that its result does not depend on it.
+``random``, ``numpy.random``, ``torch.random`` and ``keras.random`` belong to the process. A program
+that draws from one and does not name it in its state runs without any error, and after a preemption
+it draws other numbers. So with each snapshot the loop looks whether one of them has moved since the
+first step. If it has and the snapshot does not hold its position, in whatever form, that is
+reported, and a resume is refused unless the program declares that its result does not depend on it.
+
+A generator that is an object has a position too: see outlast.loop.unsaved, which finds those that
+the program holds.
 """
 
 import array
+import base64
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from outlast.loop import state
@@ -19,17 +25,71 @@ from outlast.loop.errors import DoesNotFit
 
 _BLOB_BYTES_MAX = 1 << 20
 """Arrays longer than this are not searched for a generator's position, which has 5 KB at most."""
-_CODES = {1: "B", 4: "I"}
+_SMALL_BYTES = 16
+"""A position as short as this is looked for by itself, not within other values."""
+_GPU_BYTES = 16
+_CODES = {1: "B", 4: "I", 8: "Q"}
+_INLINE = re.compile(r'"\$bytes": "([^"]*)"')
 
 
-class _Position(NamedTuple):
+class Part(NamedTuple):
+    """Some numbers of a position that a program keeps together."""
+
+    numbers: tuple[int, ...]
+    bytes_each: int
+    """Their size as the generator gives them."""
+
+
+class Position(NamedTuple):
     """Where one generator stands."""
 
-    words: bytes
+    parts: tuple[Part, ...]
     """Its numbers, as a program may keep them."""
-    word_bytes: int
     rest: object = None
     """What tells it from another position besides."""
+
+
+@dataclass
+class Held:
+    """What a state holds, to be searched for positions."""
+
+    texts: list[str]
+    arrays: list[bytes]
+
+    @classmethod
+    def by(cls, states: Iterable[Mapping[str, object]]) -> "Held":
+        found = cls([], [])
+        for values in states:
+            nodes, blobs = state.capture_all(values)
+            text = json.dumps(nodes)
+            found.texts.append(text)
+            found.arrays += [base64.b64decode(each) for each in _INLINE.findall(text)]
+            small = (blob for blob in blobs.items if blob.nbytes <= _BLOB_BYTES_MAX)
+            found.arrays += [bytes(blob.data) for blob in small]
+        return found
+
+    def has(self, position: Position) -> bool:
+        """Whether all numbers of a position are here, in whatever object."""
+        return all(map(self._has_part, position.parts))
+
+    def _has_part(self, part: Part) -> bool:
+        as_text = ", ".join(map(str, part.numbers))
+        # A list of numbers that has become an array has 8 bytes for each.
+        forms = {_raw(part.numbers, size) for size in (part.bytes_each, max(part.bytes_each, 8))}
+        if len(part.numbers) > 1 and len(part.numbers) * part.bytes_each <= _SMALL_BYTES:
+            text = f"[{as_text}]"
+            return any(text in each for each in self.texts) or any(
+                form == each for each in self.arrays for form in forms
+            )
+        return any(as_text in each for each in self.texts) or any(
+            form in each for each in self.arrays for form in forms
+        )
+
+
+def _raw(numbers: Sequence[int], bytes_each: int) -> bytes:
+    if bytes_each in _CODES:
+        return array.array(_CODES[bytes_each], numbers).tobytes()
+    return b"".join(number.to_bytes(bytes_each, "little") for number in numbers)
 
 
 class Draws:
@@ -41,7 +101,7 @@ class Draws:
         """``states`` are all that the program saves; ``constant`` names what may be drawn from."""
         self._states = [values for values in states if values is not None]
         self._watched = [name for name in _READERS if name not in constant]
-        self._begun: dict[str, list[_Position]] | None = None
+        self._begun: dict[str, list[Position]] | None = None
         self._drawn: list[str] = []
 
     def begin(self, step: int, drawn: Collection[str]) -> None:
@@ -72,9 +132,12 @@ class Draws:
         moved = {
             name: found
             for name, found in self._positions().items()
-            if self._begun.setdefault(name, found) != found
+            if _has_moved(self._begun, name, found)
         }
-        unsaved = [name for name, found in moved.items() if not self._is_saved(found)]
+        if not moved:
+            return []
+        held = Held.by(self._states)
+        unsaved = [name for name, found in moved.items() if not all(map(held.has, found))]
         self._watched = [name for name in self._watched if name not in moved]
         self._drawn += unsaved
         return [
@@ -88,62 +151,102 @@ class Draws:
         """For the snapshot: the generators that steps have drawn from and that it does not have."""
         return sorted(self._drawn)
 
-    def _positions(self) -> dict[str, list[_Position]]:
+    def _positions(self) -> dict[str, list[Position]]:
         """By generator, all that its program has of it: one on each device. A framework that the
         program has not imported is left alone."""
         loaded = [name for name in self._watched if name.partition(".")[0] in sys.modules]
         return {name: _READERS[name]() for name in loaded}
 
-    def _is_saved(self, positions: Sequence[_Position]) -> bool:
-        """Whether the state has these positions, by whatever name and in whatever object."""
-        texts: list[str] = []
-        held: list[bytes] = []
-        for values in self._states:
-            nodes, blobs = state.capture_all(values)
-            texts.append(json.dumps(nodes))
-            small = (blob for blob in blobs.items if blob.nbytes <= _BLOB_BYTES_MAX)
-            held += [bytes(blob.data) for blob in small]
-        return all(_is_in(position, texts, held) for position in positions)
+
+def _has_moved(begun: dict[str, list[Position]], name: str, found: Sequence[Position]) -> bool:
+    """Whether a generator has moved since it was first seen; what appears is noted in ``begun``."""
+    before = begun.setdefault(name, [])
+    # A device that training has begun to use since then, or a generator that is made when it is
+    # first drawn from, has been drawn from if it is not at its start any more.
+    before += [_at_start(name, each) for each in found[len(before) :]]
+    return list(found) != before[: len(found)]
 
 
-def _is_in(position: _Position, texts: Iterable[str], held: Iterable[bytes]) -> bool:
-    words = array.array(_CODES[position.word_bytes], position.words).tolist()
-    as_text = ", ".join(map(str, words))
-    # A list of numbers that has become an array has 8 bytes for each.
-    forms = (position.words, array.array("Q", words).tobytes())
-    return any(as_text in text for text in texts) or any(
-        form in each for each in held for form in forms
-    )
+def _at_start(name: str, position: Position) -> Position:
+    (part,) = position.parts
+    if name == "torch.random" and len(part.numbers) == _GPU_BYTES:
+        # A GPU's is its seed, and how many numbers were drawn.
+        return Position((part._replace(numbers=(*part.numbers[:8], *[0] * 8)),))
+    if name == "keras.random":
+        return Position((), "not made yet")
+    return position
 
 
-def _python() -> list[_Position]:
-    _, words, rest = random.getstate()
+def of_random(generator: Any) -> Position:
+    """The position of a ``random.Random``, or of the module itself."""
+    _, words, rest = generator.getstate()
     # The last number counts the draws since the others were made.
-    return [_Position(array.array("I", words[:-1]).tobytes(), 4, (words[-1], rest))]
+    return Position((Part(tuple(words[:-1]), 4),), (words[-1], rest))
 
 
-def _numpy() -> list[_Position]:
+def of_numpy(found: Mapping[str, Any]) -> Position:
+    """The position in what a bit generator of numpy, or a ``RandomState``, gives as its state."""
+    inner = found["state"]
+    rest = {name: item for name, item in found.items() if name not in ("state", "buffer")}
+    if isinstance(inner, Mapping):
+        # MT19937's key changes once in 624 draws, and PCG64's increment never.
+        parts = [part for name, item in inner.items() if (part := _part(item)) and name != "inc"]
+        rest |= {name: item for name, item in inner.items() if isinstance(item, int)}
+    else:
+        parts = [part for part in [_part(inner)] if part]
+    return Position(tuple(parts), repr(rest))
+
+
+def _part(item: Any) -> Part | None:
+    if isinstance(item, int):
+        return Part((item,), 16) if item.bit_length() > 64 else None
+    numbers = tuple(map(int, item))
+    return Part(numbers, item.dtype.itemsize) if numbers else None
+
+
+def of_torch(state_bytes: Any) -> Position:
+    """The position that the bytes of a torch generator's state say."""
+    return Position((Part(tuple(state_bytes.numpy().tobytes()), 1),))
+
+
+def of_keras(generator: Any) -> Position:
+    """The position of a ``keras.random.SeedGenerator``."""
+    keras: Any = sys.modules["keras"]
+    found = keras.ops.convert_to_numpy(generator.state.value)
+    return Position((Part(tuple(map(int, found)), found.dtype.itemsize),))
+
+
+def _python() -> list[Position]:
+    return [of_random(random)]
+
+
+def _numpy() -> list[Position]:
     numpy: Any = sys.modules["numpy"]
     found = numpy.random.get_state(legacy=False)
-    inner = found["state"]
-    if "key" not in inner:  # the program has chosen a bit generator by itself
+    if "key" not in found["state"]:  # the program has chosen a bit generator by itself
         return []
-    rest = inner["pos"], found["has_gauss"], found["gauss"]
-    return [_Position(inner["key"].tobytes(), 4, rest)]
+    return [of_numpy(found)]
 
 
-def _torch() -> list[_Position]:
+def _torch() -> list[Position]:
     torch: Any = sys.modules["torch"]
     states = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states += torch.cuda.get_rng_state_all()
-    return [_Position(each.numpy().tobytes(), 1) for each in states]
+    return [of_torch(each) for each in states]
 
 
-_READERS: dict[str, Callable[[], list[_Position]]] = {
+def _keras() -> list[Position]:
+    keras_adapter: Any = state.adapter("keras")
+    generator = keras_adapter.global_generator()
+    return [] if generator is None else [of_keras(generator)]
+
+
+_READERS: dict[str, Callable[[], list[Position]]] = {
     "random": _python,
     "numpy.random": _numpy,
     "torch.random": _torch,
+    "keras.random": _keras,
 }
 NAMES = tuple(_READERS)
 """The generators that ``constant`` may name."""

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import exits, places
-from outlast.loop import generators, ranks, schedule, snapshot, state, unchanged, verify
+from outlast.loop import ranks, schedule, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import Direction, History
 from outlast.loop.rows import Rows
 from outlast.loop.session import Session
+from outlast.loop.unsaved import Unsaved
 from outlast.loop.words import say
 from outlast.protocol import Snapshot
 
@@ -54,7 +55,7 @@ class Saver:
         rank_state: ranks.RankState | None = None,
         leader: ranks.Leader | None = None,
         watch: unchanged.Watch,
-        draws: generators.Draws,
+        unsaved: Unsaved,
     ) -> None:
         """``values`` are the training's ``state``; ``folders`` those for snapshots, the first one
         that of the supervisor's choice."""
@@ -66,7 +67,7 @@ class Saver:
         self._rank_state = rank_state
         self._leader = leader
         self._watch = watch
-        self._draws = draws
+        self._unsaved = unsaved
         self._work = folders[0]
         self._places = folders
         for place in folders:
@@ -199,14 +200,13 @@ class Saver:
     def _write_once(self, step: int, tags: list[str], *, with_ranks: bool = True) -> _Offer:
         begun_sec = time.monotonic()
         self._warn(self._watch.look(step))
-        self._warn(self._draws.look())
+        self._warn(self._unsaved.look())
         self._count += 1
         identifier = f"{self._count:06d}"
         nodes, blobs = state.capture_all(self._state, self._begun)
         self._choose_place(sum(blob.nbytes for blob in blobs.items))
         temporary = self._place / f"tmp-{identifier}"
-        loop = {**self._history.summary(), "unchanged": self._watch.note()}
-        loop["drawn"] = self._draws.note()
+        loop = {**self._history.summary(), "unchanged": self._watch.note(), **self._unsaved.note()}
         if self.over is not None:
             loop["over"] = self.over
         saved = snapshot.Saved(step, loop, nodes, blobs)

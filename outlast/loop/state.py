@@ -254,6 +254,7 @@ def _capture_object(value: Any, path: str, blobs: Blobs) -> Node:
 
 def _capture_state_dict(value: Any, path: str, blobs: Blobs) -> Node:
     blobs.need_target(value, path, kind_of(value))
+    blobs.owned[path] = value
     inner = foreign(f"{path}.state_dict()", value.state_dict)
     refuse_empty(value, inner, path, blobs)
     return {"$object": "state_dict", "state": capture_part(inner, f"{path}.state_dict()", blobs)}
@@ -376,7 +377,7 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             raise DoesNotFit(f"{path}: the checkpoint has it from {node['$same']}, which it lacks")
         return blobs.places[node["$same"]]
     elif leaf := next((key for key in _LEAVES if key in node), None):
-        return _adapter(_LEAVES[leaf], path).restore(target, node, path, blobs)
+        return adapter(_LEAVES[leaf], path).restore(target, node, path, blobs)
     elif "$object" in node:
         value = _restore_object(_live(target, path, blobs), node, path, blobs)
     else:
@@ -416,7 +417,7 @@ def _parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]
                 yield olds[i], item, f"{path}[{i}]"
     elif "$object" in node:
         kind = node["$object"].partition(".")[0]
-        if kind in _ADAPTERS and (parts := getattr(_adapter(kind, path), "parts", None)):
+        if kind in _ADAPTERS and (parts := getattr(adapter(kind, path), "parts", None)):
             yield from parts(target, node, path)
     elif type(target) is dict:
         for key, item in pairs(node, path):
@@ -503,7 +504,7 @@ def _check_kind(target: Any, kind: type, path: str) -> None:
 def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
     kind = node["$object"]
     if kind not in ("random", "state_dict"):
-        return _adapter(kind.partition(".")[0], path).restore(target, node, path, blobs)
+        return adapter(kind.partition(".")[0], path).restore(target, node, path, blobs)
     if kind == "random":
         value = restore(MISSING, node["state"], path, blobs)
         if target is MISSING:
@@ -521,10 +522,10 @@ def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
 
 def containers() -> Any:
     """The adapter of Python's containers, which also has rules for a trainer's own classes."""
-    return _adapter("containers", "state")
+    return adapter("containers")
 
 
-def _adapter(framework: str, path: str) -> Adapter:
+def adapter(framework: str, path: str = "state") -> Any:
     """The adapter that a node names; its framework is imported if it is not yet."""
     if framework not in _ADAPTERS:
         raise DoesNotFit(f"{path}: the checkpoint holds something of {framework}, unknown here")

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import time
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,6 @@ from outlast.bucket import layout
 from outlast.loop import (
     data,
     ending,
-    generators,
     local,
     parts,
     ranks,
@@ -28,6 +28,7 @@ from outlast.loop import (
     state,
     trackers,
     unchanged,
+    unsaved,
     usage,
     verify,
 )
@@ -84,10 +85,11 @@ class Training:
             if rank_state is None
             else ranks.RankState(rank_state, self.rank, self.world_size, constant)
         )
-        unchanged.check_constant(constant, state, rank_state)
+        unsaved.check_constant(constant, state, rank_state)
         inline = usage.is_inline(state)
         self._watch = unchanged.Watch(state, constant, inline=inline)
-        self._draws = generators.Draws([state, rank_state], constant)
+        self._unsaved = unsaved.Unsaved([state, rank_state], constant)
+        self._steps: weakref.ref[Iterator[int]] | None = None
         self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
         self._tracker: trackers.Tracker | None = None
         self._options = options
@@ -161,6 +163,11 @@ class Training:
         counts once the next one is asked for; the last one before the loop is left counts if it
         logged or evaluated anything, or called ``finish``.
         """
+        found = self._make_steps()
+        self._steps = weakref.ref(found)
+        return found
+
+    def _make_steps(self) -> Iterator[int]:
         if self._started:
             raise LoopError("run.steps() was used already; a run has one loop")
         self._started = True
@@ -170,7 +177,7 @@ class Training:
                 self._boundary()
                 if self._is_over:
                     return
-                self._draws.first_step()
+                self._unsaved.first_step(self._steps and self._steps())
                 self._making, self._marked = self._step + 1, False
                 yield self._making
                 self._count_step()
@@ -359,7 +366,7 @@ class Training:
             rank_state=self._rank_state,
             leader=self._leader,
             watch=self._watch,
-            draws=self._draws,
+            unsaved=self._unsaved,
         )
         self._cleanup.callback(self._saver.close)
         if answer.restore is not None and not answer.init:
@@ -388,7 +395,7 @@ class Training:
                 self._take_end(Path(answer.done))
             # Only now: nothing of the restore holds what the state does any more.
             self._watch.begin(self._step, note["unchanged"])
-            self._draws.begin(self._step, note["drawn"])
+            self._unsaved.begin(self._step, note)
         if self._leader is not None:  # before the first tick, which gives the restored folder up
             self._leader.wait_ready(self._step)
         if self._tracker_name is not None:
@@ -531,7 +538,7 @@ class Training:
         self._saver.hear_answer()
         if self._step <= unchanged.GLANCES:
             self._watch.glance()
-            for sentence in self._draws.look():
+            for sentence in self._unsaved.look():
                 self._session.warn(sentence)
         if self._unproved and self._step == 1:
             self._saver.prove()

@@ -29,8 +29,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outlast.loop import generators, state, usage
-from outlast.loop.errors import DoesNotFit, LoopError
+from outlast.loop import state, usage
+from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob
 
 REPORT_AT = 3
@@ -227,17 +227,6 @@ class Watch:
                 "program binds the name again, as in w = w + 1, its values were never saved: "
                 "change the object in place and start from scratch"
             )
-
-
-def check_constant(constant: Collection[str], *states: Mapping[str, object] | None) -> None:
-    """LoopError where ``constant`` names something that is in none of the states, and is no global
-    generator."""
-    known = [name for values in states if values is not None for name in values]
-    if isinstance(constant, str) or not set(constant) <= {*known, *generators.NAMES}:
-        raise LoopError(
-            f"constant {constant!r}: must be a list of names in state, such as ['weights']; "
-            f"the state has {', '.join(map(str, known))}"
-        )
 
 
 def _inside(value: object, keys: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:

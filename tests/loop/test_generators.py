@@ -159,3 +159,33 @@ def test_outlasts_own_pauses_draw_nothing() -> None:
     before = random.getstate()
     retry.jittered(1.0)
     assert random.getstate() == before
+
+
+@pytest.mark.frameworks
+def test_keras_global_generator_is_named_and_saved_by_its_module(
+    supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras")
+    keras.utils.clear_session()
+
+    def draw() -> Any:
+        return keras.random.normal((2,))
+
+    (said,) = train(supervisor, draw)
+    assert said.startswith("the steps draw from keras.random, which the state does not have: ")
+    supervisor.resume_from(1)
+    with pytest.raises(DoesNotFit, match="drew from keras.random"):
+        train(supervisor, draw)
+    supervisor.resume_from(1)
+    assert train(supervisor, draw, "keras.random") == []
+    for start in ("a generator", "none"):
+        supervisor.restore, supervisor.step = None, 0
+        if start == "none":
+            keras.utils.clear_session()
+        assert train(supervisor, draw, rng=keras.random) == []
+        drawn = keras.ops.convert_to_numpy(draw()).tolist()
+        keras.utils.clear_session()  # as in another process
+        supervisor.resume_from(1)
+        assert train(supervisor, draw, rng=keras.random) == []
+        assert keras.ops.convert_to_numpy(draw()).tolist() == drawn

@@ -1,7 +1,7 @@
-"""Kinds of state, each restored into fresh objects, into the same object and in another process.
+"""Kinds of state that need no framework: those that come back (see test_kinds_table.py), those that
+are refused by the name of their place, and what a container keeps beside its items.
 
-``OLD`` is what a program starts with, ``NEW`` what training has made of it; every kind comes back
-equal, with its own behaviour, or is refused by the name of its place.
+A kind is what a program starts with, and what training has made of it.
 """
 
 import array
@@ -16,8 +16,6 @@ import io
 import itertools
 import pathlib
 import random
-import subprocess
-import sys
 import threading
 import types
 import uuid
@@ -28,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from outlast.loop import snapshot, state, verify
+from outlast.loop import snapshot, state
 from outlast.loop.errors import StateError
 
 
@@ -287,69 +285,12 @@ def saved(folder: Path, values: dict[str, Any], begun: Any) -> Any:
     return snapshot.read(folder)
 
 
-def check_equal(target: dict[str, Any], expected: dict[str, Any]) -> None:
-    one, two = state.capture_all(expected), state.capture_all(target)
-    assert verify.difference(one, two) is None
-    assert type(target["s"]) is type(expected["s"])
-
-
-def pairs() -> list[str]:
-    return [*SAVED, *(f"in a dict: {name}" for name in INSIDE)]
-
-
-def old_and_new(name: str) -> tuple[Any, Any]:
-    if name in SAVED:
-        old, new = SAVED[name]
-        return old(), new()
-    return {}, {"v": INSIDE[name.removeprefix("in a dict: ")]()}
-
-
-@pytest.mark.parametrize("name", pairs())
-def test_into_what_a_program_starts_with(tmp_path: Path, name: str) -> None:
-    old, new = old_and_new(name)
-    state.check_top({"s": new})
-    begun = state.survey({"s": old})
-    found = saved(tmp_path / "s", {"s": new}, begun)
-    state.restore_all({"s": old}, found.nodes, found.blobs)
-    check_equal({"s": old}, {"s": new})
-
-
-@pytest.mark.parametrize("name", pairs())
-def test_into_the_same_object(tmp_path: Path, name: str) -> None:
-    _, new = old_and_new(name)
-    found = saved(tmp_path / "s", {"s": new}, state.survey({"s": new}))
-    expected = state.capture_all({"s": new})
-    state.restore_all({"s": new}, found.nodes, found.blobs)
-    assert verify.difference(expected, state.capture_all({"s": new})) is None
-
-
-def test_in_another_process(tmp_path: Path) -> None:
-    for number, name in enumerate(pairs()):
-        old, new = old_and_new(name)
-        saved(tmp_path / str(number), {"s": new}, state.survey({"s": old}))
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from outlast.loop import snapshot, state\n"
-        "from tests.loop import test_kinds_of_state as kinds\n"
-        "for number, name in enumerate(kinds.pairs()):\n"
-        "    old, new = kinds.old_and_new(name)\n"
-        "    state.survey({'s': old})\n"
-        "    found = snapshot.read(Path(sys.argv[1]) / str(number))\n"
-        "    state.restore_all({'s': old}, found.nodes, found.blobs)\n"
-        "    print(name, flush=True)\n"
-        "    kinds.check_equal({'s': old}, {'s': new})\n"
-    )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == pairs() and len(pairs()) >= 40
+def kinds() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    inside = {
+        f"in a dict: {name}": (dict, lambda make=make: {"v": make()})
+        for name, make in INSIDE.items()
+    }
+    return SAVED | inside
 
 
 @pytest.mark.parametrize("name", REFUSED)

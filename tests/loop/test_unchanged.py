@@ -1,7 +1,6 @@
 """Entries of the state that never change: reported by name, and a resume refused where the state is
 plain; what may stay as it is passes."""
 
-import copy
 import json
 import random
 import subprocess
@@ -55,7 +54,8 @@ del state
 with run:
     for step in run.steps():
         box["n"] += 1
-        model.w += 1
+        if mode == "best":
+            model.w += 1
         if mode in ("w", "nested"):
             w = w + 1
             hist["steps"] += 1
@@ -165,12 +165,12 @@ def _counter() -> Any:
 
 
 def _best() -> Any:
-    best, model = Best(), Best()
+    best, w = Best(), np.zeros(2)
 
     def improve(step: int) -> None:
-        model.w -= 1
-        if model.w.sum() > best.w.sum():
-            best.load_state_dict(copy.deepcopy(model.state_dict()))
+        w[:] -= 1
+        if w.sum() > best.w.sum():
+            best.load_state_dict({"w": w.copy()})
 
     return best, improve
 

@@ -45,6 +45,7 @@ _DEPTH_MAX = 50
 _INSTALLED = tuple(
     {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass
@@ -84,6 +85,7 @@ def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> di
                     found.setdefault(owner, {})[name] = node
                 else:
                     look.at(value, place)
+                    blobs.loose[place] = value
     look.compare(path)
     if not texts:
         return {}
@@ -317,4 +319,9 @@ def is_own(cls: type) -> bool:
     home = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if cls.__module__ == "builtins":
         return False
-    return home is None or not home.startswith(_INSTALLED)
+    return home is None or not is_installed(home)
+
+
+def is_installed(path: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    return path.startswith(_INSTALLED) or any(each in path for each in _PACKAGES)

@@ -6,8 +6,8 @@ metrics when it first needs them; a resumed program does not have them yet: the 
 made at once, the metrics' with the first batch. Everything else must be built already. The plain
 attributes of the program's own classes are saved too (outlast.loop.adapters.attributes).
 
-``keras.random`` without a seed generator of one's own draws from a global one, which is not saved.
-With the backend torch, dropout without a seed draws from torch's: put ``torch.random`` into the
+The module ``keras.random`` stands for the global seed generator, from which its functions draw
+where they get no seed. With the backend torch some draw from torch's: put ``torch.random`` into the
 state too.
 """
 
@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
 
 from outlast.loop import state
 from outlast.loop.adapters import attributes, keras_attributes
@@ -36,6 +38,11 @@ _KINDS = {
 
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
+    if value is keras.random:
+        generator = global_generator()
+        found = None if generator is None else keras.ops.convert_to_numpy(generator.state.value)
+        inner = state.capture_part(found, f"{path}.state", blobs)
+        return {"$object": "keras.random", "state": inner}
     kind = next((name for name, cls in _KINDS.items() if isinstance(value, cls)), None)
     if kind is None:
         return MISSING
@@ -60,6 +67,8 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     kind = node["$object"].partition(".")[2]
+    if kind == "random":
+        return _restore_global(target, node, path, blobs)
     if not isinstance(target, _KINDS[kind]):
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a Keras {kind}")
     if ("optimizer" in node) != _is_compiled(target):
@@ -75,6 +84,27 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         _restore_metrics(target, node["metrics"], f"{path}.metrics", blobs)
     attributes.restore(_attributes_of(target, wrapped=False), node, path, blobs)
     return target
+
+
+def global_generator() -> Any:
+    """The seed generator of those who name none; None until the first of them draws."""
+    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+    if target is not MISSING and target is not keras.random:
+        raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds keras.random")
+    value = state.restore(MISSING, node["state"], f"{path}.state", blobs)
+    generator = global_generator()
+    if value is not None and generator is None:
+        # With a seed and a name: else it draws from Python's generator, and counts up Keras' names.
+        generator = keras.random.SeedGenerator(0, name="global_seed_generator")
+    if value is None:
+        generator = None
+    else:
+        generator.state.assign(value)  # type: ignore[union-attr]
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+    return keras.random
 
 
 def _attributes_of(value: Any, *, wrapped: bool = True) -> dict[str, attributes.Owner]:

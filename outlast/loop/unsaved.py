@@ -1,0 +1,244 @@
+"""What training changes and a checkpoint does not have: objects that the program holds.
+
+An optimiser, a schedule or a moving average that the state does not name is as new after a resume,
+and so is a random generator. The program runs without any error, and ends with another result. So
+after the first steps, and with snapshots, the loop looks at what the program holds (see
+outlast.loop.program): random generators, and objects that have a state to be saved. One that has
+changed since the first step, and whose state the snapshot does not have in whatever form, is
+reported, and a resume is refused unless the program declares it.
+
+Arrays and numbers in variables are not looked at: nothing tells the values that a step computes
+again from those that it needs.
+"""
+
+import re
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outlast.loop import generators, omissions, program, things, unchanged
+from outlast.loop.errors import DoesNotFit, LoopError
+from outlast.loop.generators import Draws
+from outlast.loop.omissions import Omissions
+from outlast.loop.things import Saved
+
+WALKS = 4
+"""Looks with a walk through the program; later there is one each time that their number doubles."""
+
+
+_REMEDIES = {
+    omissions.LEFT_OUT: "have state_dict() give it and load_state_dict() put it back",
+    omissions.LOOSE: "keep it in a number or a dict of the module's own",
+}
+
+
+@dataclass
+class _Thing:
+    """One object that the program holds."""
+
+    place: str
+    kind: str
+    get: Callable[[], Any]
+    """The object, or None once the program has let go of it."""
+    mark: Any
+
+
+class Unsaved:
+    """All that the steps of one training change or draw from and that its checkpoints do not have.
+    For the thread of the loop, where no capture is alive."""
+
+    def __init__(
+        self, states: Iterable[Mapping[str, object] | None], constant: Collection[str] = ()
+    ) -> None:
+        """``states`` are all that the program saves; ``constant`` names what may be left out."""
+        self._states = [values for values in states if values is not None]
+        self._draws = Draws(self._states, constant)
+        self._objects = Objects(self._states, constant)
+        self._omissions = Omissions()
+        self._begun = False
+
+    def begin(self, step: int, loop: Mapping[str, Any]) -> None:
+        """Training begins after ``step``; ``loop`` is what the restored snapshot notes.
+
+        DoesNotFit names what the steps before it changed or drew from and that was not saved.
+        """
+        self._draws.begin(step, loop["drawn"])
+        self._objects.begin(step, loop["unsaved"])
+
+    def first_step(self, steps: object = None) -> None:
+        """The first step of this attempt begins: what changes from now on is changed by steps.
+        ``steps`` is the iterator from which the program takes them."""
+        if self._begun:
+            return
+        self._begun = True
+        self._draws.first_step()
+        saved = Saved(self._states)
+        self._objects.first_step(saved, steps)
+        self._omissions.first_step(saved.owned, saved.loose, self._skip(saved))
+
+    def look(self) -> list[str]:
+        """Look after a step; gives sentences that are to be said."""
+        if not self._begun:
+            return []
+        saved = Saved(self._states)
+        said = [*self._draws.look(), *self._objects.look(saved)]
+        left_out = self._omissions.look(self._skip(saved), lambda: saved.leaves)
+        return said + self._objects.add_left_out(left_out)
+
+    def note(self) -> dict[str, Any]:
+        """For the snapshot."""
+        return {"drawn": self._draws.note(), "unsaved": self._objects.note()}
+
+    def _skip(self, saved: Saved) -> Callable[[Any], bool]:
+        """What ``Objects`` looks at by itself, or what is saved by itself."""
+        return lambda value: (
+            things.kind(value) is not None or saved.has_object(things.token_of(value))
+        )
+
+
+class Objects:
+    """Objects with a state which one program holds. For the thread of the loop, where no capture
+    is alive."""
+
+    def __init__(
+        self, states: Collection[Mapping[str, object]], constant: Collection[str] = ()
+    ) -> None:
+        """``states`` are all that the program saves; ``constant`` names places that may change."""
+        self._states = states
+        self._constant = constant
+        self._things: dict[int, _Thing] | None = None
+        self._known: dict[int, Any] = {}
+        """What was decided of, by identity, with what keeps that from being given again."""
+        self._found: dict[str, str] = {}
+        self._looks = 0
+
+    def begin(self, step: int, note: Mapping[str, str]) -> None:
+        """Training begins after ``step``; ``note`` is that of the snapshot that was restored.
+
+        DoesNotFit names an object that the steps before it changed and that was not saved.
+        """
+        for place, kind in note.items():
+            if is_declared(place, self._constant):
+                continue
+            raise DoesNotFit(
+                f"the {step} steps before this checkpoint changed {place}, {kind}, and it was not "
+                "saved, so that a resume would start with another one; if the result does not "
+                f"depend on it, declare it with outlast.train(..., constant=[{place!r}]), and the "
+                "run resumes from here; if it does, have it saved and start from scratch"
+            )
+        self._found = dict(note)
+
+    def first_step(self, saved: Saved, iterator: object = None) -> None:
+        """The first step of this attempt begins: what changes from now on is changed by steps.
+        ``iterator`` is what the program takes the steps from."""
+        self._iterator = weakref.ref(iterator) if iterator is not None else lambda: None
+        self._things = {}
+        self._walk(saved)
+
+    def look(self, saved: Saved) -> list[str]:
+        """Look after a step; gives sentences that are to be said."""
+        if self._things is None:
+            return []
+        changed = [thing for thing in self._things.values() if self._has_changed(thing)]
+        self._looks += 1
+        if self._looks <= WALKS or not self._looks & (self._looks - 1):
+            self._walk(saved)
+        unsaved = self._decide(changed, saved)
+        self._found |= {thing.place: thing.kind for thing in unsaved}
+        return [
+            f"the steps change {thing.place}, {thing.kind}, which the state does not have: after a "
+            f"preemption it would be another one; add it, as in state[{_short(thing.place)!r}] = "
+            f"{thing.place}; if the result does not depend on it, declare "
+            f"constant=[{thing.place!r}]: a resume is refused until then"
+            for thing in unsaved
+            if not is_declared(thing.place, self._constant)
+        ]
+
+    def add_left_out(self, places: Iterable[tuple[str, str]]) -> list[str]:
+        """Note what objects of the state leave out, and why; gives sentences to be said."""
+        found = dict(places)
+        self._found |= found
+        return [
+            f"the steps change {place}, {why}: after a preemption it would have another value; "
+            f"{_REMEDIES[why]}; if the result does not depend on it, declare "
+            f"constant=[{place!r}]: a resume is refused until then"
+            for place, why in found.items()
+            if not is_declared(place, self._constant)
+        ]
+
+    def note(self) -> dict[str, str]:
+        """For the snapshot: what steps have changed and it does not have, with the kind of each."""
+        return dict(sorted(self._found.items()))
+
+    def _walk(self, saved: Saved) -> None:
+        assert self._things is not None
+        values = {name: item for each in self._states for name, item in each.items()}
+        # What is taken from beside the steps is looked for among all objects: not often.
+        iterator = self._iterator() if self._looks <= unchanged.GLANCES else None
+        self._things = {key: each for key, each in self._things.items() if each.get() is not None}
+        for place, value in program.walk(values, iterator):
+            kind = things.kind(value)
+            token = None if kind is None else things.token_of(value)
+            if kind is None or id(token) in self._things or self._is_known(token):
+                continue
+            if saved.has_object(token):
+                self._know(token)
+            elif (mark := things.mark(value)) is not None:
+                self._things[id(token)] = _Thing(place, kind, things.reference(value, token), mark)
+
+    def _know(self, token: Any) -> None:
+        """It is not looked at again."""
+        self._known[id(token)] = things.reference(token, token)
+
+    def _is_known(self, token: Any) -> bool:
+        known = self._known.get(id(token))
+        return known is not None and known() is token
+
+    def _has_changed(self, thing: _Thing) -> bool:
+        value = thing.get()
+        return value is not None and things.mark(value) not in (None, thing.mark)
+
+    def _decide(self, changed: list[_Thing], saved: Saved) -> list[_Thing]:
+        """Of what has changed: what the state does not have."""
+        assert self._things is not None
+        unsaved = []
+        for thing in changed:
+            self._things = {key: item for key, item in self._things.items() if item is not thing}
+            value = thing.get()
+            if value is None:
+                continue
+            self._know(things.token_of(value))
+            if not (saved.has_object(things.token_of(value)) or saved.has(value)):
+                unsaved.append(thing)
+        return unsaved
+
+
+def check_constant(constant: Collection[str], *states: Mapping[str, object] | None) -> None:
+    """LoopError where ``constant`` names nothing that is in a state, no global generator and no
+    variable of the program."""
+    known = [name for values in states if values is not None for name in values]
+    if not isinstance(constant, str):
+        others = [name for name in constant if name not in (*known, *generators.NAMES)]
+        names = {re.split(r"[.\[]", name)[0] for name in others} - {*known}
+        names -= {
+            *known,
+            *(name.partition(".")[0] for name in generators.NAMES if name in constant),
+        }
+        if not names or names <= program.names():
+            return
+    raise LoopError(
+        f"constant {constant!r}: must be a list of names in state, such as ['weights']; "
+        f"the state has {', '.join(map(str, known))}"
+    )
+
+
+def is_declared(place: str, constant: Collection[str]) -> bool:
+    """Whether a place, or what it is part of, is among the names that a program has declared."""
+    return any(
+        place == name or (place.startswith(name) and place[len(name)] in ".[") for name in constant
+    )
+
+
+def _short(place: str) -> str:
+    return place.rpartition(".")[2].partition("[")[0] or "it"
