@@ -102,6 +102,8 @@ class Blobs:
         self.array_homes: dict[int, Any] = {}
         """Live arrays by their blob."""
         self._taken: set[int] = set()
+        self.is_alone = False
+        """Whether no program is there that has classes of its own: a result is read."""
 
     def add(self, owner: object, memory: Memory | None, path: str, make: Callable[[], Blob]) -> int:
         """Index of the blob of the array at ``memory`` (None: of no other array's)."""
@@ -156,7 +158,13 @@ class Blobs:
 
     def finds(self, cls: type) -> bool:
         """Whether a resumed program finds a class by its name."""
-        return classes.is_findable(cls, None if self.begun is None else self.begun.modules)
+        return not self.is_alone and classes.is_findable(
+            cls, None if self.begun is None else self.begun.modules
+        )
+
+    def find(self, name: str) -> type | None:
+        """The program's own class of that name, if it has one that is plain data."""
+        return None if self.is_alone else classes.find(name)
 
     def noted(self, path: str, now: Any) -> Any:
         """What was noted of ``path`` at the start of the program: ``now`` where it starts now."""
@@ -191,6 +199,11 @@ class Blobs:
         self._taken.add(id(target))
         self.keep.append(target)
         return target
+
+    def made(self, value: Any) -> None:
+        """``value`` stands restored in its place: it is no target of another restore."""
+        self._taken.add(id(value))
+        self.keep.append(value)
 
     def claim(self, memory: Memory | None, path: str) -> None:
         """StateError if what lies at ``memory``, which is no blob, is also captured elsewhere."""

@@ -1,17 +1,26 @@
 """Classes of a trainer by their name in a checkpoint: looked up, never imported, never called.
 
 A checkpoint names the class of a namedtuple, a dataclass or an enum member. Such a name only ever
-finds a class that the running program has loaded already and that is plain data; an object of it
-is then filled in without running any code of the class. Everything else must be a live object of
-the trainer's state, into which a restore puts what was saved.
+finds a class that the running program itself defines, outside of all installed packages and of the
+standard library, that is loaded already, and that is plain data; an object of it is then filled in
+without running any code of the class. Everything else must be a live object of the trainer's
+state, into which a restore puts what was saved.
 """
 
 import contextlib
 import dataclasses
 import enum
 import sys
+import sysconfig
+import types
 from collections.abc import Collection
+from pathlib import PurePath
 from typing import Any
+
+_INSTALLED = tuple(
+    {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def name_of(cls: type) -> str:
@@ -20,13 +29,28 @@ def name_of(cls: type) -> str:
 
 
 def find(name: str) -> type | None:
-    """The loaded class of that name if it is plain data, else None."""
+    """The program's own loaded class of that name if it is plain data, else None."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
         # Not getattr: a module's __getattr__ imports, a class's own computes.
         found = getattr(found, "__dict__", {}).get(step)
-    return found if isinstance(found, type) and is_plain(found) else None
+    known = isinstance(found, type) and name_of(found) == name and is_own(found)
+    return found if known and is_plain(found) and not hasattr(found, "__del__") else None
+
+
+def is_own(cls: type) -> bool:
+    """Whether a class is the program's, and no installed package's."""
+    module, _, _ = cls.__module__.partition(".")
+    if module == "outlast" or module in sys.builtin_module_names:
+        return False
+    home = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return home is None or not is_installed(home)
+
+
+def is_installed(path: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(PurePath(path).parts)
 
 
 def is_findable(cls: type, modules: Collection[str] | None = None) -> bool:
@@ -81,8 +105,26 @@ def attributes(value: object) -> dict[str, Any]:
 
 
 def set_attributes(value: object, news: dict[str, Any]) -> None:
-    """Give an object these attributes, in this order, and no others."""
+    """Give an object these attributes, in this order, and no others; ValueError for a name that
+    stands for code of its class."""
+    for name in news:
+        if is_code(type(value), name):
+            raise ValueError(f"{name} is no attribute that objects of {name_of(type(value))} keep")
     for name in attributes(value):
         object.__delattr__(value, name)
     for name, item in news.items():
         object.__setattr__(value, name, item)
+
+
+def is_code(cls: type, name: str) -> bool:
+    """Whether setting the attribute would run a property or the like, replace a method, or change
+    the class."""
+    for each in cls.__mro__:
+        if name in each.__dict__:
+            found = each.__dict__[name]
+            if isinstance(found, types.FunctionType):
+                return True
+            return hasattr(type(found), "__set__") and not isinstance(
+                found, types.MemberDescriptorType
+            )
+    return False

@@ -6,7 +6,7 @@ from typing import Any
 
 from outlast.base import exits, places
 from outlast.base.variables import variables
-from outlast.loop import ending, ranks, snapshot, state, verify
+from outlast.loop import ending, notes, ranks, saving, snapshot, state, verify
 from outlast.loop.errors import LoopError, RankLost
 from outlast.loop.history import Direction
 from outlast.loop.signals import Supervised
@@ -53,6 +53,7 @@ class Follower(Training):
         elif where["restore"] is not None and not where["init"]:
             folder = Path(where["restore"])
             saved = snapshot.read(folder)
+            notes.check(saved.loop, saving.NOTES, "state.json")
             state.restore_all(self._state, saved.nodes, saved.blobs)
             verify.check(self._state, saved)
             if self._rank_state is not None:

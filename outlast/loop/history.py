@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outlast.base import numbers
+from outlast.loop import notes
 from outlast.loop.errors import DoesNotFit, LoopError
 
 Direction = Literal["max", "min"]
@@ -125,8 +126,10 @@ class History:
                 text = file.read_bytes()
                 rows += [json.loads(line) for line in text.splitlines()]
                 self._full.append(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DoesNotFit(f"{file.name}: cannot be read ({error})") from None
+        if not all(map(notes.is_row, rows)):
+            raise DoesNotFit(f"{file.name}: holds a line that is no evaluation")
         if len(rows) != summary["evaluations"]:
             raise DoesNotFit(
                 f"{file.name}: ends with evaluation {len(rows)}, "

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlast.loop import classes, leaves, state, usage
-from outlast.loop.adapters.attributes import is_own
+from outlast.loop.classes import is_own
 from outlast.loop.state import MISSING
 
 _PLACES_MAX = 10_000

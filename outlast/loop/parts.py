@@ -16,7 +16,7 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.bucket import layout
-from outlast.loop import exit_code, local
+from outlast.loop import exit_code, local, notes
 from outlast.loop.errors import DoesNotFit, LoopError, NotHere
 from outlast.loop.history import History
 from outlast.loop.words import say
@@ -212,6 +212,14 @@ def read(folder: Path) -> Record:
     """What ``write`` wrote; DoesNotFit for anything else."""
     try:
         body = json.loads((folder / layout.PART_FILE).read_text(encoding="utf-8"))
-        return Record(int(body["step"]), str(body["why"]), dict(body["history"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DoesNotFit(f"{layout.PART_FILE}: no end of a part ({error!r})") from None
+    if (
+        type(body) is not dict
+        or body.keys() != {"step", "why", "history"}
+        or not notes.is_count(body["step"])
+        or type(body["why"]) is not str
+    ):
+        raise DoesNotFit(f"{layout.PART_FILE}: no end of a part, with its step, why and history")
+    history = notes.check(body["history"], ("evaluations", "best"), layout.PART_FILE)
+    return Record(body["step"], body["why"], history)

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from outlast.loop import classes, usage
-from outlast.loop.adapters.attributes import is_installed, is_own
+from outlast.loop.classes import is_installed, is_own
 
 OBJECTS_MAX = 20_000
 """Objects that are looked at in one walk; more are not."""

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import exits
-from outlast.loop import snapshot, state, unchanged, verify
+from outlast.loop import notes, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
 from outlast.protocol import Channel, Closed, Listener, ProtocolError
 
@@ -536,6 +536,7 @@ class RankState:
         """From the snapshot in ``folder``."""
         saved = snapshot.read(folder / part_name(self._rank))
         with _named():
+            notes.check(saved.loop, ("unchanged",), f"{part_name(self._rank)}/state.json")
             state.restore_all(self._values, saved.nodes, saved.blobs)
             verify.check(self._values, saved)
         step, note = saved.step, saved.loop["unchanged"]

@@ -21,6 +21,8 @@ from outlast.protocol import Snapshot
 BUSY_RETRY_SEC = 1.0
 FULL_RETRY_SEC = 60.0
 """A snapshot that finds its disk full is tried for so long; the one before frees its room."""
+NOTES = ("evaluations", "best", "unchanged", "drawn", "unsaved")
+"""What each snapshot of a training notes beside the state."""
 SPARE = "tmp-spare.bin"
 EVALUATIONS = "tmp-evaluations"
 """Where the files of evaluations that are full stay while the training runs."""

@@ -14,18 +14,23 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outlast.base import places
-from outlast.loop import state
+from outlast.loop import nodes, state
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob, Blobs, Node
 
 FORMAT = 2
 _ALIGN_BYTES = 64
+_ENTRY = frozenset({"dtype", "shape", "offset", "bytes"})
+_DIMENSIONS_MAX = 64
+_SIZE_MAX = 1 << 62
+_EMPTY_MAX = 1 << 24
+"""Elements without a byte of an array, such as of empty texts."""
 _BATCH = 512
 """Arrays that one system call writes; the system takes at most 1024 buffers."""
 _BATCH_BYTES = 64 << 20
@@ -125,26 +130,30 @@ def write(folder: Path, saved: Saved, *, spare: Spare | None = None) -> None:
 
 def read(folder: Path) -> Saved:
     """The snapshot in ``folder``; DoesNotFit if it is none that this version can read."""
-    head, blobs = _read_pair(folder / "state.json", folder / "arrays.bin")
-    try:
-        return Saved(int(head["step"]), head["loop"], head["state"], blobs)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DoesNotFit(f"{folder.name}/state.json: not a snapshot ({error!r})") from None
+    fields = ("step", "loop", "state")
+    head, blobs = _read_pair(folder / "state.json", folder / "arrays.bin", fields)
+    step, loop, found = (head[name] for name in fields)
+    if type(step) is not int or not 0 <= step < _SIZE_MAX:
+        raise DoesNotFit(f"state.json: step {nodes.shown(step)}, must be a number of steps")
+    if type(loop) is not dict or type(found) is not dict:
+        raise DoesNotFit("state.json: not a snapshot, for loop and state must be objects")
+    return Saved(step, loop, found, blobs)
 
 
 def write_values(path: Path, values: Mapping[str, object]) -> None:
-    """Write named values, arrays among them, as ``path`` (JSON) and its neighbour ``.bin``."""
-    nodes, blobs = state.capture_all(values)
-    _write_pair(path, path.with_suffix(".bin"), {"values": nodes}, blobs)
+    """Write named values, arrays among them, as ``path`` (JSON) and its neighbour ``.bin``.
+
+    StateError names what ``read_values`` could not make: an object of a class of the program's."""
+    found, blobs = state.capture_new(values)
+    _write_pair(path, path.with_suffix(".bin"), {"values": found}, blobs)
 
 
 def read_values(path: Path) -> dict[str, Any]:
     """What ``write_values`` wrote, as new objects."""
-    head, blobs = _read_pair(path, path.with_suffix(".bin"))
-    return {
-        name: state.restore(state.MISSING, node, name, blobs)
-        for name, node in head["values"].items()
-    }
+    head, blobs = _read_pair(path, path.with_suffix(".bin"), ("values",))
+    if not isinstance(head["values"], dict):
+        raise DoesNotFit(f"{path.name}: values must be an object of names and nodes")
+    return state.restore_new(head["values"], blobs)
 
 
 def _write_pair(
@@ -208,24 +217,76 @@ def _write_all(file: int, buffers: Sequence[memoryview]) -> None:
             left[0] = left[0][written:]
 
 
-def _read_pair(text: Path, binary: Path) -> tuple[dict[str, Any], Blobs]:
+def _read_pair(text: Path, binary: Path, fields: Collection[str]) -> tuple[dict[str, Any], Blobs]:
+    """The object in ``text``, which has these fields beside its format and arrays, and its arrays;
+    DoesNotFit if it is none that this version can read."""
     try:
-        head = json.loads(text.read_text(encoding="utf-8"))
+        head = json.loads(text.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         data = _mapped(binary)
+    except RecursionError:
+        raise DoesNotFit(f"{text.name}: is nested too deep") from None
     except (OSError, ValueError) as error:
         raise DoesNotFit(f"{text.name} and {binary.name}: cannot be read ({error})") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         found = head.get("format") if isinstance(head, dict) else type(head).__name__
-        raise DoesNotFit(f"{text.name}: format {found!r}, this version of outlast reads {FORMAT}")
-    items = []
-    for entry in head["arrays"]:
+        said = nodes.shown(found)
+        raise DoesNotFit(f"{text.name}: format {said}, this version of outlast reads {FORMAT}")
+    if odd := sorted(head.keys() ^ {"format", "arrays", *fields}):
+        said = "unknown here" if odd[0] in head else "which it lacks"
+        raise DoesNotFit(f"{text.name}: not a snapshot, for {odd[0][:100]!r}, {said}")
+    return head, Blobs(_array_table(head["arrays"], data, text.name, binary.name))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _array_table(table: Any, data: memoryview, name: str, binary: str) -> list[Blob]:
+    """The arrays of a snapshot: one after the other, as they were written, and nothing else."""
+    if type(table) is not list:
+        raise DoesNotFit(f"{name}: arrays must be a list")
+    items, place = [], 0
+    for number, entry in enumerate(table):
+        if why := _entry_refused(entry):
+            raise DoesNotFit(f"{name}: array {number} {why}")
         start, size = entry["offset"], entry["bytes"]
-        if start + size > len(data):
-            raise DoesNotFit(f"{binary.name}: {len(data)} bytes, an array ends at {start + size}")
+        place += -place % _ALIGN_BYTES
+        if start != place:
+            raise DoesNotFit(f"{name}: array {number} begins at byte {start}, not at {place}")
+        place += size
+        if place > len(data):
+            raise DoesNotFit(f"{binary}: {len(data)} bytes, an array ends at {place}")
         order = tuple(entry["order"]) if "order" in entry else None
-        source = data[start : start + size]
-        items.append(Blob(entry["dtype"], tuple(entry["shape"]), source, size, order))
-    return head, Blobs(items)
+        items.append(Blob(entry["dtype"], tuple(entry["shape"]), data[start:place], size, order))
+    return items
+
+
+def _entry_refused(entry: Any) -> str | None:
+    """What is wrong with an array's entry of the table, or None."""
+    if type(entry) is not dict or not _ENTRY <= entry.keys() <= {*_ENTRY, "order"}:
+        return f"must have {', '.join(sorted(_ENTRY))}"
+    if type(entry["dtype"]) is not str:
+        return "must name its dtype"
+    if type(entry["offset"]) is not int or type(entry["bytes"]) is not int or entry["bytes"] < 0:
+        return "must have numbers as its place"
+    shape = entry["shape"]
+    if type(shape) is not list or len(shape) > _DIMENSIONS_MAX:
+        return "must have a list as its shape"
+    count = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            return f"has the shape {nodes.shown(shape)}"
+        count *= size
+    # An element has a byte at least, but for texts and records without any.
+    if count > max(entry["bytes"], _EMPTY_MAX) or any(size > _SIZE_MAX for size in shape):
+        return f"has {entry['bytes']} bytes for the shape {nodes.shown(shape)}"
+    if "order" in entry and (
+        type(entry["order"]) is not list
+        or any(type(axis) is not int for axis in entry["order"])
+        or sorted(entry["order"]) != list(range(len(shape)))
+    ):
+        return "has an order that is none of its dimensions"
+    return None
 
 
 def _map_pages(file: Path, size: int) -> mmap.mmap:

@@ -29,12 +29,21 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
-from outlast.loop import classes
+from outlast.loop import classes, nodes
 from outlast.loop.blobs import DEPTH_MAX, MISSING, Blob, Blobs, Memory, Node, kind_of
 from outlast.loop.errors import DoesNotFit, LoopError, StateError
+from outlast.loop.nodes import AS_IS, at_key, shown
 from outlast.loop.start import Start
 
-__all__ = ["MISSING", "Blob", "Blobs", "Memory", "Node", "kind_of"]  # what adapters need as well
+__all__ = [
+    "MISSING",
+    "Blob",
+    "Blobs",
+    "Memory",
+    "Node",
+    "at_key",
+    "kind_of",
+]  # what adapters need as well
 
 INLINE_BYTES = 256
 """``bytes`` longer than this stand among the arrays and not in the JSON."""
@@ -84,9 +93,9 @@ def check_top(state: Mapping[str, object]) -> None:
             raise StateError(f"state key {name!r}: must be a non-empty string")
         plain = isinstance(value, (*_PLAIN, tuple))
         if plain or any(getattr(each, "is_immutable", _no)(value) for each in adapters):
-            shown = " ".join(_shown(value).split())
+            said = " ".join(shown(value).split())
             raise StateError(
-                f"state[{name!r}] is {shown}, which cannot be restored in place; keep it in a dict "
+                f"state[{name!r}] is {said}, which cannot be restored in place; keep it in a dict "
                 f"of your program, such as box = {{{name!r}: …}} with state={{'box': box}}, and "
                 f"read and change it there: box[{name!r}] = …"
             )
@@ -108,41 +117,61 @@ def capture_all(
     what this program's start has built, a StateError names what a resumed one could not restore.
     """
     blobs = Blobs(adapters=_adapters(), begun=begun)
-    nodes = _capture_all(state, blobs)
+    found = _capture_all(state, blobs)
     blobs.refuse_late()
     blobs.refuse_overlaps()
-    return nodes, blobs
+    return found, blobs
+
+
+def capture_new(values: Mapping[str, object]) -> tuple[dict[str, Node], Blobs]:
+    """As ``capture_all``, for ``restore_new``: StateError for what only a program could take."""
+    blobs = Blobs(adapters=_adapters())
+    blobs.is_alone = True
+    with blobs.without_target():
+        found = {name: capture(value, name, blobs) for name, value in values.items()}
+    blobs.refuse_overlaps()
+    return found, blobs
 
 
 def _capture_all(state: Mapping[str, object], blobs: Blobs) -> dict[str, Node]:
     return {name: capture(value, f"state[{name!r}]", blobs) for name, value in state.items()}
 
 
-def restore_all(state: Mapping[str, object], nodes: Mapping[str, Node], blobs: Blobs) -> None:
+def restore_all(state: Mapping[str, object], found: Mapping[str, Node], blobs: Blobs) -> None:
     """Put every node into the object of its name; DoesNotFit if the names differ."""
-    if missing := sorted(set(nodes) - set(state)):
+    if missing := sorted(set(found) - set(state)):
         raise DoesNotFit(
             f"the checkpoint holds {', '.join(missing)}, which this program's state does not have"
         )
-    if missing := sorted(set(state) - set(nodes)):
+    if missing := sorted(set(state) - set(found)):
         raise DoesNotFit(
             f"state has {', '.join(missing)}, which the checkpoint does not hold; "
             "a changed program is a new run"
         )
-    restore_named(state, nodes, blobs, nodes)
+    restore_named(state, found, blobs, found)
+
+
+def restore_new(found: Mapping[str, Node], blobs: Blobs) -> dict[str, Any]:
+    """Every node as a new object, which needs no program: numbers, containers, arrays, and objects
+    of the lists of classes of the adapters."""
+    nodes.check(found.items(), blobs, restore_key)
+    blobs.adapters = blobs.adapters or _adapters()
+    blobs.is_alone = True
+    return {name: restore(MISSING, node, name, blobs) for name, node in found.items()}
 
 
 def restore_named(
-    state: Mapping[str, object], nodes: Mapping[str, Node], blobs: Blobs, names: Collection[str]
+    state: Mapping[str, object], found: Mapping[str, Node], blobs: Blobs, names: Collection[str]
 ) -> None:
     """Put the nodes of these names into the objects; DoesNotFit if one is not in the checkpoint."""
-    if missing := sorted(set(names) - set(nodes)):
+    if missing := sorted(set(names) - set(found)):
         raise DoesNotFit(
             f"state has {', '.join(missing)}, which the checkpoint does not hold; it holds "
-            f"{', '.join(sorted(nodes))}"
+            f"{', '.join(sorted(found))}"
         )
     blobs.adapters = blobs.adapters or _adapters()
-    chosen = {name: node for name, node in nodes.items() if name in names}
+    chosen = {name: node for name, node in found.items() if name in names}
+    nodes.check(((f"state[{name!r}]", node) for name, node in chosen.items()), blobs, restore_key)
     for name, node in chosen.items():
         _find_homes(state[name], node, f"state[{name!r}]", blobs)
     for name, node in chosen.items():  # the checkpoint's order: $same looks back
@@ -287,11 +316,11 @@ def capture_key(key: object, path: str, blobs: Blobs) -> Node:
     if kind is str or kind is bool or (kind is int and -_INT_MAX < key < _INT_MAX):  # type: ignore[operator]
         return key
     inner = Blobs(adapters=blobs.adapters, begun=blobs.begun)
-    inner.in_key, inner.depth = True, blobs.depth
-    node = capture_part(key, f"{path}: key {_shown(key)}", inner)
+    inner.in_key, inner.depth, inner.is_alone = True, blobs.depth, blobs.is_alone
+    node = capture_part(key, f"{path}: key {shown(key)}", inner)
     if not _is_value(node):
         raise StateError(
-            f"{path}: key {_shown(key)} is {kind_of(key)}, must be a string, a number or another "
+            f"{path}: key {shown(key)} is {kind_of(key)}, must be a string, a number or another "
             "value that cannot change"
         )
     return node
@@ -313,20 +342,6 @@ def _is_value(node: Node) -> bool:
     if inner is None and node.get("$object") in ("containers.namedtuple", "containers.items"):
         inner = node.get("items", node.get("members") if node.get("base") == "frozenset" else None)
     return inner is not None and all(map(_is_value, inner))
-
-
-def at_key(path: str, key: object) -> str:
-    """The path of what a dict at ``path`` has under a key."""
-    return f"{path}[{_shown(key)}]"
-
-
-def _shown(value: object) -> str:
-    """A value as a sentence shows it, however long it is."""
-    try:
-        text = repr(value)
-    except Exception:  # a number too long for Python's own limit, or foreign code
-        return f"a {kind_of(value)}"
-    return text if len(text) <= 200 else f"{text[:150]}…{text[-40:]}"
 
 
 def _capture_random(value: Any, path: str, blobs: Blobs) -> Node:
@@ -362,7 +377,7 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     elif "$float" in node:
         return float(node["$float"])
     elif "$bytes" in node:
-        return _restore_bytes(node["$bytes"], blobs)
+        return _restore_bytes(node["$bytes"], path, blobs)
     elif "$new" in node:
         gone = target is not MISSING and _describe(target, blobs) == node["instead"]
         return restore(MISSING if gone else target, node["$new"], path, blobs)
@@ -377,12 +392,13 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             raise DoesNotFit(f"{path}: the checkpoint has it from {node['$same']}, which it lacks")
         return blobs.places[node["$same"]]
     elif leaf := next((key for key in _LEAVES if key in node), None):
-        return adapter(_LEAVES[leaf], path).restore(target, node, path, blobs)
+        return _by_adapter(_LEAVES[leaf], target, node, path, blobs)
     elif "$object" in node:
         value = _restore_object(_live(target, path, blobs), node, path, blobs)
     else:
         value = _restore_dict(_live(target, path, blobs), node, path, blobs)
     blobs.places[path] = value
+    blobs.made(value)  # nothing else is ever restored into it
     return value
 
 
@@ -414,14 +430,16 @@ def _parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]
         items, olds = node if isinstance(node, list) else node["$tuple"], target
         if isinstance(olds, list | tuple):
             for i, item in enumerate(items[: len(olds)]):
-                yield olds[i], item, f"{path}[{i}]"
+                if item.__class__ not in AS_IS:
+                    yield olds[i], item, f"{path}[{i}]"
     elif "$object" in node:
         kind = node["$object"].partition(".")[0]
         if kind in _ADAPTERS and (parts := getattr(adapter(kind, path), "parts", None)):
             yield from parts(target, node, path)
     elif type(target) is dict:
         for key, item in pairs(node, path):
-            yield target.get(key, MISSING), item, at_key(path, key)
+            if item.__class__ not in AS_IS:
+                yield target.get(key, MISSING), item, at_key(path, key)
 
 
 def itself(node: Node) -> Node:
@@ -445,15 +463,18 @@ def _capture_bytes(value: bytes, path: str, blobs: Blobs) -> Node:
     return {"$bytes": {"$blob": index}}
 
 
-def _restore_bytes(node: Node, blobs: Blobs) -> bytes:
+def _restore_bytes(node: Node, path: str, blobs: Blobs) -> bytes:
     if isinstance(node, str):
-        return base64.b64decode(node)
+        try:
+            return base64.b64decode(node, validate=True)
+        except ValueError:
+            raise DoesNotFit(f"{path}: the checkpoint holds bytes that are no base64") from None
     return bytes(blobs.items[node["$blob"]].data)
 
 
 def _capture_dict(value: dict, path: str, blobs: Blobs) -> Node:
     if all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: capture(item, f"{path}[{key!r}]", blobs) for key, item in value.items()}
+        return {key: capture(item, at_key(path, key), blobs) for key, item in value.items()}
     return {
         "$dict": [
             [capture_key(key, path, blobs), capture(item, at_key(path, key), blobs)]
@@ -473,7 +494,9 @@ def _restore_dict(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
     _check_kind(target, dict, path)
     olds = {} if target is MISSING else dict(target)
     news = {
-        key: restore(olds.get(key, MISSING), item, at_key(path, key), blobs)
+        key: item
+        if item.__class__ in AS_IS
+        else restore(olds.get(key, MISSING), item, at_key(path, key), blobs)
         for key, item in pairs(node, path)
     }
     if target is MISSING:
@@ -487,7 +510,9 @@ def _restore_list(target: Any, node: list, path: str, blobs: Blobs) -> Any:
     _check_kind(target, list, path)
     olds = [] if target is MISSING else list(target)
     news = [
-        restore(olds[i] if i < len(olds) else MISSING, item, f"{path}[{i}]", blobs)
+        item
+        if item.__class__ in AS_IS
+        else restore(olds[i] if i < len(olds) else MISSING, item, f"{path}[{i}]", blobs)
         for i, item in enumerate(node)
     ]
     if target is MISSING:
@@ -504,7 +529,7 @@ def _check_kind(target: Any, kind: type, path: str) -> None:
 def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
     kind = node["$object"]
     if kind not in ("random", "state_dict"):
-        return adapter(kind.partition(".")[0], path).restore(target, node, path, blobs)
+        return _by_adapter(kind.partition(".")[0], target, node, path, blobs)
     if kind == "random":
         value = restore(MISSING, node["state"], path, blobs)
         if target is MISSING:
@@ -518,6 +543,19 @@ def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
     value = restore(MISSING, node["state"], f"{path}.state_dict()", blobs)
     foreign(f"{path}.load_state_dict", target.load_state_dict, value, fits=True)
     return target
+
+
+def _by_adapter(name: str, target: Any, node: Any, path: str, blobs: Blobs) -> Any:
+    """As the adapter restores it; whatever a framework raises of what it is given means the same
+    as the refusals here."""
+    found = adapter(name, path)
+    try:
+        return found.restore(target, node, path, blobs)
+    except (LoopError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise DoesNotFit(f"{path}: cannot take what the checkpoint holds ({said})") from error
 
 
 def containers() -> Any:

@@ -18,6 +18,7 @@ from outlast.loop import (
     data,
     ending,
     local,
+    notes,
     parts,
     ranks,
     rows,
@@ -442,6 +443,7 @@ class Training:
             raise DoesNotFit(
                 f"the checkpoint is of step {saved.step}; expected was {welcome.step}{of}"
             )
+        notes.check(saved.loop, saving.NOTES, "state.json")
         state.restore_all(self._state, saved.nodes, saved.blobs)
         verify.check(self._state, saved)
         if self._rank_state is not None:

@@ -15,16 +15,16 @@ import enum
 import hashlib
 import random
 import sys
-import sysconfig
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from outlast.loop import classes, state
 from outlast.loop.errors import DoesNotFit
+from outlast.loop.nodes import place_of
 from outlast.loop.state import MISSING, Blobs, Node
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
@@ -42,10 +42,6 @@ _CODE = (
 _OBJECTS_MAX = 10_000
 """Values that are looked at in what cannot be saved; more are not."""
 _DEPTH_MAX = 50
-_INSTALLED = tuple(
-    {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
-_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass
@@ -65,6 +61,8 @@ class Owner:
     held: dict[str, Any]
     put: Callable[[str, Any], None]
     """Give it an attribute; MISSING takes one away."""
+    kept: Container[str] = ()
+    """Attributes of the framework's own, which no checkpoint has."""
 
 
 Owners = Mapping[str, Owner]
@@ -78,7 +76,7 @@ def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> di
     with blobs.values_only():
         for owner, each in owners.items():
             for name, value in each.held.items():
-                place = _place(path, owner, name)
+                place = place_of(path, owner, name)
                 texts.setdefault(owner, {})[name] = _text(value)
                 if _is_kept(value, framework, blobs):
                     node = state.capture(value, place, blobs)
@@ -112,17 +110,22 @@ def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> di
 def restore(owners: Owners, node: Any, path: str, blobs: Blobs) -> None:
     """Give the live objects the attributes of a node."""
     for owner, name, item in _all(node):
-        place = _place(path, owner, name)
+        place = place_of(path, owner, name)
         if owner not in owners:
             raise DoesNotFit(f"{path} has no {owner}: the checkpoint holds {place}")
+        if name in owners[owner].kept or (name.startswith("__") and name.endswith("__")):
+            raise DoesNotFit(
+                f"{place}: the checkpoint holds it as an attribute, and it belongs to the class"
+            )
         old = owners[owner].held.get(name, MISSING)
         new = state.restore(old, item, place, blobs)
         if new is not old:
             owners[owner].put(name, new)
     for owner, names in node.get("began", {}).get("gone", {}).items():
         for name in names:
-            if owner in owners and name in owners[owner].held:
-                owners[owner].put(name, MISSING)
+            each = owners.get(owner)
+            if each is not None and name in each.held and name not in each.kept:
+                each.put(name, MISSING)
 
 
 def are_any(owners: Owners) -> bool:
@@ -135,7 +138,7 @@ def parts(owners: Owners, node: Any, path: str) -> Iterator[tuple[Any, Node, str
     """The live attributes of the places that a node has."""
     for owner, name, item in _all(node):
         if owner in owners:
-            yield owners[owner].held.get(name, MISSING), item, _place(path, owner, name)
+            yield owners[owner].held.get(name, MISSING), item, place_of(path, owner, name)
 
 
 def alike(one: dict[str, Any], two: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -153,10 +156,6 @@ def _all(node: Any) -> Iterator[tuple[str, str, Node]]:
     for owner, held in node.get("attributes", {}).items():
         for name, item in held.items():
             yield owner, name, item
-
-
-def _place(path: str, owner: str, name: str) -> str:
-    return ".".join(part for part in (path, owner, name) if part)
 
 
 def _text(value: Any) -> str | None:
@@ -272,7 +271,7 @@ class _Look:
             )
             self._note(place, digest_of(repr(numbers).encode()), chain)
         else:
-            own = own and (isinstance(value, (*_DICTS, *_LISTS)) or is_own(type(value)))
+            own = own and (isinstance(value, (*_DICTS, *_LISTS)) or classes.is_own(type(value)))
             if own and isinstance(value, (*_DICTS, *_LISTS)):
                 self._note(f"len({place})", str(len(value)), chain)
             for suffix, item in _inside(value):
@@ -312,16 +311,3 @@ def _digest_of_array(value: Any) -> str | None:
     if value.dtype.hasobject:
         return f"{value.dtype} {value.shape}"
     return f"{value.dtype} {value.shape} {digest_of(numpy.ascontiguousarray(value).data)}"
-
-
-def is_own(cls: type) -> bool:
-    """Whether a class is the program's, and no installed package's."""
-    home = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if cls.__module__ == "builtins":
-        return False
-    return home is None or not is_installed(home)
-
-
-def is_installed(path: str) -> bool:
-    """Whether a file belongs to Python or to an installed package."""
-    return path.startswith(_INSTALLED) or any(each in path for each in _PACKAGES)

@@ -30,6 +30,12 @@ _OBJECTS: dict[str, type] = {
     classes.name_of(cls): cls for cls in (types.SimpleNamespace, ChainMap, UserDict, UserList)
 }
 """What is only its attributes."""
+_NEEDED = {
+    classes.name_of(ChainMap): {"maps"},
+    classes.name_of(UserDict): {"data"},
+    classes.name_of(UserList): {"data"},
+}
+"""Those of them without which they are nothing."""
 _FACTORIES: dict[str, Callable[..., Any]] = {
     cls.__name__: cls
     for cls in (int, float, bool, complex, str, bytes, list, dict, set, frozenset, tuple, deque)
@@ -92,7 +98,7 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         case "object":
             return _restore_object(target, node, path, blobs)
         case "bytearray":
-            return _refill(target, bytearray(), state.restore(MISSING, node["raw"], path, blobs))
+            return _refill(target, bytearray(), _raw(node, path, blobs))
         case "array":
             if type(target) is array.array and target.typecode != node["type"]:
                 raise DoesNotFit(
@@ -100,9 +106,16 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
                     f"{node['type']!r}"
                 )
             news = array.array(node["type"])
-            news.frombytes(state.restore(MISSING, node["raw"], path, blobs))
+            news.frombytes(_raw(node, path, blobs))
             return _refill(target, news[:0], news)
     raise DoesNotFit(f"{path}: the checkpoint holds {node['$object']}, unknown here")
+
+
+def _raw(node: Any, path: str, blobs: Blobs) -> bytes:
+    found = state.restore(MISSING, node["raw"], path, blobs)
+    if type(found) is not bytes:
+        raise DoesNotFit(f"{path}: the checkpoint holds {kind_of(found)} where bytes must be")
+    return found
 
 
 def parts(target: Any, node: Node, path: str) -> Iterator[tuple[Any, Node, str]]:
@@ -171,7 +184,7 @@ def _restore_items(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
     base: Any = _BASES.get(node["base"])
     if base is None:
         raise DoesNotFit(f"{path}: the checkpoint holds a {node['base']}, unknown here")
-    cls = _class_for(target, node, path, base)
+    cls = _class_for(target, node, path, base, blobs)
     if target is not MISSING and type(target) is not cls:
         raise DoesNotFit(
             f"{path} is {kind_of(target)}: the checkpoint holds {_named(node.get('class'), base)}"
@@ -189,6 +202,8 @@ def _restore_items(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
     value = _restored(target, base, node, path, blobs)
     if base is defaultdict and node["default"] != _LIVE:
         name = node["default"]
+        if name is not None and name not in _FACTORIES:
+            raise DoesNotFit(f"{path}: the checkpoint has the default {name}, unknown here")
         value.default_factory = None if name is None else _FACTORIES[name]
     _restore_attributes(value, node, path, blobs)
     return value
@@ -268,7 +283,7 @@ def _capture_namedtuple(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def _restore_namedtuple(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
-    cls: Any = _class_for(target, node, path, None)
+    cls: Any = _class_for(target, node, path, None, blobs)
     if not classes.is_namedtuple(cls) or list(cls._fields) != node["fields"]:
         raise DoesNotFit(
             f"{path}: the checkpoint holds {node['class']} with the fields "
@@ -298,7 +313,7 @@ def _capture_object(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def _restore_object(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
-    cls: Any = _class_for(target, node, path, None)
+    cls: Any = _class_for(target, node, path, None, blobs)
     frozen = classes.is_dataclass(cls) and classes.is_frozen(cls)
     if target is not MISSING and type(target) is not cls:
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds {node['class']}")
@@ -334,16 +349,19 @@ def _restore_attributes(value: Any, node: Any, path: str, blobs: Blobs) -> None:
         classes.set_attributes(value, _restored_attributes(olds, node, path, blobs))
 
 
-def _class_for(target: Any, node: Any, path: str, base: type | None) -> type:
-    """The class that a node names: the live target's, one of Python's, or one found by name."""
+def _class_for(target: Any, node: Any, path: str, base: type | None, blobs: Blobs) -> type:
+    """The class that a node names: the live target's, one of Python's, or one that the program
+    itself defines as plain data."""
     name = node.get("class")
     if name is None:
         return base or object
     if target is not MISSING and classes.name_of(type(target)) == name:
         return type(target)
     if base is None and name in _OBJECTS:
+        if needed := _NEEDED.get(name, set()) - node.get("attributes", {}).keys():
+            raise DoesNotFit(f"{path}: the checkpoint holds {name} without {', '.join(needed)}")
         return _OBJECTS[name]
-    found = classes.find(name) if base is None else None
+    found = blobs.find(name) if base is None else None
     if found is None:
         raise DoesNotFit(
             f"{path} is {kind_of(target)}: the checkpoint holds {name}, which only a live object "

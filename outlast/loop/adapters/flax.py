@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from outlast.loop import state
+from outlast.loop import classes, state
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blobs, Node, foreign, kind_of
 
@@ -156,6 +156,8 @@ def _restore_plain(nnx: Any, target: Any, node: Node, path: str) -> None:
     graph = _graph(nnx, target)
     held, objects = _plain(nnx, graph), {_name(key): item for key, item in graph.items()}
     saved = state.restore(MISSING, node["plain"], path, Blobs())
+    if type(saved) is not dict or not all(type(item) in _PLAIN for item in saved.values()):
+        raise DoesNotFit(f"{path}: the checkpoint holds attributes that are not plain")
     for name, value in saved.items():
         if name in held and repr(held[name]) == repr(value):
             continue
@@ -167,4 +169,6 @@ def _restore_plain(nnx: Any, target: Any, node: Node, path: str) -> None:
         owner, _, last = name.rpartition(".")
         if not isinstance(objects.get(owner), nnx.Pytree):
             raise DoesNotFit(f"{path} has no {owner}: the checkpoint holds {name}={value!r}")
+        if classes.is_code(type(objects[owner]), last):
+            raise DoesNotFit(f"{path}: the checkpoint holds {name}, which belongs to the class")
         setattr(objects[owner], last, value)

@@ -13,7 +13,8 @@ from typing import Any
 
 import keras
 
-from outlast.loop.adapters.attributes import Framework, Owner, is_own
+from outlast.loop.adapters.attributes import Framework, Owner
+from outlast.loop.classes import is_own
 from outlast.loop.state import MISSING
 
 _SAVED = (
@@ -53,11 +54,12 @@ def framework() -> Framework:
 
 
 def _owner(each: Any, wrapped: bool) -> Owner:
-    names = sorted(vars(each).keys() - _of_keras(_base(each)))
+    ours = _of_keras(_base(each))
+    names = sorted(vars(each).keys() - ours)
     items = {name: vars(each)[name] for name in names}
     # Keras wraps the containers of a layer to find layers in them.
     held = {name: _plain(item) for name, item in items.items() if wrapped or not _is_tracked(item)}
-    return Owner(held, lambda name, value: _put(vars(each), name, value))
+    return Owner(held, lambda name, value: _put(vars(each), name, value), ours)
 
 
 def _plain(value: Any) -> Any:

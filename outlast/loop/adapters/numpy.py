@@ -1,25 +1,38 @@
-"""numpy: arrays raw with dtype, shape and order, scalars, and the states of random generators.
+"""numpy: arrays raw with dtype, shape and order, scalars and dtypes.
 
 Arrays of records are saved with zeros between their fields, arrays of objects (strings, labels)
-element by element, and a read-only array comes back read-only. A generator keeps what its
-``spawn()`` depends on.
+element by element, and a read-only array comes back read-only. Random generators: see
+outlast.loop.adapters.numpy_random.
 
-The dtypes of ml_dtypes (bfloat16, float8 and so on) are saved like numpy's own, by name. The
-module ``numpy.random`` itself stands for its global generator.
+The dtypes of ml_dtypes (bfloat16, float8 and so on) are saved like numpy's own, by name.
 """
 
+import functools
 import importlib
 import json
+import math
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 
 from outlast.loop import state
+from outlast.loop.adapters import numpy_random
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node
 
 _KINDS = "biufcSUmM"  # what is only its bytes
+_RAW = re.compile(r"[<>|=](?:[biufc]\d{1,2}|[SUV]\d{1,10}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,7}\])?)")
+_ML_DTYPES = frozenset(
+    ["bfloat16", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3"]
+    + ["float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"]
+    + ["float8_e5m2fnuz", "float8_e8m0fnu", "int1", "int2", "int4", "uint1", "uint2", "uint4"]
+)
+_RECORDS_MAX = 20
+"""Records in records."""
+_SIZE_MAX = 1 << 40
+"""Elements along one dimension of an array of objects, which may have none along another."""
 
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
@@ -27,29 +40,11 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
         return _capture_array(value, path, blobs)
     if isinstance(value, np.generic):
         return {"$scalar": _capture_scalar(value, path)}
-    if isinstance(value, np.random.Generator):
-        if type(value) is not np.random.Generator:
-            blobs.need_target(value, path, state.kind_of(value))
-        inner = state.capture(value.bit_generator, f"{path}.bit_generator", blobs)
-        return {"$object": "numpy.Generator", "state": inner}
-    if isinstance(value, np.random.BitGenerator):
-        inner = state.capture_part(value.state, f"{path}.state", blobs)
-        seeds = state.capture_part(_seeds(value), f"{path}.seed_seq", blobs)
-        return {"$object": "numpy.BitGenerator", "state": inner, "seeds": seeds}
-    if type(value) is np.random.SeedSequence:
-        return {
-            "$object": "numpy.SeedSequence",
-            "state": state.capture_part(_seed_state(value), path, blobs),
-        }
-    if isinstance(value, np.random.RandomState) or value is np.random:
-        inner = state.capture_part(value.get_state(legacy=False), f"{path}.state", blobs)
-        node = {"$object": "numpy.RandomState", "state": inner}
-        return {**node, "module": True} if value is np.random else node
     if isinstance(value, np.dtype) and not value.hasobject:
         return {"$object": "numpy.dtype", "name": name_of(value)}
     if isinstance(value, type) and issubclass(value, np.generic) and _is_scalar_type(value):
         return {"$object": "numpy.type", "name": value.__name__}
-    return MISSING
+    return numpy_random.capture(value, path, blobs)
 
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
@@ -62,28 +57,13 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             return _restore_objects(target, node, path, blobs)
         case "numpy.masked":
             return _restore_masked(target, node, path, blobs)
-        case "numpy.Generator":
-            return _restore_generator(target, node, path, blobs)
-        case "numpy.BitGenerator":
-            return _restore_bit_generator(target, node, path, blobs)
-        case "numpy.SeedSequence":
-            return _restore_seeds(target, state.restore(MISSING, node["state"], path, blobs))
         case "numpy.dtype":
             return _dtype(node["name"], path)
         case "numpy.type":
-            found = getattr(np, node["name"], None)
-            if not isinstance(found, type) or not _is_scalar_type(found):
-                raise DoesNotFit(f"{path}: numpy has no type {node['name']}")
-            return found
-    value = state.restore(MISSING, node["state"], f"{path}.state", blobs)
-    if target is MISSING:
-        target = np.random if node.get("module") else np.random.RandomState()
-    if not isinstance(target, np.random.RandomState) and target is not np.random:
-        raise DoesNotFit(
-            f"{path} is {type(target).__name__}: the checkpoint holds a numpy RandomState"
-        )
-    target.set_state(value)
-    return target
+            if node["name"] not in _TYPES:
+                raise DoesNotFit(f"{path}: numpy has no type {node['name'][:100]}")
+            return _TYPES[node["name"]]
+    return numpy_random.restore(target, node, path, blobs)
 
 
 def describe(value: Any) -> str | None:
@@ -106,13 +86,18 @@ def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
         if target.dtype.hasobject and list(target.shape) == node["shape"]:
             for i, (old, item) in enumerate(zip(target.flat, node["items"], strict=True)):
                 yield old, item, f"{path}.flat[{i}]"
-    elif node["$object"] == "numpy.Generator" and isinstance(target, np.random.Generator):
-        yield target.bit_generator, node["state"], f"{path}.bit_generator"
+    else:
+        yield from numpy_random.parts(target, node, path)
 
 
 def as_array(blob: Blob, path: str) -> np.ndarray:
     """The array of a blob, without a copy, in the order that it had in memory."""
     dtype = _dtype(blob.dtype, path)
+    if math.prod(blob.shape) * dtype.itemsize != blob.nbytes:
+        raise DoesNotFit(
+            f"{path}: the checkpoint holds {blob.nbytes} bytes for {tuple(blob.shape)} of "
+            f"{blob.dtype[:200]}"
+        )
     if not dtype.itemsize:
         return np.zeros(blob.shape, dtype)
     flat = np.frombuffer(blob.data, dtype)
@@ -120,67 +105,6 @@ def as_array(blob: Blob, path: str) -> np.ndarray:
         return flat.reshape(blob.shape)
     inner = flat.reshape([blob.shape[i] for i in blob.order])
     return inner.transpose(np.argsort(blob.order))
-
-
-# Random numbers
-
-
-def _restore_generator(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
-    if target is not MISSING and not isinstance(target, np.random.Generator):
-        raise DoesNotFit(
-            f"{path} is {type(target).__name__}: the checkpoint holds a numpy Generator"
-        )
-    inner = MISSING if target is MISSING else target.bit_generator
-    restored = state.restore(inner, node["state"], f"{path}.bit_generator", blobs)
-    return target if restored is inner else np.random.Generator(restored)
-
-
-def _restore_bit_generator(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
-    value = state.restore(MISSING, node["state"], f"{path}.state", blobs)
-    seeds = state.restore(MISSING, node["seeds"], f"{path}.seed_seq", blobs)
-    theirs = value["bit_generator"]
-    if target is MISSING:
-        cls = getattr(np.random, theirs, None)
-        if not isinstance(cls, type) or not issubclass(cls, np.random.BitGenerator):
-            raise DoesNotFit(f"{path}: this version of numpy has no generator {theirs}")
-        target = cls()
-    ours = type(target).__name__
-    if theirs != ours:
-        raise DoesNotFit(f"{path} is a {ours} generator: the checkpoint holds a {theirs}")
-    if seeds is None or _seeds(target) == seeds:
-        target.state = value
-    else:  # which numbers its spawn() gives is part of the state
-        target.__setstate__((value, _restore_seeds(MISSING, seeds)))
-    return target
-
-
-def _seeds(generator: Any) -> dict[str, Any] | None:
-    """What the children that a generator spawns depend on."""
-    found = getattr(generator, "seed_seq", None)
-    return _seed_state(found) if type(found) is np.random.SeedSequence else None
-
-
-def _seed_state(seeds: Any) -> dict[str, Any]:
-    return {
-        "entropy": seeds.entropy,
-        "spawn_key": seeds.spawn_key,
-        "pool_size": seeds.pool_size,
-        "n_children_spawned": seeds.n_children_spawned,
-    }
-
-
-def _restore_seeds(target: Any, value: dict[str, Any]) -> Any:
-    """A sequence of seeds that has spawned as many children; ``target`` if it can be that."""
-    if type(target) is np.random.SeedSequence:
-        missing = value["n_children_spawned"] - target.n_children_spawned
-        if missing >= 0 and {**_seed_state(target), **_spawned(value)} == value:
-            target.spawn(missing)
-            return target
-    return np.random.SeedSequence(**value)
-
-
-def _spawned(value: dict[str, Any]) -> dict[str, Any]:
-    return {"n_children_spawned": value["n_children_spawned"]}
 
 
 # Arrays
@@ -268,6 +192,8 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 
 def _restore_objects(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
     shape = tuple(node["shape"])
+    if math.prod(shape) != len(node["items"]) or any(size > _SIZE_MAX for size in shape):
+        raise DoesNotFit(f"{path}: the checkpoint holds {len(node['items'])} objects for {shape}")
     if target is not MISSING and (
         not isinstance(target, np.ndarray) or target.dtype != object or target.shape != shape
     ):
@@ -311,6 +237,9 @@ def _restore_masked(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
     if node["mask"] is not None:
         old = MISSING if target is MISSING or target._mask is np.ma.nomask else target._mask
         mask = state.restore(old, node["mask"], f"{path}.mask", blobs)
+    plain = isinstance(data, np.ndarray) and data.dtype != object
+    if not plain or (mask is not np.ma.nomask and not _masks(mask, data)):
+        raise DoesNotFit(f"{path}: the checkpoint holds a masked array that is none")
     if data is not held or target is MISSING:
         target = cast(Any, np.ma.MaskedArray(data))
     target._mask = mask  # not the property, which makes an array of nomask
@@ -319,6 +248,12 @@ def _restore_masked(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
         target.fill_value = state.restore(MISSING, node["fill"], path, blobs)
     target._hardmask = node["hard"]
     return target
+
+
+def _masks(mask: Any, data: np.ndarray) -> bool:
+    """Whether an array tells of each element of another, or of each field of it."""
+    kind = np.ma.make_mask_descr(data.dtype)
+    return isinstance(mask, np.ndarray) and (mask.shape, mask.dtype) == (data.shape, kind)
 
 
 def blob_of(array: np.ndarray) -> Blob:
@@ -378,13 +313,22 @@ def _restore_scalar(node: Any, path: str) -> Any:
         return np.str_(node["str"])
     if "bytes" in node:
         return np.bytes_(bytes.fromhex(node["bytes"]))
-    dtype = _dtype(node["dtype"], path)
-    return np.frombuffer(bytearray.fromhex(node["hex"]), dtype)[0]
+    dtype, raw = _dtype(node["dtype"], path), bytearray.fromhex(node["hex"])
+    if not raw or len(raw) != dtype.itemsize:
+        raise DoesNotFit(f"{path}: the checkpoint holds {len(raw)} bytes for one {dtype}")
+    return np.frombuffer(raw, dtype)[0]
 
 
 def _is_scalar_type(cls: type) -> bool:
     """Whether a class is one of numpy's own types of numbers, dates or strings."""
     return getattr(np, cls.__name__, None) is cls and cls.__module__ == "numpy"
+
+
+_TYPES = {
+    item.__name__: item
+    for item in vars(np).values()
+    if isinstance(item, type) and issubclass(item, np.generic) and _is_scalar_type(item)
+}
 
 
 def _is_raw(dtype: np.dtype) -> bool:
@@ -428,22 +372,49 @@ def _fields(dtype: np.dtype) -> Any:
 
 
 def _dtype(name: str, path: str) -> np.dtype:
-    try:
-        if name[0] == "{":
-            return _dtype_of(json.loads(name), path)
-        if name[0] in "<>|=":
+    """The dtype of a name that ``name_of`` gave; DoesNotFit for any other."""
+    found = _known(name)
+    if found is None:
+        try:
+            found = _record(json.loads(name)) if name[:1] == "{" else None
+        except (TypeError, ValueError, KeyError, RecursionError):
+            found = None
+    if found is None:
+        raise DoesNotFit(f"{path}: the checkpoint holds {name[:200]}, unknown here")
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _known(name: str) -> np.dtype | None:
+    """One of numpy's own dtypes of numbers, texts, bytes or times, or one of ml_dtypes."""
+    if _RAW.fullmatch(name):
+        try:
             return np.dtype(name)
+        except (TypeError, ValueError):  # of such a kind, and of no size that there is
+            return None
+    if name not in _ML_DTYPES:
+        return None
+    try:
         return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
-    except (ImportError, AttributeError, TypeError, ValueError, KeyError) as error:
-        raise DoesNotFit(f"{path}: the checkpoint holds {name}, unknown here ({error})") from None
+    except (ImportError, AttributeError, TypeError):
+        return None
 
 
-def _dtype_of(fields: Any, path: str) -> Any:
+def _record(fields: Any, depth: int = 0) -> np.dtype:
+    """The dtype that ``_fields`` told of; ValueError, TypeError or KeyError if it is none."""
+    if depth > _RECORDS_MAX:
+        raise ValueError
     if isinstance(fields, str):
-        return _dtype(fields, path)
+        if (found := _known(fields)) is None:
+            raise ValueError
+        return found
     if isinstance(fields, list):
-        return np.dtype((_dtype_of(fields[0], path), tuple(fields[1])))
-    aligned = fields["aligned"]
-    plain: Any = {key: item for key, item in fields.items() if key != "aligned"}
-    plain["formats"] = [_dtype_of(item, path) for item in fields["formats"]]
-    return np.dtype(plain, align=aligned)
+        inner, shape = fields
+        if math.prod(shape) > _SIZE_MAX or not all(type(size) is int for size in shape):
+            raise ValueError
+        return np.dtype((_record(inner, depth + 1), tuple(shape)))
+    if fields.keys() != {"names", "formats", "offsets", "itemsize", "aligned"}:
+        raise ValueError
+    plain: Any = {key: fields[key] for key in ("names", "offsets", "itemsize")}
+    plain["formats"] = [_record(item, depth + 1) for item in fields["formats"]]
+    return np.dtype(plain, align=bool(fields["aligned"]))

@@ -8,27 +8,24 @@ with, and that must be equal. XGBoost's estimators are scikit-learn's too; their
 XGBoost adapter's.
 
 scikit-learn's own compiled losses are saved as the class and the arguments that rebuild them. New
-objects are built of scikit-learn's and XGBoost's own estimators only.
+objects are built of the classes in outlast.loop.adapters.sklearn_classes only; an estimator of the
+program's own class is restored into the live object that the program has.
 """
 
 import contextlib
 import importlib
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from sklearn.base import BaseEstimator
 from sklearn.neural_network._stochastic_optimizers import BaseOptimizer
 
 from outlast.loop import state
+from outlast.loop.adapters.sklearn_classes import ESTIMATORS, LOSSES, OPTIMIZERS, listed
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import MISSING, Blobs, Node, foreign, kind_of
 
 _PLAIN = (type(None), bool, int, float, str)
-_ESTIMATORS = re.compile(r"(sklearn|xgboost)(\.\w+)+")
-_NOT_ESTIMATORS = ("externals", "tests", "conftest")
-_LOSSES = ("sklearn._loss._loss", "sklearn.linear_model._sgd_fast")
-_OPTIMIZERS = "sklearn.neural_network._stochastic_optimizers"
 
 
 def capture(value: object, path: str, blobs: Blobs) -> Node:
@@ -70,11 +67,11 @@ def _capture_learnt(value: object, path: str, blobs: Blobs) -> Node:
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     if node["$object"] == "sklearn.object":
-        if not all(type(item) in _PLAIN for item in node["args"]):
-            raise DoesNotFit(f"{path}: the checkpoint holds a {node['class']} of other objects")
-        return _class(node, path, _LOSSES)(*node["args"])
+        return foreign(path, _class(node, path, LOSSES), *node["args"], fits=True)
+    if both := sorted(node["params"].keys() & node["state"].keys()):
+        raise DoesNotFit(f"{path}: the checkpoint has {both[0][:100]} as a parameter and as learnt")
     if target is MISSING:
-        target = _build(node, path, blobs)
+        return _built(node, path, blobs)
     theirs, ours = node["class"], _class_of(target)
     if theirs != ours:
         raise DoesNotFit(f"{path} is {ours}: the checkpoint holds {theirs}")
@@ -93,6 +90,8 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
                 "a changed model is a new run"
             )
         setattr(target, name, value)  # as set_params does, which training called
+    if both := sorted(params.keys() & node["state"].keys()):
+        raise DoesNotFit(f"{path}: the checkpoint has the parameter {both[0]} as learnt")
     held = vars(target)
     for name in [name for name in held if name not in params and name not in node["state"]]:
         del held[name]
@@ -124,7 +123,7 @@ def _kept(value: Any) -> Any:
 def _arguments(value: object) -> list[Any] | None:
     """The plain arguments that make an equal compiled object of scikit-learn, if there are."""
     cls = type(value)
-    if cls.__module__ not in _LOSSES or hasattr(value, "__dict__"):
+    if not listed(cls.__module__, cls.__qualname__, LOSSES) or hasattr(value, "__dict__"):
         return None
     try:
         made = value.__reduce__()
@@ -143,41 +142,47 @@ def _class_of_type(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _class(node: Node, path: str, modules: Collection[str] | None = None) -> Any:
-    """The class that the checkpoint names: an estimator of scikit-learn's or XGBoost's own, or a
-    class of one of ``modules``."""
+def _class(node: Node, path: str, classes: dict[str, str]) -> Any:
+    """The class that the checkpoint names, if it is on the list."""
     module, _, name = node["class"].rpartition(".")
     cls: Any = None
-    if module in modules if modules is not None else _is_package(module):
+    if listed(module, name, classes):
         with contextlib.suppress(ImportError):  # another version may not have it
             cls = vars(importlib.import_module(module)).get(name)
-    known = isinstance(cls, type) and _class_of_type(cls) == node["class"]
-    if known and (modules is not None or issubclass(cls, BaseEstimator)):
+    if isinstance(cls, type) and _class_of_type(cls) == node["class"]:
         return cls
-    raise DoesNotFit(f"{path}: the checkpoint holds {node['class']}, which cannot be rebuilt")
+    raise DoesNotFit(f"{path}: the checkpoint holds {node['class'][:200]}, which cannot be rebuilt")
 
 
 def _is_own(cls: type) -> bool:
     """Whether a class is an estimator that a restore can build."""
-    return _is_package(cls.__module__) and "." not in cls.__qualname__
+    return listed(cls.__module__, cls.__qualname__, ESTIMATORS)
 
 
-def _is_package(module: str) -> bool:
-    words = module.split(".")
-    return bool(_ESTIMATORS.fullmatch(module)) and not any(
-        word in _NOT_ESTIMATORS or word.startswith("test_") for word in words
-    )
-
-
-def _build(node: Node, path: str, blobs: Blobs) -> Any:
-    """A new object of the class that the checkpoint names."""
-    if node["class"].rpartition(".")[0] == _OPTIMIZERS:
-        cls = _class(node, path, (_OPTIMIZERS,))
-        return cls.__new__(cls)  # its constructor wants the parameters; its state is all it has
-    cls = _class(node, path)
-    return cls(
-        **{
+def _built(node: Node, path: str, blobs: Blobs) -> Any:
+    """A new object of the class that the checkpoint names. What the checkpoint itself built is
+    never the target of another restore."""
+    module, _, name = node["class"].rpartition(".")
+    if listed(module, name, OPTIMIZERS):
+        cls = _class(node, path, OPTIMIZERS)
+        made = cls.__new__(cls)  # its constructor wants the parameters; its state is all it has
+        if node["params"]:
+            raise DoesNotFit(f"{path}: the checkpoint holds {node['class']} with parameters")
+    else:
+        cls = _class(node, path, ESTIMATORS)
+        params = {
             key: state.restore(MISSING, item, f"{path}.{key}", blobs)
             for key, item in node["params"].items()
         }
+        made = foreign(path, lambda: cls(**params), fits=True)
+        held = foreign(path, lambda: made.get_params(deep=False), fits=True)
+        for key, value in params.items():
+            if key not in held or (held[key] is not value and repr(held[key]) != repr(value)):
+                raise DoesNotFit(f"{path}: this version of {node['class']} has no parameter {key}")
+    vars(made).update(
+        {
+            key: state.restore(MISSING, item, f"{path}.{key}", blobs)
+            for key, item in node["state"].items()
+        }
     )
+    return made

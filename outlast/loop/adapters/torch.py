@@ -21,6 +21,7 @@ onto the device of what they are restored into.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import ctypes
+import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -87,6 +88,8 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
                 raise DoesNotFit(f"{path}: the checkpoint holds a GradScaler that is disabled")
             return target
         case "torch.dtype":
+            if node["name"] not in _DTYPES:
+                raise DoesNotFit(f"{path}: this torch has no dtype {node['name'][:100]}")
             return _DTYPES[node["name"]]
         case "torch.device":
             return torch.device(node["name"])
@@ -213,6 +216,11 @@ def _view(blob: Blob, path: str) -> torch.Tensor:
     dtype = _DTYPES.get(blob.dtype)
     if dtype is None:
         raise DoesNotFit(f"{path}: the checkpoint holds {blob.dtype}, which this torch has not")
+    if math.prod(blob.shape) * dtype.itemsize != blob.nbytes:
+        raise DoesNotFit(
+            f"{path}: the checkpoint holds {blob.nbytes} bytes for {tuple(blob.shape)} of "
+            f"{blob.dtype}"
+        )
     order = range(len(blob.shape)) if blob.order is None else blob.order
     inner = [blob.shape[i] for i in order]
     if not blob.nbytes:
@@ -355,6 +363,8 @@ def _restore_module(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
                 )
             values[names[name]] = _view(blob, place)
             ours.requires_grad_(entry.get("grad", False))
+        elif isinstance(ours, torch.Tensor):
+            raise DoesNotFit(f"{place} is a tensor: the checkpoint holds something else")
         else:
             values[names[name]] = state.restore(MISSING, entry, place, blobs)
     _check_untied(path, node["entries"], {name: held[key] for name, key in names.items()})
@@ -427,7 +437,11 @@ def _check_untied(path: str, entries: Node, held: dict[str, Any]) -> None:
         if memory is None:
             continue
         other = first.setdefault(memory, name)
-        if entries[other]["$tensor"] != entries[name]["$tensor"]:
+        one, two = (
+            each.get("$tensor") if isinstance(each, dict) else each
+            for each in (entries[other], entries[name])
+        )
+        if one != two:
             raise DoesNotFit(
                 f"{path}.{name} is tied to {other}: the checkpoint holds two; "
                 "a changed model is a new run"
@@ -551,7 +565,10 @@ def _capture_global(path: str, blobs: Blobs) -> Node:
 
 
 def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
-    cpu, *cuda = state.restore(MISSING, node["state"], f"{path}.states", blobs)
+    found = state.restore(MISSING, node["state"], f"{path}.states", blobs)
+    if not found or not all(isinstance(item, torch.Tensor) for item in found):
+        raise DoesNotFit(f"{path}: the checkpoint holds random numbers that are no tensors")
+    cpu, *cuda = found
     if target is MISSING:
         target = torch.random
     if target is not torch.random:

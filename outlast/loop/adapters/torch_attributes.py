@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from outlast.loop.adapters.attributes import Framework, Owner, digest_of
-from outlast.loop.state import MISSING
+from outlast.loop.errors import DoesNotFit
+from outlast.loop.state import MISSING, kind_of
 
 _OF_MODULES = frozenset({*vars(torch.nn.Module()), "_is_torch_compile", "_compiled_call_impl"})
 _OF_OPTIMIZERS = frozenset({*vars(torch.optim.SGD([torch.zeros(1)])), "step"})
@@ -23,7 +24,11 @@ _VALUES = (torch.dtype, torch.device, torch.Size, torch.Generator)
 def of_modules(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Owner]:
     """The attributes of a module and of those inside it, by their names."""
     return {
-        name: Owner(_held(module), lambda key, value, module=module: _put(module, key, value))
+        name: Owner(
+            _held(module),
+            lambda key, value, module=module: _put(module, key, value),
+            _OF_MODULES,
+        )
         for name, module in modules
     }
 
@@ -31,7 +36,7 @@ def of_modules(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Owne
 def of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Owner]:
     """The attributes that an optimiser's class has added."""
     held = {key: item for key, item in vars(optimizer).items() if key not in _OF_OPTIMIZERS}
-    return {"": Owner(held, lambda key, value: _set(vars(optimizer), key, value))}
+    return {"": Owner(held, lambda key, value: _set(vars(optimizer), key, value), _OF_OPTIMIZERS)}
 
 
 def framework(
@@ -90,6 +95,8 @@ def _held(module: torch.nn.Module) -> dict[str, Any]:
 
 def _put(module: torch.nn.Module, key: str, value: Any) -> None:
     # Not setattr: a property or a class' own __setattr__ would run.
+    if key in module._buffers and not isinstance(value, torch.Tensor | type(MISSING) | None):
+        raise DoesNotFit(f"{key} is a buffer: the checkpoint holds {kind_of(value)}")
     _set(module._buffers if key in module._buffers else vars(module), key, value)
 
 

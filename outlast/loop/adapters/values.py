@@ -8,6 +8,7 @@ import decimal
 import enum
 import fractions
 import pathlib
+import re
 import sys
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 from outlast.loop import classes
 from outlast.loop.errors import DoesNotFit, StateError
+from outlast.loop.nodes import shown
 from outlast.loop.state import MISSING, Blobs, Node
 
 _TYPES = {cls.__name__: cls for cls in (bool, bytes, complex, float, int, object, str)}
@@ -60,16 +62,56 @@ def is_immutable(value: Any) -> bool:
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     kind, *parts = node["$value"]
+    if not _are_typed(kind, parts):
+        raise DoesNotFit(f"{path}: the checkpoint holds a {kind[:100]} of {shown(parts)[:100]}")
     if kind == "enum":
-        return _restore_enum(target, parts, path)
-    read = _READERS.get(kind)
-    if read is None:
-        raise DoesNotFit(f"{path}: the checkpoint holds a {kind}, unknown here")
+        return _restore_enum(target, parts, path, blobs)
     try:
-        return read(*parts)
-    except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+        return _READERS[kind](*parts)
+    except (ValueError, TypeError, KeyError, ArithmeticError, OSError) as error:
         raise DoesNotFit(f"{path}: the checkpoint holds a {kind} that is none ({error})") from None
 
+
+def _are_typed(kind: str, parts: list[Any]) -> bool:
+    """Whether a value of this kind is made of such parts."""
+    wanted = _PARTS.get(kind)
+    return (
+        wanted is not None
+        and len(wanted) == len(parts)
+        and all(type(part) in kinds for part, kinds in zip(parts, wanted, strict=True))
+        and all(_is_zone(part) for part in parts if type(part) is list)
+    )
+
+
+def _is_zone(part: list[Any]) -> bool:
+    """Whether a list is an offset (days, seconds, microseconds), or one with a name."""
+    if len(part) == 2 and type(part[0]) is list and type(part[1]) in (str, type(None)):
+        part = part[0]
+    return len(part) == 3 and all(type(item) is int for item in part)
+
+
+_TEXT, _NUMBER, _LIST = (str,), (int,), (list,)
+_BOUND, _ZONE = (int, type(None)), (str, list, type(None))
+_PARTS: dict[str, tuple[tuple[type, ...], ...]] = {
+    "int": (_TEXT,),
+    "complex": (_TEXT, _TEXT),
+    "Decimal": (_TEXT,),
+    "Fraction": (_TEXT, _TEXT),
+    "date": (_TEXT,),
+    "datetime": (_TEXT, _NUMBER, _ZONE),
+    "time": (_TEXT, _NUMBER, _ZONE),
+    "timedelta": (_NUMBER, _NUMBER, _NUMBER),
+    "timezone": (_LIST, (str, type(None))),
+    "range": (_TEXT, _TEXT, _TEXT),
+    "slice": (_BOUND, _BOUND, _BOUND),
+    "UUID": (_TEXT,),
+    "type": (_TEXT,),
+    "path": (_TEXT, _TEXT),
+    "constant": (_TEXT,),
+    "enum": (_TEXT, _TEXT),
+}
+"""The types of the parts of each kind of value."""
+_ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 
 _WRITERS: dict[type, Callable[[Any], list[Any]]] = {
     int: lambda value: [hex(value)],  # only those too long for JSON come here
@@ -138,6 +180,8 @@ def _restore_zone(zone: Any) -> datetime.tzinfo | None:
     if isinstance(zone, str):
         import zoneinfo
 
+        if not _ZONE_NAME.fullmatch(zone):
+            raise ValueError(f"time zone {zone[:100]!r}")
         return zoneinfo.ZoneInfo(zone)
     offset, name = zone
     plain = datetime.timezone(datetime.timedelta(*offset))
@@ -153,9 +197,9 @@ def _capture_enum(value: enum.Enum, path: str, blobs: Blobs) -> list[Any]:
     return ["enum", classes.name_of(cls), value.name]
 
 
-def _restore_enum(target: Any, parts: list[str], path: str) -> Any:
+def _restore_enum(target: Any, parts: list[str], path: str, blobs: Blobs) -> Any:
     name, member = parts
-    cls: Any = type(target) if classes.name_of(type(target)) == name else classes.find(name)
+    cls: Any = type(target) if classes.name_of(type(target)) == name else blobs.find(name)
     if not (isinstance(cls, type) and issubclass(cls, enum.Enum)):
         raise DoesNotFit(
             f"{path}: the checkpoint holds a member of {name}, a class that this program does not "

@@ -42,9 +42,25 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds an XGBoost Booster")
     raw = state.restore(MISSING, node["raw"], path, blobs)
     config = state.restore(MISSING, node["config"], path, blobs)
+    _check(raw, config, path)
     foreign(f"{path}.load_model", target.load_model, bytearray(raw), fits=True)
     foreign(f"{path}.load_config", target.load_config, config.decode(), fits=True)
     return target
+
+
+def _check(raw: Any, config: Any, path: str) -> None:
+    """DoesNotFit for what is no Booster at all: XGBoost's own parser has no patience with it."""
+    if type(raw) is not bytes or type(config) is not bytes:
+        raise DoesNotFit(f"{path}: the checkpoint holds a Booster that is no bytes")
+    # An object of UBJSON, whose first key has a length, up to its closing brace.
+    if not (raw.startswith(b"{L") and raw.endswith(b"}")):
+        raise DoesNotFit(f"{path}: the checkpoint holds a Booster that is no UBJSON")
+    try:
+        found = json.loads(config)
+    except (ValueError, RecursionError):
+        found = None
+    if type(found) is not dict or not {"learner", "version"} <= found.keys():
+        raise DoesNotFit(f"{path}: the checkpoint holds a Booster whose configuration is none")
 
 
 def _refuse(config: dict[str, Any], path: str) -> None:

@@ -1,0 +1,135 @@
+"""Checkpoints and results that somebody else wrote: refused by name, and no file is touched."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.neural_network import MLPClassifier
+
+from outlast.loop import snapshot, state
+from outlast.loop.errors import DoesNotFit, StateError
+from tests.loop import hostile
+
+TRANSFORMER = "sklearn.preprocessing._function_transformer.FunctionTransformer"
+CALIBRATED = "sklearn.calibration.CalibratedClassifierCV"
+MEMMAP = "sklearn.externals.array_api_compat.numpy.memmap"
+
+
+def estimator(cls: str, params: Any = None, learnt: Any = None) -> dict[str, Any]:
+    node = {"$object": "sklearn.estimator", "class": cls}
+    return {**node, "params": params or {}, "state": learnt or {}}
+
+
+def writes(victim: Path, size: int, place: str) -> dict[str, Any]:
+    """Nodes that once made a memory-mapped file and had an array written into it."""
+    args = [str(victim), "uint8", "w+", 0, [size]]
+    again = estimator(TRANSFORMER, {"func": {"$array": 0}})
+    return {
+        "a": {"$object": "sklearn.object", "class": MEMMAP, "args": args},
+        "b": estimator(TRANSFORMER, {"func": {"$same": place % "a"}}),
+        "c": estimator(CALIBRATED, {"estimator": {"$same": place % "b"}}, {"estimator": again}),
+    }
+
+
+def write(folder: Path, name: str, head: dict[str, Any], payload: bytes) -> None:
+    entry = {"dtype": "|u1", "shape": [len(payload)], "offset": 0, "bytes": len(payload)}
+    binary = "arrays.bin" if name == "state.json" else name.replace(".json", ".bin")
+    folder.mkdir(exist_ok=True)
+    (folder / binary).write_bytes(payload)
+    (folder / name).write_text(json.dumps({"format": 2, **head, "arrays": [entry]}))
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    file = tmp_path / "home" / ".bashrc"
+    file.parent.mkdir()
+    file.write_text("# the user's own\n")
+    return file
+
+
+def test_a_result_writes_no_file(tmp_path: Path, victim: Path) -> None:
+    write(tmp_path / "s", "model.json", {"values": writes(victim, 9, "%s")}, b"id > /tmp")
+    with pytest.raises(DoesNotFit, match="a: the checkpoint holds"):
+        snapshot.read_values(tmp_path / "s" / "model.json")
+    assert victim.read_text() == "# the user's own\n"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_checkpoint_writes_no_file(tmp_path: Path, victim: Path, named: bool) -> None:
+    cfg = {"lr": 0.1, **writes(victim, 9, "state['cfg'][%r]")}
+    head = {"step": 5, "loop": {}, "state": {"cfg": cfg}}
+    write(tmp_path / "s", "state.json", head, b"id > /tmp")
+    saved = snapshot.read(tmp_path / "s")
+    with pytest.raises(DoesNotFit, match=r"state\['cfg'\]\['a'\]: the checkpoint holds"):
+        if named:  # as `init` begins with another run's checkpoint
+            state.restore_named({"cfg": {"lr": 0.1}}, saved.nodes, saved.blobs, ["cfg"])
+        else:
+            state.restore_all({"cfg": {"lr": 0.1}}, saved.nodes, saved.blobs)
+    assert victim.read_text() == "# the user's own\n"
+
+
+def test_nothing_is_restored_into_what_the_checkpoint_itself_built(tmp_path: Path) -> None:
+    shared = {"$array": 0}
+    inner = estimator(TRANSFORMER, {"func": shared})
+    values = {"a": shared, "b": inner, "c": estimator(CALIBRATED, {"estimator": {"$same": "b"}})}
+    write(tmp_path / "s", "model.json", {"values": values}, b"123")
+    found = snapshot.read_values(tmp_path / "s" / "model.json")
+    assert found["c"].estimator is found["b"] and found["b"].func is found["a"]
+    clash = estimator(CALIBRATED, {"estimator": {"$same": "b"}}, {"estimator": inner})
+    write(tmp_path / "s", "model.json", {"values": {**values, "c": clash}}, b"123")
+    with pytest.raises(DoesNotFit, match="c: the checkpoint has estimator as a parameter and as"):
+        snapshot.read_values(tmp_path / "s" / "model.json")
+
+
+def test_a_result_holds_nothing_that_only_a_program_could_take(tmp_path: Path) -> None:
+    class Mine(MLPClassifier):
+        pass
+
+    with pytest.raises(StateError, match=r"^model is .*Mine, which cannot be rebuilt"):
+        snapshot.write_values(tmp_path / "model.json", {"model": Mine()})
+    with pytest.raises(StateError, match=r"which cannot be rebuilt"):
+        snapshot.write_values(tmp_path / "model.json", {"model": {"m": hostile.Note("x")}})
+
+
+@pytest.mark.parametrize("number", range(len(hostile.PYTHON)))
+def test_a_hostile_node_of_pythons_is_refused_by_name(number: int) -> None:
+    refused(hostile.PYTHON[number], lambda: {"box": {}})
+
+
+@pytest.mark.parametrize("number", range(len(hostile.NUMPY)))
+def test_a_hostile_node_of_numpys_is_refused_by_name(number: int) -> None:
+    refused(hostile.NUMPY[number], lambda: {"box": {}})
+
+
+@pytest.mark.parametrize("number", range(len(hostile.SKLEARN)))
+def test_a_hostile_node_of_scikit_learns_is_refused_by_name(number: int) -> None:
+    refused(hostile.SKLEARN[number], lambda: {"box": {}})
+
+
+def refused(node: Any, start: Callable[[], dict[str, Any]]) -> None:
+    """Restored into a program, and read alone: both name the place, and import nothing new."""
+    modules = {name for name in sys.modules if not name.startswith(("outlast.", "sklearn."))}
+    with pytest.raises(DoesNotFit, match=r"^state\['box'\]"):
+        state.restore_all(start(), {"box": {"x": node}}, hostile.blobs())
+    with pytest.raises(DoesNotFit, match=r"^x\b"):
+        state.restore_new({"x": node}, hostile.blobs())
+    assert {name for name in sys.modules if not name.startswith(("outlast.", "sklearn."))} <= (
+        modules | {"ml_dtypes"}
+    )
+
+
+def test_there_are_fifty_of_each() -> None:
+    for table in (hostile.PYTHON, hostile.NUMPY, hostile.SKLEARN):
+        assert len({json.dumps(node) for node in table}) == len(table) >= 50
+
+
+def test_what_is_sound_is_read(tmp_path: Path) -> None:
+    values = {"a": np.arange(3.0), "b": {"c": [1, (2, b"x")], 3: MLPClassifier((4,))}}
+    snapshot.write_values(tmp_path / "model.json", values)
+    found = snapshot.read_values(tmp_path / "model.json")
+    assert found["a"].tolist() == [0, 1, 2] and found["b"]["c"] == [1, (2, b"x")]
+    assert found["b"][3].hidden_layer_sizes == (4,)
