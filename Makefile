@@ -11,7 +11,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-long test-frameworks kill-matrix scenarios bench-setup policy-setup tables check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup tables check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -44,6 +44,9 @@ $(FRAMEWORKS)/installed: requirements/frameworks.txt | setup
 	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(FRAMEWORKS)
 	$(VENV)/uv pip install --quiet --require-hashes --python $(FRAMEWORKS)/bin/python -r $<
 	touch $@
+
+fuzz: setup ## changed checkpoints, results and records, which must be read or refused; SECONDS=3600 for an hour
+	$(VENV)/python -m tests.fuzz.run --seconds $(or $(SECONDS),120)
 
 kill-matrix: setup ## 30 kills each of the trainers dummy and digits; bench/README.md has the rest
 	$(VENV)/python -m bench.kill_matrix --trainer dummy --trainer digits --points 30 --seed 1

@@ -360,7 +360,7 @@ def decode(line: bytes) -> Message:
     """The message of one line; UnknownMessage with a sentence for anything else."""
     try:
         body = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnknownMessage(f"line {_shown(line)}: not JSON ({error})") from None
     if not isinstance(body, dict):
         raise UnknownMessage(f"line {_shown(line)}: a message is a JSON object")

@@ -21,6 +21,8 @@ from outlast.bucket.transfer import in_parallel, small_reads
 BLOCK = 32
 """Attempts of one block."""
 
+_DIGITS_MAX = 12
+
 WRITTEN_AT_ONCE = 2
 """Blocks that one attempt writes at most: many may be missing after a repair."""
 
@@ -111,12 +113,19 @@ def _path(layout: Layout, term: int, kind: str) -> str:
 
 def _terms(store: Store, layout: Layout) -> set[int]:
     """Every attempt that left a record."""
-    return {int(name) for name in store.folders(layout.attempts) if name.isdigit()}
+    return {int(name) for name in store.folders(layout.attempts) if _is_number(name)}
+
+
+def _is_number(name: str) -> bool:
+    """Whether a name is a number as this package writes it."""
+    return name.isascii() and name.isdigit() and len(name) <= _DIGITS_MAX
 
 
 def _numbers(store: Store, layout: Layout) -> list[int]:
     names = (item.path.removeprefix(layout.records) for item in store.list(layout.records))
-    return sorted(int(name[:-5]) for name in names if name[:-5].isdigit() and name[-5:] == ".json")
+    return sorted(
+        int(name[:-5]) for name in names if _is_number(name[:-5]) and name[-5:] == ".json"
+    )
 
 
 def _block(store: Store, layout: Layout, number: int, patience: Patience) -> Records:
@@ -135,11 +144,16 @@ def _entries(store: Store, layout: Layout, terms: Iterable[int], patience: Patie
     """The attempts' own records, as they are now."""
 
     def one(term: int, kind: str) -> Entry | None:
+        path = _path(layout, term, kind)
         try:
-            data, found = patience(lambda: store.get(_path(layout, term, kind)))
+            data, found = patience(lambda: store.get(path))
         except NotFound:
             return None
-        return Entry(term, kind, data.decode("ascii"), found.updated.isoformat())
+        try:
+            text = data.decode("ascii")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: is not JSON ({error})") from None
+        return Entry(term, kind, text, found.updated.isoformat())
 
     jobs = [
         lambda term=term, kind=kind: one(term, kind) for term in sorted(terms) for kind in _KINDS
@@ -152,5 +166,7 @@ def _decoded(entries: Iterable[Entry]) -> dict[int, dict[type[AnyAttemptRecord],
     for entry in entries:
         kind = _KINDS[entry.kind]
         updated = datetime.fromisoformat(entry.updated)
+        if updated.tzinfo is None:
+            raise ValueError(f"Block.entries {entry.updated!r}: has no time zone")
         found.setdefault(entry.term, {})[kind] = Found(kind.from_json(entry.text), updated)
     return found

@@ -375,7 +375,10 @@ class Listings:
             files = [
                 (str(name), int(size), str(crc)) for name, size, crc in json.loads(data)["files"]
             ]
-        except (NotFound, Damaged, ValueError, KeyError, TypeError):
+        except (
+            *(NotFound, Damaged, ValueError, KeyError, TypeError),
+            *(OverflowError, RecursionError),
+        ):
             return None
         return files if _listed(files) == (found.size, found.crc32c) else None
 
@@ -486,7 +489,7 @@ class Cache:
 def _read_complete(entry: Path) -> DataFingerprint | None:
     try:
         return DataFingerprint(**json.loads((entry / COMPLETE_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -33,6 +33,10 @@ from outlast.bucket.store import (
     PreconditionFailed,
     Store,
 )
+from outlast.protocol import check_part_name
+
+LEVEL_MAX = 60
+"""Pages of so many levels hold more entries than any number has room for."""
 
 
 class HeadError(Exception):
@@ -124,6 +128,12 @@ class PageRef:
     """The least step of theirs."""
     last: Steps
     """The largest step of theirs."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.level <= LEVEL_MAX:
+            raise ValueError(f"PageRef.level {self.level}: must be 0 to {LEVEL_MAX}")
+        if self.entries < 0:
+            raise ValueError(f"PageRef.entries {self.entries}: must not be negative")
 
 
 @dataclass(frozen=True)
@@ -303,6 +313,8 @@ def check_chain(layout: Layout, chain: Iterable[Checkpoint]) -> None:
     """ValueError for a checkpoint that lies elsewhere than this run's do."""
     for entry in chain:
         _check_folder(layout, entry.path, entry.term)
+        if entry.part:
+            check_part_name(entry.part)
 
 
 def check_pages(layout: Layout, refs: Iterable[PageRef]) -> None:

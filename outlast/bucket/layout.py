@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import re
 import types
 import typing
@@ -35,6 +36,7 @@ PART_FILE = "part.json"
 PART_RESULT = "result"
 """Folder beside it: the files of the part's result, with their RESULT.json."""
 
+_WHOLE_MAX = (1 << 63) - 1
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
 _PIECE_DIGITS = 6
@@ -294,7 +296,7 @@ class Record:
         name = cls.__name__
         try:
             value = json.loads(data)
-        except (ValueError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{name}: is not JSON ({error})") from None
         if not isinstance(value, dict):
             raise ValueError(f"{name}: must be a JSON object, found {type(value).__name__}")
@@ -589,7 +591,7 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
     """`value` as `kind`, or a ValueError that names the place and the value."""
     origin = typing.get_origin(kind)
     if kind is Any:
-        return value
+        return _checked(value, where)
     if origin is typing.Annotated:
         kind, *rules = typing.get_args(kind)
         value = _decoded(kind, value, where)
@@ -626,8 +628,27 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
             known = ", ".join(str(entry.value) for entry in kind)
             raise ValueError(f"{where} {value!r}: must be one of {known}") from None
     if kind is float and type(value) is int:
-        return float(value)
+        value = float(_bounded(value, where))
     _expect(value, kind, where)
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{where} {value!r}: must be finite")
+    return _bounded(value, where) if kind is int else value
+
+
+def _checked(value: Any, where: str) -> Any:
+    """A value of whatever form, if JSON has all of its numbers."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ValueError(f"{where} {each!r}: must be finite")
+        left += each if isinstance(each, list) else each.values() if isinstance(each, dict) else ()
+    return value
+
+
+def _bounded(value: int, where: str) -> int:
+    if not -_WHOLE_MAX <= value <= _WHOLE_MAX:
+        raise ValueError(f"{where}: must be a number below 2**63")
     return value
 
 
@@ -637,7 +658,8 @@ def _decoded_record(kind: type, value: Any, where: str) -> Any:
     fields = {_json_name(field): field for field in dataclasses.fields(kind)}
     unknown = sorted(set(value) - set(fields))
     if unknown:
-        raise ValueError(f"{where}.{unknown[0]}: unknown field; upgrade outlast to read it")
+        name = unknown[0] if unknown[0].isprintable() else ascii(unknown[0])
+        raise ValueError(f"{where}.{name[:100]}: unknown field; upgrade outlast to read it")
     needed = {name for name, field in fields.items() if not _is_omitted(field)}
     missing = sorted(needed - set(value))
     if missing:

@@ -1,5 +1,6 @@
 """Reads a checkpoint into a folder, every byte hashed before anybody reads it as anything else."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -83,8 +84,7 @@ class Reader:
         try:
             for name, entries in files.items():
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
-                with (part / name).open("wb") as file:
-                    file.truncate(sum(entry.size for entry in entries))
+                _make(part / name, sum(entry.size for entry in entries), checkpoint)
             by_size(
                 self._store,
                 [
@@ -138,3 +138,14 @@ class Reader:
             return Manifest.from_json(data)
         except ValueError as error:
             raise Damaged(f"{checkpoint.manifest}: {error}") from None
+
+
+def _make(path: Path, size: int, checkpoint: Checkpoint) -> None:
+    """A file of so many bytes; Damaged where no file can have as many."""
+    with path.open("wb") as file:
+        try:
+            file.truncate(size)
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.EINVAL):
+                raise
+            raise Damaged(f"{checkpoint.manifest}: {path.name} has {size} bytes") from None

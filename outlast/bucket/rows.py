@@ -231,7 +231,7 @@ def _decoded(path: str, data: bytes) -> list[dict[str, Any]]:
         rows = json.loads(b"[" + b",".join(lines) + b"]")
         if len(rows) == len(lines) and all(type(row["step"]) is int for row in rows):
             return rows
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     return [_row(path, line) for line in lines]
 
@@ -240,7 +240,9 @@ def _row(path: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
         step = row["step"]
-    except (ValueError, KeyError, TypeError):
+        if type(row) is not dict:
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise Damaged(f"{path}: holds a line that is no row: {line[:80]!r}") from None
     if type(step) is not int:
         raise Damaged(f"{path}: step {step!r}: must be a whole number")

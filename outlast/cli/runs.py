@@ -174,7 +174,12 @@ class OpenedRun:
             return Table(self.rows())
         folder = self.result()
         if names := [part.name for part in self._parts(head)]:
-            tables = [(name, _evaluations(folder / name / METRICS_FILE)) for name in names]
+            try:
+                tables = [(name, _evaluations(folder / name / METRICS_FILE)) for name in names]
+            except (OSError, ValueError) as error:
+                raise OperateError(
+                    f"{self._place.name}: evaluations of its parts: {error}"
+                ) from None
             return Table([{"part": name, **row} for name, rows in tables for row in rows])
         if not (folder / METRICS_FILE).exists():  # a command's result is what it wrote itself
             return Table(self.rows())

@@ -74,7 +74,7 @@ class Latest:
             found = json.loads(line)
             row = own_row(found)
             step = row["step"]
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
         if len(line) <= ROW_BYTES_MAX:
             self._rows.append(row)

@@ -79,7 +79,7 @@ def read(snapshot: Path, files: Iterable[str]) -> tuple[Notes, Entries]:
         if not isinstance(body, dict) or "format" not in body:
             raise ValueError("has no format")
     except (OSError, ValueError, RecursionError) as error:
-        raise DoesNotFit(f"the checkpoint is none of a command ({error!r})") from None
+        raise DoesNotFit(f"{NOTES}: the checkpoint is none of a command ({error!r})") from None
     if body["format"] != FORMAT:
         raise DoesNotFit(
             f"{NOTES}: format {body['format']!r}, this version of outlast reads {FORMAT}"
