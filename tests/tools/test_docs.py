@@ -12,7 +12,7 @@ from outlast.cli.app import cli
 from outlast.cli.engine import ROOT
 from outlast.loop.command.__main__ import parser
 
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
 FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
 CODE = re.compile(r"`[^`\n]*`")
 
