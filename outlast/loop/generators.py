@@ -211,8 +211,8 @@ def of_torch(state_bytes: Any) -> Position:
 
 def of_keras(generator: Any) -> Position:
     """The position of a ``keras.random.SeedGenerator``."""
-    keras: Any = sys.modules["keras"]
-    found = keras.ops.convert_to_numpy(generator.state.value)
+    keras_adapter: Any = state.adapter("keras")
+    found = keras_adapter.array_of(generator.state)
     return Position((Part(tuple(map(int, found)), found.dtype.itemsize),))
 
 

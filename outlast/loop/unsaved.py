@@ -23,6 +23,8 @@ from outlast.loop.generators import Draws
 from outlast.loop.omissions import Omissions
 from outlast.loop.things import Saved
 
+SAVED_LOOKS = 8
+"""Looks at which something that changes must be found in the state before it counts as saved."""
 WALKS = 4
 """Looks with a walk through the program; later there is one each time that their number doubles."""
 
@@ -42,6 +44,8 @@ class _Thing:
     get: Callable[[], Any]
     """The object, or None once the program has let go of it."""
     mark: Any
+    found_saved: int = 0
+    """Times that it had changed and the state had the same in another form."""
 
 
 class Unsaved:
@@ -204,12 +208,19 @@ class Objects:
         assert self._things is not None
         unsaved = []
         for thing in changed:
-            self._things = {key: item for key, item in self._things.items() if item is not thing}
             value = thing.get()
-            if value is None:
-                continue
-            self._know(things.token_of(value))
-            if not (saved.has_object(things.token_of(value)) or saved.has(value)):
+            is_saved = value is None or saved.has_object(things.token_of(value))
+            if not is_saved and saved.has(value):
+                # A moving average begins as a copy of what it averages: once is not enough.
+                thing.found_saved += 1
+                thing.mark = things.mark(value)
+                if thing.found_saved < SAVED_LOOKS:
+                    continue
+                is_saved = True
+            self._things = {key: item for key, item in self._things.items() if item is not thing}
+            if value is not None:
+                self._know(things.token_of(value))
+            if not is_saved:
                 unsaved.append(thing)
         return unsaved
 

@@ -39,9 +39,10 @@ _KINDS = {
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
     if value is keras.random:
-        generator = global_generator()
-        found = None if generator is None else keras.ops.convert_to_numpy(generator.state.value)
-        inner = state.capture_part(found, f"{path}.state", blobs)
+        # Made here where there is none: the first draw would make it, with a seed from Python's
+        # generator, and a step would have drawn from that.
+        generator = seed_generator.global_seed_generator()
+        inner = state.capture_part(array_of(generator.state), f"{path}.state", blobs)
         return {"$object": "keras.random", "state": inner}
     kind = next((name for name, cls in _KINDS.items() if isinstance(value, cls)), None)
     if kind is None:
@@ -95,14 +96,9 @@ def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     if target is not MISSING and target is not keras.random:
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds keras.random")
     value = state.restore(MISSING, node["state"], f"{path}.state", blobs)
-    generator = global_generator()
-    if value is not None and generator is None:
-        # With a seed and a name: else it draws from Python's generator, and counts up Keras' names.
-        generator = keras.random.SeedGenerator(0, name="global_seed_generator")
-    if value is None:
-        generator = None
-    else:
-        generator.state.assign(value)  # type: ignore[union-attr]
+    # With a seed and a name: else it draws from Python's generator, and counts up Keras' names.
+    generator = global_generator() or keras.random.SeedGenerator(0, name="global_seed_generator")
+    generator.state.assign(value)
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
     return keras.random
 
@@ -159,6 +155,12 @@ def _raw(variable: Any) -> Any:
     if keras.backend.backend() == "torch":
         return variable.value.detach()
     return keras.ops.convert_to_numpy(variable.value)
+
+
+def array_of(variable: Any) -> Any:
+    """A variable's value as an array of numpy."""
+    raw = _raw(variable)
+    return raw.cpu().numpy() if keras.backend.backend() == "torch" else raw
 
 
 def _restore_all(variables: list[Any], nodes: list[Any], path: str, blobs: Blobs) -> None:
