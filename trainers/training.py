@@ -7,6 +7,7 @@ the result. No framework is imported at the top: parsers need none.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -231,6 +232,13 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
 
 
+@functools.lru_cache(maxsize=2)
+def _order_of_epoch(rows: int, seed: int, epoch: int) -> "np.ndarray":
+    import numpy as np
+
+    return np.random.default_rng((seed, epoch)).permutation(rows)
+
+
 class Order:
     """The order in which rows are trained on: another in each epoch, a function of seed and epoch.
 
@@ -243,7 +251,6 @@ class Order:
         """Whole passes that are done."""
         self.row = 0
         """Rows of the next one that are done."""
-        self._drawn: tuple[int, np.ndarray] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -257,12 +264,8 @@ class Order:
 
     def next(self) -> "np.ndarray":
         """Numbers of the next batch's rows; the position moves on."""
-        import numpy as np
-
-        if self._drawn is None or self._drawn[0] != self.epoch:
-            generator = np.random.default_rng((self._seed, self.epoch))
-            self._drawn = self.epoch, generator.permutation(self._rows)
-        chosen = self._drawn[1][self.row : self.row + self._batch_size]
+        order = _order_of_epoch(self._rows, self._seed, self.epoch)
+        chosen = order[self.row : self.row + self._batch_size]
         self.row += len(chosen)
         if self.row == self._rows:
             self.epoch, self.row = self.epoch + 1, 0

@@ -37,9 +37,7 @@ def run(tmp_path: Path) -> Path:
     """A run in a folder whose records hold hostile text wherever text is free."""
     store = open_store(str(tmp_path / "run"))
     layout = Layout("", "")
-    start = replace(
-        start_record(1, 0, START), instance=f"vm{HOSTILE}", zone=HOSTILE, trainer=HOSTILE
-    )
+    start = replace(start_record(1, 0, START), trainer=HOSTILE, versions={HOSTILE: HOSTILE})
     end = AttemptEnd(
         1,
         Reason.USER_FAILED,
@@ -63,12 +61,12 @@ def run(tmp_path: Path) -> Path:
         end=None,
         started=START,
         deadline=START.replace(year=2030),
-        chain=(Checkpoint("t000001/s000000000003-aa/", 1, "0" * 64, 1, 3, (f"tag{HOSTILE}",)),),
+        chain=(Checkpoint("t000001/s000000000003-aa/", 1, "0" * 64, 1, 3, ("kept",)),),
         lineage=(Lineage(1, 0),),
         failures=0,
         barren=0,
         data=None,
-        nonce="n",
+        nonce="0" * 32,
     )
     for name, record in (
         (layout.attempt_start(1), start),
@@ -107,6 +105,16 @@ def test_hostile_records_do_not_reach_the_terminal(run: Path, command: str) -> N
         # Shown as it is, and not taken for markup.
         assert "[link=https://evil.example]x[/link][/b] :bomb:" in written
         assert "loss?]52;c;Y3VybA==?" in written
+
+
+def test_a_hostile_tag_is_refused_in_text(run: Path) -> None:
+    store = open_store(str(run))
+    layout = Layout("", "")
+    head = store.get(layout.head)[0].replace(b'"kept"', json.dumps(f"tag{HOSTILE}").encode())
+    store.put(layout.head, head)
+    written = on_a_terminal("checkpoints", str(run)).decode()
+    assert "Head.chain[0].tags" in written
+    assert "\x1b" not in written and "\u202e" not in written
 
 
 def test_json_holds_the_text_and_no_control_character(run: Path) -> None:

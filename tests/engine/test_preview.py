@@ -67,14 +67,14 @@ def train_to(step: int, outputs: dict) -> None:
         deadline=now + timedelta(hours=24),
         chain=(
             Checkpoint(
-                f"{layout.root}t000001/s{step:012d}-0123456789abcdef/", 1, "00", 1, step, ()
+                f"{layout.root}t000001/s{step:012d}-0123456789abcdef/", 1, "0" * 64, 1, step, ()
             ),
         ),
         lineage=(),
         failures=0,
         barren=0,
         data=None,
-        nonce="n",
+        nonce="0" * 32,
     )
     store.put(head.chain[0].path + "model.bin", bytes(3 * 2**20))
     store.put(layout.head, head.to_json())

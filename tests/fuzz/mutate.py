@@ -63,13 +63,14 @@ def _structured(data: bytes, draw: random.Random) -> bytes | None:
     lines = data.splitlines() if data.count(b"\n") > 1 else [data]
     at = draw.randrange(len(lines)) if lines else 0
     try:
-        value = json.loads(lines[at])
-        changed = _changed(value, draw)
-        text = json.dumps(changed).encode("ascii")
+        same = json.dumps(json.loads(lines[at])).encode("ascii")
+        text = json.dumps(_changed(json.loads(lines[at]), draw)).encode("ascii")
     except (ValueError, RecursionError, IndexError):
         return None
     if draw.random() < 0.05:
         text = _twice(text, draw)
+    if text == same:  # what was drawn is what stood there
+        return None
     lines[at] = text
     return b"\n".join(lines) + b"\n"
 

@@ -57,7 +57,7 @@ def test_a_planted_fault_is_found(tmp_path: Path, does: str, said: str) -> None:
 
 
 def test_a_change_is_the_same_each_time_and_changes_something() -> None:
-    text = b'{"a":[1,{"b":"c"}],"d":null}\n'
+    text = b'{"a":[1,{"b":"c"}],"d":null,"e":{"f":[2.5,"g",{"h":true}]},"i":"j","k":[[],{}]}\n'
     made = [mutate.mutated(text, [seed]) for seed in range(200)]
     assert made == [mutate.mutated(text, [seed]) for seed in range(200)]
     assert len(set(made)) > 150

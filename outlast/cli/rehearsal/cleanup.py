@@ -15,8 +15,11 @@ from outlast.cli import cloud as clouds
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A short folder (Unix sockets have short names) that is gone afterwards."""
+    # A Ctrl-C between the folder and the line that takes it away waits until that is in force.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     folder = Path(tempfile.mkdtemp(prefix="outlast-re-", dir=_short_temporary()))
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield folder
     finally:
         with uninterrupted():
