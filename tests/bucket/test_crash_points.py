@@ -5,6 +5,7 @@ The planted twins that must turn these checks red are in test_twins.py.
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,24 @@ def test_the_run_of_parts_copies_the_result_of_each() -> None:
         assert [path.rpartition("/result/")[2] for path in copied] == ["a/model", "b/model"]
 
 
-@pytest.fixture(params=["in HEAD", "in pages", "of parts", "of parts in pages"])
+LONG = pytest.mark.long
+"""A pair of moments for each pair of operations: of runs with parts, which have many, before a
+release."""
+PLACES = ["in HEAD", "in pages"]
+PARTS = ["of parts", "of parts in pages"]
+EVERYWHERE = [*PLACES, *(pytest.param(place, marks=LONG) for place in PARTS)]
+
+
+def cases() -> Iterator[Any]:
+    """Where entries are, and what happens."""
+    for place in [*PLACES, *PARTS]:
+        for how in How:
+            pairs = how in (How.REPLAYED, How.FROZEN)
+            marks = [LONG] if place in PARTS and (pairs or place == "of parts") else []
+            yield pytest.param(place, how, marks=marks, id=f"{place}-{how.value}")
+
+
+@pytest.fixture
 def where_entries_are(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whether HEAD's old entries stay in it or go to pages, and whether the run has parts."""
     with contextlib.ExitStack() as stack:
@@ -79,7 +97,9 @@ def where_entries_are(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("where_entries_are")
-@pytest.mark.parametrize("how", list(How), ids=lambda how: how.value)
+@pytest.mark.parametrize(
+    ("where_entries_are", "how"), list(cases()), indirect=["where_entries_are"]
+)
 def test_guarantees_hold_at_every_operation(how: How) -> None:
     broken = [violation for found in disturbed(how) for violation in found]
     assert broken == []
@@ -87,6 +107,7 @@ def test_guarantees_hold_at_every_operation(how: How) -> None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("where_entries_are")
+@pytest.mark.parametrize("where_entries_are", EVERYWHERE, indirect=True)
 def test_guarantees_hold_when_the_successor_is_cut_too() -> None:
     _, sent = play(None, -1)
     broken: list[str] = []
@@ -109,6 +130,7 @@ def retaken() -> Iterator[list[str]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("where_entries_are")
+@pytest.mark.parametrize("where_entries_are", EVERYWHERE, indirect=True)
 def test_guarantees_hold_when_the_process_of_an_old_attempt_takes_the_run_again() -> None:
     broken = [violation for found in retaken() for violation in found]
     assert broken == []
