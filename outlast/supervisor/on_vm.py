@@ -34,7 +34,7 @@ from outlast.supervisor.group import (
     find_group,
 )
 from outlast.supervisor.health import Life
-from outlast.supervisor.kept_wheels import InHead, Recorded
+from outlast.supervisor.kept_wheels import Recorded
 from outlast.supervisor.life import FAILED, Boot, record_boot_end, supervise
 from outlast.supervisor.metadata import (
     BadSpec,
@@ -120,8 +120,7 @@ def run_vm(stop: Stop) -> int:
     head_file = HeadFile(
         store, Layout(spec.prefix, spec.run), patience=_vm_patience(spec, clock, say)
     )
-    recorded = InHead(head_file)
-    site = _vm_site(spec, machine, group, notices, bundle, say, life, mask, clock, recorded)
+    site = _vm_site(spec, machine, group, notices, bundle, say, life, mask, clock)
     boot = Boot(spec, head_file, site, records=True)
     try:
         check_origin(bundle, spec.trainer if _is_bundled(spec, bundle) else None)
@@ -154,7 +153,6 @@ def _vm_site(
     life: Life,
     mask: Mask,
     clock: MachineClock,
-    recorded: Recorded,
 ) -> Site:
     shared = rooted("/dev/shm")
     work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
@@ -175,7 +173,7 @@ def _vm_site(
     )
     secrets = TrainerSecrets(reader, spec.secret_env, mask)
 
-    def prepare_code() -> None:
+    def prepare_code(recorded: Recorded) -> None:
         nonlocal code
         store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
         kept = Layout(spec.prefix, spec.run).environments

@@ -24,6 +24,7 @@ from outlast.supervisor.driver import wait_for_gpus
 from outlast.supervisor.group import wait_for_permission
 from outlast.supervisor.initial import InitError, take_over
 from outlast.supervisor.jobs import Jobs
+from outlast.supervisor.kept_wheels import InHead
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.site import Next, Outcome, Site
 
@@ -120,7 +121,7 @@ class Preparation:
     def code(self) -> Outcome | None:
         """The trainer's code and its packages; an outcome where they cannot be had."""
         try:
-            self._site.prepare_code()
+            self._site.prepare_code(InHead(self._head_file))
         except CodeRefused as error:
             return self._unusable(str(error))
         except CodeUnavailable as error:

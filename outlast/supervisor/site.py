@@ -12,6 +12,7 @@ from outlast.base.exits import Reason
 from outlast.bucket.data import Cache, user_cache
 from outlast.supervisor.door import Door
 from outlast.supervisor.group import Membership
+from outlast.supervisor.kept_wheels import Recorded
 from outlast.supervisor.metadata import Machine, machine_age_sec
 from outlast.supervisor.notice import Notices
 from outlast.supervisor.process import Trainer
@@ -123,7 +124,7 @@ class Site:
     for two."""
     sign: Callable[[], None] = lambda: None
     """Called for each sign of progress, for whoever asks this machine for its health."""
-    prepare_code: Callable[[], None] = lambda: None
+    prepare_code: Callable[[Recorded], None] = lambda recorded: None
     """Makes ready what the trainer is started from; raises CodeRefused and CodeUnavailable."""
     machine_age_sec: Callable[[], float] = machine_age_sec
     """Since the machine was started."""

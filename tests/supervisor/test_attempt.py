@@ -1085,7 +1085,7 @@ def test_the_webhook_hears_of_ends(world: World) -> None:
 def without_code(vm: Vm, error: Exception) -> Vm:
     """The machine, whose code cannot be made ready."""
 
-    def prepare() -> None:
+    def prepare(_recorded: object) -> None:
         raise error
 
     site = dataclasses.replace(vm.boot.site, prepare_code=prepare)
