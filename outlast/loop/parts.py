@@ -146,11 +146,12 @@ def _finish_all() -> None:
 def _finish(program: Program, code: int | None) -> int:
     """What the program is to end with: another code than 0 where a run that is complete is not
     kept."""
-    left, what = program.unfinished, "is not"
-    if left is None and program.refused is not None:
-        left, what = program.refused, "was refused"
-    # Of an unfinished part a code that cannot be known is the program's own, as of Ctrl-C.
-    if left is not None and (code == exits.DONE or (code is None and what == "was refused")):
+    if program.unfinished is not None:
+        # A code that cannot be known is then the program's own, as that of Ctrl-C.
+        left, what, codes = program.unfinished, "is not", {exits.DONE}
+    else:
+        left, what, codes = program.refused, "was refused", {exits.DONE, None}
+    if left is not None and code in codes:
         say(f"the run is not done, as its part {left!r} {what}; the same command continues it")
         return 1
     channel, supervisor = program.channel, program.supervisor
