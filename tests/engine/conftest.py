@@ -1,6 +1,7 @@
 """A local cloud, the real engine set up for it, and a run watched from outside."""
 
 import contextlib
+import fnmatch
 import json
 import os
 import subprocess
@@ -182,7 +183,13 @@ def disk_files(cloud: Path, pattern: str) -> list[Path]:
     """The files of a local cloud's VMs by their names' pattern."""
     # A disk with a long name is a link, which a pattern from above does not follow.
     roots = [root.resolve() for root in cloud.glob("vms/*/root")]
-    return [path for root in roots for path in root.rglob(pattern)]
+    return [
+        Path(folder, name)
+        for root in roots
+        # A VM changes its disk meanwhile. `os.walk` passes over a folder that has gone.
+        for folder, folders, files in os.walk(root)
+        for name in fnmatch.filter([*folders, *files], pattern)
+    ]
 
 
 def holding(folder: Path, text: bytes) -> list[Path]:

@@ -115,6 +115,8 @@ def test_a_secret_reaches_the_trainer_and_nothing_else(stack: Project, tmp_path:
     halves = TOKEN[: len(TOKEN) // 2].encode(), TOKEN[len(TOKEN) // 2 :].encode()
     assert logs.count(b"in two ") == 2 and not any(half in logs for half in halves)
     assert b"child ***" in logs and b"login with ***" in logs
+    # A VM's disk goes shortly after the VM.
+    until(lambda: not disk_files(tmp_path / "cloud", "debug.log"), "the disk has gone")
     assert_hidden(stack, tmp_path)
 
     # The VM may read this one secret, and has no other right on it.
@@ -135,6 +137,7 @@ def test_a_trainer_that_dies_with_its_secret_in_the_message(stack: Project, tmp_
     end = AttemptEnd.from_json(store.get(run.layout.attempt_end(1))[0])
     assert "401 Unauthorized for key ***" in end.message
     assert any("key ***" in line for line in end.stderr)
+    until(lambda: not disk_files(tmp_path / "cloud", "debug.log"), "the disk has gone")
     assert_hidden(stack, tmp_path)
     assert TOKEN not in stack.outlast("status", "dev", "--json")
 
