@@ -153,6 +153,8 @@ class Snapshot:
     step: int
     tags: list[str]
     rows_offset: int
+    last: bool = False
+    """Whether the loop is over: it may wait in line behind others."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class _Offer:
     """Why the loop is over, as it notes."""
     asked_at_sec: float | None = None
     """When it was handed over, where the answer has not come yet."""
+    lacks_ranks: bool = False
+    """Whether the parts of the ranks are still to be written."""
 
 
 class Saver:
@@ -82,7 +84,7 @@ class Saver:
         self.over: str | None = None
         """Why the loop is over, as the snapshots from now on note; None while it is not."""
         self._last: _Offer | None = None
-        """The state that a part ended with, until it is handed over."""
+        """The state that the loop ended with, until it is the supervisor's."""
         self._accepted_over: str | None = None
         """``over`` as the snapshot accepted last notes it."""
         self._accepted_step = -1
@@ -102,7 +104,7 @@ class Saver:
         """Give the room of what is not handed over back."""
         self._spare.drop()
         shutil.rmtree(self._place / EVALUATIONS, ignore_errors=True)
-        if self._last is not None:
+        if self._last is not None and self._last.asked_at_sec is None:
             shutil.rmtree(self._last.folder, ignore_errors=True)
 
     # What is due.
@@ -115,29 +117,23 @@ class Saver:
             if self._best_saved is None:
                 self._best_saved = before
 
-    def save_due(self, step: int, *, last: bool) -> None:
-        """Between two steps: write and hand over what is due; training does not wait for it. The
-        ``last`` step is saved, unless an earlier one is on its way still: evaluating it and writing
-        the result may take long."""
+    def save_due(self, step: int) -> None:
+        """Between two steps: write and hand over what is due; training does not wait for it."""
         if self._best_due:
             self.hear_answer(wait=True)
             self._drop_pending()  # an older best is none any more
             self._pending = self._write(step, ["best"])
             self._best_due = False
-        elif self._pending is None and self._due(step, last) and not self._session.busy:
+        elif self._pending is None and self._due(step) and not self._session.busy:
             self._pending = self._write(step, [])
         self._offer_pending()
 
-    def _due(self, step: int, last: bool) -> bool:
+    def _due(self, step: int) -> bool:
         now_sec = time.monotonic()
         if step == self._accepted_step or now_sec < self._retry_at_sec:
             return False
         assert self._schedule is not None
-        return (
-            self._session.checkpoint_wanted
-            or last
-            or self._schedule.due(now_sec=now_sec, step=step)
-        )
+        return self._session.checkpoint_wanted or self._schedule.due(now_sec=now_sec, step=step)
 
     # Writing.
 
@@ -218,7 +214,8 @@ class Saver:
         rows_offset = self._rows.flush()  # before it has its name: this disk, too, may be full
         folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
         message = Snapshot(identifier, str(folder), step, tags, rows_offset)
-        return _Offer(folder, message, time.monotonic() - begun_sec, self.over)
+        cost_sec = time.monotonic() - begun_sec
+        return _Offer(folder, message, cost_sec, self.over, lacks_ranks=not with_ranks)
 
     @contextlib.contextmanager
     def _rank_parts(self, step: int, folder: Path) -> Iterator[None]:
@@ -288,6 +285,8 @@ class Saver:
         """What became of the folder that was handed over, where that is known; or, to ``wait``."""
         offer = self._pending
         if offer is None or offer.asked_at_sec is None:
+            offer = self._last
+        if offer is None or offer.asked_at_sec is None:
             return
         accepted = self._session.answer(wait=wait)
         if accepted is None:
@@ -297,10 +296,13 @@ class Saver:
             self._retry_at_sec = time.monotonic() + max(
                 BUSY_RETRY_SEC, schedule.COST_FACTOR * offer.cost_sec
             )
-            if not offer.message.tags:
+            if not offer.message.tags and not offer.message.last:
                 self._drop_pending()
             return
-        self._pending = None
+        if offer is self._pending:
+            self._pending = None
+        else:
+            self._last = None
         self._accepted_step, self._accepted_over = offer.message.step, offer.over
         if "best" in offer.message.tags:
             self._best_saved = None
@@ -317,52 +319,87 @@ class Saver:
             shutil.rmtree(self._pending.folder, ignore_errors=True)
             self._pending = None
 
-    def finish(self, step: int, limit_sec: float) -> None:
-        """Training is over after ``step``: a snapshot that waits, or a best that the loop was left
-        with, is handed over, or given up after the limit."""
+    # The end of the loop.
+
+    def save_last(self, step: int) -> None:
+        """The loop is over after ``step``: its state is handed over now, in line behind what is on
+        its way, since evaluating it and writing the result may take long. Where there is no room
+        for it beside those, ``finish`` or ``finish_part`` tries again."""
         self.hear_answer(wait=True)
-        if self._best_due:
-            self._drop_pending()
-            self._pending = self._write(step, ["best"])
+        if not self._is_saved(step):
+            try:
+                self._last = self._write_once(step, self._best_tags)
+            except OSError as error:
+                if error.errno not in places.FULL:
+                    raise
+                self._drop_unfinished()
+                if self._session.busy:
+                    return
+                self._last = self._write(step, self._best_tags)
             self._best_due = False
-        if self._pending is not None and self._session.wait_committed(limit_sec):
-            self._retry_at_sec = 0.0
-            self._offer_pending()
-            self.hear_answer(wait=True)
-        self._drop_pending()
+        self._line_up()
 
-    # The end of a part.
-
-    def write_last(self, step: int) -> None:
-        """A part's loop was left after ``step``: write its state now, before the program goes on
-        with it. Raises nothing; what fails is tried again when the part ends."""
+    def write_last(self, step: int, *, sure: bool) -> None:
+        """The loop was left in ``step``: write its state now, before the program goes on with it,
+        and hand it over where it is ``sure`` that no error ended the loop. Raises nothing; what
+        fails is tried again by ``finish`` or ``finish_part``."""
         try:
-            self.hear_answer()
+            self.hear_answer(wait=sure)
             if self._last is None and not self._is_saved(step):
                 self._last = self._write_once(step, self._best_tags, with_ranks=False)
                 self._best_due = False
+            if sure and self._rank_state is None:
+                self._line_up()
         except OSError:
             self._drop_unfinished()
         except Exception:
             return
 
+    def _line_up(self) -> None:
+        """Hand over what the loop has left; the answer to the state that it ended with is heard
+        later."""
+        if self._pending is not None and self._last is not None and not self._is_best_left:
+            self._drop_pending()
+        if self._pending is not None and not self._hand_over(self._pending):
+            return
+        if self._last is not None:
+            self._ask(self._last)
+
+    @property
+    def _is_best_left(self) -> bool:
+        """Whether what waits is the best so far, of an earlier step."""
+        newer = self._last is not None and "best" in self._last.message.tags
+        return self._pending is not None and "best" in self._pending.message.tags and not newer
+
+    def finish(self, step: int, limit_sec: float) -> None:
+        """Training is over after ``step``: what waits, or a best that the loop was left with, is
+        handed over, or given up after the limit."""
+        self.hear_answer(wait=True)
+        if self._best_due:
+            self._drop_pending()
+            self._pending = self._write(step, ["best"])
+            self._best_due = False
+        for offer in (self._pending, self._last):
+            if offer is None or self._hand_over(offer):
+                continue
+            if self._session.wait_committed(limit_sec):
+                self._hand_over(offer)
+        self._drop_pending()
+
     def finish_part(self, step: int) -> None:
         """Hand over what a part ended with after ``step``, whatever is on its way still."""
         self.hear_answer(wait=True)
-        if self._last is not None:
+        if self._last is not None and self._last.lacks_ranks:
             with self._rank_parts(step, self._last.folder):
-                pass
-        elif not self._is_saved(step):
+                self._last.lacks_ranks = False
+        elif self._last is None and not self._is_saved(step):
             self._last = self._write(step, self._best_tags)
             self._best_due = False
-        pending, self._pending = self._pending, None
-        if pending is not None and (self._last is None or "best" in pending.message.tags):
-            self._hand_over_surely(step, pending)
-        elif pending is not None:
-            shutil.rmtree(pending.folder, ignore_errors=True)
+        if self._pending is not None and (self._last is None or self._is_best_left):
+            self._hand_over_surely(step, self._pending)
+        self._drop_pending()
         if self._last is not None:
             self._hand_over_surely(step, self._last)
-            self._last = None
 
     def _is_saved(self, step: int) -> bool:
         """Whether the state after ``step`` is the supervisor's, or written for it."""
@@ -377,13 +414,23 @@ class Saver:
 
     def _hand_over_surely(self, step: int, offer: _Offer) -> None:
         """SystemExit 75 where the machine ends before there is room for it."""
-        while not (
-            self._session.wait_committed(BUSY_RETRY_SEC) and self._session.offer(offer.message)
-        ):
+        while not self._hand_over(offer):
             if not self._session.last_snapshot_wanted:
                 raise SystemExit(exits.INTERRUPTED)
             self._session.tick(step, "result")
-        self._accepted_step, self._accepted_over = step, offer.over
+            if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
+                time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
+
+    def _hand_over(self, offer: _Offer) -> bool:
+        """Hand over what the loop has left, to wait in line; False where there is no room yet."""
+        self._ask(offer)
+        self.hear_answer(wait=True)
+        return offer is not self._pending and offer is not self._last
+
+    def _ask(self, offer: _Offer) -> None:
+        offer.message = replace(offer.message, last=True)
+        self._session.hand_over(offer.message)
+        offer.asked_at_sec = time.monotonic()
 
     # A stop.
 

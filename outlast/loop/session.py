@@ -222,11 +222,11 @@ class Session:
         self._answer_to(COMPLETE_ID)
 
     def complete_part(self, step: int, record: Path, rows_offset: int, why: str) -> None:
-        """As ``complete`` of a part, and wait until it is committed; CheckpointFailed where it
-        could not be."""
+        """As ``complete`` of a part, and wait until it is committed, or the machine stops;
+        CheckpointFailed where it could not be."""
         self.complete(step, record, rows_offset, why)
         self._in_flight[COMPLETE_ID] = time.monotonic()
-        while self._in_flight:
+        while self._in_flight and self._stop_at is None:
             message = self._receive(TICK_SEC)
             if message is not None:
                 self._take(message)

@@ -198,8 +198,13 @@ class Training:
         self._finished = True
         if self._started and not self._left_before and hasattr(self, "_saver"):
             self._note_over()
-            if self._part and (self._total is None or self._is_over):
-                self._saver.write_last(self._step)
+            ended = self._part and (self._total is None or self._is_over)
+            if not self._stopped and (self._why or ended):
+                # Without `finish`, an error of the body leaves the loop as a `break` does.
+                if self._why:
+                    with contextlib.suppress(OSError):  # the next flush tries again
+                        self._write_row()
+                self._saver.write_last(self._step, sure=bool(self._why))
 
     def _note_over(self) -> None:
         """A snapshot after the loop has to say so, unless its step says it."""
@@ -549,7 +554,10 @@ class Training:
         if left_sec is not None:
             self._leave(left_sec)
         self._say_alive("train")
-        self._saver.save_due(self._step, last=self._is_over)
+        if self._is_over:
+            self._saver.save_last(self._step)
+        else:
+            self._saver.save_due(self._step)
         if self._leader is not None:
             if self._why:
                 self._leader.over(self._step)
@@ -584,10 +592,9 @@ class Training:
 
     def _write_row(self) -> None:
         if self._row:
-            step, row = self._before + self._step, self._row
+            step, (row, self._row) = self._before + self._step, (self._row, {})
             part = {"part": row_part(self._part, self._before)} if self._part else {}
             self._rows.add({"step": step, **part, **row})
             if self._tracker is not None:
                 named = {f"{self._part}/{name}": row[name] for name in row} if part else row
                 self._tracker.log(step, named)
-            self._row = {}

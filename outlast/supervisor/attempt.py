@@ -91,6 +91,9 @@ TRAINERS_ERRORS = (
 """What committing a folder raises where the trainer made it badly, not the machine."""
 MAINTENANCE_EVERY_SEC = 30.0
 
+LAST_ROOM = 3
+"""Snapshots that a loop may leave: one on its way, the best one, and what it ended with."""
+
 AFTER_SEC = 600.0
 """A program may go on for so long after its training is complete."""
 SECOND_TRAINING = (
@@ -365,8 +368,9 @@ class Attempt:
     # -- snapshots and other jobs of the committing thread ------------------------------------
 
     def _offer(self, link: Link, snapshot: Snapshot) -> None:
-        """At most one snapshot in flight; while stopping the last one may wait for it."""
-        room = 1 if self._leaving is None else 2
+        """At most one snapshot in flight; while stopping another may wait for it, and those of a
+        loop that is over wait in line."""
+        room = LAST_ROOM if snapshot.last else 1 if self._leaving is None else 2
         if self._snapshots >= room or self._complete is not None:
             link.send(Busy(snapshot.id))
             return

@@ -228,6 +228,40 @@ def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
     }
 
 
+def test_what_a_loop_has_left_waits_in_line(world: World) -> None:
+    """The best one and the last state are accepted behind the one in flight, and their uploads
+    outlive the trainer, which evaluates as it is stopped."""
+    lined_up, go_on = threading.Event(), threading.Event()
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and operation.path.endswith("state.json"):
+            go_on.wait(60)
+        return perform()
+
+    assert isinstance(world.store, MemoryStore)
+
+    def script(life: Life) -> int:
+        life.advance(3)
+        assert isinstance(life.offer(), Accepted)
+        life.advance(1)
+        assert isinstance(life.offer(["best"]), Busy)
+        assert isinstance(life.offer(["best"], last=True), Accepted)
+        life.advance(1)
+        assert isinstance(life.offer(last=True), Accepted)
+        assert isinstance(life.offer(last=True), Busy)  # bounded
+        lined_up.set()
+        return life.hang()
+
+    vm = world.boot(script, store=world.store.view(around), spec=spec_with(stop=2.0)).start()
+    assert lined_up.wait(60)
+    vm.terminate()
+    wait_until(lambda: vm.trainers[0].ended.is_set())
+    go_on.set()
+    assert vm.ended() == 75
+    assert [entry.step for entry in world.head.chain] == [3, 4, 5]
+    assert world.end_of(1).reason is Reason.INTERRUPTED
+
+
 def test_sigterm_during_an_upload_saves_both_snapshots(world: World) -> None:
     """The second is accepted while the first is in flight, and its upload outlives the trainer."""
     refused, go_on = threading.Event(), threading.Event()

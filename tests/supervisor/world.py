@@ -112,7 +112,9 @@ class Life:
                 rows.write(json.dumps(row) + "\n")
         self.channel.send(Tick(self.step))
 
-    def offer(self, tags: list[str] | None = None, *, weight: int = 0) -> Accepted | Busy:
+    def offer(
+        self, tags: list[str] | None = None, *, weight: int = 0, last: bool = False
+    ) -> Accepted | Busy:
         """Hand a snapshot over, with ``weight`` random bytes; the supervisor's answer."""
         self._count += 1
         identifier = f"{self._count:06d}"
@@ -122,7 +124,7 @@ class Life:
         if weight:
             (folder / "weight.bin").write_bytes(os.urandom(weight))
         size = Path(self.welcome.rows).stat().st_size
-        self.channel.send(Snapshot(identifier, str(folder), self.step, tags or [], size))
+        self.channel.send(Snapshot(identifier, str(folder), self.step, tags or [], size, last))
         answer = self.hear(Accepted, Busy)
         assert isinstance(answer, Accepted | Busy)
         return answer
