@@ -5,6 +5,7 @@ it is parsed, by its alphabet and its length, and never cleaned up: a text that 
 `ValueError` that says where it stands and what it must be. Standard library only.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,13 +59,33 @@ Label = Annotated[str, LABEL]
 """Name of a part, or a tag; empty for none."""
 
 
+_NAME_BYTES_MAX = 255
+"""Of a file's name; no file system of Linux takes a longer one."""
+_PATH_BYTES_MAX = 1024
+"""Of an object's name; no bucket takes a longer one."""
+
+
 def check_relative(name: str, what: str) -> str:
     """`name` itself, where it is a relative path of a file or folder; any byte but NUL may be in a
     file's name."""
     parts = name.split("/")
-    if "\0" in name or len(name) > 4096 or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"{what} {name!r}: must be a relative path without '.' and '..'")
+    if "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{what} {name[:200]!r}: must be a relative path without '.' and '..'")
+    if not fits_file_system(name):
+        raise ValueError(f"{what} {name[:80]!r}…: must be a path that a file can have")
     return name
+
+
+def fits_file_system(path: str, most: int = 4095) -> bool:
+    """Whether a path can be encoded as one, has at most so many bytes, and no longer part of it
+    than a file system takes."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return len(encoded) <= most and all(
+        len(part) <= _NAME_BYTES_MAX for part in encoded.split(b"/")
+    )
 
 
 def check_object_name(name: str, what: str = "object name") -> str:
@@ -79,6 +100,11 @@ def check_object_name(name: str, what: str = "object name") -> str:
         raise ValueError(f"{what} {name!r}: must have no control characters; rename it")
     if _SURROGATE.search(name):
         raise ValueError(f"{what} {name!r}: must be valid UTF-8; rename it")
+    if not fits_file_system(name, _PATH_BYTES_MAX):
+        raise ValueError(
+            f"{what} {name[:80]!r}…: must have at most {_PATH_BYTES_MAX} bytes, and "
+            f"{_NAME_BYTES_MAX} between two slashes; shorten it"
+        )
     return name
 
 

@@ -375,12 +375,13 @@ class Listings:
             files = [
                 (str(name), int(size), str(crc)) for name, size, crc in json.loads(data)["files"]
             ]
+            is_whole = _listed(files) == (found.size, found.crc32c)
         except (
             *(NotFound, Damaged, ValueError, KeyError, TypeError),
             *(OverflowError, RecursionError),
         ):
             return None
-        return files if _listed(files) == (found.size, found.crc32c) else None
+        return files if is_whole else None
 
 
 def _changed(url: str, found: DataFingerprint, before: DataFingerprint, what: str = "") -> str:

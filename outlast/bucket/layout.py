@@ -37,6 +37,8 @@ PART_RESULT = "result"
 """Folder beside it: the files of the part's result, with their RESULT.json."""
 
 _WHOLE_MAX = (1 << 63) - 1
+_LEVELS_MAX = 100
+"""Of a field that may hold any JSON."""
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
 _PIECE_DIGITS = 6
@@ -636,13 +638,20 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
 
 
 def _checked(value: Any, where: str) -> Any:
-    """A value of whatever form, if JSON has all of its numbers."""
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, float) and not math.isfinite(each):
-            raise ValueError(f"{where} {each!r}: must be finite")
-        left += each if isinstance(each, list) else each.values() if isinstance(each, dict) else ()
+    """A value of whatever form, if JSON has all of its numbers and it can be written again."""
+    level, depth = [value], 0
+    while level:
+        if depth > _LEVELS_MAX:
+            raise ValueError(f"{where}: must not be nested deeper than {_LEVELS_MAX} levels")
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, float) and not math.isfinite(each):
+                raise ValueError(f"{where} {each!r}: must be finite")
+            if isinstance(each, list):
+                below += each
+            elif isinstance(each, dict):
+                below += each.values()
+        level, depth = below, depth + 1
     return value
 
 

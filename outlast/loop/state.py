@@ -50,6 +50,7 @@ INLINE_BYTES = 256
 _INT_BITS = 10_000
 """Longer numbers are not JSON's: Python itself reads and writes 4300 decimal digits at most."""
 _INT_MAX = 1 << 64
+_NAMES_SHOWN = 300
 _OWN = ("state_dict", "load_state_dict")
 
 
@@ -141,14 +142,21 @@ def restore_all(state: Mapping[str, object], found: Mapping[str, Node], blobs: B
     """Put every node into the object of its name; DoesNotFit if the names differ."""
     if missing := sorted(set(found) - set(state)):
         raise DoesNotFit(
-            f"the checkpoint holds {', '.join(missing)}, which this program's state does not have"
+            f"state: the checkpoint holds {_few(missing)}, which this program's state does "
+            "not have; a changed program is a new run"
         )
     if missing := sorted(set(state) - set(found)):
         raise DoesNotFit(
-            f"state has {', '.join(missing)}, which the checkpoint does not hold; "
+            f"state: the program has {', '.join(missing)}, which the checkpoint does not hold; "
             "a changed program is a new run"
         )
     restore_named(state, found, blobs, found)
+
+
+def _few(names: list[str]) -> str:
+    """Names that a checkpoint chose, however many and long they are."""
+    text = ", ".join(names)
+    return text if len(text) <= _NAMES_SHOWN else f"{text[:_NAMES_SHOWN]}…"
 
 
 def restore_new(found: Mapping[str, Node], blobs: Blobs) -> dict[str, Any]:
@@ -166,8 +174,8 @@ def restore_named(
     """Put the nodes of these names into the objects; DoesNotFit if one is not in the checkpoint."""
     if missing := sorted(set(names) - set(found)):
         raise DoesNotFit(
-            f"state has {', '.join(missing)}, which the checkpoint does not hold; it holds "
-            f"{', '.join(sorted(found))}"
+            f"state: the program has {', '.join(missing)}, which the checkpoint does not hold; "
+            f"it holds {_few(sorted(found))}"
         )
     blobs.adapters = blobs.adapters or _adapters()
     chosen = {name: node for name, node in found.items() if name in names}

@@ -15,11 +15,12 @@ import outlast
 from outlast.base import exits
 from outlast.base.exits import Reason, State
 from outlast.bucket import pages
-from outlast.bucket.data import DataError, parse_url
+from outlast.bucket.data import DataError, Listings, parse_url
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.fetch import cached_result
 from outlast.bucket.head import (
     Checkpoint,
+    DataFingerprint,
     End,
     Head,
     HeadUnreadable,
@@ -293,3 +294,29 @@ def test_a_tag_that_no_reader_takes_is_never_committed(tmp_path: Path) -> None:
     with pytest.raises(BadSnapshot, match="tag 'a/b'"):
         committer.commit(tmp_path / "snap", step=1, tags=["a/b"])
     assert Head.from_json(store.get(LAYOUT.head)[0]).chain == ()
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "d/" * 512 + "a"])
+def test_names_that_no_file_or_object_can_have_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"must have at most 1024 bytes, and 255 between two"):
+        ResultManifest.of([ResultFile(name, 1, DIGEST)])
+
+
+def test_a_field_that_may_hold_any_json_is_bounded_in_depth() -> None:
+    def start(levels: int) -> bytes:
+        deep: dict[str, Any] = {}
+        for _ in range(levels):
+            deep = {"a": deep}
+        fields = ("vm", "1", "b", "z", "m", "i", "digits", deep, {}, 0, None, NOW)
+        return AttemptStart(1, 0, 0, *fields).to_json()
+
+    assert AttemptStart.from_json(start(50)).to_json() == start(50)
+    with pytest.raises(ValueError, match=r"AttemptStart.spec.a: must not be nested deeper than"):
+        AttemptStart.from_json(start(102))
+
+
+def test_a_list_of_data_files_with_half_a_surrogate_pair_is_none() -> None:
+    store, found = MemoryStore(), DataFingerprint("gs://b/d", 1, 3, "AAAAAA==")
+    path = LAYOUT.data_listing(found.size, found.crc32c)
+    store.put(path, b'{"files":[["b",2,"AAAAAA=\\ud800="]]}')
+    assert Listings(store, LAYOUT).read(found) is None

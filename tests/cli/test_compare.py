@@ -119,3 +119,19 @@ def test_no_pickle_is_ever_run(tmp_path: Path) -> None:
     with pytest.raises(Exception):  # noqa: B017 - whatever a half pickle raises
         pickle.loads(b"x")
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_array_that_is_none_in_the_other_result_is_named() -> None:
+    objects = npy(np.array([None], object))
+    said = of("a.npy", objects, npy(A))
+    assert (
+        said == f"a.npy differs (part: {len(objects)} bytes, undisturbed an array [3] <f4){EQUAL}"
+    )
+    assert of("a.npy", npy(A)[:20], npy(A)).startswith("a.npy differs (part: 20 bytes, ")
+
+
+def test_arrays_whose_bytes_do_not_fit_their_shape_are_named(tmp_path: Path) -> None:
+    snapshot.write_values(tmp_path / "m.json", {"w": A})
+    text, data = ((tmp_path / f"m.{suffix}").read_bytes() for suffix in ("json", "bin"))
+    said = difference({"m.json": text, "m.bin": data[:7]}, {"m.json": text, "m.bin": data})
+    assert said.startswith("m.bin differs (first at byte 7, 7 bytes, undisturbed 12; cannot be ")

@@ -24,7 +24,8 @@ from sklearn.neural_network import MLPClassifier
 
 from outlast import protocol
 from outlast.base.exits import Reason, State
-from outlast.bucket import blocks, data, ledger, metrics, pages, rows
+from outlast.base.retry import Limits, Patience
+from outlast.bucket import blocks, data, ledger, metrics, pages, restore, rows
 from outlast.bucket.errors import CommitError
 from outlast.bucket.head import (
     Checkpoint,
@@ -51,11 +52,14 @@ from outlast.bucket.layout import (
     Record,
     ResultFile,
     ResultManifest,
+    result_digest,
 )
+from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Object, StoreError, open_store
 from outlast.bucket.store.memory import MemoryStore
 from outlast.cli import runs
 from outlast.cli.errors import OperateError
+from outlast.cli.rehearsal import compare
 from outlast.loop import notes, parts, saving, snapshot, state, verify
 from outlast.loop.command.folder import Copier
 from outlast.loop.errors import DoesNotFit
@@ -63,6 +67,7 @@ from outlast.loop.history import History
 from outlast.supervisor.latest import Latest
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+ONCE = Patience(limits=Limits().within(0.0))
 LAYOUT = Layout("experiments/x", "0a1b2c3d")
 DIGEST = "0" * 64
 _ASKED = 4242424242
@@ -373,6 +378,85 @@ def _folder_run(work: Path) -> Target:
     return Target("outlast.open", files, read, errors, ("HEAD", layout.metrics_piece(1, 0)))
 
 
+def _checkpoint(work: Path) -> Target:
+    """A checkpoint as a VM gets it: HEAD names the manifest with the digest that it has."""
+    inside = {"arrays.bin": b"a" * 80, "log/state.json": b"{}"}
+    folder = LAYOUT.snapshot(1, 5, "0a1b")
+    parts = [
+        ManifestObject(name, len(text), "AAAAAA==", blake3(text).hexdigest(), 1, None, 0)
+        for name, text in inside.items()
+    ]
+    valid = Manifest("0a1b2c3d", 1, 5, ("best",), 5, tuple(parts))
+    files = {"MANIFEST.json": valid.to_json(), **inside}
+
+    def read(place: Path) -> object:
+        store = MemoryStore()
+        made = {name: store.put(folder + name, text).generation for name, text in inside.items()}
+        text = (place / "MANIFEST.json").read_bytes()
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            body = json.loads(text)
+            for part in body["objects"]:  # only the store knows them
+                part["generation"] = made.get(part["name"], 1)
+            text = json.dumps(body).encode()
+        put = store.put(f"{folder}MANIFEST.json", text)
+        kept = Checkpoint(folder, put.generation, blake3(text).hexdigest(), 1, 5, ())
+        reader = restore.Reader(store, ONCE, lambda said: None)
+        return reader.read(kept, place / "restored")[0]
+
+    return Target("a checkpoint", files, read, (StoreError,), ("MANIFEST.json",))
+
+
+def _result(work: Path) -> Target:
+    """A result as it is fetched: HEAD names the digest that the manifest has."""
+    inside = {"model.json": b"[1,2]", "plots/loss.svg": b"<svg/>"}
+    valid = ResultManifest.of(
+        ResultFile(name, len(text), hashlib.sha256(text).hexdigest())
+        for name, text in inside.items()
+    )
+    files = {"RESULT.json": valid.to_json(), **inside}
+
+    def read(place: Path) -> object:
+        store, folder = MemoryStore(), LAYOUT.result(1)
+        for name, content in inside.items():
+            store.put(folder + name, content)
+        text, digest = (place / "RESULT.json").read_bytes(), valid.digest
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            body = json.loads(text)
+            digest = result_digest([ResultFile(**each) for each in body["files"]])
+            text = json.dumps({**body, "digest": digest}).encode()
+        put = store.put(f"{folder}RESULT.json", text)
+        (place / "into").mkdir()
+        return fetch_result(
+            store, Result(folder, put.generation, digest), place / "into", patience=ONCE
+        )
+
+    return Target("a result", files, read, (StoreError,), ("RESULT.json",))
+
+
+def _compared(work: Path) -> Target:
+    """Files of two results that are compared, in all formats that are read for it."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    made = []
+    for number in (1, 2):
+        folder = work / f"{number}"
+        folder.mkdir()
+        snapshot.write_values(folder / "model.json", {"a": np.arange(number, 3.0), "b": number})
+        np.save(folder / "a.npy", np.arange(4.0) + number)
+        np.savez(folder / "b.npz", w=np.arange(4) * number, v=np.eye(2))
+        tensors = len(header).to_bytes(8, "little") + header + bytes([number]) * 8
+        (folder / "c.safetensors").write_bytes(tensors)
+        (folder / "log.txt").write_bytes(b"one\n%d\n" % number)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    files, baseline = made
+
+    def read(folder: Path) -> object:
+        found = {name: (folder / name).read_bytes() for name in files}
+        pairs = [{"model.json": found["model.json"], name: found[name]} for name in files]
+        return [compare.difference(pair, baseline) for pair in pairs]  # a few files are shown
+
+    return Target("compared", files, read, ())
+
+
 def _table(work: Path) -> Target:
     files = {"metrics.json": b'{"step":[1,2],"loss":[0.5,null],"f1":["NaN",1]}\n'}
 
@@ -425,7 +509,7 @@ def _messages(work: Path) -> Target:
 
 _MAKERS: tuple[Callable[[Path], Target], ...] = (
     *(_snapshot, _snapshot, _model, _model, _part, _command, _run, _pages, _folder_run),
-    *(_table, _listing, _latest, _messages),
+    *(_checkpoint, _result, _compared, _table, _listing, _latest, _messages),
 )
 """The largest formats stand here twice: they are changed as often as two others."""
 

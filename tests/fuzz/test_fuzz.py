@@ -63,11 +63,9 @@ def test_a_change_is_the_same_each_time_and_changes_something() -> None:
     assert len(set(made)) > 150
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("changes", [400, CHANGES])
-def test_what_is_changed_is_read_or_refused_and_nothing_around_it_is_touched(changes: int) -> None:
-    report = run.fuzz(seed=1, changes=changes, sec=0.0, processes=min(2, os.cpu_count() or 1))
+@pytest.mark.timeout(600)  # 45 s of one core by itself; other tests run beside it
+def test_what_is_changed_is_read_or_refused_and_nothing_around_it_is_touched() -> None:
+    report = run.fuzz(seed=1, changes=CHANGES, sec=0.0, processes=min(2, os.cpu_count() or 1))
     print(report.text(0.0))
     assert not report.failures, report.text(0.0)
-    assert report.changes == changes
+    assert report.changes == CHANGES

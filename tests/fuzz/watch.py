@@ -4,6 +4,7 @@ The hook is Python's own: it cannot be taken off again, so it belongs into a pro
 nothing else.
 """
 
+import codecs
 import hashlib
 import os
 import sys
@@ -52,6 +53,10 @@ _NEVER = (
 MODULES = ("outlast", "sklearn", "numpy", "scipy", "encodings", "zoneinfo", "tzdata", "ml_dtypes")
 FRAMEWORKS = ("torch", "keras", "jax", "xgboost", "flax")
 """Modules that may be looked for: those that a snapshot's kinds belong to, and nothing else."""
+
+
+for _name in ("utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "cp437", "idna"):
+    codecs.lookup(_name)  # JSON and zip files need them; an import while they are read is noted
 
 
 class Outside(Exception):

@@ -205,7 +205,7 @@ def test_what_cannot_be_begun_with_is_a_sentence(folder: Path) -> None:
         assert says in errors and "made" not in said
     next_dir = str(folder / "next")
     said, errors = train(folder, "total", code=1, INIT=pin, NAMES="x z", RUN_DIR=next_dir)
-    assert "state has z, which the checkpoint does not hold; it holds x, y" in errors
+    assert "state: the program has z, which the checkpoint does not hold; it holds x, y" in errors
     assert "made" not in said
 
 

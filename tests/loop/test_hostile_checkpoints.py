@@ -122,6 +122,14 @@ def refused(node: Any, start: Callable[[], dict[str, Any]]) -> None:
     )
 
 
+@pytest.mark.parametrize("items", [[], [{"$tuple": []}], [1, 2, 3]])
+def test_objects_that_are_not_as_many_as_the_live_array_has_are_refused(items: list[Any]) -> None:
+    node = {"$object": "numpy.objects", "shape": [2], "items": items}
+    live = {"box": {"x": np.array([None, None], object)}}
+    with pytest.raises(DoesNotFit, match=r"^state\['box'\]\['x'\]"):
+        state.restore_all(live, {"box": {"x": node}}, hostile.blobs())
+
+
 def test_there_are_fifty_of_each() -> None:
     for table in (hostile.PYTHON, hostile.NUMPY, hostile.SKLEARN):
         assert len({json.dumps(node) for node in table}) == len(table) >= 50

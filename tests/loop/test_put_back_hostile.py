@@ -67,6 +67,23 @@ def test_a_good_one_is_put_back(place: Place) -> None:
 ESCAPES = ("/tmp/outlast-hostile", "../../made", "sub/../../../made", "a/./b", "", "a//b", "a\0b")
 
 
+@pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "a/" * 2048 + "a", "\ud800"])
+@pytest.mark.parametrize("key", ["folders", "links", "odd"])
+def test_names_that_no_file_can_have_are_refused_by_name(place: Place, key: str, name: str) -> None:
+    value = {"folders": [1, 1, 0o755], "links": "sub", "odd": "000000"}
+    with pytest.raises(DoesNotFit, match=rf"command.json: {key} .*that a file can have"):
+        place.put_back(**{key: {**GOOD[key], name: value[key]}})
+    with pytest.raises(DoesNotFit, match=r"command.json: link 'last' leads to .*must lead into"):
+        place.put_back(links={"last": name})
+    assert list(place.root.iterdir()) == []
+
+
+def test_a_name_that_is_too_long_below_this_root_is_refused_by_name(place: Place) -> None:
+    deep = "/".join(["d" * 250] * 16)
+    with pytest.raises(DoesNotFit, match=r"command.json: .*is longer than the names of files here"):
+        place.put_back(folders={**GOOD["folders"], deep: [1, 1, 0o755]})
+
+
 @pytest.mark.parametrize("name", ESCAPES)
 @pytest.mark.parametrize("key", ["folders", "links", "modes", "times", "odd"])
 def test_names_that_leave_the_folder_are_refused_by_name(place: Place, key: str, name: str) -> None:

@@ -437,7 +437,11 @@ def test_an_empty_state_is_refused() -> None:
         ({"a": np.zeros(3)}, {"a": {}}, "state['a'] is dict"),
         ({"a": {}}, {"a": np.zeros(3)}, "state['a'] is numpy.ndarray"),
         ({"a": {}}, {"b": {}}, "the checkpoint holds a, which this program's state does not have"),
-        ({"a": {}}, {"a": {}, "b": {}}, "state has b, which the checkpoint does not hold"),
+        (
+            {"a": {}},
+            {"a": {}, "b": {}},
+            "state: the program has b, which the checkpoint does not hold",
+        ),
         ({"a": np.random.default_rng()}, {"a": random.Random()}, "holds a numpy Generator"),
         (
             {"a": np.random.default_rng()},

@@ -54,12 +54,12 @@ def _of_file(name: str, found: Files, baseline: Files) -> str:
         return f"{name} is only in the undisturbed result"
     try:
         one, other = _parts(name, found), _parts(name, baseline)
+        if one is not None and other is not None:
+            return f"{name} differs ({_of_parts(one, other, found[name], baseline[name])})"
     except Exception as error:  # a damaged file may raise anything
         return f"{name} differs ({_bytes(found[name], baseline[name])}; cannot be read: {error})"
-    if one is None or other is None:
-        pickled = "a pickle, which is not read; " if _suffix(name) in PICKLES else ""
-        return f"{name} differs ({pickled}{_bytes(found[name], baseline[name])})"
-    return f"{name} differs ({_of_parts(one, other, found[name], baseline[name])})"
+    pickled = "a pickle, which is not read; " if _suffix(name) in PICKLES else ""
+    return f"{name} differs ({pickled}{_bytes(found[name], baseline[name])})"
 
 
 def _of_parts(one: Parts, other: Parts, data: bytes, baseline: bytes) -> str:
@@ -129,6 +129,10 @@ def _bytes(one: bytes, other: bytes) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Array):
+        return f"an array {list(value.shape)} {value.dtype}"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
     text = json.dumps(value) if not isinstance(value, str) else repr(value)
     return text if len(text) <= 40 else text[:39] + "…"
 

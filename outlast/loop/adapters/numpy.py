@@ -84,7 +84,7 @@ def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
     """The live objects of an array of objects."""
     if node["$object"] == "numpy.objects" and isinstance(target, np.ndarray):
         if target.dtype.hasobject and list(target.shape) == node["shape"]:
-            for i, (old, item) in enumerate(zip(target.flat, node["items"], strict=True)):
+            for i, (old, item) in enumerate(zip(target.flat, node["items"], strict=False)):
                 yield old, item, f"{path}.flat[{i}]"
     else:
         yield from numpy_random.parts(target, node, path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from outlast.base.names import check_relative
+from outlast.base.names import check_relative, fits_file_system
 from outlast.loop.errors import DoesNotFit
 
 FORMAT = 1
@@ -92,7 +92,7 @@ def read(snapshot: Path, files: Iterable[str]) -> tuple[Notes, Entries]:
 
 def leads_inside(name: str, target: str) -> bool:
     """Whether a link of this name leads to a place in the folder, going by the names alone."""
-    if not target or "\0" in target or os.path.isabs(target):
+    if not target or "\0" in target or os.path.isabs(target) or not fits_file_system(target):
         return False
     place = os.path.normpath(os.path.join(os.path.dirname(name), target))
     return place != ".." and not place.startswith("../")

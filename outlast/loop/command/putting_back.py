@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from outlast.loop.command.listing import look
-from outlast.loop.command.notes import NOTES, Notes, read
+from outlast.loop.command.notes import NOTES, Entries, Notes, read
 from outlast.loop.errors import DoesNotFit
 
 FILES = "files"
@@ -40,6 +40,18 @@ def put_back(snapshot: Path, root: Path) -> Notes:
         if number not in odd:
             raise DoesNotFit(f"{NOTES}: odd {name!r}: the checkpoint has no file {ODD}/{number}")
         stored[name] = snapshot / ODD / number
+    try:
+        _fill(root, entries, stored)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise DoesNotFit(
+            f"{NOTES}: {str(error.filename)[:80]!r}…: is longer than the names of files here"
+        ) from None
+    return notes
+
+
+def _fill(root: Path, entries: Entries, stored: Mapping[str, Path]) -> None:
     with contextlib.closing(_Tree(root)) as tree:
         for name in sorted(entries.folders):
             tree.make_folder(name)
@@ -53,7 +65,6 @@ def put_back(snapshot: Path, root: Path) -> Notes:
         {name: entries.times[name] for name in stored}
         | {name: (at_ns, changed_ns) for name, (at_ns, changed_ns, _) in entries.folders.items()},
     )
-    return notes
 
 
 class _Tree:
