@@ -79,6 +79,8 @@ class _Check:
         kind = node.__class__
         if kind in AS_IS:
             return
+        if self._in_key and (kind is list or (kind is dict and not _is_key(node))):
+            raise self.refusal(path, "holds a key that is no value")
         self._depth += 1
         if self._depth > _LEVELS_MAX:
             raise self.refusal(path, f"holds more than {_LEVELS_MAX} nodes in each other")
@@ -137,8 +139,6 @@ class _Check:
     def key(self, node: Node, path: str) -> None:
         """A key of a dict or a member of a set: a value, without arrays and references."""
         self._in_key += 1
-        if node.__class__ is list or (node.__class__ is dict and not _is_key(node)):
-            raise self.refusal(path, "holds a key that is no value")
         self.node(node, path)
         self._in_key -= 1
 
