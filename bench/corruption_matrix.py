@@ -8,7 +8,7 @@ finished. For each damage a copy of its bucket is taken and damaged, *through th
 the store's own checksum is right and only what Outlast adds can tell, and *below it*, as a disk
 does it. Then the supervisor's own code takes the run over and restores:
 
-    recovered   said, and the run goes on from a checkpoint that is whole
+    recovered   said, and the run resumes from a checkpoint that is whole
     refused     said, and nothing is trained
     harmless    nothing was damaged that a restore reads, or the state is an older true one
     RESTARTED   unsaid, from step 0 though there were checkpoints: never

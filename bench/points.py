@@ -100,11 +100,11 @@ class Verdict:
     struck: bool
     """The blow fell before the run had ended."""
     resumed: bool
-    """The next attempt went on from the newest checkpoint, and the run was finished."""
+    """The next attempt resumed from the newest checkpoint, and the run was finished."""
     equal: bool
     """The result has the bytes of the undisturbed run's."""
     lost: int | None
-    """Steps made and not in the state that the next attempt went on from."""
+    """Steps made and not in the state that the next attempt resumed from."""
     duplicate: int
     missing: int
     why: str = ""

@@ -56,7 +56,7 @@ class HealingGroupArgs(TypedDict):
     """The health check's address; None where VMs are not asked. Whether it is there decides the
     shape of the group."""
     repairs: bool
-    """Whether a VM that is UNHEALTHY is made anew, or only shown."""
+    """Whether a VM that is UNHEALTHY is recreated, or only shown."""
     update: str
     """`opportunistic`, or `now`: another template replaces the living VM at once."""
     after: Sequence[pulumi.Resource]
@@ -127,7 +127,7 @@ class HealingGroup(pulumi.ComponentResource):
                 base_instance_name=group_name,
                 project=args["project"],
                 region=args["region"],
-                # Any zone that has room, for the first VM and for each that is made anew; a VM that
+                # Any zone that has room, for the first VM and for each that is recreated; a VM that
                 # trains is never moved for evenness' sake.
                 distribution_policy_zones=list(args["zones"]) or None,
                 distribution_policy_target_shape="ANY",
@@ -181,7 +181,7 @@ def _healing(
 
 
 def _on_failed_check(args: HealingGroupArgs) -> "_LifecyclePolicy":
-    """What follows from UNHEALTHY; a VM that has gone is made anew in any case."""
+    """What follows from UNHEALTHY; a VM that has gone is recreated in any case."""
     if args["health"] is None:
         return {}
     return {"on_failed_health_check": "REPAIR" if args["repairs"] else "DO_NOTHING"}

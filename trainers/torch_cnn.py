@@ -110,7 +110,7 @@ def build(config: Config) -> State:
 
 
 def next_batch(state: State) -> "Batch":
-    """The next rows of the order; the random numbers of the step begin anew."""
+    """The next rows of the order; the random numbers of the step start from scratch."""
     import torch  # pyright: ignore[reportMissingImports]  # an extra
 
     torch.manual_seed(training.seed_of(state.config.seed, state.order.step))

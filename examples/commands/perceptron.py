@@ -2,7 +2,7 @@
 
     python perceptron.py --checkpoints DIR --output FILE
 
-As many scripts do, it keeps its last checkpoints by epoch and goes on from the newest.
+As many scripts do, it keeps its last checkpoints by epoch and resumes from the newest.
 """
 
 import argparse

@@ -43,7 +43,7 @@ class Attempt:
     instance: str
     zone: str
     from_step: int
-    """Step of the checkpoint that it went on from; 0 for a fresh start."""
+    """Step of the checkpoint that it resumed from; 0 for a fresh start."""
     step: int
     """Last step that its records tell of."""
     committed: int | None
@@ -238,7 +238,7 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
         step = max(start.step, beat.step if beat else 0, end.step if end else 0)
         if later:
             kept = records[later][AttemptStart].record.step
-        elif head.state in (State.FAILED, State.STOPPED):  # what a resume would go on from
+        elif head.state in (State.FAILED, State.STOPPED):  # what a resume would resume from
             kept = min(step, head.step)
         else:
             kept = step

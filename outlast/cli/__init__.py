@@ -1,1 +1,1 @@
-"""What runs on your machine: the command line, the engine, the rehearsal and its judge."""
+"""What runs on your machine: the command line, the engine, the rehearsal and its guarantees."""

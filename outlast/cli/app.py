@@ -46,7 +46,7 @@ def rehearse(
     epochs: int | None,
     as_json: bool,
 ) -> None:
-    """Run the stack on this machine, in a scenario's world, and judge the result.
+    """Run the stack on this machine, in a scenario, and check the guarantees.
 
     Without a scenario it is struck three times. docs/scenarios.md has the scenarios, and how to
     write one.
@@ -60,7 +60,7 @@ def rehearse(
     from outlast.cli.draw import Screen, show_report, show_scenarios
     from outlast.cli.rehearsal import rehearse as rehearsal
     from outlast.cli.rehearsal import scenario as scenarios
-    from outlast.cli.rehearsal.judge import Verdict
+    from outlast.cli.rehearsal.guarantees import Verdict
 
     if lists or scenario == "list":
         listed = scenarios.listed()
@@ -233,7 +233,7 @@ def resume(experiment: str, step: str | None) -> None:
     """Reopen a run that failed or was stopped, or go on with changes; `pulumi up` then does it.
 
     Before, the machine may be changed, the code corrected, and arguments that the trainer lists as
-    mutable: the run keeps its name (outlast:run) and goes on from its last checkpoint.
+    mutable: the run keeps its name (outlast:run) and resumes from its last checkpoint.
 
     With --from, EXPERIMENT may also be the folder or gs:// path of a run without a stack.
     """
@@ -263,7 +263,7 @@ def resume(experiment: str, step: str | None) -> None:
         what = changes.said(done.changed) or "code or args"
         say(f"{experiment}: outlast:run keeps the run's name; changed: {what}")
     say(
-        f"{experiment}: outlast:resume is now {done.resume}; pulumi up goes on from step "
+        f"{experiment}: outlast:resume is now {done.resume}; pulumi up resumes from step "
         f"{done.head.step if step is None else step}"
     )
 
@@ -333,7 +333,7 @@ def repair(experiment: str) -> None:
     if done.set_aside:
         say(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
     if alone:
-        then = f"at step {done.head.step}; its own command goes on from there"
+        then = f"at step {done.head.step}; its own command resumes from there"
     else:
         then = f"stopped at step {done.head.step}; go on with: outlast resume {experiment}"
     say(f"{experiment}: HEAD is mended, {then}")

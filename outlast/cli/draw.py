@@ -17,9 +17,9 @@ from outlast.bucket.layout import Last
 from outlast.bucket.ledger import Attempt
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
-from outlast.cli.rehearsal.judge import Guarantee, Verdict
+from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
+from outlast.cli.rehearsal.rehearsal import Watcher
 from outlast.cli.rehearsal.report import Report
-from outlast.cli.rehearsal.stage import Watcher
 from outlast.cli.review.preview import Review
 from outlast.cli.status import Status
 from outlast.costs import pricing
@@ -165,14 +165,14 @@ def show_report(report: Report) -> None:
     else:
         console.print(f"Run {report.run} is {report.ending}.")
     # The same failure twice is read once.
-    same = {attempt.why for attempt in report.attempts} & {a.why for a in report.calm_attempts}
+    same = {attempt.why for attempt in report.attempts} & {a.why for a in report.baseline_attempts}
     done = bool(same - {""})
-    _say_failures(console, report.calm_attempts, done=done, of="undisturbed run: ")
+    _say_failures(console, report.baseline_attempts, done=done, of="undisturbed run: ")
     console.print()
     _say_metrics(console, report.metrics)
     if report.goodput is not None:
-        calm = report.goodput_calm
-        beside = "" if calm is None else f" ({calm:.1%} undisturbed)"
+        baseline = report.goodput_baseline
+        beside = "" if baseline is None else f" ({baseline:.1%} undisturbed)"
         console.print(
             f"goodput        {report.goodput:.1%} of the time from first boot to end{beside}"
         )
@@ -428,8 +428,8 @@ def as_markdown(review: Review) -> str:
     for word, names in review.changes.items():
         lines += [f"**{word}**", "", *(f"- {_markdown(name)}" for name in names), ""]
     lines += ["</details>", "", "<details><summary>what the price is made of</summary>", ""]
-    for when, side in (("before", review.before), ("after", review.after)):
-        for item in side.sum.items:
+    for when, stack_run in (("before", review.before), ("after", review.after)):
+        for item in stack_run.sum.items:
             price = "unknown" if item.hour is None else pricing.dollars(item.hour)
             lines.append(f"- {when}: {_markdown(item.what)}, {price} an hour")
     lines += [f"- {_markdown(text)}" for text in review.storage]

@@ -62,7 +62,7 @@ def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Mended:
     stack's."""
     owner = _recorded_owner(place.store, place.layout)
     if owner is None:
-        what = "no record tells whose run it is; another --run-dir begins anew"
+        what = "no record tells whose run it is; another --run-dir starts from scratch"
         if not _attempts(place.store, place.layout)[0]:
             what = "there is no run; look at its name again"
         raise OperateError(f"{place.name}: {what}.")

@@ -538,7 +538,7 @@ def _zone_of(vm: Json) -> str:
 
 
 def _clear_left(compute: Compute, vm: Json, say: Say) -> None:
-    """Deletes a builder that nobody goes on from, once no image is being made of its disk."""
+    """Deletes a builder that nobody resumes from, once no image is being made of its disk."""
     image = f"global/images/{vm['name'].removeprefix(recipe.BUILDER)}"
     for _ in _polls(IMAGE_LIMIT_SEC):
         try:

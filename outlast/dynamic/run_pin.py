@@ -85,7 +85,7 @@ def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
     if resume < head.resume:
         return (
             f"is at resume {head.resume} already, nothing is started at {resume}; outlast resume"
-            " goes on from there"
+            " resumes from there"
         )
     if resume > head.resume:
         return None
@@ -127,7 +127,7 @@ def guard(
     if changes.refusal(differing, news["mutable"]) is None:
         command = f"by outlast resume {_stack(news)}" if up else f"by setting outlast:run to {run}"
         ways.insert(0, f"go on with the change {command}")
-    then = "take its place" if up else "begin anew beside it"
+    then = "take its place" if up else "start from scratch beside it"
     return (
         f"run {run} is open at step {head.step}, and run {news['run']} would {then}{why}; take the"
         f" change back, or {', or '.join(ways)}"
@@ -241,7 +241,7 @@ class RunPinArgs(TypedDict):
 class RunPin(Resource, name="RunPin"):
     """One run at one resume, pinned in the stack's state.
 
-    Made anew it reads HEAD: an open run of the same resume keeps its deadline and gets HEAD's place
+    Recreated it reads HEAD: an open run of the same resume keeps its deadline and gets HEAD's place
     plus one, any other a new deadline and place 0.
     """
 

@@ -655,7 +655,7 @@ class Director:
                 times=trouble.count or None,
                 applies=self._owns,
             )
-        if world.daily_cut:
+        if world.daily_preemption:
             self._background.begin(self._cut_daily(scenario))
         for pending in self._events:
             at_sec = pending.event.when.at_sec
@@ -681,7 +681,7 @@ class Director:
         await self._play(pending, None)
 
     async def _cut_daily(self, scenario: Scenario) -> None:
-        cut = scenario.world.daily_cut
+        cut = scenario.world.daily_preemption
         assert cut is not None and self._zero is not None
         due = self._zero + cut.at_sec
         while True:

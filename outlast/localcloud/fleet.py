@@ -268,7 +268,7 @@ class Fleet:
         self._touch(group)
 
     def recreate_members(self, group: Group, names: Iterable[str]) -> None:
-        """Each is stopped and created anew under its own name, of the version that it is to
+        """Each is stopped and recreated under its own name, of the version that it is to
         have."""
         self._not_deleting(group)
         for member in self.members(group, names):

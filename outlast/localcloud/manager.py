@@ -111,7 +111,7 @@ class Manager:
         newest: bool = True,
         repaired: bool = False,
     ) -> None:
-        """A member's VM is deleted and created anew under its name."""
+        """A member's VM is deleted and recreated under its name."""
         if newest:
             group.bind(member, group.due(member))
         member.replace = True

@@ -137,7 +137,7 @@ class Switches:
     retry_delay_sec: float = 1.0
     """Between two tries to create a VM."""
     limit_lowers_target: bool = False
-    """At a time limit: whether the group's target size falls, or the VM is created anew."""
+    """At a time limit: whether the group's target size falls, or the VM is recreated."""
     vms_hold_template: bool = False
     """Whether a template counts as used while a VM made from it lives, or only while a group's
     versions name it."""

@@ -154,7 +154,7 @@ class Lifetimes(Part):
         return self
 
 
-class DailyCut(Part):
+class DailyPreemption(Part):
     """Every VM of the target is preempted at once, again and again."""
 
     every_sec: Annotated[float, Field(gt=0)] = 86400
@@ -162,7 +162,7 @@ class DailyCut(Part):
     notice_sec: Sec | None = None
 
     @model_validator(mode="after")
-    def _within(self) -> "DailyCut":
+    def _within(self) -> "DailyPreemption":
         if self.at_sec >= self.every_sec:
             raise ValueError(f"at_sec {self.at_sec:g}: must be below every_sec {self.every_sec:g}")
         return self
@@ -249,7 +249,7 @@ class World(Part):
     switches: Annotated[dict[str, Any], BeforeValidator(_switches)] = {}
     faults: list[FaultRule] = []
     lifetimes: Lifetimes | None = None
-    daily_cut: DailyCut | None = None
+    daily_preemption: DailyPreemption | None = None
     network: Network | None = None
     metadata: MetadataTrouble | None = None
     tools: Tools | None = None

@@ -65,7 +65,7 @@ def train(
 
     A run may begin with a checkpoint of another one (``outlast:init``, ``init``): what ``state``
     names is taken from there, or of that only the names in ``init_only``; the steps begin at 1, the
-    history is empty, ``rank_state`` begins anew. What the other checkpoint holds besides does not
+    history is empty, ``rank_state`` starts from scratch. Anything else in that checkpoint does not
     matter, so an optimiser that ``state`` does not name, or ``init_only`` leaves out, is not kept.
 
     The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``init``, a

@@ -120,7 +120,7 @@ class Spare:
 
 
 def write(folder: Path, saved: Saved, *, spare: Spare | None = None) -> None:
-    """Write a snapshot into ``folder``, which is made anew; its arrays over those of ``spare``,
+    """Write a snapshot into ``folder``, which is recreated; its arrays over those of ``spare``,
     a file beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

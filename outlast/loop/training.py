@@ -578,7 +578,7 @@ class Training:
         if not handed_over:
             say(
                 f"stopped, but step {self._step} could not be saved within "
-                f"{budget_sec:.0f} s; the run goes on from the checkpoint before",
+                f"{budget_sec:.0f} s; the run resumes from the checkpoint before",
             )
         raise interrupted()
 

@@ -256,7 +256,7 @@ def _provisioning(choice: Choice) -> bool:
             "provisioning",
             FLEX,
             "flex-start VMs come once, by a resize request, to a group that repairs nothing: a VM"
-            " that is lost is not made anew, and the run would stand still",
+            " that is lost is not recreated, and the run would stand still",
             "set outlast:provisioning spot or standard",
         )
     if wanted not in (SPOT, STANDARD):

@@ -48,7 +48,7 @@ class Reader:
         for key in sorted(self._values):
             if key not in self._known:
                 raise SettingsError(
-                    f"{NAMESPACE}:{key}: is no setting of Outlast;"
+                    f"{NAMESPACE}:{key}: is not a setting of Outlast;"
                     f" {nearest(key, self._known, 'see the list in Pulumi.yaml')}"
                 )
 

@@ -160,7 +160,7 @@ class Preparation:
 
 def _said(restored: Restored | None) -> str:
     if restored is None:
-        return "starts fresh"
+        return "starts from scratch"
     entry = restored.checkpoint
     if is_done(entry):
         return f"resumes after part {entry.part}"

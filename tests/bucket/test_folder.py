@@ -165,7 +165,7 @@ def test_a_folder_without_a_sound_head_is_refused_with_what_helps(
     assert isinstance(answer, Ended) and answer.exit == USAGE
     assert answer.message == (
         f"run folder {folder.run_dir}: its HEAD {why}; mend it: outlast repair {folder.run_dir}, "
-        "or give another --run-dir to begin anew"
+        "or give another --run-dir to start from scratch"
     )
     session.close()
     assert folder.ended() == USAGE

@@ -120,7 +120,7 @@ def check_result(run: Path) -> None:
 
 
 def begins(said: str) -> list[int]:
-    """The steps that the trainings went on from."""
+    """The steps that the trainings resumed from."""
     return [int(line.split()[1]) for line in said.splitlines() if line.startswith("from ")]
 
 

@@ -81,7 +81,7 @@ def test_the_named_scenarios_are_listed_with_their_sentences(call):
     done = outlast("rehearse", *call, "--json")
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
-    assert listed["calm"] == "Nothing goes wrong."
+    assert listed["baseline"] == "Nothing goes wrong."
     assert "storm" in listed
 
 

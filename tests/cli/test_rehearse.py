@@ -98,7 +98,7 @@ events:
     do: {preempt: {}}
 expect:
   end: {state: done, reason: done}
-  guarantees: [same-bytes, told-truly, always-resumed, one-line, nothing-runs, bucket-alone-is-left]
+  guarantees: [same-bytes, reason-recorded, resumed, single-lineage, no-vm-left, only-bucket-left]
 """
 
 

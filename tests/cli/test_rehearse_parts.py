@@ -27,9 +27,9 @@ events:
     do: {kill: {}}
 expect:
   end: {state: done, reason: done}
-  guarantees: [same-bytes, told-truly, always-resumed, notice-loses-nothing, committed-stays,
-    each-step-once, one-line, head-never-goes-back, costs-the-user-nothing, nothing-runs,
-    bucket-alone-is-left, no-process]
+  guarantees: [same-bytes, reason-recorded, resumed, notice-loses-nothing, committed-kept,
+    each-step-once, single-lineage, head-never-goes-back, no-failure-counted, no-vm-left,
+    only-bucket-left, no-process-left]
 """
 
 

@@ -8,7 +8,7 @@ from outlast.bucket import ledger
 from outlast.bucket.head import End
 from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.store import MemoryStore
-from outlast.cli.rehearsal.stage import Side, Stage
+from outlast.cli.rehearsal.rehearsal import Rehearsal, StackRun
 from tests.cli.records import start_record
 from tests.cli.test_resume import LAYOUT, OPEN, START
 
@@ -17,12 +17,12 @@ def test_an_end_recorded_after_the_last_look_is_judged() -> None:
     store = MemoryStore(clock=lambda: START)
     head = store.put(LAYOUT.head, OPEN.to_json())
     store.put(LAYOUT.attempt_start(3), start_record(3, 0, START).to_json())
-    side = cast(Any, object.__new__(Side))
-    side.name, side.heads, side.ledger = "dev", [], None
-    side.outputs = {"prefix": LAYOUT.prefix, "run": LAYOUT.run, "resume": "0"}
+    stack_run = cast(Any, object.__new__(StackRun))
+    stack_run.name, stack_run.heads, stack_run.ledger = "dev", [], None
+    stack_run.outputs = {"prefix": LAYOUT.prefix, "run": LAYOUT.run, "resume": "0"}
     seen = ledger.read(store, LAYOUT)
     assert seen is not None and seen.attempts[0].reason is None
-    side.note(seen)
+    stack_run.note(seen)
     end = AttemptEnd(
         term=3,
         reason=Reason.DONE,
@@ -38,7 +38,7 @@ def test_an_end_recorded_after_the_last_look_is_judged() -> None:
     store.put(LAYOUT.attempt_end(3), end.to_json())
     ended = OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, None))
     store.put(LAYOUT.head, ended.to_json(), if_generation_match=head.generation)
-    run = Stage._run(cast(Any, SimpleNamespace(store=store)), side)
+    run = Rehearsal._run(cast(Any, SimpleNamespace(store=store)), stack_run)
     assert run.ends == {3: end}
     assert run.ledger is not None and run.ledger.head.state is State.DONE
     assert run.ledger.attempts[0].reason is Reason.DONE

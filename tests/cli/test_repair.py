@@ -343,8 +343,8 @@ def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
     program.write_text(PROGRAM)
     run_dir = tmp_path / "run"
     argv = [sys.executable, str(program), str(run_dir), "1.0"]
-    calm = programs.run(tmp_path, [*argv[:2], str(tmp_path / "calm"), "1.0"])
-    assert calm.returncode == 0, calm.stderr
+    baseline = programs.run(tmp_path, [*argv[:2], str(tmp_path / "baseline"), "1.0"])
+    assert baseline.returncode == 0, baseline.stderr
     failed = programs.run(tmp_path, argv, FAIL_AT="40", PACE="0.05")
     chain = programs.head(run_dir)["chain"]
     assert failed.returncode == 1 and len(chain) > 1
@@ -366,12 +366,12 @@ def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
         assert mended.exit_code == 0, mended.exception
         step = chain[-1]["step"]
         assert mended.output == (
-            f"run: HEAD is mended, at step {step}; its own command goes on from there\n"
+            f"run: HEAD is mended, at step {step}; its own command resumes from there\n"
         )
     again = programs.run(tmp_path, argv)
     assert again.returncode == 0, again.stderr
     assert "resumes at step" in again.stderr
-    assert programs.result_of(run_dir) == programs.result_of(tmp_path / "calm")
+    assert programs.result_of(run_dir) == programs.result_of(tmp_path / "baseline")
 
 
 def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):

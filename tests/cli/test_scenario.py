@@ -1,4 +1,4 @@
-"""What the operator's side makes of a scenario and of an own stack, before anything runs."""
+"""What the operator's machine makes of a scenario and of an own stack, before anything runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,13 @@ from outlast.bucket.ledger import Ledger
 from outlast.cli import engine
 from outlast.cli.engine import Parts, find_parts
 from outlast.cli.errors import RehearsalError, UsageError
+from outlast.cli.rehearsal import rehearsal as rehearsal_module
 from outlast.cli.rehearsal import scenario, settings
-from outlast.cli.rehearsal import stage as stage_module
+from outlast.cli.rehearsal.rehearsal import Rehearsal, StackRun
 from outlast.cli.rehearsal.seen import Ending
 from outlast.cli.rehearsal.settings import Delivery, compose
-from outlast.cli.rehearsal.stage import Side, Stage
 from outlast.localcloud import scenario as cloud_side
-from tests.cli.test_judge import attempt, head
+from tests.cli.test_guarantees import attempt, head
 
 DOCUMENT = {
     "name": "mine",
@@ -28,7 +28,7 @@ DOCUMENT = {
     "expect": {
         "end": {"state": "failed", "reason": "usage"},
         "within_sec": 7,
-        "guarantees": ["one-line"],
+        "guarantees": ["single-lineage"],
     },
 }
 
@@ -47,8 +47,8 @@ def test_a_name_is_a_file_of_the_folder_and_a_path_is_itself(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("zombi", "scenario 'zombi': there is none of this name; did you mean zombie?"),
-        ("qqq", "scenario 'qqq': there is none of this name; outlast rehearse --list shows"),
+        ("zombi", "scenario 'zombi': does not exist; did you mean zombie?"),
+        ("qqq", "scenario 'qqq': does not exist; outlast rehearse --list shows"),
         ("gone.yaml", "scenario gone.yaml: no such file; give the path of a scenario file."),
         ("./storm", "scenario ./storm: no such file"),
     ],
@@ -63,19 +63,20 @@ def test_a_document_is_read_with_what_is_expected_of_it():
     found = scenario.of(DOCUMENT)
     assert (found.name, found.about) == ("mine", "Something happens.")
     assert found.end == Ending("failed", "usage")
-    assert (found.within_sec, found.guarantees) == (7.0, ("one-line",))
-    assert not found.needs_calm
+    assert (found.within_sec, found.guarantees) == (7.0, ("single-lineage",))
+    assert not found.needs_baseline
     equal = document(expect={"guarantees": ["same-bytes"]})
     found = scenario.of(equal)
-    assert found.needs_calm
+    assert found.needs_baseline
     assert (found.end, found.within_sec) == (Ending("done"), scenario.WITHIN_SEC)
 
 
 def test_an_unknown_guarantee_is_named_with_its_place():
     with pytest.raises(UsageError) as raised:
-        scenario.of(document(expect={"guarantees": ["one-line", "same-byte"]}))
+        scenario.of(document(expect={"guarantees": ["single-lineage", "same-byte"]}))
     assert str(raised.value) == (
-        "scenario mine: expect.guarantees[1] 'same-byte': is no guarantee; did you mean same-bytes?"
+        "scenario mine: expect.guarantees[1] 'same-byte': is not a guarantee; "
+        "did you mean same-bytes?"
     )
 
 
@@ -83,7 +84,7 @@ def test_an_unknown_reason_of_the_end_is_named():
     with pytest.raises(UsageError) as raised:
         scenario.of(document(expect={"end": {"state": "failed", "reason": "user-fail"}}))
     assert str(raised.value) == (
-        "scenario mine: expect.end.reason 'user-fail': is no reason; did you mean user-failed?"
+        "scenario mine: expect.end.reason 'user-fail': is not a reason; did you mean user-failed?"
     )
 
 
@@ -91,7 +92,7 @@ def test_a_setting_that_there_is_not_is_named_before_anything_starts():
     with pytest.raises(UsageError) as raised:
         scenario.of(document(stack={"outlast:trainer": "dummy", "outlast:checkpointEvry": "1s"}))
     assert str(raised.value) == (
-        "scenario mine: stack.outlast:checkpointEvry: is no setting of Outlast; "
+        "scenario mine: stack.outlast:checkpointEvry: is not a setting of Outlast; "
         "did you mean outlast:checkpointEvery?"
     )
 
@@ -139,10 +140,10 @@ def test_a_stack_of_ones_own_keeps_its_trainer():
 
 
 def test_the_undisturbed_twin_of_the_longest_name_has_a_name_that_may_be():
-    assert settings.calm_of("dev") == "dev-calm"
-    for name in ("x" * 40, "x" * 34 + "-y", "x" * 35 + "-calm"):
-        calm = settings.calm_of(name)
-        assert EXPERIMENT_PATTERN.fullmatch(calm) and calm != name
+    assert settings.baseline_of("dev") == "dev-baseline"
+    for name in ("x" * 40, "x" * 34 + "-y", "x" * 35 + "-baseline"):
+        baseline = settings.baseline_of(name)
+        assert EXPERIMENT_PATTERN.fullmatch(baseline) and baseline != name
 
 
 def test_a_scenario_about_a_command_is_not_for_a_trainer_of_ones_own():
@@ -165,12 +166,12 @@ def test_a_command_is_rehearsed_at_moments_that_it_has():
     with pytest.raises(UsageError) as raised:
         storm.check_moments(command=True)
     assert str(raised.value) == (
-        "scenario storm: events[0].when.share 0.15: never comes, for a command has no total of "
+        "scenario storm: events[0].when.share 0.15: never comes, since a command has no total of "
         "steps; play command-storm, or name commits instead."
     )
 
 
-class Told(stage_module.Watcher):
+class Told(rehearsal_module.Watcher):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -183,24 +184,24 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
 ):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # nobody is asked
     told, config = Told(), settings.read_config("dev")
-    stage = Stage(cast("Any", None), scenario.of(DOCUMENT), config, tmp_path, told)
-    stage.sides = [Side(name, config, tmp_path) for name in ("dev", "dev-calm")]
-    stage.say_where()
+    rehearsal = Rehearsal(cast("Any", None), scenario.of(DOCUMENT), config, tmp_path, told)
+    rehearsal.stack_runs = [StackRun(name, config, tmp_path) for name in ("dev", "dev-baseline")]
+    rehearsal.say_where()
     assert told.lines == []
-    monkeypatch.setattr(stage_module, "QUIET_SEC", 0.0)
-    stage.sides[0].outputs = {"run": "0123456789"}
-    stage.say_where()
+    monkeypatch.setattr(rehearsal_module, "QUIET_SEC", 0.0)
+    rehearsal.stack_runs[0].outputs = {"run": "0123456789"}
+    rehearsal.say_where()
     living = replace(attempt(1, 0, 9, 0, Reason.DONE), end=None, reason=None)
     book = Ledger(head(state=State.OPEN, end=None), (living,), 1, None, 90, (), "search")
-    stage.sides[0].note(book)
-    stage.say_where()
-    stage.sides[0].note(replace(book, total=None, phase=""))
-    stage.say_where()
-    stage.say_where("destroying")
+    rehearsal.stack_runs[0].note(book)
+    rehearsal.say_where()
+    rehearsal.stack_runs[0].note(replace(book, total=None, phase=""))
+    rehearsal.say_where()
+    rehearsal.say_where("destroying")
     assert told.lines == [
-        "dev: no attempt yet; dev-calm: pulumi up",
-        "dev: attempt 1, phase search, step 9 of 90; dev-calm: pulumi up",
-        "dev: attempt 1, phase setup, step 9; dev-calm: pulumi up",
+        "dev: no attempt yet; dev-baseline: pulumi up",
+        "dev: attempt 1, phase search, step 9 of 90; dev-baseline: pulumi up",
+        "dev: attempt 1, phase setup, step 9; dev-baseline: pulumi up",
         "still destroying",
     ]
 

@@ -13,7 +13,7 @@ from outlast.cli.rehearsal import scenario, secrets, settings
 from outlast.cli.rehearsal.settings import Delivery
 
 EXAMPLE = engine.ROOT / "Pulumi.dev.yaml"
-PLAYED = scenario.of({"name": "calm", "about": "Nothing happens."})
+PLAYED = scenario.of({"name": "baseline", "about": "Nothing happens."})
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def composed(args: dict[str, Any] | None = None) -> dict[str, Any]:
     pace = settings.pace_of(config)
     assert pace.notice_sec >= 0 and pace.grace_sec >= 0
     name = str(config["outlast:experiment"])
-    assert settings.calm_of(name) != name
+    assert settings.baseline_of(name) != name
     taken, _ = secrets.take_over(config, {})
     yaml.safe_dump({"config": taken})
     return taken

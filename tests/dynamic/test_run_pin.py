@@ -328,7 +328,7 @@ def test_a_run_that_a_destroyed_stack_left_open_is_guarded_too(store, monkeypatc
     store.put("experiments/dev/fedcbafedc/HEAD", b"{]")
     (reason,) = reasons({}, OTHER)
     assert reason == (
-        "run 0123456789 is open at step 320, and run abcdefabcd would begin anew beside it"
+        "run 0123456789 is open at step 320, and run abcdefabcd would start from scratch beside it"
         " (args.epochs 5 → 7); take the change back, or go on with the change by setting"
         " outlast:run to 0123456789, or set outlast:onNewRun to replace to give run 0123456789 up"
     )

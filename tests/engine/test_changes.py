@@ -65,7 +65,7 @@ class Walk(Watch):
         return found
 
     def resumed(self, *, after: Head) -> Head:
-        """HEAD once a later attempt than that one has gone on from its checkpoint, or a newer."""
+        """HEAD once a later attempt than that one has resumed from its checkpoint, or a newer."""
         head, start = self.commits(after=after.term)
         assert start.step >= after.chain[-1].step > 0
         assert (head.deadline, head.owner) == (after.deadline, after.owner)
@@ -131,7 +131,7 @@ def test_a_run_lives_through_every_change(stack: Project, store: Store):
     settings = (stack.folder / "Pulumi.dev.yaml").read_text()
     stack.configure(args={**SLOW, "seed": 5}, run="")
     said = stack.pulumi("preview", "-s", "dev", fails=True)
-    assert "would begin anew beside it" in said
+    assert "would start from scratch beside it" in said
     (stack.folder / "Pulumi.dev.yaml").write_text(settings)
     stack.outlast("up", "dev")
     again = stack.outputs()

@@ -1,4 +1,4 @@
-"""A VM that lives and gets nowhere, under the real engine: shown, left alone, and made anew."""
+"""A VM that lives and gets nowhere, under the real engine: shown, left alone, and recreated."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
                 if one["id"] != vm["id"] and one["status"] == "RUNNING"
             ]
         ),
-        "the hung VM is not made anew",
+        "the hung VM is not recreated",
     )
     assert len(anew) == 1
     until(lambda: run.step > before, "the run does not go on")

@@ -82,7 +82,7 @@ def test_a_stack_over_its_machines(stack: Project):
     said(stack, vm, "/mnt/local-ssd is on /dev/md/outlast, of 2 local SSDs")
     assert stack.steps() == {}
 
-    # A zone without room: the VM is made anew in the other, and goes on from its checkpoint.
+    # A zone without room: the VM is recreated in the other, and resumes from its checkpoint.
     said(stack, vm, "term 2: ")
     stack.cloud.play(FULL, target="machines")
     stack.cloud.act(vm["name"], "kill")

@@ -72,12 +72,12 @@ class Training(Watch):
 def test_preempted_and_cut_two_processes_end_with_the_bytes_of_an_undisturbed_run(
     stack: Project, store: Store
 ) -> None:
-    calm = Training(stack, store, "calm").result()
+    baseline = Training(stack, store, "baseline").result()
     storm = Training(stack, store, "storm")
     stack.cloud.act(storm.wait_for_commit(1), "preempt")
     stack.cloud.act(storm.wait_for_commit(2), "kill")
     storm.wait_for_commit(3)
-    assert storm.result() == calm
+    assert storm.result() == baseline
 
     ranks = {"rank-0-of-2", "rank-1-of-2"}
     told = storm.logs(1)  # a preemption leaves the time for the last files

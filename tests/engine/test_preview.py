@@ -108,7 +108,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     found = review()
     (line,) = found.runs
     assert line.said == "stays untouched"
-    assert "when it is next made anew it is of the new template (disks, labels)" in line.why
+    assert "when it is next recreated it is of the new template (disks, labels)" in line.why
     assert f"by now step {STEP}" in line.why
     assert list(found.changes) == ["updated", "replaced"]
     stack.pulumi("config", "rm", "-s", "dev", "outlast:labels")
@@ -138,7 +138,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     assert line.said == "stays untouched"
     assert line.why == "nothing of its VM changes; the image of now counts at its next resume"
 
-    # A zone: the group is made anew there, and the run resumes.
+    # A zone: the group is recreated there, and the run resumes.
     stack.set("outlast:zone", "europe-west4-b")
     found = review()
     (line,) = found.runs

@@ -320,18 +320,18 @@ def test_an_event_happens_as_often_as_it_says_and_once_a_boot() -> None:
 
 def test_the_twin_is_left_alone() -> None:
     async def scene(stage: Stage) -> None:
-        twin = "experiments/dev-calm/0123456789"
-        await stage.boot("twin", "experiments/dev-calm")
+        twin = "experiments/dev-baseline/0123456789"
+        await stage.boot("twin", "experiments/dev-baseline")
         assert not stage.limits, "the world begins with the target's first VM"
         await stage.write("twin", "attempts/000001/start.json", to=twin)
         extras = await stage.boot("vm")
         assert extras["missing_tools"] == ("curl",)
-        assert (await stage.boot("twin2", "experiments/dev-calm")) == {}
+        assert (await stage.boot("twin2", "experiments/dev-baseline")) == {}
         await stage.start("vm", 1)
         assert stage.did == [("stop_instance", "vm")]
         ((_, vms, _, _, applies),) = stage.limits
         assert vms == 0
-        for name, ours in (("experiments/dev", True), ("experiments/dev-calm", False)):
+        for name, ours in (("experiments/dev", True), ("experiments/dev-baseline", False)):
             item = {"key": "outlast-prefix", "value": name}
             assert applies({"metadata": {"items": [item]}}) is ours
         calls = {
@@ -341,7 +341,7 @@ def test_the_twin_is_left_alone() -> None:
             "twin's object": Call("GET", ["/storage/v1/b/b/o/x"], f"{twin}/HEAD", None),
             "own group": Call("POST", ["/x/dev-0123456789/resize?size=0"], None, None),
             "own later group": Call("POST", ["/x/dev-0123456789-r1/resize"], None, None),
-            "twin's group": Call("POST", ["/x/dev-calm-0123456789/resize"], None, None),
+            "twin's group": Call("POST", ["/x/dev-baseline-0123456789/resize"], None, None),
         }
         (rule,) = stage.faults._rules.values()
         hit = {name for name, call in calls.items() if rule.matches(call)}
@@ -458,7 +458,7 @@ def test_bindings_work_late_for_the_target() -> None:
     async def scene(stage: Stage) -> None:
         stage.director.bound([("projects/p", "roles/x", "m", "")])
         await stage.boot("vm")
-        await stage.boot("twin", "experiments/dev-calm")
+        await stage.boot("twin", "experiments/dev-baseline")
         key, vm = ("projects/p", "roles/x", "m", ""), Caller("m", "vm", "vm")
         assert not stage.director.in_force(key, vm)
         assert stage.director.in_force(key, Caller("m", "twin", "twin"))
@@ -499,7 +499,7 @@ def test_vms_die_at_the_ages_that_are_drawn() -> None:
     play(scene, speed=1000, world={"lifetimes": {"ages_sec": [40, 10]}})
 
 
-def test_the_daily_cut_takes_every_vm_again_and_again() -> None:
+def test_the_daily_preemption_takes_every_vm_again_and_again() -> None:
     async def scene(stage: Stage) -> None:
         await stage.boot("a")
         await stage.until(lambda: stage.did == [("preempt", "a")])
@@ -510,7 +510,7 @@ def test_the_daily_cut_takes_every_vm_again_and_again() -> None:
         await stage.until(lambda: len(stage.did) > before)
         assert set(stage.did[before:]) == {("preempt", "b")}
 
-    play(scene, speed=1000, world={"daily_cut": {"every_sec": 100, "at_sec": 60}})
+    play(scene, speed=1000, world={"daily_preemption": {"every_sec": 100, "at_sec": 60}})
 
 
 def test_a_stopping_vm_loses_its_network_and_its_gpu() -> None:

@@ -138,7 +138,7 @@ def test_object_of_every_kind_of_upload(cloud: LocalCloud, bucket: str) -> None:
 
 
 def test_chunks_of_a_resumable_upload(cloud: LocalCloud, bucket: str) -> None:
-    """A connection cut in the second chunk: the client asks, and goes on from what arrived."""
+    """A connection cut in the second chunk: the client asks, and resumes from what arrived."""
     data = b"z" * 1024 * KIB
     path = f"/upload/storage/v1/b/{bucket}/o"
     opened = cloud.call("POST", path, params={"uploadType": "resumable", "name": "big"})

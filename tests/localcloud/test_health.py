@@ -110,7 +110,7 @@ def test_a_hung_vm_is_shown_or_made_anew(full_cloud: FullCloud) -> None:
             (found := member(full_cloud, "repaired"))["id"] not in (None, before["repaired"]["id"])
             and found["health"] == "HEALTHY"
         ),
-        "the hung VM is made anew",
+        "the hung VM is recreated",
     )
     assert anew
     found = wait(

@@ -304,7 +304,7 @@ TWINS = (
         LIMITING,
     ),
     Twin(
-        "a VM that has ended is created anew",
+        "a VM that has ended is recreated",
         manager.Manager,
         "_repair",
         "self._heal(group, member, action",

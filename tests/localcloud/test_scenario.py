@@ -147,7 +147,10 @@ def test_every_phase_may_be_named() -> None:
             "scenario: id 'a' of a fault: is there twice",
         ),
         (world(lifetimes={}), "world.lifetimes: must have either draw or ages_sec"),
-        (world(daily_cut={"at_sec": 90000}), "world.daily_cut: at_sec 90000: must be below"),
+        (
+            world(daily_preemption={"at_sec": 90000}),
+            "world.daily_preemption: at_sec 90000: must be below",
+        ),
         (world(tools={"missing": ["/bin/sh"]}), "world.tools.missing[0] '/bin/sh': must match"),
         ({**MINIMAL, "speed": 0}, "speed 0: must be greater than 0"),
         ({**MINIMAL, "speed": float("nan")}, "speed nan: must be a finite number"),
@@ -189,7 +192,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-@pytest.mark.parametrize("name", ["daily-cut", "death-in-boot", "gpu-lost", "zone-failover"])
+@pytest.mark.parametrize("name", ["daily-preemption", "death-in-boot", "gpu-lost", "zone-failover"])
 def test_a_named_scenario_with_one_thing_changed_is_taken_or_refused_in_a_sentence(
     name: str,
 ) -> None:

@@ -17,7 +17,7 @@ from tests.localcloud.test_compute import (
 ZONE = "us-central1-a"
 GROUPS = f"{BASE}/zones/{ZONE}/instanceGroupManagers"
 PATH = "/_local/scenario"
-OURS, TWIN = "dev-0123456789", "dev-calm-0123456789"
+OURS, TWIN = "dev-0123456789", "dev-baseline-0123456789"
 LATER_SEC = 3600
 """Of the cloud's clock; no test waits for what is due then."""
 
@@ -207,8 +207,8 @@ def test_lifetimes_end_vms_at_the_ages_that_are_drawn(cloud: LocalCloud) -> None
     assert running(cloud, but=log[-1]["instance_id"])
 
 
-def test_the_daily_cut_preempts_day_by_day(cloud: LocalCloud) -> None:
-    put(cloud, speed=86400, world={"daily_cut": {"at_sec": 3600}})
+def test_the_daily_preemption_preempts_day_by_day(cloud: LocalCloud) -> None:
+    put(cloud, speed=86400, world={"daily_preemption": {"at_sec": 3600}})
     make_group(cloud)
     make_group(cloud, TWIN)
     twin = running(cloud, TWIN)

@@ -172,4 +172,4 @@ def test_stopped_without_a_snapshot_none_is_written(
     assert supervisor.gone.wait(60)
     assert [taken.step for taken, _ in supervisor.committed] == [4]  # the best of before
     assert not list(supervisor.work.iterdir())
-    assert "goes on from the checkpoint before" in capsys.readouterr().err
+    assert "resumes from the checkpoint before" in capsys.readouterr().err

@@ -166,7 +166,7 @@ def test_killed_at_seeded_moments_a_run_ends_with_the_same_bytes(
         assert programs.head(run_dir)["state"] == "open"
     with launched(tmp_path) as party:
         assert party.wait() == [0, 0], party.err
-        assert int(party.out[0].split()[0]) > 3, "it went on from a checkpoint"
+        assert int(party.out[0].split()[0]) > 3, "it resumed from a checkpoint"
     assert ends(tmp_path) == calm
 
 

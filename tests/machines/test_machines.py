@@ -28,7 +28,7 @@ GPUS = {
 
 FLEX_IS = (
     "outlast:provisioning 'flex-start': flex-start VMs come once, by a resize request, to a group"
-    " that repairs nothing: a VM that is lost is not made anew, and the run would stand still; set"
+    " that repairs nothing: a VM that is lost is not recreated, and the run would stand still; set"
     " outlast:provisioning spot or standard"
 )
 DEDICATED_IS = (

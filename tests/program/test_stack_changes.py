@@ -319,7 +319,7 @@ def test_a_run_with_commits_goes_on_through_changes_and_is_never_given_up_by_acc
         pulumi("config", "set", "outlast:machineType", "n2-standard-8")
         said = pulumi.outlast("resume", "dev")
         assert "outlast:run keeps the run's name; changed: args.epochs 150 → 200, the code" in said
-        assert "outlast:resume is now 1; pulumi up goes on from step 320" in said
+        assert "outlast:resume is now 1; pulumi up resumes from step 320" in said
         said = pulumi.up()
         moved = pulumi.outputs()
         assert (moved["run"], moved["resume"], moved["group"]) == (run, 1, f"{first['group']}-r1")
@@ -382,7 +382,7 @@ def test_another_stack_is_destroyed_and_this_one_boots_on(deployed, cloud, bucke
 
 def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed, cloud, bucket):
     """The group of a VM that was lost is in the middle of making it anew, for ever. The run's
-    checkpoints outlive that, and the next `up` goes on from them; another run waits as well."""
+    checkpoints outlive that, and the next `up` resumes from them; another run waits as well."""
     started, _ = cloud
     outputs = deployed.outputs()
     wipe(bucket, outputs)
@@ -446,7 +446,7 @@ def test_an_up_that_is_killed_is_mended(deployed, cloud, asked_for):
 
 def test_a_typo_is_refused_in_one_sentence(changed):
     said = changed("outlast:machinetype", "x")("preview", fails=True)
-    assert "outlast:machinetype: is no setting of Outlast; did you mean machineType?" in said
+    assert "outlast:machinetype: is not a setting of Outlast; did you mean machineType?" in said
     assert "Traceback" not in said
 
 
@@ -501,7 +501,10 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
     deployed("config", "set", "--path", "outlast:args.epochs", "200")
     said = deployed("preview", fails=True)
     assert f"run {outputs['run']} is open at step 320, and run " in said
-    assert "would begin anew beside it (args.epochs 150 → 200); take the change back, or" in said
+    assert (
+        "would start from scratch beside it (args.epochs 150 → 200); take the change back, or"
+        in said
+    )
     restore(deployed.folder)
 
     now = datetime.now(UTC).replace(microsecond=0)

@@ -1,8 +1,8 @@
-"""Plays the named scenarios and their twins, and prints a table of the verdicts.
+"""Plays the named scenarios and their mutants, and prints a table of the verdicts.
 
-    python -m tests.scenarios.play [NAME ...] [--without-twins] [--json FILE]
+    python -m tests.scenarios.play [NAME ...] [--without-mutants] [--json FILE]
 
-Exit code 0 only if every scenario held, and every twin was found out by its own guarantee.
+Exit code 0 only if every scenario held, and every mutant was found out by its own guarantee.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.cli.rehearsal import scenario
-from tests.scenarios.twins import ROOT, TWINS, Twin, copy_of_checkout
+from tests.scenarios.mutants import MUTANTS, ROOT, Mutant, copy_of_checkout
 
 LIMIT_SEC = 900
 CLEAR_SEC = 60
@@ -40,7 +40,7 @@ class Played:
 
     @property
     def word(self) -> str:
-        return "error" if self.error else "held" if self.held else "BROKEN"
+        return "error" if self.error else "held" if self.held else "broken"
 
 
 def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
@@ -75,11 +75,11 @@ def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
     return Played(report["held"], broken, seconds)
 
 
-def play_twin(name: str, twin: Twin) -> Played:
-    """The same in a copy of the checkout that has the twin planted."""
-    with tempfile.TemporaryDirectory(prefix="outlast-twin-") as folder:
+def play_twin(name: str, mutant: Mutant) -> Played:
+    """The same in a copy of the checkout that has the mutant planted."""
+    with tempfile.TemporaryDirectory(prefix="outlast-mutant-") as folder:
         root = copy_of_checkout(Path(folder) / "checkout")
-        for edit in twin.edits:
+        for edit in mutant.edits:
             edit.apply(root)
         return play(name, root)
 
@@ -92,7 +92,7 @@ def print_row(cells: Sequence[str], notes: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scenarios.play", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all where none is named")
-    parser.add_argument("--without-twins", action="store_true")
+    parser.add_argument("--without-mutants", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts here, too")
     args = parser.parse_args(argv)
     names = args.names or scenario.names()
@@ -100,21 +100,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         scenario.find(name)
     found: dict[str, dict[str, Any]] = {}
     good = True
-    print(ROW.format("scenario", "verdict", "seconds", "its twin breaks", "verdict", "seconds"))
+    print(ROW.format("scenario", "verdict", "seconds", "its mutant breaks", "verdict", "seconds"))
     for name in names:
         own = play(name)
         good = good and own.held
-        found[name] = {"scenario": asdict(own), "twins": []}
+        found[name] = {"scenario": asdict(own), "mutants": []}
         cells = [name, own.word, f"{own.seconds:.0f}"]
         notes = [own.error or ", ".join(own.broken)]
-        for twin in () if args.without_twins else TWINS[name]:
-            planted = play_twin(name, twin)
-            caught = twin.breaks in planted.broken
+        for mutant in () if args.without_twins else MUTANTS[name]:
+            planted = play_twin(name, mutant)
+            caught = mutant.breaks in planted.broken
             good = good and caught
             word = planted.word if caught or not planted.broken else "other"
-            cells += [twin.breaks, word, f"{planted.seconds:.0f}"]
-            notes.append(planted.error or ("" if caught else f"twin: {', '.join(planted.broken)}"))
-            found[name]["twins"].append(asdict(planted))
+            cells += [mutant.breaks, word, f"{planted.seconds:.0f}"]
+            notes.append(
+                planted.error or ("" if caught else f"mutant: {', '.join(planted.broken)}")
+            )
+            found[name]["mutants"].append(asdict(planted))
             print_row(cells, notes)
             cells, notes = ["", "", ""], []
         if args.without_twins:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.scenarios.mutants import copy_of_checkout
 from tests.scenarios.play import play
-from tests.scenarios.twins import copy_of_checkout
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 
@@ -53,7 +53,7 @@ def test_a_stack_of_ones_own_is_rehearsed_with_its_trainer_and_data(tmp_path: Pa
     (tmp_path / "data" / "points.csv").write_text(POINTS)
     report = rehearse(
         root,
-        *("--stack", "mine", "--scenario", "calm", "--limit-rows", "100"),
+        *("--stack", "mine", "--scenario", "baseline", "--limit-rows", "100"),
         *("--data", f"gs://my-project-outlast/data={tmp_path / 'data'}"),
     )
     assert [g for g in report["guarantees"] if not g["held"]] == []

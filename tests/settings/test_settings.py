@@ -413,7 +413,11 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("machinetype", "x", "outlast:machinetype: is no setting of Outlast; did you mean machine"),
+        (
+            "machinetype",
+            "x",
+            "outlast:machinetype: is not a setting of Outlast; did you mean machine",
+        ),
         ("trainerr", "x", "did you mean trainer?"),
         ("qqqqqq", "x", "see the list in Pulumi.yaml"),
         ("trainer", "digitz", "outlast:trainer 'digitz': is no trainer; did you mean digits?"),
@@ -472,7 +476,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         (
             "provisioning",
             "flex-start",
-            "a VM that is lost is not made anew, and the run would stand",
+            "a VM that is lost is not recreated, and the run would stand",
         ),
         ("mode", "brisk", "outlast:mode 'brisk': must be survive, burst or dedicated"),
         ("machineTypes", '["zones/x"]', "outlast:machineTypes 'zones/x': must be a machine type's"),

@@ -604,7 +604,7 @@ class World:
         if wish is Wish.RESUME:
             self._new_group((self.pair[0] + 1, 0))
         elif wish is Wish.MOVE:
-            # The pin is made anew and reads HEAD: see RunPin.
+            # The pin is recreated and reads HEAD: see RunPin.
             open_here = head is not None and not head.state.ended and head.resume == self.pair[0]
             place = head.place + 1 if head is not None and open_here else 0
             self._new_group((self.pair[0], place))
@@ -1012,7 +1012,9 @@ class Watch:
             yield "the chain is emptied"
 
     def _repaired(self, before: Head, after: Head, sender: Actor) -> None:
-        self.hold(not isinstance(sender, Vm), f"{sender.name} begins anew a run that lost HEAD")
+        self.hold(
+            not isinstance(sender, Vm), f"{sender.name} starts from scratch a run that lost HEAD"
+        )
         self.hold(after.state is State.STOPPED, "a repaired run is stopped")
         self.hold(after.term > before.term, "a repaired run falls behind its term")
         if LAYOUT.attempt_start(before.term) in self._world.bucket._objects:

@@ -230,7 +230,7 @@ TABLE = [
     ),
     machine("bytes are hashed before they are used", twins.restore_without_hash, "bit flipped"),
     Row(
-        "nothing begins anew in silence",
+        "nothing starts from scratch in silence",
         twins.silent_restart,
         test_commit.test_all_damaged_is_an_error_and_no_restart.__name__,
         all_damaged,

@@ -278,7 +278,7 @@ def restore_without_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def silent_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no checkpoint can be read the run begins anew."""
+    """Where no checkpoint can be read the run starts from scratch."""
     restore = Committer.restore
 
     def restoring(committer: Committer, into: Path) -> Restored | Fresh:

@@ -10,15 +10,15 @@ import pytest
 from outlast.cli import draw
 from outlast.cli.engine import ROOT
 from outlast.cli.rehearsal import scenario
-from outlast.cli.rehearsal.judge import GUARANTEES, all_happened, ends_as_expected
+from outlast.cli.rehearsal.guarantees import GUARANTEES, all_happened, ends_as_expected
 from outlast.localcloud import scenario as cloud_side
 from tests.tools.test_docs import FENCE, PAGES
 
 EVENT = re.compile(r"^ *\d+\.\d s  (.*)$")
-VERDICT = re.compile(r"^(?:held|BROKEN|not exercised) {2,}(.*)$")
+VERDICT = re.compile(r"^(?:held|broken|not exercised) {2,}(.*)$")
 PRINTED = (
-    "starts fresh",
-    "goes on from step ",
+    "starts from scratch",
+    "resumes from step ",
     "destroying ",
     "scenario ",
     "must end as ",
@@ -37,7 +37,7 @@ PRINTED = (
     "no rule is broken",
     "its group cannot create a VM: ",
     "take its place",
-    "begin anew beside it",
+    "start from scratch beside it",
     "Attempts (UTC):",
 )
 """Words that the commands print, as their source has them and the pages show them."""

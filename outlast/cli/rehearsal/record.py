@@ -67,17 +67,17 @@ def _before(run: Run, metric: str) -> int:
     return 0
 
 
-def difference(run: Run, calm: Run) -> str:
+def difference(run: Run, baseline: Run) -> str:
     """How the rows differ from the undisturbed run's, beyond the values that vary in each run."""
-    steps, calm_steps = ({row["step"] for row in one.rows} for one in (run, calm))
+    steps, baseline_steps = ({row["step"] for row in one.rows} for one in (run, baseline))
     told = []
-    if missing := calm_steps - steps:
+    if missing := baseline_steps - steps:
         told.append(f"without step {_some(missing)}, which the undisturbed run has")
-    if added := steps - calm_steps:
+    if added := steps - baseline_steps:
         told.append(f"with step {_some(added)}, which the undisturbed run has not")
     if told:
         return " and ".join(told)
-    varies, others = set(varying(run, calm)), {row["step"]: row for row in calm.rows}
+    varies, others = set(varying(run, baseline)), {row["step"]: row for row in baseline.rows}
     for row in run.rows:
         other = others[row["step"]]
         for name in _differing(row, other):
@@ -86,17 +86,17 @@ def difference(run: Run, calm: Run) -> str:
     return ""
 
 
-def varying(run: Run, calm: Run) -> list[str]:
+def varying(run: Run, baseline: Run) -> list[str]:
     """Names whose values differ although nothing had interrupted the run yet, such as times."""
     found: dict[str, None] = {}
-    for row, other in _undisturbed(run, calm):
+    for row, other in _undisturbed(run, baseline):
         found |= dict.fromkeys(_differing(row, other))
     return list(found)
 
 
-def differs_before_interruption(run: Run, calm: Run) -> str:
+def differs_before_interruption(run: Run, baseline: Run) -> str:
     """A sentence where two runs of the same training differ by themselves."""
-    for row, other in _undisturbed(run, calm):
+    for row, other in _undisturbed(run, baseline):
         for name in _differing(row, other):
             return (
                 "the rows differ before anything interrupted the run: "
@@ -106,9 +106,9 @@ def differs_before_interruption(run: Run, calm: Run) -> str:
     return ""
 
 
-def _undisturbed(run: Run, calm: Run) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _undisturbed(run: Run, baseline: Run) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Rows of the same step in both, up to the step from which the run was first resumed."""
-    others = {row["step"]: row for row in calm.rows}
+    others = {row["step"]: row for row in baseline.rows}
     rows = [row for row in run.rows if row["step"] <= run.resumed]
     return [(row, others[row["step"]]) for row in rows if row["step"] in others]
 

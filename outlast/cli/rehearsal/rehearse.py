@@ -1,10 +1,9 @@
-"""The rehearsal: the checkout's own stack on a local cloud, in a scenario's world, and judged.
+"""The rehearsal: a stack on a local cloud, a scenario played, the guarantees checked.
 
-The local cloud plays the scenario: it knows each moment by what the VM asks of it. Where the
-scenario asks for equal bytes, a second stack of the same spec, `<name>-calm`, runs beside the
-first and is left alone. The judge reads what the runs left in the bucket, as a stranger would:
-HEAD, records, rows and the result's bytes. Nothing here tells the stacks that they are being
-rehearsed.
+The local cloud plays the scenario: it recognises each moment by the VM's requests. If the scenario
+asks for equal bytes, a second stack of the same spec, `<name>-baseline`, runs beside the first
+without faults. The guarantees are checked on what the runs left in the bucket: HEAD, records, rows
+and the result's bytes. The stacks cannot see that they are being rehearsed.
 """
 
 import os
@@ -14,8 +13,9 @@ from typing import Any
 
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
-from outlast.cli.rehearsal import judge, scenario, secrets
+from outlast.cli.rehearsal import guarantees, scenario, secrets
 from outlast.cli.rehearsal.cleanup import end_strays, scratch, terminable, uninterrupted
+from outlast.cli.rehearsal.rehearsal import Rehearsal, Watcher
 from outlast.cli.rehearsal.report import Report
 from outlast.cli.rehearsal.settings import (
     STACK,
@@ -26,7 +26,6 @@ from outlast.cli.rehearsal.settings import (
     read_own,
     zone_of,
 )
-from outlast.cli.rehearsal.stage import Stage, Watcher
 
 
 def rehearse(
@@ -38,13 +37,13 @@ def rehearse(
     limit_rows: int | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Runs the whole rehearsal in a folder of its own and leaves nothing behind.
+    """Run the whole rehearsal in a temporary folder and leave nothing behind.
 
-    `name`: a scenario's name or file; where None, the default for what trains. `stack`: whose
-    settings are rehearsed; the example's where None. `data`: what is in the local cloud's buckets
-    before, each `gs://BUCKET/PATH=FOLDER`. `args` are put over the stack's own hyperparameters.
-    OperateError: it could not be carried out. KeyboardInterrupt passes through, after everything
-    that was started has ended.
+    `name`: a scenario's name or file; None: the default for the trainer or command. `stack`: the
+    stack to rehearse; None: the example. `data`: files for the local cloud's buckets, each
+    `gs://BUCKET/PATH=FOLDER`. `args` override the stack's hyperparameters. OperateError: the
+    rehearsal could not be carried out. KeyboardInterrupt passes through after everything that was
+    started has ended.
     """
     deliveries = [Delivery.parse(text) for text in data]
     settings = read_config(STACK) if stack is None else read_own(stack)
@@ -76,8 +75,8 @@ def rehearse(
                 held.create(cloud)
                 for note in held.notes:
                     watcher.say(note)
-                stage = Stage(cloud, played, config, folder / "stacks", watcher)
-                report, seen = stage.play(stack or STACK, deliveries)
+                rehearsal = Rehearsal(cloud, played, config, folder / "stacks", watcher)
+                report, seen = rehearsal.play(stack or STACK, deliveries)
             finally:
                 cloud.stop()
         finally:
@@ -85,6 +84,6 @@ def rehearse(
                 strays = end_strays(str(folder))
         seen.strays = strays
         seen.audit = held.without(seen.audit)
-        report.guarantees = judge.judge(seen, played.guarantees)
+        report.guarantees = guarantees.check(seen, played.guarantees)
         report.seconds = time.monotonic() - started
         return report

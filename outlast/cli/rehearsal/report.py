@@ -1,4 +1,4 @@
-"""What a rehearsal gives."""
+"""The report of a rehearsal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from typing import Any
 
 from outlast.bucket.layout import Last
 from outlast.bucket.ledger import Attempt
-from outlast.cli.rehearsal.judge import Guarantee, Verdict
-from outlast.cli.rehearsal.seen import Strike
+from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
+from outlast.cli.rehearsal.seen import Fault
 
 
 @dataclass
 class Report:
-    """What a rehearsal gives; `as_json` is what `--json` prints."""
+    """A rehearsal's outcome; `as_json` is what `--json` prints."""
 
     scenario: str
     experiment: str
@@ -24,18 +24,18 @@ class Report:
     """The last value of each metric of the result."""
     digest: str | None = None
     goodput: float | None = None
-    goodput_calm: float | None = None
+    goodput_baseline: float | None = None
     attempts: tuple[Attempt, ...] = ()
-    calm_attempts: tuple[Attempt, ...] = ()
-    """The undisturbed run's."""
-    strikes: tuple[Strike, ...] = ()
+    baseline_attempts: tuple[Attempt, ...] = ()
+    """The baseline's."""
+    faults: tuple[Fault, ...] = ()
     parts: Sequence[Mapping[str, Any]] = ()
     """How far each part of the run is; empty where it has none."""
     guarantees: list[Guarantee] = field(default_factory=list)
 
     @property
     def held(self) -> bool:
-        """Whether every guarantee was seen held."""
+        """Whether every guarantee held."""
         return bool(self.guarantees) and all(g.held for g in self.guarantees)
 
     def count(self, verdict: Verdict) -> int:
@@ -53,13 +53,11 @@ class Report:
             "metrics": {name: last.value for name, last in self.metrics.items()},
             "result": self.digest,
             "goodput": self.goodput,
-            "goodput_calm": self.goodput_calm,
-            "misfortunes": [
-                {"do": s.do, "boot": s.boot, "attempt": s.attempt} for s in self.strikes
-            ],
+            "goodput_baseline": self.goodput_baseline,
+            "faults": [{"do": s.do, "boot": s.boot, "attempt": s.attempt} for s in self.faults],
             **({"parts": list(self.parts)} if self.parts else {}),
             "attempts": [attempt.as_json() for attempt in self.attempts],
-            "attempts_undisturbed": [attempt.as_json() for attempt in self.calm_attempts],
+            "attempts_baseline": [attempt.as_json() for attempt in self.baseline_attempts],
             "guarantees": [
                 {
                     "name": g.name,

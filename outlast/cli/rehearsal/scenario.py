@@ -1,6 +1,6 @@
-"""Scenarios as the operator's side has them: files of `outlast/localcloud/scenarios`, or one's own.
+"""Scenarios, named or your own, as the rehearsal uses them.
 
-The local cloud reads and checks a file (`python -m outlast.localcloud check`); here it is its JSON.
+The local cloud reads and checks the file (`python -m outlast.localcloud check`) and prints JSON.
 """
 
 import json
@@ -14,17 +14,17 @@ from typing import Any
 from outlast.base.exits import Reason
 from outlast.cli.engine import ROOT, Parts, scrubbed
 from outlast.cli.errors import RehearsalError, UsageError
-from outlast.cli.rehearsal.judge import GUARANTEES, NEEDS_CALM
+from outlast.cli.rehearsal.guarantees import GUARANTEES, NEEDS_BASELINE
 from outlast.cli.rehearsal.seen import Ending
 
 FOLDER = ROOT / "outlast" / "localcloud" / "scenarios"
-"""Of the named ones."""
+"""Holds the named scenarios."""
 DEFAULT = "storm"
-"""What is played where none is named."""
+"""The default scenario."""
 OF_COMMANDS = "command-storm"
-"""The same for a command, which has no total of steps."""
+"""The default for a command, which has no total of steps."""
 WITHIN_SEC = 300.0
-"""A run that is not at its end so long after `up` will not come to it."""
+"""Seconds after `up` until a run must have ended."""
 CHECK_SEC = 60
 
 
@@ -35,17 +35,17 @@ class Scenario:
     name: str
     about: str
     stack: Mapping[str, Any]
-    """Settings that are put over the rehearsed stack's, by full key."""
+    """Settings that override the stack's, by full key."""
     end: Ending
     within_sec: float
     guarantees: tuple[str, ...]
     document: Mapping[str, Any]
-    """All of it, as the local cloud takes it."""
+    """The whole scenario, as the local cloud takes it."""
 
     @property
-    def needs_calm(self) -> bool:
-        """Whether an undisturbed run is made beside it."""
-        return not NEEDS_CALM.isdisjoint(self.guarantees)
+    def needs_baseline(self) -> bool:
+        """Whether a baseline run is needed beside it."""
+        return not NEEDS_BASELINE.isdisjoint(self.guarantees)
 
     def check_moments(self, command: bool) -> None:
         """UsageError: a command runs, and an event is to come at a share of all steps."""
@@ -53,8 +53,9 @@ class Scenario:
             share = event["when"].get("share")
             if command and share is not None:
                 raise UsageError(
-                    f"scenario {self.name}: events[{place}].when.share {share:g}: never comes, for "
-                    f"a command has no total of steps; play {OF_COMMANDS}, or name commits instead."
+                    f"scenario {self.name}: events[{place}].when.share {share:g}: never comes,"
+                    f" since a command has no total of steps; play {OF_COMMANDS}, or name commits"
+                    " instead."
                 )
 
     def moved(self, zone: str, to: str) -> "Scenario":
@@ -64,7 +65,7 @@ class Scenario:
 
 
 def default_of(settings: Mapping[str, Any]) -> str:
-    """What is played with a stack of these settings where no scenario is named."""
+    """The default scenario for a stack with these settings."""
     return OF_COMMANDS if settings.get("outlast:command") else DEFAULT
 
 
@@ -78,12 +79,12 @@ def find(name: str) -> Path:
     named = FOLDER / f"{name}.yaml"
     if not named.is_file():
         hint = _nearest(name, names(), "outlast rehearse --list shows them all.")
-        raise UsageError(f"scenario {name!r}: there is none of this name; {hint}")
+        raise UsageError(f"scenario {name!r}: does not exist; {hint}")
     return named
 
 
 def names() -> list[str]:
-    """The named scenarios."""
+    """The names of the named scenarios."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -115,7 +116,8 @@ def read(path: Path, parts: Parts) -> Scenario:
 
 
 def of(document: Mapping[str, Any]) -> Scenario:
-    """A scenario of the local cloud's document. UsageError: it asks for what nobody can judge."""
+    """Parse the document that the local cloud printed. UsageError: it asks for an unknown
+    guarantee, reason or setting."""
     name = document["name"]
     expect = document.get("expect") or {}
     asked = tuple(expect.get("guarantees") or ())
@@ -123,7 +125,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
         if guarantee not in GUARANTEES:
             hint = _nearest(str(guarantee), GUARANTEES, f"known are {', '.join(GUARANTEES)}.")
             raise UsageError(
-                f"scenario {name}: expect.guarantees[{place}] {guarantee!r}: is no guarantee; "
+                f"scenario {name}: expect.guarantees[{place}] {guarantee!r}: is not a guarantee; "
                 + hint
             )
     stack = document.get("stack") or {}
@@ -132,7 +134,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
     reason = end.get("reason")
     if reason is not None and reason not in list(Reason):
         hint = _nearest(str(reason), Reason, f"known are {', '.join(Reason)}.")
-        raise UsageError(f"scenario {name}: expect.end.reason {reason!r}: is no reason; {hint}")
+        raise UsageError(f"scenario {name}: expect.end.reason {reason!r}: is not a reason; {hint}")
     return Scenario(
         name=name,
         about=" ".join(str(document.get("about") or "").split()),
@@ -145,7 +147,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
 
 
 def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
-    """UsageError: the scenario sets what Pulumi.yaml does not declare."""
+    """UsageError: the scenario sets a key that Pulumi.yaml does not declare."""
     import yaml
 
     declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
@@ -153,7 +155,7 @@ def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
     for key in stack:
         if key.startswith("outlast:") and key not in known:
             hint = _nearest(key, known, "docs/configuration.md has them all.")
-            raise UsageError(f"scenario {name}: stack.{key}: is no setting of Outlast; {hint}")
+            raise UsageError(f"scenario {name}: stack.{key}: is not a setting of Outlast; {hint}")
 
 
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -34,7 +34,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Strike:
+class Fault:
     """One thing that the local cloud did to the run."""
 
     do: str
@@ -147,10 +147,10 @@ class Seen:
     run: Run
     within_sec: float = 0.0
     """How long the run had to come to its end."""
-    calm: Run | None = None
+    baseline: Run | None = None
     """The undisturbed run's; None where none was made."""
-    strikes: Sequence[Strike] = ()
-    faulted: int = 0
+    faults: Sequence[Fault] = ()
+    disturbed_requests: int = 0
     stalls: Sequence[Stall] = ()
     """Requests that a fault of the scenario has hit."""
     pending: Sequence[str] = ()
@@ -168,12 +168,12 @@ class Seen:
     """Processes that had to be killed."""
 
     @property
-    def struck(self) -> list[Strike]:
+    def effective(self) -> list[Fault]:
         """What had an effect."""
-        return [strike for strike in self.strikes if not strike.missed]
+        return [fault for fault in self.faults if not fault.missed]
 
-    def attempt_of(self, strike: Strike) -> Attempt | None:
-        return next((a for a in self.run.attempts if a.term == strike.attempt), None)
+    def attempt_of(self, fault: Fault) -> Attempt | None:
+        return next((a for a in self.run.attempts if a.term == fault.attempt), None)
 
 
 def read_result(store: Store, head: Head) -> ResultRead:

@@ -18,8 +18,8 @@ from outlast.cli.rehearsal.scenario import Scenario
 STACK = "dev"
 """The stack whose settings are rehearsed where none is named."""
 
-CALM = "-calm"
-LONGEST_BEFORE = 40 - len(CALM)
+BASELINE = "-baseline"
+LONGEST_BEFORE = 40 - len(BASELINE)
 """Characters that an experiment's name has left for it; `layout.EXPERIMENT_PATTERN` is the rule."""
 
 LOCAL_SETTINGS = (
@@ -174,9 +174,11 @@ def compose(
     return config
 
 
-def calm_of(experiment: str) -> str:
+def baseline_of(experiment: str) -> str:
     """The name of the experiment that runs undisturbed beside one."""
-    names = (experiment[:end].rstrip("-") + CALM for end in (LONGEST_BEFORE, LONGEST_BEFORE - 1))
+    names = (
+        experiment[:end].rstrip("-") + BASELINE for end in (LONGEST_BEFORE, LONGEST_BEFORE - 1)
+    )
     return next(name for name in names if name != experiment)
 
 

@@ -397,7 +397,7 @@ def _goes_on(
         return RunLine(
             after.run,
             Then.RESUMES if step else Then.RESTARTS,
-            f"its VM is ended and its group made anew{where}; it goes on {at}",
+            f"its VM is ended and its group recreated{where}; it resumes {at}",
             step,
         )
     if template is not None and template.op in ("replace", "create", "update"):
@@ -407,14 +407,14 @@ def _goes_on(
             return RunLine(
                 after.run,
                 Then.RESTARTS,
-                f"its VM is interrupted at once and made anew ({what}); it goes on {at}",
+                f"its VM is interrupted at once and recreated ({what}); it resumes {at}",
                 step,
             )
         return RunLine(
             after.run,
             Then.UNTOUCHED,
-            f"its VM lives on; when it is next made anew it is of the new template ({what}) and"
-            f" goes on from its last checkpoint, by now {at.removeprefix('from ')}",
+            f"its VM lives on; when it is next recreated it is of the new template ({what}) and"
+            f" resumes from its last checkpoint, by now {at.removeprefix('from ')}",
             step,
         )
     return RunLine(after.run, Then.UNTOUCHED, f"nothing of its VM changes{_later(steps)}", step)
@@ -466,7 +466,7 @@ def _begins(after: Pin, head: Look, now: datetime) -> RunLine:
             f"it was {how}; resume {after.resume} reopens it, {at}, with a new limit",
             step,
         )
-    return RunLine(after.run, Then.RESUMES, f"it is open in the bucket and goes on {at}", step)
+    return RunLine(after.run, Then.RESUMES, f"it is open in the bucket and resumes {at}", step)
 
 
 def _left(before: Pin, head: Look, *, kept: bool) -> RunLine:

@@ -1,4 +1,4 @@
-"""The judge says broken where it is: each guarantee is shown something that breaks it."""
+"""Each guarantee is shown something that breaks it, and must say so."""
 
 import hashlib
 from dataclasses import replace
@@ -18,15 +18,15 @@ from outlast.bucket.layout import (
 )
 from outlast.bucket.ledger import Attempt, Boot, Ledger
 from outlast.bucket.store import MemoryStore
-from outlast.cli.rehearsal import judge
-from outlast.cli.rehearsal.judge import GUARANTEES, Verdict
+from outlast.cli.rehearsal import guarantees
+from outlast.cli.rehearsal.guarantees import GUARANTEES, Verdict
 from outlast.cli.rehearsal.seen import (
     Ending,
+    Fault,
     ResultRead,
     Run,
     Seen,
     Stall,
-    Strike,
     read_result,
 )
 
@@ -112,13 +112,13 @@ RUN = Run(
         head(term=2, state=State.OPEN, end=None, chain=chain(1, 2)),
     ),
 )
-STRIKES = (Strike("preempt", boot=1, attempt=1), Strike("kill", boot=2, attempt=2))
+FAULTS = (Fault("preempt", boot=1, attempt=1), Fault("kill", boot=2, attempt=2))
 GOOD = Seen(
     expected=Ending("done", "done"),
     run=replace(RUN, ledger=book(head=head(chain=chain(1, 2, 3)))),
-    calm=replace(RUN, heads=()),
-    strikes=STRIKES,
-    sizes={"dev": 0, "dev-calm": 0},
+    baseline=replace(RUN, heads=()),
+    faults=FAULTS,
+    sizes={"dev": 0, "dev-baseline": 0},
     bucket="b",
     audit={"buckets": [BUCKET], "deleted_roles": ["leave"], "vms": []},
 )
@@ -170,11 +170,11 @@ USER = Reason.USER_FAILED
 
 WARNED = replace(
     with_run(ledger=book(attempts=(THIRD,)), heads=(head(chain=chain(2, 3)),)),
-    strikes=[Strike("maintenance", boot=1, attempt=3, options={"step": 8})],
+    faults=[Fault("maintenance", boot=1, attempt=3, options={"step": 8})],
 )
 SPECIAL = {
-    *("waits-for-room", "retries-as-set", "failure-is-told", "gives-up", "warning-is-heeded"),
-    *("changes-zone", "stalls-are-given-up"),
+    *("waits-for-capacity", "retries-as-set", "failure-recorded", "gives-up", "warning-answered"),
+    *("changes-zone", "stalls-retried"),
 }
 """Guarantees that a run of three attempts says nothing about."""
 
@@ -186,9 +186,9 @@ LOGGED = ended_as(Reason.DONE, metrics={"loss": Last(90, 0.1)})
 
 HELD = [
     *((name, GOOD) for name in GUARANTEES if name not in SPECIAL),
-    ("warning-is-heeded", WARNED),
+    ("warning-answered", WARNED),
     (
-        "warning-is-heeded",
+        "warning-answered",
         replace(
             WARNED,
             run=replace(
@@ -197,52 +197,56 @@ HELD = [
         ),
     ),
     ("changes-zone", with_attempts(FIRST, replace(SECOND, zone="elsewhere"))),
-    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, True)])),
-    ("waits-for-room", replace(GOOD, refusals=["ZONE_RESOURCE_POOL_EXHAUSTED"])),
-    ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"])),
+    ("stalls-retried", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, True)])),
+    ("waits-for-capacity", replace(GOOD, refusals=["ZONE_RESOURCE_POOL_EXHAUSTED"])),
+    ("waits-for-capacity", replace(GOOD, refusals=["QUOTA_EXCEEDED"])),
     ("retries-as-set", user_failed(USER)),
     ("retries-as-set", user_failed(USER, USER, retries=1)),
     ("retries-as-set", user_failed(Reason.USAGE, retries=1)),
     ("retries-as-set", replace(with_attempts(replace(FIRST, reason=USER), THIRD), retries=1)),
-    ("failure-is-told", user_failed(USER)),
+    ("failure-recorded", user_failed(USER)),
     (
-        "failure-is-told",
+        "failure-recorded",
         user_failed(Reason.STALLED, end=ended_as(Reason.STALLED, stderr=(), exit=None)),
     ),
     ("gives-up", never_started(10)),
-    ("each-step-once", replace(GOOD, calm=None)),
-    ("each-step-once", replace(with_run(rows=rows(1, 3)), calm=replace(RUN, rows=rows(1, 3)))),
-    ("each-step-once", replace(with_run(rows=rows(*range(30, 91, 30))), calm=None)),
-    ("each-step-once", replace(with_run(rows=TIMED), calm=replace(RUN, rows=TIMED_AGAIN))),
-    ("each-step-once", replace(with_run(rows=rows(*range(1, 91)), ends={3: LOGGED}), calm=None)),
-    ("costs-the-user-nothing", with_book(head=head(failures=1), attempts=(OWN, SECOND, THIRD))),
-    ("told-truly", replace(GOOD, strikes=[*STRIKES, Strike("kill", attempt=3)])),
-    ("told-truly", replace(GOOD, strikes=[*STRIKES, Strike("kill", boot=7)])),
-    ("only-the-struck-end", with_attempts(THIRD)),
+    ("each-step-once", replace(GOOD, baseline=None)),
+    ("each-step-once", replace(with_run(rows=rows(1, 3)), baseline=replace(RUN, rows=rows(1, 3)))),
+    ("each-step-once", replace(with_run(rows=rows(*range(30, 91, 30))), baseline=None)),
+    ("each-step-once", replace(with_run(rows=TIMED), baseline=replace(RUN, rows=TIMED_AGAIN))),
+    (
+        "each-step-once",
+        replace(with_run(rows=rows(*range(1, 91)), ends={3: LOGGED}), baseline=None),
+    ),
+    ("no-failure-counted", with_book(head=head(failures=1), attempts=(OWN, SECOND, THIRD))),
+    ("reason-recorded", replace(GOOD, faults=[*FAULTS, Fault("kill", attempt=3)])),
+    ("reason-recorded", replace(GOOD, faults=[*FAULTS, Fault("kill", boot=7)])),
+    ("only-faults-end-attempts", with_attempts(THIRD)),
 ]
 
 BROKEN = [
     ("same-bytes", with_run(result=ResultRead("b"))),
     ("same-bytes", replace(GOOD, run=replace(RUN, result=ResultRead(None)),
-                           calm=replace(RUN, result=ResultRead(None)))),
-    ("told-truly", replace(GOOD, strikes=[Strike("preempt", boot=1, attempt=2)])),
-    ("told-truly", replace(GOOD, strikes=[Strike("kill", boot=9, attempt=9)])),
-    ("always-resumed", with_attempts(FIRST, SECOND, replace(THIRD, from_step=0))),
+                           baseline=replace(RUN, result=ResultRead(None)))),
+    ("reason-recorded", replace(GOOD, faults=[Fault("preempt", boot=1, attempt=2)])),
+    ("reason-recorded", replace(GOOD, faults=[Fault("kill", boot=9, attempt=9)])),
+    ("resumed", with_attempts(FIRST, SECOND, replace(THIRD, from_step=0))),
     ("notice-loses-nothing", with_attempts(replace(FIRST, lost=1), SECOND, THIRD)),
-    ("committed-stays", with_attempts(FIRST, replace(SECOND, committed=58), THIRD)),
+    ("committed-kept", with_attempts(FIRST, replace(SECOND, committed=58), THIRD)),
     *(("each-step-once", with_run(rows=found)) for found in (
         [], rows(1, 1), rows(2, 1), rows(1), rows(1, 3), rows(*range(1, 90)),
         [*rows(*range(1, 90)), {"step": 90, "loss": 7.0}],
     )),
-    ("each-step-once", replace(with_run(rows=TIMED[:89]), calm=replace(RUN, rows=TIMED))),
+    ("each-step-once", replace(with_run(rows=TIMED[:89]), baseline=replace(RUN, rows=TIMED))),
     ("each-step-once", with_run(rows=[*rows(*range(1, 60)), {"step": 60, "loss": 7.0},
                                       *rows(*range(61, 91))])),
-    ("each-step-once", replace(with_run(rows=rows(*range(1, 31), *range(36, 91))), calm=None)),
+    ("each-step-once", replace(with_run(rows=rows(*range(1, 31), *range(36, 91))), baseline=None)),
     ("each-step-once", replace(with_run(rows=rows(*range(10, 60, 10), *range(80, 91, 10))),
-                               calm=None)),
-    ("each-step-once", replace(with_run(rows=rows(*range(1, 90)), ends={3: LOGGED}), calm=None)),
-    ("each-step-once", replace(with_run(rows=rows(1, 1)), calm=None)),
-    *(("one-line", with_book(head=head(lineage=lineage))) for lineage in (
+                               baseline=None)),
+    ("each-step-once", replace(with_run(rows=rows(*range(1, 90)), ends={3: LOGGED}),
+                               baseline=None)),
+    ("each-step-once", replace(with_run(rows=rows(1, 1)), baseline=None)),
+    *(("single-lineage", with_book(head=head(lineage=lineage))) for lineage in (
         (), (Lineage(2, 0), Lineage(1, 9)), (Lineage(1, 9), Lineage(2, 5)),
     )),
     ("head-never-goes-back", with_run(heads=(head(term=4), head(term=3)))),
@@ -250,85 +254,85 @@ BROKEN = [
      with_run(heads=(head(term=2, chain=chain(2)), head(term=3, chain=chain(2, 1))))),
     ("head-never-goes-back",
      with_run(heads=(head(term=2), head(term=3, state=State.OPEN, end=None)))),
-    ("only-the-struck-end", replace(GOOD, strikes=STRIKES[1:])),
-    ("only-the-struck-end", replace(GOOD, strikes=[STRIKES[0], Strike("signal", attempt=2)])),
-    ("costs-the-user-nothing", with_book(head=head(failures=1))),
-    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, False)])),
-    ("stalls-are-given-up", replace(GOOD, stalls=[Stall("run/HEAD", None, False)])),
-    ("waits-for-room", replace(GOOD, refusals=["QUOTA_EXCEEDED"], run=Run())),
+    ("only-faults-end-attempts", replace(GOOD, faults=FAULTS[1:])),
+    ("only-faults-end-attempts", replace(GOOD, faults=[FAULTS[0], Fault("signal", attempt=2)])),
+    ("no-failure-counted", with_book(head=head(failures=1))),
+    ("stalls-retried", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, False)])),
+    ("stalls-retried", replace(GOOD, stalls=[Stall("run/HEAD", None, False)])),
+    ("waits-for-capacity", replace(GOOD, refusals=["QUOTA_EXCEEDED"], run=Run())),
     ("retries-as-set", user_failed(USER, USER)),
     ("retries-as-set", user_failed(USER, retries=1)),
     ("retries-as-set", user_failed(Reason.USAGE, Reason.USAGE, retries=1)),
-    ("failure-is-told", user_failed(USER, end=ended_as(USER, stderr=()))),
-    ("failure-is-told", user_failed(USER, end=ended_as(Reason.CUT))),
-    ("failure-is-told", user_failed(USER, end=ended_as(USER, message=""))),
-    ("nothing-after-the-end", with_run(boots=(Boot("1", at(61), Reason.ENDED),))),
+    ("failure-recorded", user_failed(USER, end=ended_as(USER, stderr=()))),
+    ("failure-recorded", user_failed(USER, end=ended_as(Reason.CUT))),
+    ("failure-recorded", user_failed(USER, end=ended_as(USER, message=""))),
+    ("no-boot-after-end", with_run(boots=(Boot("1", at(61), Reason.ENDED),))),
     ("gives-up", never_started(3)),
     ("gives-up", never_started(11)),
     ("gives-up", never_started(10, size=1)),
     ("done-means-done", with_attempts(replace(FIRST, reason=Reason.DONE))),
-    ("warning-is-heeded", replace(WARNED, run=replace(WARNED.run, heads=()))),
-    ("warning-is-heeded", replace(
-        WARNED, strikes=[Strike("maintenance", attempt=3, options={"step": 11})])),
-    ("warning-is-heeded", replace(WARNED, run=replace(
+    ("warning-answered", replace(WARNED, run=replace(WARNED.run, heads=()))),
+    ("warning-answered", replace(
+        WARNED, faults=[Fault("maintenance", attempt=3, options={"step": 11})])),
+    ("warning-answered", replace(WARNED, run=replace(
         WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.INTERRUPTED),))))),
     ("changes-zone", with_attempts(FIRST, replace(SECOND, zone=FIRST.zone))),
-    ("warning-is-heeded", replace(WARNED, run=replace(
+    ("warning-answered", replace(WARNED, run=replace(
         WARNED.run, ledger=book(attempts=(replace(THIRD, step=10),))))),
-    ("nothing-runs", replace(GOOD, sizes={"dev": 1})),
-    ("nothing-runs", replace(GOOD, sizes={"dev": None})),
-    ("nothing-runs", replace(GOOD, sizes={})),
-    ("nothing-runs", replace(GOOD, vms=["vm"])),
-    *(("bucket-alone-is-left", replace(GOOD, audit=audit)) for audit in (
+    ("no-vm-left", replace(GOOD, sizes={"dev": 1})),
+    ("no-vm-left", replace(GOOD, sizes={"dev": None})),
+    ("no-vm-left", replace(GOOD, sizes={})),
+    ("no-vm-left", replace(GOOD, vms=["vm"])),
+    *(("only-bucket-left", replace(GOOD, audit=audit)) for audit in (
         {"buckets": [BUCKET], "templates": ["t"]},
         {"buckets": [BUCKET], "pids": [7]},
         {"buckets": []},
         {},
     )),
-    ("no-process", replace(GOOD, strays=["python (7)"])),
+    ("no-process-left", replace(GOOD, strays=["python (7)"])),
 ]  # fmt: skip
 
 
 UNEXERCISED = [
-    ("same-bytes", replace(GOOD, calm=None)),
-    ("told-truly", replace(GOOD, strikes=[])),
-    ("always-resumed", with_attempts(FIRST)),
-    ("notice-loses-nothing", replace(GOOD, strikes=STRIKES[1:])),
+    ("same-bytes", replace(GOOD, baseline=None)),
+    ("reason-recorded", replace(GOOD, faults=[])),
+    ("resumed", with_attempts(FIRST)),
+    ("notice-loses-nothing", replace(GOOD, faults=FAULTS[1:])),
     ("notice-loses-nothing",
-     replace(GOOD, strikes=[Strike("preempt", attempt=1, options={"notice_sec": 0})])),
-    ("committed-stays", with_attempts(FIRST)),
+     replace(GOOD, faults=[Fault("preempt", attempt=1, options={"notice_sec": 0})])),
+    ("committed-kept", with_attempts(FIRST)),
     ("head-never-goes-back", with_run(heads=())),
-    ("only-the-struck-end", replace(GOOD, run=Run())),
-    ("costs-the-user-nothing", replace(GOOD, run=Run())),
-    ("stalls-are-given-up", GOOD),
-    ("waits-for-room", GOOD),
+    ("only-faults-end-attempts", replace(GOOD, run=Run())),
+    ("no-failure-counted", replace(GOOD, run=Run())),
+    ("stalls-retried", GOOD),
+    ("waits-for-capacity", GOOD),
     ("retries-as-set", GOOD),
-    ("failure-is-told", GOOD),
-    ("nothing-after-the-end", with_run(ended=None)),
+    ("failure-recorded", GOOD),
+    ("no-boot-after-end", with_run(ended=None)),
     ("gives-up", GOOD),
-    ("done-means-done", replace(GOOD, strikes=STRIKES[1:])),
-    ("warning-is-heeded", GOOD),
+    ("done-means-done", replace(GOOD, faults=FAULTS[1:])),
+    ("warning-answered", GOOD),
     ("changes-zone", with_attempts(FIRST)),
-    ("warning-is-heeded",
-     replace(WARNED, strikes=[Strike("maintenance", boot=1, attempt=1)])),
-    ("same-bytes", replace(GOOD, calm=replace(RUN, ledger=book(head=failed(USER))))),
+    ("warning-answered",
+     replace(WARNED, faults=[Fault("maintenance", boot=1, attempt=1)])),
+    ("same-bytes", replace(GOOD, baseline=replace(RUN, ledger=book(head=failed(USER))))),
     ("same-bytes", with_book(head=failed(USER))),
-    ("told-truly", replace(GOOD, strikes=[Strike("kill", attempt=1, missed="it was gone")])),
-    ("told-truly", replace(GOOD, strikes=[Strike("preempt", boot=3, attempt=3)])),
-    ("always-resumed",
+    ("reason-recorded", replace(GOOD, faults=[Fault("kill", attempt=1, missed="it was gone")])),
+    ("reason-recorded", replace(GOOD, faults=[Fault("preempt", boot=3, attempt=3)])),
+    ("resumed",
      with_attempts(replace(FIRST, committed=None), replace(SECOND, from_step=0), THIRD)),
     ("notice-loses-nothing",
-     replace(GOOD, strikes=[Strike("preempt", attempt=1, missed="it was gone")])),
-    ("each-step-once", replace(with_run(rows=[]), calm=None)),
-    ("each-step-once", replace(with_run(rows=[]), calm=replace(RUN, rows=[]))),
+     replace(GOOD, faults=[Fault("preempt", attempt=1, missed="it was gone")])),
+    ("each-step-once", replace(with_run(rows=[]), baseline=None)),
+    ("each-step-once", replace(with_run(rows=[]), baseline=replace(RUN, rows=[]))),
     ("each-step-once", with_book(head=failed(USER))),
-    ("one-line", replace(GOOD, run=Run())),
-    ("nothing-after-the-end", replace(GOOD, run=Run())),
+    ("single-lineage", replace(GOOD, run=Run())),
+    ("no-boot-after-end", replace(GOOD, run=Run())),
 ]  # fmt: skip
 
 
-def verdict(name: str, seen: Seen) -> judge.Guarantee:
-    return judge.judge(seen, [name])[-1]
+def verdict(name: str, seen: Seen) -> guarantees.Guarantee:
+    return guarantees.check(seen, [name])[-1]
 
 
 def test_in_a_run_that_went_well_all_is_held():
@@ -360,28 +364,29 @@ def test_what_nothing_put_to_the_test_is_neither_held_nor_broken(name, seen):
         ("each-step-once", with_run(rows=rows(*range(1, 60), *range(65, 91))),
          "85 rows of 90 steps; without step 60, 61, 62 and 2 more, which the undisturbed run has"),
         ("each-step-once", with_run(rows=rows(1, 1)), "step 1 is there twice"),
-        ("each-step-once", replace(with_run(rows=TIMED), calm=replace(RUN, rows=TIMED_AGAIN)),
-         "90 rows of 90 steps; not compared, for they vary in each run: seconds"),
-        ("each-step-once", replace(with_run(rows=rows(30, 60, 90)), calm=None), "3 rows of 90"),
-        ("each-step-once", replace(with_run(rows=rows(*range(1, 31), *range(36, 91))), calm=None),
+        ("each-step-once", replace(with_run(rows=TIMED), baseline=replace(RUN, rows=TIMED_AGAIN)),
+         "90 rows of 90 steps; not compared, because they vary in each run: seconds"),
+        ("each-step-once", replace(with_run(rows=rows(30, 60, 90)), baseline=None), "3 rows of 90"),
+        ("each-step-once", replace(with_run(rows=rows(*range(1, 31), *range(36, 91))),
+                                   baseline=None),
          "no row between step 30 and step 36, where an attempt took over"),
         ("same-bytes", with_run(result=ResultRead("b", {"m.txt": b"one", "n": b""}),
                                 rows=[{"step": 1, "loss": 0.5}]),
          "m.txt differs (value line 1: 'one', undisturbed 'two'); 1 other file is equal; the rows "
          "differ before anything interrupted the run: loss of step 1 is 0.5, undisturbed 1; if"),
-        ("told-truly", replace(GOOD, strikes=[Strike("preempt", boot=3, attempt=3)]),
-         "preempt: attempt 3 ended as done, for it was complete before it was stopped"),
-        ("always-resumed",
+        ("reason-recorded", replace(GOOD, faults=[Fault("preempt", boot=3, attempt=3)]),
+         "preempt: attempt 3 ended as done, because it was complete before it was stopped"),
+        ("resumed",
          with_attempts(replace(FIRST, committed=None), replace(SECOND, from_step=0), THIRD),
          "attempt 1 had no checkpoint yet when it ended: make checkpoints more often"),
-        ("costs-the-user-nothing", with_book(head=head(failures=1), attempts=(OWN, THIRD)),
+        ("no-failure-counted", with_book(head=head(failures=1), attempts=(OWN, THIRD)),
          "1 failure counted, 1 of the trainer's own"),
     ],
 )  # fmt: skip
 def test_a_verdict_says_what_was_seen(name, seen, said):
-    if seen.calm is not None and not seen.calm.result.files:
+    if seen.baseline is not None and not seen.baseline.result.files:
         result = ResultRead("a", {"m.txt": b"two", "n": b""})
-        seen = replace(seen, calm=replace(seen.calm, result=result))
+        seen = replace(seen, baseline=replace(seen.baseline, result=result))
     assert said in verdict(name, seen).detail
 
 
@@ -390,14 +395,14 @@ def test_every_guarantee_is_shown_something_that_breaks_it():
 
 
 def test_every_guarantee_is_printed_as_a_promise():
-    for guarantee in judge.judge(GOOD, GUARANTEES):
+    for guarantee in guarantees.check(GOOD, GUARANTEES):
         assert guarantee.promise and guarantee.detail, guarantee.name
 
 
 @pytest.mark.parametrize(
     ("seen", "detail"),
     [
-        (replace(GOOD, expected=Ending("failed")), "done (done), must be failed; undisturbed"),
+        (replace(GOOD, expected=Ending("failed")), "done (done), must be failed; baseline"),
         (user_failed(USER, Reason.STALLED), "failed (stalled)"),
         (replace(user_failed(USER), expected=Ending("failed", "usage")), "must be failed (usage)"),
         (replace(GOOD, run=Run()), "waiting, must be done (done)"),
@@ -409,34 +414,34 @@ def test_every_guarantee_is_printed_as_a_promise():
     ],
 )
 def test_another_end_than_the_expected_breaks(seen, detail):
-    found = judge.judge(seen, [])[0]
+    found = guarantees.check(seen, [])[0]
     assert (found.name, found.held) == ("ends-as-expected", "must" not in detail)
     assert detail in found.detail
 
 
 def test_an_undisturbed_run_that_is_not_done_breaks():
-    calm = replace(RUN, ledger=book(head=failed(USER)))
-    assert not judge.judge(replace(GOOD, calm=calm), [])[0].held
+    baseline = replace(RUN, ledger=book(head=failed(USER)))
+    assert not guarantees.check(replace(GOOD, baseline=baseline), [])[0].held
 
 
-def test_a_misfortune_that_never_came_was_not_exercised():
-    found = judge.judge(replace(GOOD, pending=["event 3 (kill at share 0.8)"]), [])[1]
+def test_a_fault_that_never_came_was_not_exercised():
+    found = guarantees.check(replace(GOOD, pending=["event 3 (kill at share 0.8)"]), [])[1]
     assert (found.name, found.verdict) == ("all-happened", Verdict.NOT_EXERCISED)
     assert found.detail == (
         "preempt: attempt 1; kill: attempt 2; the run ended at step 90 before event 3 (kill at "
         "share 0.8); train longer, or name earlier moments"
     )
     early = with_run(ledger=book(total=None))
-    found = judge.judge(replace(early, pending=["event 1 (kill at share 0.8)"]), [])[1]
+    found = guarantees.check(replace(early, pending=["event 1 (kill at share 0.8)"]), [])[1]
     assert found.detail.endswith("gives no total, so there is no share: name commits instead")
     lost = with_book(head=failed(USER))
-    found = judge.judge(replace(lost, pending=["event 1 (kill at share 0.8)"]), [])[1]
+    found = guarantees.check(replace(lost, pending=["event 1 (kill at share 0.8)"]), [])[1]
     assert found.detail.endswith("the run ended at step 90 before event 1 (kill at share 0.8)")
-    missed = replace(GOOD, strikes=[Strike("thaw", boot=2, missed="no VM has begun attempt 9")])
-    found = judge.judge(missed, [])[1]
+    missed = replace(GOOD, faults=[Fault("thaw", boot=2, missed="no VM has begun attempt 9")])
+    found = guarantees.check(missed, [])[1]
     assert found.verdict is Verdict.NOT_EXERCISED
     assert found.detail == "thaw: boot 2 (missed: no VM has begun attempt 9)"
-    quiet = judge.judge(replace(GOOD, strikes=[], faulted=2), [])[1]
+    quiet = guarantees.check(replace(GOOD, faults=[], disturbed_requests=2), [])[1]
     assert (quiet.held, quiet.detail) == (True, "2 requests were disturbed")
 
 

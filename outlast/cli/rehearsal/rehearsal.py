@@ -1,4 +1,4 @@
-"""One performance: the stacks up, the scenario played, the end, all that was seen."""
+"""One rehearsal: stacks up, scenario played, end awaited, everything seen collected."""
 
 import os
 import time
@@ -17,18 +17,18 @@ from outlast.cli.errors import RehearsalError, reading
 from outlast.cli.rehearsal.cleanup import end_strays, uninterrupted
 from outlast.cli.rehearsal.report import Report
 from outlast.cli.rehearsal.scenario import Scenario
-from outlast.cli.rehearsal.seen import Run, Seen, Stall, Strike, read_result
-from outlast.cli.rehearsal.settings import Delivery, calm_of, place_of
+from outlast.cli.rehearsal.seen import Fault, Run, Seen, Stall, read_result
+from outlast.cli.rehearsal.settings import Delivery, baseline_of, place_of
 
 LIMIT_SEC = 600
 """An engine that takes longer than this has hung."""
 POLL_SEC = 0.2
 QUIET_SEC = 15.0
-"""Where nothing was said for so long, it is said what is waited for."""
+"""After this long without a message, say what the rehearsal waits for."""
 
 
 class Watcher:
-    """Gets told what happens; the command line draws it. All calls come from one thread."""
+    """Receives what happens, for the command line to render. All calls come from one thread."""
 
     def say(self, message: str) -> None:
         """One thing that happened."""
@@ -37,8 +37,8 @@ class Watcher:
         """Where a run is."""
 
 
-class Side:
-    """One of the stacks, with what is known of its run."""
+class StackRun:
+    """One of the stacks, and what is known of its run."""
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Side:
         self.up_at = 0.0
         self.ledger: Ledger | None = None
         self.heads: list[Head] = []
-        """HEAD as it was seen, each once."""
+        """Every HEAD seen, each once."""
 
     @property
     def layout(self) -> Layout:
@@ -62,7 +62,7 @@ class Side:
         return self.outputs["group"]
 
     def where(self) -> str:
-        """What it is at, in words."""
+        """Where the run stands, in words."""
         book = self.ledger
         if not self.outputs:
             return "pulumi up"
@@ -83,8 +83,8 @@ class Side:
             self.heads.append(book.head)
 
 
-class Stage:
-    """One performance: the stacks up, the scenario played, the end, all that was seen."""
+class Rehearsal:
+    """One rehearsal: stacks up, scenario played, end awaited, everything seen collected."""
 
     def __init__(
         self,
@@ -103,42 +103,43 @@ class Stage:
         self.folder = folder
         self.bucket = str(config.get("outlast:bucket") or f"{config['gcp:project']}-outlast")
         self.store = open_store(f"gs://{self.bucket}")
-        self.sides: list[Side] = []
-        """The one that is disturbed, and the calm one where there is one."""
+        self.stack_runs: list[StackRun] = []
+        """The disturbed run's, then the baseline's if there is one."""
         self._deadline = time.monotonic() + LIMIT_SEC
-        self._told: dict[str, int] = {}
-        self._strikes_told = 0
-        self._said_at = time.monotonic()
+        self._reported: dict[str, int] = {}
+        self._faults_reported = 0
+        self._reported_at = time.monotonic()
 
     def say(self, message: str) -> None:
-        """Tells one thing that happened."""
+        """Report one thing that happened."""
         self.watcher.say(message)
-        self._said_at = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def say_where(self, what: str = "") -> None:
-        """After a silence, tells `what` goes on; by default where each of the runs is."""
-        if time.monotonic() - self._said_at >= QUIET_SEC:
-            sides = "; ".join(f"{side.name}: {side.where()}" for side in self.sides)
-            self.say(f"still {what}" if what else sides)
+        """After a silence, report `what` is going on; by default, where each run stands."""
+        if time.monotonic() - self._reported_at >= QUIET_SEC:
+            stack_runs = "; ".join(f"{run.name}: {run.where()}" for run in self.stack_runs)
+            self.say(f"still {what}" if what else stack_runs)
 
     def play(self, stack: str, deliveries: Sequence[Delivery]) -> tuple[Report, Seen]:
-        """Everything but the verdict, which is passed when nothing of it runs any more."""
+        """Do everything but check the guarantees: that comes when nothing runs any more."""
         name = str(self.config.get("outlast:experiment") or stack)
-        names = [name, calm_of(name)] if self.scenario.needs_calm else [name]
-        self.sides = [
-            Side(side, {**self.config, "outlast:experiment": side}, self.folder) for side in names
+        names = [name, baseline_of(name)] if self.scenario.needs_baseline else [name]
+        self.stack_runs = [
+            StackRun(each, {**self.config, "outlast:experiment": each}, self.folder)
+            for each in names
         ]
         for delivery in deliveries:
             self._deliver(delivery)
         self.cloud.play(self.scenario.document, target=name)
-        with ThreadPoolExecutor(len(self.sides)) as pool:
+        with ThreadPoolExecutor(len(self.stack_runs)) as pool:
             try:
                 self._raise_stacks(pool)
                 self._watch_to_the_end()
                 seen = self._look()
                 report = self._report(seen)
                 self.say(f"destroying {' and '.join(names)}")
-                going = [pool.submit(side.stack.destroy) for side in self.sides]
+                going = [pool.submit(stack_run.stack.destroy) for stack_run in self.stack_runs]
                 self._wait(going, "destroying")
                 seen.audit = self.cloud.audit()
                 return report, seen
@@ -161,9 +162,9 @@ class Stage:
         self.say(f"gs://{delivery.bucket}/{delivery.path}: {len(files)} files")
 
     def _raise_stacks(self, pool: ThreadPoolExecutor) -> None:
-        """Begins to raise them; returns as soon as the one to be disturbed is up."""
-        storm = self.sides[0]
-        beside = "".join(f", beside it {side.name}" for side in self.sides[1:])
+        """Start every `up`; return as soon as the disturbed run's stack is up."""
+        storm = self.stack_runs[0]
+        beside = "".join(f", beside it {stack_run.name}" for stack_run in self.stack_runs[1:])
         self.say(f"scenario {self.scenario.name}: {self.scenario.about}")
         self.say(f"must end as {self.scenario.end}, with {', '.join(self.scenario.guarantees)}")
         self.say(f"pulumi up: {storm.name}{beside}")
@@ -171,30 +172,31 @@ class Stage:
         # They share the bucket; the second adopts it once the first has made it.
         while not storm.raised.done() and not self._bucket_exists(self.bucket):
             time.sleep(POLL_SEC)
-        for side in self.sides[1:]:
-            side.raised = pool.submit(side.stack.up)
+        for stack_run in self.stack_runs[1:]:
+            stack_run.raised = pool.submit(stack_run.stack.up)
         self._wait([storm.raised])
 
-    def _is_up(self, side: Side) -> bool:
-        """Whether the stack is up; takes up its outputs when it has just become so."""
-        if side.outputs:
+    def _is_up(self, stack_run: StackRun) -> bool:
+        """Whether the stack is up; reads its outputs as soon as it is."""
+        if stack_run.outputs:
             return True
-        if side.raised is None or not side.raised.done():
+        if stack_run.raised is None or not stack_run.raised.done():
             return False
-        side.outputs = side.raised.result()
-        side.up_at = time.monotonic()
-        self.say(f"{side.name}: run {side.outputs['run']} in {side.group}")
-        runs = {other.outputs["run"] for other in self.sides if other.outputs}
+        stack_run.outputs = stack_run.raised.result()
+        stack_run.up_at = time.monotonic()
+        self.say(f"{stack_run.name}: run {stack_run.outputs['run']} in {stack_run.group}")
+        runs = {other.outputs["run"] for other in self.stack_runs if other.outputs}
         if len(runs) > 1:
+            one, other = sorted(runs)
             raise RehearsalError(
-                f"run {side.outputs['run']}: the other stack named the same spec "
-                f"{(runs - {side.outputs['run']}).pop()}; the run's identity is not reproducible."
+                f"run {one}: the other stack named the same spec {other}; the run's identity is not"
+                " reproducible."
             )
         return True
 
     def _wait(self, futures: list[Future[Any]], what: str = "") -> None:
-        """Waits in slices, so that Ctrl-C is heard; raises what a thread raised. A long wait is
-        said to be for `what`."""
+        """Wait in slices, so that Ctrl-C works; raise what a thread raised. A long wait reports
+        `what` it is for."""
         while not all(future.done() for future in futures):
             if time.monotonic() > self._deadline:
                 raise RehearsalError(f"rehearsal: the engine did not end in {LIMIT_SEC} s.")
@@ -207,86 +209,88 @@ class Stage:
         return bucket in [found["name"] for found in self.cloud.audit()["buckets"]]
 
     def _watch_to_the_end(self) -> None:
-        """Until each run is at its end, or its time is up: then the judge finds it where it is."""
+        """Watch until each run has ended or its time is up."""
         while True:
-            for side in self.sides:
-                if self._is_up(side):
-                    side.note(self._read(side))
-                    self._tell(side)
-            self._tell_strikes()
+            for stack_run in self.stack_runs:
+                if self._is_up(stack_run):
+                    stack_run.note(self._read(stack_run))
+                    self._report_attempts(stack_run)
+            self._report_faults()
             self.say_where()
-            if all(self._over(side) for side in self.sides):
+            if all(self._over(stack_run) for stack_run in self.stack_runs):
                 break
             time.sleep(POLL_SEC)
         # An engine that destroys has its own time.
         self._deadline = time.monotonic() + LIMIT_SEC
 
-    def _over(self, side: Side) -> bool:
-        if not side.outputs:
+    def _over(self, stack_run: StackRun) -> bool:
+        if not stack_run.outputs:
             if time.monotonic() > self._deadline:
-                raise RehearsalError(f"rehearsal: {side.name} did not come up in {LIMIT_SEC} s.")
+                raise RehearsalError(
+                    f"rehearsal: {stack_run.name} did not come up in {LIMIT_SEC} s."
+                )
             return False
-        if time.monotonic() > side.up_at + self.scenario.within_sec:
+        if time.monotonic() > stack_run.up_at + self.scenario.within_sec:
             return True
-        return self._size(side) == 0 and not self._vms(side)
+        return self._size(stack_run) == 0 and not self._vms(stack_run)
 
-    def _read(self, side: Side) -> Ledger | None:
+    def _read(self, stack_run: StackRun) -> Ledger | None:
         from outlast.bucket.head import HeadError
         from outlast.bucket.store import StoreError
 
         try:
-            return ledger.read(self.store, side.layout)
+            return ledger.read(self.store, stack_run.layout)
         except (StoreError, HeadError):
-            return side.ledger  # asked again in a moment
+            return stack_run.ledger  # asked again in a moment
 
-    def _tell(self, side: Side) -> None:
-        book = side.ledger
+    def _report_attempts(self, stack_run: StackRun) -> None:
+        book = stack_run.ledger
         if book is None:
             return
         total = book.total or max(book.step, 1)  # all steps, once the trainer has said so
-        self.watcher.progress(side.name, min(book.step, total), total, book.rows)
+        self.watcher.progress(stack_run.name, min(book.step, total), total, book.rows)
         for attempt in book.attempts:
-            if attempt.term > self._told.get(side.name, 0):
-                self._told[side.name] = attempt.term
-                origin = f"goes on from step {attempt.from_step}"
+            if attempt.term > self._reported.get(stack_run.name, 0):
+                self._reported[stack_run.name] = attempt.term
+                origin = f"resumes from step {attempt.from_step}"
                 self.say(
-                    f"{side.name}: attempt {attempt.term} on {attempt.instance} "
-                    + (origin if attempt.from_step else "starts fresh")
+                    f"{stack_run.name}: attempt {attempt.term} on {attempt.instance} "
+                    + (origin if attempt.from_step else "starts from scratch")
                 )
 
-    def _tell_strikes(self) -> None:
+    def _report_faults(self) -> None:
         log = self.cloud.played()["log"]
-        for entry in log[self._strikes_told :]:
-            self.say(f"{entry.get('vm') or self.sides[0].name}: {_strike(entry)}")
-        self._strikes_told = len(log)
+        for entry in log[self._faults_reported :]:
+            self.say(f"{entry.get('vm') or self.stack_runs[0].name}: {_fault(entry)}")
+        self._faults_reported = len(log)
 
-    def _size(self, side: Side) -> int | None:
-        return self.cloud.group_size(side.group, side.place)
+    def _size(self, stack_run: StackRun) -> int | None:
+        return self.cloud.group_size(stack_run.group, stack_run.place)
 
-    def _vms(self, side: Side) -> list[str]:
-        """Its VMs, also one that the group has given up and that lives on."""
-        of_group = (side.group, None)
+    def _vms(self, stack_run: StackRun) -> list[str]:
+        """Its VMs, including one that the group has given up and that keeps running."""
+        of_group = (stack_run.group, None)
         return [
             vm["name"]
             for vm in self.cloud.vms()
-            if vm["group"] in of_group and vm["name"].startswith(side.group)
+            if vm["group"] in of_group and vm["name"].startswith(stack_run.group)
         ]
 
     # ------------------------------------------------------------------------------ what was seen
 
     def _look(self) -> Seen:
-        runs = [self._run(side) for side in self.sides]
+        runs = [self._run(stack_run) for stack_run in self.stack_runs]
         played = self.cloud.played()
         faults = self.cloud.faults()
         fired = [rule["fired"] for rule in faults]
-        storm = self.sides[0]
+        storm = self.stack_runs[0]
         return Seen(
             expected=self.scenario.end,
             run=runs[0],
             within_sec=self.scenario.within_sec,
-            calm=runs[1] if len(runs) > 1 else None,
-            strikes=[_strike(entry) for entry in played["log"]],
-            faulted=sum(fired),
+            baseline=runs[1] if len(runs) > 1 else None,
+            faults=[_fault(entry) for entry in played["log"]],
+            disturbed_requests=sum(fired),
             stalls=[
                 Stall(str(stall["target"]), stall["waited_sec"], stall["again"])
                 for rule in faults
@@ -298,57 +302,57 @@ class Stage:
             ],
             retries=int(self.config.get("outlast:retriesFailures") or 0),
             refusals=self.cloud.group_errors(storm.group, storm.place),
-            sizes={side.name: self._size(side) for side in self.sides},
+            sizes={stack_run.name: self._size(stack_run) for stack_run in self.stack_runs},
             vms=[vm["name"] for vm in self.cloud.vms()],
             bucket=self.bucket,
         )
 
-    def _run(self, side: Side) -> Run:
+    def _run(self, stack_run: StackRun) -> Run:
         from outlast.base.retry import BRIEF
         from outlast.bucket import pages
         from outlast.bucket.parts import table
         from outlast.bucket.rows import iter_rows
         from outlast.bucket.store import NotFound, StoreError
 
-        with reading(side.name):
+        with reading(stack_run.name):
             # What was read before the VM had left may lack the record of its end.
-            side.note(BRIEF(lambda: ledger.read(self.store, side.layout)))
-            book = side.ledger
-            boots = ledger.read_boots(self.store, side.layout)
+            stack_run.note(BRIEF(lambda: ledger.read(self.store, stack_run.layout)))
+            book = stack_run.ledger
+            boots = ledger.read_boots(self.store, stack_run.layout)
             if book is None:
                 return Run(boots=boots)
             ends = {
                 attempt.term: end
                 for attempt in book.attempts
-                if (end := ledger.read_end(self.store, side.layout, attempt.term))
+                if (end := ledger.read_end(self.store, stack_run.layout, attempt.term))
             }
             try:
-                path = side.layout.end(int(side.outputs["resume"]))
+                path = stack_run.layout.end(int(stack_run.outputs["resume"]))
                 ended = self.store.stat(path).updated
             except NotFound:
                 ended = None
             result = read_result(self.store, book.head)
         try:
-            rows = list(iter_rows(self.store, side.layout, book.head))
-            parts = table(pages.parts(self.store, side.layout, book.head))
+            rows = list(iter_rows(self.store, stack_run.layout, book.head))
+            parts = table(pages.parts(self.store, stack_run.layout, book.head))
         except (StoreError, ValueError):  # what cannot be read is not there
             rows, parts = [], []
-        return Run(book, rows, result, boots, ends, ended, tuple(side.heads), parts)
+        return Run(book, rows, result, boots, ends, ended, tuple(stack_run.heads), parts)
 
     def _report(self, seen: Seen) -> Report:
-        calm = seen.calm.ledger if seen.calm else None
+        baseline = seen.baseline.ledger if seen.baseline else None
         return Report(
             scenario=self.scenario.name,
-            experiment=self.sides[0].name,
-            run=self.sides[0].outputs["run"],
+            experiment=self.stack_runs[0].name,
+            run=self.stack_runs[0].outputs["run"],
             ending=str(seen.run.ending),
             digest=seen.run.result.digest,
             metrics=seen.run.result.last_metrics(),
             goodput=seen.run.ledger.goodput() if seen.run.ledger else None,
-            goodput_calm=calm.goodput() if calm else None,
+            goodput_baseline=baseline.goodput() if baseline else None,
             attempts=seen.run.attempts,
-            calm_attempts=seen.calm.attempts if seen.calm else (),
-            strikes=tuple(seen.strikes),
+            baseline_attempts=seen.baseline.attempts if seen.baseline else (),
+            faults=tuple(seen.faults),
             parts=seen.run.parts,
         )
 
@@ -365,9 +369,9 @@ def _rule(rule: Mapping[str, Any]) -> str:
     return " ".join(f"{name} {value}" for name, value in rule["match"].items() if value)
 
 
-def _strike(entry: Mapping[str, Any]) -> Strike:
+def _fault(entry: Mapping[str, Any]) -> Fault:
     """An entry of the local cloud's log of what it played."""
-    return Strike(
+    return Fault(
         do=entry["do"],
         boot=entry.get("boot"),
         attempt=entry.get("attempt"),

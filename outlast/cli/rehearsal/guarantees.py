@@ -1,8 +1,8 @@
-"""What a rehearsal must have shown: each guarantee a function of what was seen.
+"""The guarantees that a rehearsal checks: each is a function of what was seen.
 
-`GUARANTEES` is the closed list of those that a scenario may ask for, by name. Two are judged in
-every scenario and have no name there: that the run came to the end that was expected, and that all
-that was to happen did happen. A guarantee that nothing put to the test is neither held nor broken.
+`GUARANTEES` is the closed list of names that a scenario may ask for. Two more are checked in every
+scenario: the run ended as expected, and every planned fault happened. A guarantee that no fault
+tested is "not exercised": neither held nor broken.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,14 +18,14 @@ from outlast.base.exits import (
     State,
 )
 from outlast.cli.rehearsal import compare, record
-from outlast.cli.rehearsal.seen import Seen, Strike
+from outlast.cli.rehearsal.seen import Fault, Seen
 
 
 class Verdict(StrEnum):
-    """What became of a guarantee."""
+    """The outcome of one guarantee."""
 
     HELD = "held"
-    BROKEN = "BROKEN"
+    BROKEN = "broken"
     NOT_EXERCISED = "not exercised"
     """Nothing happened that could have broken it."""
 
@@ -36,10 +36,10 @@ Finding = tuple[Verdict, str]
 
 @dataclass(frozen=True)
 class Guarantee:
-    """One promise, and what the rehearsal saw of it."""
+    """One promise, its verdict, and what the rehearsal saw."""
 
     name: str
-    """Its key in `GUARANTEES`, or of those that are always judged."""
+    """Its key in `GUARANTEES`, or the name of one that is checked in every scenario."""
     promise: str
     verdict: Verdict
     detail: str
@@ -49,8 +49,8 @@ class Guarantee:
         return self.verdict is Verdict.HELD
 
 
-def judge(seen: Seen, names: Iterable[str]) -> list[Guarantee]:
-    """The verdict on what is always judged, then on `names` in their order."""
+def check(seen: Seen, names: Iterable[str]) -> list[Guarantee]:
+    """Check the two guarantees of every scenario, then `names` in their order."""
     asked = [("ends-as-expected", ends_as_expected), ("all-happened", all_happened)]
     asked += [(name, GUARANTEES[name]) for name in names]
     found = []
@@ -73,84 +73,84 @@ def _unexercised(detail: str) -> Finding:
 
 
 def ends_as_expected(seen: Seen) -> Finding:
-    """the run ends as it must"""
+    """the run ends as expected"""
     found, expected = seen.run.ending, seen.expected
     held = found.state == expected.state and expected.reason in (None, found.reason)
     late = f" after {seen.within_sec:.0f} s" if found.state == State.OPEN else ""
     detail = f"{found}" if held else f"{found}{late}, must be {expected}"
-    if seen.calm is not None:
-        held = held and seen.calm.ending.state == State.DONE
-        detail += f"; undisturbed {seen.calm.ending}"
+    if seen.baseline is not None:
+        held = held and seen.baseline.ending.state == State.DONE
+        detail += f"; baseline {seen.baseline.ending}"
     return _if(held, detail)
 
 
 def all_happened(seen: Seen) -> Finding:
-    """every misfortune happened"""
-    told = [str(strike) for strike in seen.strikes]
-    if seen.faulted:
-        told.append(f"{seen.faulted} requests were disturbed")
-    missed = [strike for strike in seen.strikes if strike.missed]
+    """every planned fault happened"""
+    found = [str(fault) for fault in seen.faults]
+    if seen.disturbed_requests:
+        found.append(f"{seen.disturbed_requests} requests were disturbed")
+    missed = [fault for fault in seen.faults if fault.missed]
     if not (seen.pending or missed):
-        return _if(True, "; ".join(told) or "none was planned")
+        return _if(True, "; ".join(found) or "none was planned")
     if seen.pending:
-        told.append(_before_events(seen))
-    return _unexercised("; ".join(told))
+        found.append(_before_events(seen))
+    return _unexercised("; ".join(found))
 
 
 def _before_events(seen: Seen) -> str:
-    """That events never came, and what to do about it where it is for the user to do."""
+    """Say which events never came, and what the user can do about it."""
     book, events = seen.run.ledger, ", ".join(seen.pending)
     if book is None:
-        return f"the run never came to {events}"
-    told = f"the run ended at step {book.step} before {events}"
+        return f"the run never reached {events}"
+    found = f"the run ended at step {book.step} before {events}"
     if seen.run.ending.state != State.DONE:
-        return told
+        return found
     if book.total is None and "share" in events:
-        return f"{told}; the trainer gives no total, so there is no share: name commits instead"
-    return f"{told}; train longer, or name earlier moments"
+        return f"{found}; the trainer gives no total, so there is no share: name commits instead"
+    return f"{found}; train longer, or name earlier moments"
 
 
 def same_bytes(seen: Seen) -> Finding:
-    """the result is byte for byte the undisturbed run's"""
-    if seen.calm is None or seen.calm.ending.state != State.DONE:
-        how = "no undisturbed run" if seen.calm is None else f"it is {seen.calm.ending}"
-        return _unexercised(f"there is no undisturbed result to compare with: {how}")
+    """the result equals the baseline's, byte for byte"""
+    if seen.baseline is None or seen.baseline.ending.state != State.DONE:
+        how = "there is no baseline" if seen.baseline is None else f"it is {seen.baseline.ending}"
+        return _unexercised(f"there is no baseline result to compare with: {how}")
     if seen.run.ending.state != State.DONE:
         return _unexercised(f"the run has no result: it is {seen.run.ending}")
-    digest, calm = seen.run.result.digest, seen.calm.result.digest
-    if digest is not None and digest == calm:
+    digest, baseline = seen.run.result.digest, seen.baseline.result.digest
+    if digest is not None and digest == baseline:
         return _if(True, f"sha256 {digest}")
-    if digest is None or calm is None:
-        which = "the result" if digest is None else "the undisturbed result"
-        return _if(False, f"the bytes of {which} are not those that its record names")
-    detail = compare.difference(seen.run.result.files, seen.calm.result.files)
-    if sooner := record.differs_before_interruption(seen.run, seen.calm):
+    if digest is None or baseline is None:
+        which = "the result" if digest is None else "the baseline's result"
+        return _if(False, f"the bytes of {which} do not match its record")
+    detail = compare.difference(seen.run.result.files, seen.baseline.result.files)
+    if sooner := record.differs_before_interruption(seen.run, seen.baseline):
         detail += f"; {sooner}"
-    return _if(False, detail or f"sha256 {digest} disturbed, {calm} undisturbed")
+    return _if(False, detail or f"sha256 {digest} of the run, {baseline} of the baseline")
 
 
-def told_truly(seen: Seen) -> Finding:
-    """every misfortune is told as what it was"""
-    told, held, exercised = [], True, False
-    for strike in seen.struck:
-        expected = _told_as(strike)
-        if strike.attempt is None or not expected:
+def reason_recorded(seen: Seen) -> Finding:
+    """every fault is recorded with its real cause"""
+    found, held, exercised = [], True, False
+    for fault in seen.effective:
+        expected = _recorded_as(fault)
+        if fault.attempt is None or not expected:
             continue
-        attempt = seen.attempt_of(strike)
+        attempt = seen.attempt_of(fault)
         reason = attempt.reason if attempt else None
-        told.append(f"{strike} ended as {reason or 'nothing yet'}")
+        found.append(f"{fault} ended as {reason or 'nothing yet'}")
         if reason is Reason.DONE and reason not in expected:
-            told[-1] += ", for it was complete before it was stopped"
+            found[-1] += ", because it was complete before it was stopped"
             continue
         exercised = True
         held = held and reason in expected
     if not exercised:
-        return _unexercised("; ".join(told) or "no attempt was struck")
-    return _if(held, "; ".join(told))
+        return _unexercised("; ".join(found) or "no fault hit an attempt")
+    return _if(held, "; ".join(found))
 
 
-def always_resumed(seen: Seen) -> Finding:
-    """every later attempt resumed, none began anew"""
+def resumed(seen: Seen) -> Finding:
+    """every later attempt resumed; none started from scratch"""
     pairs = list(pairwise(seen.run.attempts))
     if not pairs:
         return _unexercised("no later attempt")
@@ -169,16 +169,16 @@ def always_resumed(seen: Seen) -> Finding:
 
 
 def notice_loses_nothing(seen: Seen) -> Finding:
-    """a notice that is heard loses no step"""
-    warned = [seen.attempt_of(strike) for strike in seen.struck if _warned(strike)]
+    """an attempt that gets a notice loses no step"""
+    warned = [seen.attempt_of(fault) for fault in seen.effective if _warned(fault)]
     lost = [attempt.lost for attempt in warned if attempt]
     if not lost:
         return _unexercised("no notice")
     return _if(not any(lost), f"{sum(lost)} steps lost")
 
 
-def committed_stays(seen: Seen) -> Finding:
-    """no attempt lost a step that was committed"""
+def committed_kept(seen: Seen) -> Finding:
+    """no committed step is lost"""
     known = [(a.committed or a.from_step, b.from_step) for a, b in pairwise(seen.run.attempts)]
     if not known:
         return _unexercised("no later attempt")
@@ -187,30 +187,32 @@ def committed_stays(seen: Seen) -> Finding:
 
 
 def each_step_once(seen: Seen) -> Finding:
-    """each step that the trainer logs is in the record exactly once"""
-    run, calm = seen.run, seen.calm
+    """each step that the trainer logs is recorded exactly once"""
+    run, baseline = seen.run, seen.baseline
     count = f"{len(run.rows)} rows of {run.ledger.step if run.ledger else 0} steps"
     if problem := record.disorder(run):
         return _if(False, f"{count}; {problem}")
-    if calm is None or calm.ending.state != State.DONE:
+    if baseline is None or baseline.ending.state != State.DONE:
         if not run.rows:
             return _unexercised("the trainer logs no rows")
         if gap := record.gap(run):
             return _if(False, f"{count}; {gap}")
         return _if(True, count)
     if run.ending.state != State.DONE:
-        return _unexercised(f"{count}; the run is {run.ending}, the undisturbed one done")
-    if problem := record.difference(run, calm):
+        return _unexercised(f"{count}; the run is {run.ending}, the baseline is done")
+    if problem := record.difference(run, baseline):
         return _if(False, f"{count}; {problem}")
     if not run.rows:
         return _unexercised("the trainer logs no rows")
-    varying = record.varying(run, calm)
-    names = f"; not compared, for they vary in each run: {', '.join(varying)}" if varying else ""
+    varying = record.varying(run, baseline)
+    names = (
+        f"; not compared, because they vary in each run: {', '.join(varying)}" if varying else ""
+    )
     return _if(True, f"{count}{names}")
 
 
-def one_line(seen: Seen) -> Finding:
-    """one line of attempts, no stale write in it"""
+def single_lineage(seen: Seen) -> Finding:
+    """the attempts form a single lineage, without a stale write"""
     entries = seen.run.head.lineage if seen.run.head else ()
     terms = [entry.term for entry in entries]
     froms = [entry.from_step for entry in entries]
@@ -220,7 +222,7 @@ def one_line(seen: Seen) -> Finding:
 
 
 def head_never_goes_back(seen: Seen) -> Finding:
-    """nothing that a superseded VM does changes the run"""
+    """a superseded VM changes nothing of the run"""
     heads = [*seen.run.heads, *([seen.run.head] if seen.run.head else [])]
     last_terms = [head.chain[-1].term if head.chain else 0 for head in heads]
     for before, after in pairwise(heads):
@@ -236,11 +238,11 @@ def head_never_goes_back(seen: Seen) -> Finding:
     return _if(True, f"terms {', '.join(dict.fromkeys(str(head.term) for head in heads))}")
 
 
-def only_the_struck_end(seen: Seen) -> Finding:
-    """no attempt ended that nothing had struck"""
+def only_faults_end_attempts(seen: Seen) -> Finding:
+    """only faults end attempts"""
     if not seen.run.attempts:
         return _unexercised("no attempt")
-    struck = {strike.attempt for strike in seen.struck if strike.do in _ENDING_ATTEMPTS}
+    struck = {fault.attempt for fault in seen.effective if fault.do in _ENDING_ATTEMPTS}
     others = [a for a in seen.run.attempts[:-1] if a.term not in struck]
     detail = f"{len(seen.run.attempts)} attempts, {len(struck - {None})} struck"
     if others:
@@ -248,12 +250,12 @@ def only_the_struck_end(seen: Seen) -> Finding:
     return _if(not others, detail)
 
 
-def costs_the_user_nothing(seen: Seen) -> Finding:
-    """what the platform did counts against nobody"""
+def no_failure_counted(seen: Seen) -> Finding:
+    """the platform's faults do not count as failures of the trainer"""
     head = seen.run.head
     if head is None:
         return _unexercised("no attempt")
-    struck = {strike.attempt for strike in seen.struck}
+    struck = {fault.attempt for fault in seen.effective}
     own = [a for a in seen.run.attempts if a.reason in _USER_REASONS and a.term not in struck]
     detail = f"{head.failures} failure{'' if head.failures == 1 else 's'} counted"
     if own:
@@ -261,16 +263,16 @@ def costs_the_user_nothing(seen: Seen) -> Finding:
     return _if(head.failures <= len(own), detail)
 
 
-def stalls_are_given_up(seen: Seen) -> Finding:
-    """a connection that hangs is given up, and what it was for is asked for again"""
+def stalls_retried(seen: Seen) -> Finding:
+    """a request that hangs is given up and sent again"""
     if not seen.stalls:
         return _unexercised("no connection hung")
     held = all(stall.again and stall.waited_sec is not None for stall in seen.stalls)
     return _if(held, "; ".join(map(str, seen.stalls)))
 
 
-def waits_for_room(seen: Seen) -> Finding:
-    """a VM that cannot be created is asked for again until it is there"""
+def waits_for_capacity(seen: Seen) -> Finding:
+    """the group keeps asking for a VM until there is capacity"""
     refused = [code for code in seen.refusals if any(word in code for word in _NO_ROOM)]
     if not refused:
         return _unexercised("nothing was refused")
@@ -279,7 +281,7 @@ def waits_for_room(seen: Seen) -> Finding:
 
 
 def changes_zone(seen: Seen) -> Finding:
-    """a VM whose zone has no room is made anew in another"""
+    """a VM whose zone has no capacity is recreated in another zone"""
     zones = [attempt.zone for attempt in seen.run.attempts]
     if len(zones) < 2:
         return _unexercised("no later attempt")
@@ -287,7 +289,7 @@ def changes_zone(seen: Seen) -> Finding:
 
 
 def retries_as_set(seen: Seen) -> Finding:
-    """a failure of the trainer's own is retried as often as it was asked for"""
+    """the trainer's own failures are retried as often as the settings say"""
     own = [attempt for attempt in seen.run.attempts if attempt.reason in _USER_REASONS]
     if not own:
         return _unexercised("the trainer never failed")
@@ -301,7 +303,7 @@ def retries_as_set(seen: Seen) -> Finding:
     return _if(held, f"attempts that failed: {reasons}; retries: {seen.retries}")
 
 
-def failure_is_told(seen: Seen) -> Finding:
+def failure_recorded(seen: Seen) -> Finding:
     """the record of a failure says why"""
     head = seen.run.head
     if head is None or head.end is None or head.state is State.DONE:
@@ -310,14 +312,14 @@ def failure_is_told(seen: Seen) -> Finding:
     if end is None:
         return _if(False, f"attempt {head.term} has no record of its end")
     why = end.stderr[-1] if end.stderr else end.message
-    # A trainer that says why itself is heard.
+    # The trainer's own last lines, if it failed itself.
     said = bool(end.stderr) or end.reason is not Reason.USER_FAILED
     held = bool(end.message) and said and end.reason is head.end.reason
     return _if(held, f"{end.reason}, exit {end.exit}: {why}")
 
 
-def nothing_after_the_end(seen: Seen) -> Finding:
-    """no VM boots for a run that has ended"""
+def no_boot_after_end(seen: Seen) -> Finding:
+    """no VM boots after the run has ended"""
     if seen.run.ended is None:
         return _unexercised("no end was recorded")
     late = [boot for boot in seen.run.boots if boot.start > seen.run.ended]
@@ -325,7 +327,7 @@ def nothing_after_the_end(seen: Seen) -> Finding:
 
 
 def gives_up(seen: Seen) -> Finding:
-    """ten boots in a row that come to nothing leave the group"""
+    """after ten boots in a row without progress, the VM leaves its group"""
     boots, sizes = len(seen.run.boots), list(seen.sizes.values())
     detail = f"{boots} boots, {len(seen.run.attempts)} attempts, group size {sizes}"
     if seen.run.attempts:
@@ -334,115 +336,115 @@ def gives_up(seen: Seen) -> Finding:
 
 
 def done_means_done(seen: Seen) -> Finding:
-    """a stop that the trainer was told of is no completion"""
-    told = [seen.attempt_of(strike) for strike in seen.struck if _warned(strike)]
-    stopped = [attempt for attempt in told if attempt]
+    """a stopped attempt is never recorded as done"""
+    found = [seen.attempt_of(fault) for fault in seen.effective if _warned(fault)]
+    stopped = [attempt for attempt in found if attempt]
     if not stopped:
-        return _unexercised("no attempt was told to stop")
+        return _unexercised("no attempt was asked to stop")
     detail = ", ".join(f"attempt {a.term} ended as {a.reason}" for a in stopped)
     return _if(all(attempt.reason is not Reason.DONE for attempt in stopped), detail)
 
 
-def warning_is_heeded(seen: Seen) -> Finding:
-    """a warning of maintenance is answered with a checkpoint at once; only the machine's own stop
-    ends the attempt"""
-    held, told = True, []
-    for strike in seen.struck:
-        attempt = seen.attempt_of(strike)
-        if strike.do != "maintenance" or attempt is None:
+def warning_answered(seen: Seen) -> Finding:
+    """a maintenance warning is answered with a checkpoint at once; only the machine's stop ends
+    the attempt"""
+    held, found = True, []
+    for fault in seen.effective:
+        attempt = seen.attempt_of(fault)
+        if fault.do != "maintenance" or attempt is None:
             continue
-        # One at the very end would have been made without a warning, too.
+        # A checkpoint at the very end would exist without a warning, too.
         steps = [
             checkpoint.step
             for head in seen.run.heads
             for checkpoint in head.chain
             if checkpoint.term == attempt.term
-            and strike.options.get("step", 0) <= checkpoint.step < attempt.step
+            and fault.options.get("step", 0) <= checkpoint.step < attempt.step
         ]
         held = held and bool(steps) and attempt.reason in (Reason.DONE, Reason.MAINTENANCE)
         answer = f"a checkpoint of step {min(steps)}" if steps else "no checkpoint"
-        told.append(f"attempt {attempt.term} answered with {answer}, ended as {attempt.reason}")
-    return _if(held, "; ".join(told)) if told else _unexercised("no attempt was warned")
+        found.append(f"attempt {attempt.term} answered with {answer}, ended as {attempt.reason}")
+    return _if(held, "; ".join(found)) if found else _unexercised("no attempt was warned")
 
 
-def nothing_runs(seen: Seen) -> Finding:
+def no_vm_left(seen: Seen) -> Finding:
     """an ended run has group size 0 and no VM"""
     held = bool(seen.sizes) and all(size == 0 for size in seen.sizes.values()) and not seen.vms
     groups = ", ".join(f"{name} {size}" for name, size in seen.sizes.items())
     return _if(held, f"sizes: {groups}; VMs: {', '.join(seen.vms) or 'none'}")
 
 
-def bucket_alone_is_left(seen: Seen) -> Finding:
-    """destroy leaves the bucket and nothing else"""
+def only_bucket_left(seen: Seen) -> Finding:
+    """destroy leaves only the bucket"""
     left = {kind: found for kind, found in seen.audit.items() if found and kind not in _KEPT}
     kept = seen.bucket in [found["name"] for found in seen.audit.get("buckets", [])]
     detail = f"gs://{seen.bucket} is {'kept' if kept else 'gone'}"
     return _if(kept and not left, f"{detail}, left: {left}" if left else detail)
 
 
-def no_process(seen: Seen) -> Finding:
-    """no process of it lives on the machine"""
+def no_process_left(seen: Seen) -> Finding:
+    """no process is left on this machine"""
     detail = f"had to be killed: {', '.join(seen.strays)}" if seen.strays else "none"
     return _if(not seen.strays, detail)
 
 
 GUARANTEES: Mapping[str, Callable[[Seen], Finding]] = {
     "same-bytes": same_bytes,
-    "told-truly": told_truly,
-    "always-resumed": always_resumed,
+    "reason-recorded": reason_recorded,
+    "resumed": resumed,
     "notice-loses-nothing": notice_loses_nothing,
-    "committed-stays": committed_stays,
+    "committed-kept": committed_kept,
     "each-step-once": each_step_once,
-    "one-line": one_line,
+    "single-lineage": single_lineage,
     "head-never-goes-back": head_never_goes_back,
-    "only-the-struck-end": only_the_struck_end,
-    "costs-the-user-nothing": costs_the_user_nothing,
-    "stalls-are-given-up": stalls_are_given_up,
-    "waits-for-room": waits_for_room,
+    "only-faults-end-attempts": only_faults_end_attempts,
+    "no-failure-counted": no_failure_counted,
+    "stalls-retried": stalls_retried,
+    "waits-for-capacity": waits_for_capacity,
     "changes-zone": changes_zone,
     "retries-as-set": retries_as_set,
-    "failure-is-told": failure_is_told,
-    "nothing-after-the-end": nothing_after_the_end,
+    "failure-recorded": failure_recorded,
+    "no-boot-after-end": no_boot_after_end,
     "gives-up": gives_up,
     "done-means-done": done_means_done,
-    "warning-is-heeded": warning_is_heeded,
-    "nothing-runs": nothing_runs,
-    "bucket-alone-is-left": bucket_alone_is_left,
-    "no-process": no_process,
+    "warning-answered": warning_answered,
+    "no-vm-left": no_vm_left,
+    "only-bucket-left": only_bucket_left,
+    "no-process-left": no_process_left,
 }
-"""All that a scenario may ask for."""
+"""Every guarantee that a scenario may ask for."""
 
-NEEDS_CALM = frozenset({"same-bytes"})
-"""Those that compare with an undisturbed run."""
+NEEDS_BASELINE = frozenset({"same-bytes"})
+"""Guarantees that compare with a baseline run."""
 
 _USER_REASONS = RETRIED_USER_REASONS | FINAL_USER_REASONS
-"""Ends that the trainer itself brought about."""
+"""Reasons for which the trainer itself is to blame."""
 
 _KEPT = {"buckets", "deleted_roles"}
-"""The platform itself keeps a deleted role's id for weeks."""
+"""Google keeps the id of a deleted role for weeks."""
 
 _NO_ROOM = ("POOL_EXHAUSTED", "QUOTA")
 
 _ENDING_ATTEMPTS = frozenset(
     {"kill", "preempt", "stop", "delete", "lost", "stays-stopping", "maintenance"}
 )
-"""Actions of the platform that end the attempt on the VM that they strike."""
+"""Faults that end the attempt on their VM."""
 
 
-def _warned(strike: Strike) -> bool:
-    """Whether the VM was told that it would be stopped, with time to act on it."""
-    if strike.do == "preempt":
-        return strike.options.get("notice_sec") != 0
-    return strike.do == "stop"
+def _warned(fault: Fault) -> bool:
+    """Whether the VM had a notice, and time to act on it."""
+    if fault.do == "preempt":
+        return fault.options.get("notice_sec") != 0
+    return fault.do == "stop"
 
 
-def _told_as(strike: Strike) -> frozenset[Reason]:
-    """What the record of a struck attempt may say; empty for what ends no attempt."""
-    if strike.do == "preempt":
-        # Without a notice the flag goes up while the system already stops.
+def _recorded_as(fault: Fault) -> frozenset[Reason]:
+    """The reasons that may be recorded for a fault; empty if it ends no attempt."""
+    if fault.do == "preempt":
+        # Without a notice, the flag appears while the system already stops.
         late = frozenset({Reason.CUT, Reason.INTERRUPTED})
-        return frozenset({Reason.PREEMPTED}) | (frozenset() if _warned(strike) else late)
-    return _REASONS.get(strike.do, frozenset())
+        return frozenset({Reason.PREEMPTED}) | (frozenset() if _warned(fault) else late)
+    return _REASONS.get(fault.do, frozenset())
 
 
 _REASONS = {
@@ -450,8 +452,8 @@ _REASONS = {
     "delete": frozenset({Reason.INTERRUPTED, Reason.CUT}),
     "stop": frozenset({Reason.INTERRUPTED}),
     "stays-stopping": frozenset({Reason.INTERRUPTED}),
-    # A Spot VM is preempted, one that can be moved lives on.
+    # A Spot VM is preempted; a VM that can be moved keeps running.
     "maintenance": frozenset({Reason.MAINTENANCE, Reason.PREEMPTED, Reason.DONE}),
-    # It lives on and may find out for itself that another has the run, or has ended it.
+    # It keeps running, and may find out that another VM holds or has ended the run.
     "lost": frozenset({Reason.CUT, Reason.FENCED, Reason.ENDED}),
 }

@@ -1,8 +1,8 @@
-"""Planted twins of the named scenarios: the same code with one safeguard taken away.
+"""Mutants of the named scenarios: the same code with one safeguard removed.
 
-Each is a change of a few lines of the source. In a copy of the checkout that has it, the twin's
-scenario must find the guarantee broken; one that stays green under its twin tests nothing.
-A scenario of several misfortunes may have several twins.
+Each is a change of a few lines of the source. In a copy of the checkout that has it, the mutant's
+scenario must find the guarantee broken; one that stays green under its mutant tests nothing.
+A scenario with several faults may have several mutants.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LINKED = (".venv", "tools/hosts")
-"""What a copy has of the checkout itself: made by `make setup`, and untouched by a twin."""
+"""What a copy has of the checkout itself: made by `make setup`, and untouched by a mutant."""
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv*", ".outlast", "hosts", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 )
@@ -37,7 +37,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Twin:
+class Mutant:
     """One safeguard less."""
 
     breaks: str
@@ -61,8 +61,8 @@ OLDEST = Edit(
     "        for checkpoint in reversed(list(self._newest_first(head, lost))):\n            try:\n"
     "                manifest, found = self._reader.read(checkpoint, into, place)\n",
 )
-_ONLY_SAID = Twin(
-    "warning-is-heeded",
+_ONLY_SAID = Mutant(
+    "warning-answered",
     "a warning of maintenance is only said",
     (
         Edit(
@@ -72,10 +72,10 @@ _ONLY_SAID = Twin(
         ),
     ),
 )
-TWINS: Mapping[str, tuple[Twin, ...]] = {
-    "calm": (
-        Twin(
-            "nothing-after-the-end",
+MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
+    "baseline": (
+        Mutant(
+            "no-boot-after-end",
             "a finished run powers its VM off and leaves it in the group",
             (
                 Edit(
@@ -87,7 +87,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "storm": (
-        Twin(
+        Mutant(
             "notice-loses-nothing",
             "a notice stops the trainer without a last snapshot",
             (
@@ -100,9 +100,9 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "no-notice": (
-        Twin(
-            "always-resumed",
-            "a restore that finds no checkpoint begins anew in silence",
+        Mutant(
+            "resumed",
+            "a restore that finds no checkpoint starts from scratch in silence",
             (
                 Edit(
                     "outlast/bucket/commit.py",
@@ -112,16 +112,16 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
             ),
         ),
     ),
-    "daily-cut": (
-        Twin(
+    "daily-preemption": (
+        Mutant(
             "same-bytes",
             "the trainer forgets its optimiser's memory in its state",
             (Edit("trainers/dummy.py", '        "velocity": state.velocity,\n', ""),),
         ),
     ),
     "stockout": (
-        Twin(
-            "costs-the-user-nothing",
+        Mutant(
+            "no-failure-counted",
             "a term that ended without a word counts as the user's failure",
             (
                 Edit(
@@ -134,17 +134,17 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "quota": (
-        Twin(
-            "committed-stays",
+        Mutant(
+            "committed-kept",
             "a restore takes the oldest checkpoint that is kept",
             (OLDEST,),
         ),
     ),
     "command-storm": (
-        Twin("committed-stays", "a restore takes the oldest checkpoint that is kept", (OLDEST,)),
+        Mutant("committed-kept", "a restore takes the oldest checkpoint that is kept", (OLDEST,)),
     ),
     "zombie": (
-        Twin(
+        Mutant(
             "head-never-goes-back",
             "a commit swaps whatever HEAD is there, and nobody looks at the term beside it",
             (
@@ -163,13 +163,13 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "flaky-storage": (
-        Twin(
-            "only-the-struck-end",
+        Mutant(
+            "only-faults-end-attempts",
             "a call that the store refuses for a moment is not repeated, nor is the commit",
             (Edit("outlast/base/retry.py", "SILENT_SEC = 900.0", "SILENT_SEC = 0.0"),),
         ),
-        Twin(
-            "stalls-are-given-up",
+        Mutant(
+            "stalls-retried",
             "an answer that does not come is waited for without end",
             (
                 Edit(
@@ -181,8 +181,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "death-in-boot": (
-        Twin(
-            "always-resumed",
+        Mutant(
+            "resumed",
             "the group leaves a VM that has died as it is",
             (
                 Edit(
@@ -194,8 +194,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "gpu-lost": (
-        Twin(
-            "costs-the-user-nothing",
+        Mutant(
+            "no-failure-counted",
             "a trainer's death is judged at once, though the machine may be about to stop",
             (
                 Edit(
@@ -205,8 +205,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
                 ),
             ),
         ),
-        Twin(
-            "told-truly",
+        Mutant(
+            "reason-recorded",
             "a trainer that was told to stop is judged by its exit code",
             (
                 Edit(
@@ -222,7 +222,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "death-in-setup": (
-        Twin(
+        Mutant(
             "each-step-once",
             "each boot counts those before it, also those that were cut off",
             (
@@ -237,14 +237,14 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "never-started": (
-        Twin(
+        Mutant(
             "gives-up",
             "the third boot in a row gives up",
             (Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 3))"),),
         ),
     ),
     "hung-trainer": (
-        Twin(
+        Mutant(
             "retries-as-set",
             "a hang does not count as the trainer's own failure",
             (
@@ -257,8 +257,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "out-of-memory": (
-        Twin(
-            "failure-is-told",
+        Mutant(
+            "failure-recorded",
             "the record of an end does not say why",
             (
                 Edit(
@@ -270,7 +270,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "user-error": (
-        Twin(
+        Mutant(
             "retries-as-set",
             "one retry more than was asked for",
             (
@@ -283,8 +283,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "failed-self-removal": (
-        Twin(
-            "nothing-after-the-end",
+        Mutant(
+            "no-boot-after-end",
             "a VM that may not leave its group powers off all the same",
             (
                 Edit(
@@ -302,7 +302,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
     "maintenance": (_ONLY_SAID,),
     "maintenance-moved": (_ONLY_SAID,),
     "zone-failover": (
-        Twin(
+        Mutant(
             "changes-zone",
             "a regional group makes a lost VM anew in its own zone only",
             (
@@ -315,8 +315,8 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "burst-fails": (
-        Twin(
-            "nothing-after-the-end",
+        Mutant(
+            "no-boot-after-end",
             "a run that failed powers its VM off and leaves it in the group",
             (
                 Edit(
@@ -328,7 +328,7 @@ TWINS: Mapping[str, tuple[Twin, ...]] = {
         ),
     ),
     "exit-0-on-sigterm": (
-        Twin(
+        Mutant(
             "done-means-done",
             "exit code 0 means done, also after a stop",
             (
