@@ -65,6 +65,15 @@ _PATH_BYTES_MAX = 1024
 """Of an object's name; no bucket takes a longer one."""
 
 
+def number_of(name: str, width: int = 6, most: int = 9) -> int | None:
+    """The number that a name is, with ``width`` digits at least and ``most`` at most, as this
+    package writes it; None for any other name, one with other digits or more zeros among them."""
+    if not re.fullmatch(r"[0-9]+", name) or len(name) > most:
+        return None
+    number = int(name)
+    return number if name == f"{number:0{width}d}" else None
+
+
 def check_relative(name: str, what: str) -> str:
     """`name` itself, where it is a relative path of a file or folder; any byte but NUL may be in a
     file's name."""

@@ -8,9 +8,15 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+
+class NotPrivate(OSError):
+    """A folder for one user alone is another's, or open to others."""
+
 
 STATES = 2
 """Snapshots that must fit at the same time: one on its way to the bucket, one being written."""
@@ -139,4 +145,17 @@ def cache_home(name: str, variable: str) -> Path:
     try:
         return Path.home() / ".cache" / name
     except RuntimeError:  # no HOME, and the user is in no passwd file
-        return Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+        return private_folder(Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}")
+
+
+def private_folder(folder: Path) -> Path:
+    """The folder, made where it is not there, which only this user can enter; NotPrivate where it
+    is a link, another user's, or open to others: anybody can make one in a temporary folder."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise NotPrivate(
+            f"{folder}: must be a folder of this user that nobody else may enter; remove it, or "
+            "set TMPDIR to another folder"
+        )
+    return folder

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from outlast.base.names import number_of
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, Layout, Record
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
@@ -20,8 +21,6 @@ from outlast.bucket.transfer import in_parallel, small_reads
 
 BLOCK = 32
 """Attempts of one block."""
-
-_DIGITS_MAX = 12
 
 WRITTEN_AT_ONCE = 2
 """Blocks that one attempt writes at most: many may be missing after a repair."""
@@ -113,19 +112,14 @@ def _path(layout: Layout, term: int, kind: str) -> str:
 
 def _terms(store: Store, layout: Layout) -> set[int]:
     """Every attempt that left a record."""
-    return {int(name) for name in store.folders(layout.attempts) if _is_number(name)}
-
-
-def _is_number(name: str) -> bool:
-    """Whether a name is a number as this package writes it."""
-    return name.isascii() and name.isdigit() and len(name) <= _DIGITS_MAX
+    numbers = map(number_of, store.folders(layout.attempts))
+    return {number for number in numbers if number is not None}
 
 
 def _numbers(store: Store, layout: Layout) -> list[int]:
     names = (item.path.removeprefix(layout.records) for item in store.list(layout.records))
-    return sorted(
-        int(name[:-5]) for name in names if _is_number(name[:-5]) and name[-5:] == ".json"
-    )
+    numbers = (number_of(name[:-5]) for name in names if name.endswith(".json"))
+    return sorted(number for number in numbers if number is not None)
 
 
 def _block(store: Store, layout: Layout, number: int, patience: Patience) -> Records:

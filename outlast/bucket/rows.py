@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from outlast.base.names import number_of
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket import pages
 from outlast.bucket.errors import BadSnapshot
@@ -27,7 +28,7 @@ from outlast.protocol import own_row
 PIECE_BYTES = 1 << 16
 """A piece that has as much is not rewritten any more. Small beside what a commit costs anyway."""
 
-_PIECE = re.compile(r"(?P<index>\d{6,})(?:\.after-(?P<after>\d{12,}))?\.jsonl")
+_PIECE = re.compile(r"(?P<index>[0-9]{6,9})(?:\.after-(?P<after>[0-9]{12,15}))?\.jsonl")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -164,10 +165,12 @@ def _pieces(store: Store, layout: Layout) -> dict[int, list[_Piece]]:
     for item in store.list(layout.rows):
         folder, _, name = item.path.removeprefix(layout.rows).rpartition("/")
         match = _PIECE.fullmatch(name)
-        if match and folder[:1] == "t" and folder[1:].isdigit():
-            after = match["after"]
-            piece = _Piece(item, int(match["index"]), int(after) if after else None)
-            found[int(folder[1:])].append(piece)
+        if match is None or folder[:1] != "t":
+            continue
+        term, index = number_of(folder[1:]), number_of(match["index"])
+        after = number_of(match["after"], 12, 15) if match["after"] else None
+        if term is not None and index is not None and (after is None) == (match["after"] is None):
+            found[term].append(_Piece(item, index, after))
     for pieces in found.values():
         pieces.sort(key=lambda piece: piece.index)
     return found

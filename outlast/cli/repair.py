@@ -17,6 +17,7 @@ from itertools import zip_longest
 from blake3 import blake3
 
 from outlast.base.exits import Reason, State
+from outlast.base.names import number_of
 from outlast.bucket import pages
 from outlast.bucket.boot import contradicted
 from outlast.bucket.head import (
@@ -273,10 +274,11 @@ def living_attempt(store: Store, layout: Layout, silent_sec: float) -> tuple[int
     ended: set[int] = set()
     for item in store.list(layout.attempts):
         number, _, name = item.path.removeprefix(layout.attempts).partition("/")
-        if number.isdigit() and name == "end.json":
-            ended.add(int(number))
-        elif number.isdigit() and name in ("start.json", "beat.json"):
-            term = int(number)
+        if (term := number_of(number)) is None:
+            continue
+        if name == "end.json":
+            ended.add(term)
+        elif name in ("start.json", "beat.json"):
             signs[term] = max(item.updated, signs.get(term, item.updated))
     now = store.now()
     term = max(signs, default=0)
@@ -306,13 +308,13 @@ def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, Attempt
     starts: dict[int, AttemptStart] = {}
     for item in store.list(layout.attempts):
         number, _, name = item.path.removeprefix(layout.attempts).partition("/")
-        if not number.isdigit():
+        if (term := number_of(number)) is None:
             continue
-        terms.add(int(number))
+        terms.add(term)
         if name == "start.json":
             # What an unreadable one would tell is told by no other.
             with contextlib.suppress(ValueError, NotFound):
-                starts[int(number)] = AttemptStart.from_json(store.get(item.path)[0])
+                starts[term] = AttemptStart.from_json(store.get(item.path)[0])
     return terms, starts
 
 

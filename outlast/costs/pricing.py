@@ -15,8 +15,8 @@ FILE = Path(__file__).with_name("prices.yaml")
 HOURS_A_MONTH = 730.0
 LOCAL_SSD_GIB = 375
 
-_CUSTOM = re.compile(r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>\d+)-(?P<mib>\d+)")
-_PREDEFINED = re.compile(r"(?P<family>[a-z][a-z0-9]*)-(?P<word>[a-z]+)-(?P<cpus>\d+)")
+_CUSTOM = re.compile(r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>[0-9]+)-(?P<mib>[0-9]+)")
+_PREDEFINED = re.compile(r"(?P<family>[a-z][a-z0-9]*)-(?P<word>[a-z]+)-(?P<cpus>[0-9]+)")
 
 Rates = Mapping[str, Any]
 

@@ -24,7 +24,6 @@ import os
 import select
 import shutil
 import socket
-import stat
 import struct
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import exits
+from outlast.base.places import NotPrivate, private_folder
 from outlast.loop import notes, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
 from outlast.protocol import Channel, Closed, Listener, ProtocolError
@@ -114,14 +114,10 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 def socket_path(key: str) -> Path:
     """Where the leader of a launch listens: in a folder that only this user can enter."""
-    folder = Path(tempfile.gettempdir()) / f"outlast-ranks-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise LoopError(
-            f"{folder}: must be a folder of this user that nobody else may enter; remove it, or "
-            "set TMPDIR to another folder"
-        )
+    try:
+        folder = private_folder(Path(tempfile.gettempdir()) / f"outlast-ranks-{os.getuid()}")
+    except NotPrivate as error:
+        raise LoopError(str(error)) from None
     return folder / f"{key}.sock"
 
 

@@ -43,11 +43,11 @@ class MachineError(ValueError):
 
 
 _CUSTOM = re.compile(
-    r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>\d+)-(?P<mb>\d+)(?P<ext>-ext)?"
+    r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>[0-9]+)-(?P<mb>[0-9]+)(?P<ext>-ext)?"
 )
-_SHARED_E2 = re.compile(r"e2-custom-(?P<size>micro|small|medium)-(?P<mb>\d+)")
-_HOW_MANY = re.compile(r"-(\d+)g(?:-|$)")
-_SIZE = re.compile(r"-\d+(?=g?(?:-|$))")
+_SHARED_E2 = re.compile(r"e2-custom-(?P<size>micro|small|medium)-(?P<mb>[0-9]+)")
+_HOW_MANY = re.compile(r"-([0-9]+)g(?:-|$)")
+_SIZE = re.compile(r"-[0-9]+(?=g?(?:-|$))")
 _A2_CPUS = {"1": 12, "2": 24, "4": 48, "8": 96, "16": 96}
 _SHARED_N1 = ("f1", "g1")
 _SHARED_E2_GB = {"micro": (1, 2), "small": (1, 4), "medium": (1, 8)}

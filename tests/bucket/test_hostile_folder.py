@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from outlast.base.exits import State
+from outlast.bucket import blocks, rows
 from outlast.bucket.head import Head
-from outlast.bucket.store import Foreign, StoreError, open_store
+from outlast.bucket.layout import AttemptStart, Layout
+from outlast.bucket.store import Foreign, MemoryStore, StoreError, open_store
+from outlast.cli import repair
 
+HEAD_TIME = datetime(2026, 11, 27, tzinfo=UTC)
 HEAD = Head(
     owner="folder/a/b",
     resume=0,
@@ -185,3 +189,49 @@ def test_another_users_folder_is_read_and_not_written(tmp_path: Path) -> None:
         store.put("x", b"x")
     with pytest.raises(Foreign, match="belongs to user 12345"):
         open_store(str(run))
+
+
+@pytest.mark.parametrize("which", ["", ".objects"])
+def test_a_folder_that_every_user_may_write_to_is_read_and_not_written(
+    tmp_path: Path, which: str
+) -> None:
+    run = tmp_path / "run"
+    open_store(str(run)).put("HEAD", HEAD)
+    (run / which).chmod(0o1777)
+    store = open_store(str(run), reading=True)
+    assert store.get("HEAD")[0] == HEAD
+    with pytest.raises(Foreign, match="every user of this machine may write there"):
+        store.put("x", b"x")
+    with pytest.raises(Foreign, match="every user of this machine may write there"):
+        open_store(str(run))
+
+
+def test_a_folder_made_without_a_umask_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        open_store(str(tmp_path / "runs/run")).put("HEAD", HEAD)
+        open_store(str(tmp_path / "runs/run")).put("HEAD", HEAD)
+    finally:
+        os.umask(before)
+    for folder in ("runs", "runs/run", "runs/run/.objects"):
+        assert (tmp_path / folder).stat().st_mode & 0o002 == 0
+
+
+def test_only_numbers_as_they_are_written_here_are_numbers() -> None:
+    """Other digits, zeros before them and long ones are names that somebody else has chosen."""
+    store, layout = MemoryStore(), Layout("", "")
+    names = ("٠٠٠٠٠١", "²", "0000001", "1", "9" * 12, "-00001", "+00001", "000001 ", "1_0000")
+    start = AttemptStart(
+        *(1, 0, 0, "vm", "1", "b", "z", "m", "i", "t", {}, {}, 0, None, HEAD_TIME)
+    ).to_json()
+    for name in (*names, "000001"):
+        store.put(f"attempts/{name}/start.json", start)
+        store.put(f"records/{name}.json", b"{}")
+        store.put(f"metrics/t{name}/000000.jsonl", b"{}")
+        store.put(f"metrics/t000002/{name}.jsonl", b"{}")
+    assert set(blocks.read(store, layout)) == {1}
+    assert blocks._numbers(store, layout) == [1]
+    pieces = rows._pieces(store, layout)
+    assert set(pieces) == {1, 2} and [one.index for one in pieces[2]] == [1]
+    assert repair._attempts(store, layout)[0] == {1}
+    assert repair.living_attempt(store, layout, 1e9) is not None

@@ -92,6 +92,7 @@ class FolderStore(Fetching):
             entries = list(itertools.takewhile(lambda folder: not folder.exists(), entries))
             self._blobs.mkdir(parents=True, exist_ok=True)
             for folder in entries:
+                trust.close_to_others(folder)
                 _sync_folder(folder.parent)
             trust.check_owner(self._folder)
             trust.check_folder(self._blobs)

@@ -30,13 +30,26 @@ def check_way(root: Path, folder: Path) -> None:
 
 
 def check_owner(folder: Path) -> None:
-    """Foreign for a folder that is neither this user's nor root's."""
-    owner = folder.stat().st_uid
+    """Foreign for a folder that is neither this user's nor root's, or that every user may write."""
+    found = folder.stat()
+    owner = found.st_uid
+    if found.st_mode & stat.S_IWOTH:
+        raise Foreign(
+            f"{folder}: every user of this machine may write there, and a run is written by its "
+            "owner alone; chmod o-w, or give a folder inside it"
+        )
     if owner not in (os.geteuid(), 0):
         raise Foreign(
             f"{folder}: belongs to user {owner}, and a run is written by its owner alone; give "
             "another folder, or make it yours (chown)"
         )
+
+
+def close_to_others(folder: Path) -> None:
+    """Take from a folder that was just made what a umask of 0 gives to every user."""
+    mode = folder.lstat().st_mode
+    if mode & stat.S_IWOTH:
+        folder.chmod(stat.S_IMODE(mode) & ~stat.S_IWOTH)
 
 
 def open_file(file: Path, flags: int) -> int:

@@ -23,7 +23,9 @@ from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node
 
 _KINDS = "biufcSUmM"  # what is only its bytes
-_RAW = re.compile(r"[<>|=](?:[biufc]\d{1,2}|[SUV]\d{1,10}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,7}\])?)")
+_RAW = re.compile(
+    r"[<>|=](?:[biufc][0-9]{1,2}|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,7}\])?)"
+)
 _ML_DTYPES = frozenset(
     ["bfloat16", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3"]
     + ["float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"]

@@ -27,11 +27,11 @@ from outlast.loop.command.errors import (
     NoOutput,
     ResultTooLarge,
 )
+from outlast.loop.command.home import remove_home
 from outlast.loop.command.runner import (
     Heard,
     Runner,
     check_checkpoint_dir,
-    remove_home,
 )
 from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost, exit_code
 from outlast.loop.local import (

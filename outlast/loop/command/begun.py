@@ -41,6 +41,8 @@ def begun(folder: Path, checkpoint: Path | None, *, is_first: bool) -> Begun:
     files = look(checkpoint).files if checkpoint is not None and is_first else {}
     own = {name: (seen.size, seen.mtime_ns) for name, seen in files.items()}
     temporary = note.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"own_files": own}) + "\n", encoding="ascii")
+    temporary.unlink(missing_ok=True)  # what lies there may be a link of somebody else's
+    with temporary.open("x", encoding="ascii") as file:
+        file.write(json.dumps({"own_files": own}) + "\n")
     os.replace(temporary, note)
     return Begun(note.stat().st_mtime_ns, own)

@@ -5,21 +5,19 @@ output, which is the only other sign that it lives.
 """
 
 import contextlib
-import fcntl
 import os
 import select
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from outlast.base import exits
 from outlast.bucket import layout
 from outlast.loop import data
-from outlast.loop.command import results
+from outlast.loop.command import home, results
 from outlast.loop.command.begun import Begun, begun
 from outlast.loop.command.child import Child
 from outlast.loop.command.command import Command
@@ -153,9 +151,9 @@ class Runner:
     # Before the command.
 
     def _prepare(self, cleanup: contextlib.ExitStack) -> None:
-        cleanup.enter_context(_held(self._home))
+        cleanup.enter_context(home.held(self._home))
         for name in ("checkpoint", "result", "source"):
-            _remove(self._home / name)
+            home.remove(self._home / name)
             (self._home / name).mkdir()
         if self._command.source is not None:
             _copy_source(self._command.source, self._home / "source")
@@ -206,7 +204,7 @@ class Runner:
             (self._data,) = found.values()
             return
         self._data = self._home / "data"
-        _remove(self._data)
+        home.remove(self._data)
         self._data.mkdir()
         for path, place in found.items():
             link = self._data / path.rstrip("/").rpartition("/")[2]
@@ -538,34 +536,6 @@ class Runner:
             say(f"glob {glob!r} ({kind}): matched no file of CHECKPOINT_DIR")
 
 
-@contextlib.contextmanager
-def _held(home: Path) -> Iterator[None]:
-    """The folder for this process alone: one that was fenced needs a moment to end."""
-    while True:
-        home.mkdir(parents=True, exist_ok=True)
-        held = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(held, fcntl.LOCK_EX)
-            # The other may have removed it when it ended.
-            if home.exists() and os.path.samestat(os.fstat(held), os.stat(home)):
-                yield
-                return
-        finally:
-            os.close(held)
-
-
-def remove_home(home: Path) -> None:
-    """Remove what a command's life on this machine left, unless another process works there."""
-    with contextlib.suppress(OSError):
-        held = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(home, ignore_errors=True)
-        finally:
-            os.close(held)
-
-
 def check_checkpoint_dir(command: Command, run_dir: Path) -> None:
     """CommandError for a checkpoint folder that cannot be one on this machine."""
     if not command.checkpoint_dir or command.cwd is None:
@@ -583,13 +553,6 @@ def check_checkpoint_dir(command: Command, run_dir: Path) -> None:
             raise CommandError(
                 f"{what}: holds {named} {other}; name a folder that holds checkpoints alone"
             )
-
-
-def _remove(folder: Path) -> None:
-    """What an attempt before has left; a command may have put a link in its place."""
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy_source(source: Path, target: Path) -> None:

@@ -1,0 +1,68 @@
+"""The folder of a command's life on this machine: ``live`` in a run's folder, or a VM's own.
+
+It is emptied before each attempt, so that it must be a folder of this user, and no link.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from outlast.loop.command.errors import CommandError
+
+
+@contextlib.contextmanager
+def held(home: Path) -> Iterator[None]:
+    """The folder for this process alone: one that was fenced needs a moment to end."""
+    while True:
+        folder = _opened(home)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            # The other may have removed it when it ended.
+            if home.exists() and os.path.samestat(os.fstat(folder), os.stat(home)):
+                yield
+                return
+        finally:
+            os.close(folder)
+
+
+def _opened(home: Path) -> int:
+    """The open folder, made where it is not there; CommandError for a link or another user's: what
+    is in it is removed."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        held = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
+            raise
+        raise CommandError(
+            f"{home}: is a link or a file, which no run has there; remove it, or do not use this "
+            "run folder"
+        ) from None
+    owner = os.fstat(held).st_uid
+    if owner not in (os.geteuid(), 0):
+        os.close(held)
+        raise CommandError(f"{home}: belongs to user {owner}; give another run folder")
+    return held
+
+
+def remove_home(home: Path) -> None:
+    """Remove what a command's life on this machine left, unless another process works there."""
+    with contextlib.suppress(OSError):
+        held = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+        finally:
+            os.close(held)
+
+
+def remove(folder: Path) -> None:
+    """What an attempt before has left; a command may have put a link in its place."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
