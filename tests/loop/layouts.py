@@ -108,7 +108,7 @@ def numbered(root: Path, start: str) -> list[tuple[int, Path]]:
 
 
 def nanogpt(folder: Folder, number: int) -> Steps:
-    """``torch.save`` over the old file."""
+    """``torch.save`` over the old file, at each evaluation: train.py at e2221318e607."""
     yield from folder.write("ckpt.pt", number)
 
 
@@ -303,11 +303,18 @@ def orbax_resume(root: Path) -> int:
 
 
 def detectron2(folder: Folder, number: int) -> Steps:
+    """PeriodicCheckpointer(max_to_keep=2) of fvcore at 002706f799d8: the model, what
+    ``last_checkpoint`` names, the oldest away; the evaluation comes after it."""
+    if number == 1:
+        yield from folder.write("config.yaml", 1)
     folder.append("metrics.json", f'{{"iteration": {number}}}')
+    folder.append("log.txt", f"iter: {number}")
     yield from folder.write(f"model_{number:07d}.pth", number)
     yield from folder.write("last_checkpoint", number)
     for _, old in numbered(folder.root, "model_")[:-2]:
         yield from folder.remove(old.name)
+    yield from folder.write("inference/coco_instances_results.json", number)
+    yield from folder.write("inference/instances_predictions.pth", number)
 
 
 def detectron2_resume(root: Path) -> int:
@@ -401,6 +408,8 @@ def lightning_resume(root: Path) -> int:
 
 
 def ultralytics(folder: Folder, number: int) -> Steps:
+    """BaseTrainer.save_model at 00016300105e, with save_period=2: the row of the CSV first, then
+    the last, the best and the numbered one, each over the old one by ``write_bytes``."""
     (folder.root / "weights").mkdir(exist_ok=True)
     if number == 1:
         yield from folder.write("args.yaml", 1)
@@ -409,6 +418,8 @@ def ultralytics(folder: Folder, number: int) -> Steps:
     yield from folder.write("weights/last.pt", number)
     if number % 3 == 1:
         yield from folder.write("weights/best.pt", number)
+    if number % 2 == 0:
+        yield from folder.write(f"weights/epoch{number}.pt", number)
 
 
 def ultralytics_resume(root: Path) -> int:

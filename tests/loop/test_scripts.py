@@ -49,15 +49,23 @@ def committed(where: Path) -> int:
     return sum(map(programs.newest, runs_in(where)))
 
 
+def terms(where: Path) -> int:
+    return sum(programs.head(run_dir).get("term", 0) for run_dir in runs_in(where))
+
+
 def results(where: Path) -> list[dict[str, bytes]]:
     return [programs.result_of(run_dir) for run_dir in runs_in(where)]
 
 
-def kill_once(where: Path, command: list[str], moments: random.Random) -> bool:
-    """SIGKILL after a new commit; False where the script came to its end before."""
-    before = committed(where)
+def kill_once(
+    where: Path, command: list[str], moments: random.Random, *, as_it_resumes: bool
+) -> bool:
+    """SIGKILL after a new commit, or as soon as the attempt has taken the run; False where the
+    script came to its end before."""
+    state = terms if as_it_resumes else committed
+    before = state(where)
     with programs.started(where, command, PAUSE=str(PAUSE_SEC), **THREADS) as process:
-        programs.wait_for(lambda: committed(where) > before or process.poll() == 0, process)
+        programs.wait_for(lambda: state(where) > before or process.poll() == 0, process)
         time.sleep(moments.uniform(0, 3 * PAUSE_SEC))  # the moment itself: any will do
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -77,7 +85,10 @@ def test_killed_it_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     done = programs.run(calm, command, **THREADS)
     assert done.returncode == 0, done.stderr
     moments = random.Random(name)
-    kills = sum(kill_once(killed, command, moments) for _ in range(KILLS))
+    kills = sum(
+        kill_once(killed, command, moments, as_it_resumes=number % 3 == 2)
+        for number in range(KILLS)
+    )
     assert kills >= min(KILLS, 2), "the kills came after the end"
     done = programs.run(killed, command, **THREADS)
     assert done.returncode == 0, done.stderr
