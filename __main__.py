@@ -136,7 +136,7 @@ def experiment() -> dict[str, Any]:
             "retries_failures": config.retries_failures, "trainer_python": config.trainer_python,
             "keep_every_steps": config.keep_every_steps, "processes": config.processes,
             "delivery": config.delivery.kind, "git": config.git,
-            "gpus": config.gpus, "mode": config.mode,
+            "gpus": config.gpus, "mode": config.mode, "trainer_user": config.trainer_user,
             "command": config.command, "quiet_sec": config.quiet_sec, "init": config.init,
             "command_options": config.command_options,
             "data": config.data_paths, "content": config.content, "health": config.health,

@@ -40,6 +40,8 @@ class MetadataArgs(TypedDict):
     """0 for none."""
     trainer_python: str
     """Empty for the supervisor's own."""
+    trainer_user: str
+    """`root`, or `own`: a user without rights."""
     processes: int
     """Processes that train together on the VM."""
     command: str
@@ -103,6 +105,8 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         items["outlast-keep-every-steps"] = str(args["keep_every_steps"])
     if args["trainer_python"]:
         items["outlast-trainer-python"] = args["trainer_python"]
+    if args["trainer_user"] != "root":
+        items["outlast-trainer-user"] = args["trainer_user"]
     if args["gpus"]:
         items["outlast-gpus"] = str(args["gpus"])
     if args["processes"] > 1:

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from outlast.base.plain_files import PlainFile
+
 
 class NotPrivate(OSError):
     """A folder for one user alone is another's, or open to others."""
@@ -58,7 +60,7 @@ def on_disk(folders: Sequence[Path]) -> Path:
     return next((folder for folder in folders if not in_memory(folder)), folders[0])
 
 
-def give_back(file: Path, until: int) -> None:
+def give_back(file: Path | PlainFile, until: int) -> None:
     """Give the room of a file's first bytes back; its size and the bytes after them stay.
 
     They read as zeros then. Where the file system cannot do that, nothing happens.

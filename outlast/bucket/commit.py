@@ -63,8 +63,10 @@ class Committer:
         say: Callable[[str], None] = log.warning,
         part_bytes: int = PART_BYTES,
         sign: Callable[[], None] = lambda: None,
+        owner: int | None = None,
     ) -> None:
-        """``sign`` is called for each object that a restore has read."""
+        """``sign`` is called for each object that a restore has read. ``owner``: user id that a
+        snapshot, a result and their files must have; None for any."""
         self._head_file = head_file
         self.term = head_file.term
         """Fixed: what the head file's process takes later is another committer's."""
@@ -81,7 +83,9 @@ class Committer:
             patience=self._patience,
             say=say,
             part_bytes=part_bytes,
+            owner=owner,
         )
+        self._owner = owner
         self._row_pieces = PieceWriter(
             self._store,
             lambda index, after: self._layout.metrics_piece(self.term, index, after),
@@ -451,7 +455,12 @@ class Committer:
         written = None
         if result is not None:
             written = put_result(
-                self._store, self._layout, self.term, result, patience=self._patience
+                self._store,
+                self._layout,
+                self.term,
+                result,
+                owner=self._owner,
+                patience=self._patience,
             )
         elif parts:
             written = put_results(

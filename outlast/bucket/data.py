@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -230,6 +231,13 @@ def local_files(path: Path, progress: Progress = lambda done, of: None) -> Files
         raise DataError(f"data {path}: cannot be read ({error.strerror or error})") from None
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise DataError(f"data {path}: cannot be read ({error.strerror or error})") from None
+
+
 def _fingerprint_of(path: Path, files: Files) -> DataFingerprint:
     name = Path(os.path.abspath(path)).name
     if len(files) == 1 and not files[0][0]:
@@ -269,13 +277,16 @@ class Desk:
         known: Callable[[], Iterable[DataFingerprint]],
         listings: "Listings | None" = None,
         say: Callable[[str], None] = lambda sentence: None,
+        sight: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         """``known`` gives the fingerprints in HEAD; with ``listings`` files that are added to a
-        folder of this machine are no other data, and named once by ``say``."""
+        folder of this machine are no other data, and named once by ``say``. What the trainer has
+        itself is read within ``sight``."""
         self._cache = cache
         self._known = known
         self._listings = listings
         self._say = say
+        self._sight = sight
         self._said: set[str] = set()
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
@@ -288,11 +299,12 @@ class Desk:
         there = Path(path or url)
         if "://" in url and not path:
             staged = self._cache.stage(url, progress)
-        elif not there.exists():
-            raise DataError(f"data {there}: no such file or folder")
         else:
-            found = self._cache.known(there)
-            files = None if found is not None else local_files(there, progress)
+            with self._sight():
+                if not _exists(there):
+                    raise DataError(f"data {there}: no such file or folder")
+                found = self._cache.known(there)
+                files = None if found is not None else local_files(there, progress)
             if files is not None:
                 found = _fingerprint_of(there, files)
             assert found is not None

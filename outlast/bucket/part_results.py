@@ -1,14 +1,17 @@
 """Results of a run with parts: what each part ended with, and all of them as the run's result."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from blake3 import blake3
 
+from outlast.base.plain_files import NotPlain, PlainFile, plain_files
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.errors import RestoreError
+from outlast.bucket.errors import BadSnapshot, RestoreError
 from outlast.bucket.head import Checkpoint, Result
 from outlast.bucket.layout import (
     PART_RESULT,
@@ -26,17 +29,23 @@ from outlast.bucket.transfer import in_parallel
 _RESULT_MANIFEST = f"{PART_RESULT}/{RESULT_FILE}"
 
 
-def put_manifest(folder: Path) -> None:
-    """Writes the manifest of a part's result into its folder; the same bytes each time."""
-    (folder / RESULT_FILE).unlink(missing_ok=True)
+def put_manifest(ended: Path, owner: int | None = None) -> None:
+    """Writes the manifest of a part's result into ``ended``, the folder that the part ended with;
+    the same bytes each time. BadSnapshot where the result holds anything but plain files, or with
+    an ``owner`` another user's."""
+    folder = ended / PART_RESULT
     files = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            name = path.relative_to(folder).as_posix()
-            files.append(ResultFile(name, path.stat().st_size, digest))
-    (folder / RESULT_FILE).write_bytes(ResultManifest.of(files).to_json())
+    try:
+        for found in sorted(plain_files(folder, owner)):
+            if found.name != RESULT_FILE:
+                with found.open() as file:
+                    digest = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+                    size = os.fstat(file.fileno()).st_size
+                files.append(ResultFile(found.name, size, digest))
+        manifest = ResultManifest.of(files).to_json()
+        PlainFile(ended, f"{PART_RESULT}/{RESULT_FILE}", owner).replace(manifest)
+    except NotPlain as error:
+        raise BadSnapshot(f"result {error}") from None
 
 
 def result_of(store: Store, done: Checkpoint, *, patience: Patience = BRIEF) -> Result:

@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from outlast.base.plain_files import PlainFile
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import Result
 from outlast.bucket.layout import Layout, ResultFile, ResultManifest
@@ -11,12 +12,19 @@ from outlast.bucket.transfer import Place, by_size, sha256_and_crc32c, snapshot_
 
 
 def put_result(
-    store: Store, layout: Layout, term: int, folder: Path, *, patience: Patience = BRIEF
+    store: Store,
+    layout: Layout,
+    term: int,
+    folder: Path,
+    *,
+    owner: int | None = None,
+    patience: Patience = BRIEF,
 ) -> Result:
-    """Writes the files of the folder as the term's result, RESULT.json last."""
+    """Writes the files of the folder as the term's result, RESULT.json last. ``owner``: user id
+    that the folder and its files must have; None for any."""
     prefix = layout.result(term)
 
-    def put(name: str, path: Path) -> ResultFile:
+    def put(name: str, path: PlainFile) -> ResultFile:
         sha256, crc32c = sha256_and_crc32c(path)
         whole = Slice(path, 0, path.stat().st_size, crc32c)
         put_new(store, prefix + name, whole, patience=patience)
@@ -26,7 +34,7 @@ def put_result(
         store,
         [
             (path.stat().st_size, lambda name=name, path=path: put(name, path))
-            for name, path in snapshot_files(folder)
+            for name, path in snapshot_files(folder, owner)
         ],
     )
     manifest = ResultManifest.of(files)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from outlast.base.names import check_object_name
+from outlast.base.plain_files import NotPlain, PlainFile, plain_files
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.store import GET_BYTES_MAX, Checksum, Store
 
@@ -98,22 +99,20 @@ _ENTRY_BYTES = 256
 """Of a manifest for each file, besides its name: digest, generation, size and their keys."""
 
 
-def snapshot_files(folder: Path) -> list[tuple[str, Path]]:
-    """(name, file) of all files below the folder, sorted by name; BadSnapshot for anything else."""
-    if not folder.is_dir():
-        raise BadSnapshot(f"snapshot {folder}: is no folder")
+def snapshot_files(folder: Path, owner: int | None = None) -> list[tuple[str, PlainFile]]:
+    """(name, file) of all files below the folder, sorted by name; BadSnapshot for anything else,
+    and with an ``owner`` for what belongs to another user."""
     files = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise BadSnapshot(f"snapshot {path}: is neither a plain file nor a folder")
-        if path.is_file():
-            try:
-                name = check_object_name(path.relative_to(folder).as_posix())
-            except ValueError as error:
-                raise BadSnapshot(f"snapshot {folder}: {error}") from None
+    try:
+        for file in plain_files(folder, owner):
+            name = check_object_name(file.name)
             if name in ("MANIFEST.json", "RESULT.json"):
-                raise BadSnapshot(f"snapshot {path}: the name is taken; choose another one")
-            files.append((name, path))
+                raise BadSnapshot(f"snapshot {file}: the name is taken; choose another one")
+            files.append((name, file))
+    except NotPlain as error:
+        raise BadSnapshot(f"snapshot {error}") from None
+    except ValueError as error:
+        raise BadSnapshot(f"snapshot {folder}: {error}") from None
     if not files:
         raise BadSnapshot(f"snapshot {folder}: is empty")
     if sum(len(json.dumps(name)) + _ENTRY_BYTES for name, _ in files) > GET_BYTES_MAX:
@@ -124,9 +123,9 @@ def snapshot_files(folder: Path) -> list[tuple[str, Path]]:
     return sorted(files)
 
 
-def sha256_and_crc32c(file: Path) -> tuple[str, str]:
+def sha256_and_crc32c(file: PlainFile) -> tuple[str, str]:
     hasher, checksum = hashlib.sha256(), Checksum()
-    with file.open("rb", buffering=0) as source:
+    with file.open("rb", 0) as source:
         while data := source.read(HASHED_BYTES):
             hasher.update(data)
             checksum.update(data)

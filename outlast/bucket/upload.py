@@ -14,6 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from outlast.base.plain_files import PlainFile
 from outlast.base.retry import Patience
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.head import new_nonce
@@ -43,7 +44,7 @@ class _Piece:
 
     name: str
     file: str
-    path: Path
+    path: PlainFile
     offset: int
     size: int
 
@@ -90,13 +91,16 @@ class Uploader:
         patience: Patience,
         say: Callable[[str], None],
         part_bytes: int = PART_BYTES,
+        owner: int | None = None,
     ) -> None:
+        """``owner``: user id that a snapshot and its files must have; None for any."""
         self._store = store
         self._layout = layout
         self._term = term
         self._patience = patience
         self._say = say
         self.part_bytes = part_bytes
+        self._owner = owner
         self._upload: _Upload | None = None
         self._known: dict[tuple[int, str], tuple[str, ManifestObject]] = {}
         """(folder, object) by size and BLAKE3: what the newest checkpoint holds."""
@@ -114,7 +118,9 @@ class Uploader:
         the same time, which is begun first. A second try goes on under the same name. `whole`
         files are one piece each."""
         pieces = [
-            piece for name, path in snapshot_files(folder) for piece in self._cut(name, path, whole)
+            piece
+            for name, path in snapshot_files(folder, self._owner)
+            for piece in self._cut(name, path, whole)
         ]
         upload = self._begin(folder, step, pieces)
         try:
@@ -138,7 +144,7 @@ class Uploader:
         """What the next snapshot may copy from: the objects of the newest checkpoint."""
         self._known = {(entry.size, entry.blake3): (folder, entry) for entry in objects}
 
-    def _cut(self, name: str, path: Path, whole: bool) -> list[_Piece]:
+    def _cut(self, name: str, path: PlainFile, whole: bool) -> list[_Piece]:
         """The file as one object under its own name, or as parts in a folder of that name."""
         size, step = path.stat().st_size, self.part_bytes
         if whole or size <= step:
@@ -213,7 +219,7 @@ class Uploader:
 def _hashed(piece: _Piece) -> tuple[str, str]:
     """(BLAKE3, CRC32C) in one pass; BadSnapshot where the file has shrunk meanwhile."""
     hasher, checksum = blake3(), Checksum()
-    with piece.path.open("rb", buffering=0) as source:
+    with piece.path.open("rb", 0) as source:
         source.seek(piece.offset)
         while checksum.size < piece.size and (
             data := source.read(min(HASHED_BYTES, piece.size - checksum.size))

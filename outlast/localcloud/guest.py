@@ -57,6 +57,9 @@ FOLDERS = (
     *("dev", "etc", "home", "opt", "proc/sys/kernel/random", "root", "run", "tmp"),
     *("usr/local/bin", "var/lib", "var/log", "var/tmp"),
 )
+MODES = {"root": 0o700, "var/tmp": 0o1777}
+PROHIBITED = re.compile(r"^-4 prohibit .*\buidrange (\d+)-(\d+) to 169\.254\.169\.254 ipproto tcp$")
+"""A line of the rules of `shims/ip`."""
 TOKEN_VARIABLE = "OUTLAST_VM_TOKEN"
 TOKEN_FILE = "token"
 
@@ -328,14 +331,13 @@ class Hypervisor:
         root = folder / "root"
         folder.mkdir(parents=True)
         if len(os.fsencode(root)) > LONGEST_ROOT:
+            # The folder is the owner's alone; what is in it has a machine's own rights.
             short = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir="/tmp"))
-            root.symlink_to(short)
-            root = short
+            root.symlink_to(short / "r")
+            root = short / "r"
         if machine.image and images.is_baked(machine.image):
             images.unpack(machine.image, root)
-        for name in FOLDERS:
-            (root / name).mkdir(parents=True, exist_ok=True)
-        (root / "tmp").chmod(0o1777)
+        _make_folders(root)
         (root / "etc/hostname").write_text(machine.name + "\n")
         python = root / "usr/local/bin/python3"
         python.unlink(missing_ok=True)
@@ -344,7 +346,10 @@ class Hypervisor:
         if machine.missing_tools:
             _link_tools(root / "usr/bin", machine.missing_tools)
         if os.access(SHARED_MEMORY, os.W_OK):
-            memory = tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir=SHARED_MEMORY)
+            own = tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir=SHARED_MEMORY)
+            memory = Path(own) / "shm"
+            memory.mkdir()
+            memory.chmod(0o1777)
             (root / "dev/shm").symlink_to(memory)
         else:
             (root / "dev/shm").mkdir()
@@ -357,6 +362,7 @@ class Hypervisor:
         # What lives in memory does not survive a boot.
         shutil.rmtree(root / "run")
         (root / "run").mkdir()
+        (root / "run").chmod(0o755)
         for entry in (root / "dev/shm").iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         _plug_in_ssds(root, machine.local_ssds)
@@ -380,6 +386,7 @@ class Hypervisor:
             lambda: access_token,
             lambda inode: _is_inside(guest, inode),
             machine.trouble,
+            cut_off=lambda: _cut_off(root),
         )
         with guest.serial.open("ab") as serial:
             guest.process = await asyncio.create_subprocess_exec(
@@ -470,6 +477,30 @@ class Hypervisor:
                 with suppress(OSError):
                     kill_all(partial(_trees, (folder / TOKEN_FILE).read_text()))
                 _delete_folder(folder)
+
+
+def _make_folders(root: Path) -> None:
+    """A disk's folders, with the rights that they have on a machine."""
+    root.mkdir(exist_ok=True)
+    root.chmod(0o755)
+    for name in FOLDERS:
+        folder = root
+        for part in name.split("/"):
+            folder /= part
+            if not folder.is_dir():
+                folder.mkdir()
+                folder.chmod(MODES.get(name, 0o755))
+    (root / "tmp").chmod(0o1777)
+
+
+def _cut_off(root: Path) -> set[int]:
+    """The users whose packages a VM's own rules keep from the metadata server."""
+    try:
+        rules = (root / "run/ip-rules").read_text().splitlines()
+    except FileNotFoundError:
+        return set()
+    found = (PROHIBITED.search(rule) for rule in rules)
+    return {uid for match in found if match for uid in range(int(match[1]), int(match[2]) + 1)}
 
 
 def _is_inside(guest: Guest, inode: int) -> bool:

@@ -44,6 +44,10 @@ KERNEL = "kernel"
 # Names of folders outside a VM's own that belong to it.
 TEMPORARY_PREFIX = "outlast-vm-"
 
+USERS = Path(__file__).with_name("guest_users.py")
+USER_ATTRIBUTE = "outlast-trainer-user"
+"""Is set where the VM has users beside root."""
+
 
 def descendants(pid: int) -> set[int]:
     """Every process below `pid`, those that have ended but are not yet reaped left out."""
@@ -139,12 +143,14 @@ def delete_disk(root: Path) -> None:
     import shutil
 
     with suppress(OSError):
-        memory = Path(os.readlink(root / "dev/shm"))
+        memory = Path(os.readlink(root / "dev/shm")).parent
         if memory.name.startswith(TEMPORARY_PREFIX):
             shutil.rmtree(memory, ignore_errors=True)
     real = root.resolve()
     if root.is_symlink():
         root.unlink()
+    if real.parent.name.startswith(TEMPORARY_PREFIX):
+        real = real.parent
     shutil.rmtree(real, ignore_errors=True)
 
 
@@ -260,9 +266,12 @@ class Init:
         os.chdir(self._root)
         null = os.open(os.devnull, os.O_RDONLY)
         self._script_folder = folder
+        argv = ["/bin/bash", "-c", str(file)]
+        if attributes.get(USER_ATTRIBUTE) and not os.geteuid():
+            argv = [sys.executable, "-I", "-S", str(USERS), *self._places(), "--", *argv]
         self._script = os.posix_spawn(
-            "/bin/bash",
-            ["/bin/bash", "-c", str(file)],
+            argv[0],
+            argv,
             os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, null, 0),
@@ -273,6 +282,12 @@ class Init:
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
         )
         os.close(null)
+
+    def _places(self) -> list[str]:
+        """What the VM's other users must reach: its disk and memory, and what it runs."""
+        links = (self._root / "dev/shm", self._root / "opt/outlast")
+        places = (self._root, *(link for link in links if link.exists()), sys.executable, USERS)
+        return [str(place) for place in places]
 
     def _attributes(self) -> dict[str, str]:
         """The VM's attributes, from its metadata server."""

@@ -8,9 +8,10 @@ whatever the rest of the cloud is doing.
 import hashlib
 import json
 import re
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -226,15 +227,18 @@ class Server:
         token: Callable[[], str],
         admits: Callable[[int], bool] = lambda _inode: True,
         trouble: Trouble | None = None,
+        cut_off: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         """`token` gives the access token of the VM's service account; `admits` says of the socket
-        with an inode whether a process of the VM has it open."""
+        with an inode whether a process of the VM has it open; `cut_off` gives the users whose
+        packages the VM itself does not let through."""
         self._trouble = trouble or Trouble()
         self._trouble.begin()
         self.tree = tree
         tree.open()
         self._token = token
         self._admits = admits
+        self._cut_off = cut_off
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
         self.port: int = self._http.server_address[1]
@@ -311,6 +315,11 @@ class Server:
         self.tree.set(path, body.decode(errors="replace"))
         return Answer(200, "")
 
+    def _is_cut_off(self, connection: socket.socket) -> bool:
+        users = self._cut_off()
+        far = far_end(connection) if users else None
+        return far is not None and far.uid in users
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
 
@@ -368,6 +377,8 @@ class Server:
                 self.send_error(405)
 
             def handle(self) -> None:
+                if server._is_cut_off(self.request):
+                    return
                 try:
                     super().handle()
                 except (ConnectionError, TimeoutError):

@@ -52,6 +52,7 @@ from outlast.settings.rules.secret import (
     webhook_secret_of,
 )
 from outlast.settings.rules.trainer import mutable_of, parser_of
+from outlast.settings.rules.trainer_user import gs_paths_read, trainer_user_of
 from outlast.settings.schema import Settings
 from outlast.spec import identity
 
@@ -117,6 +118,7 @@ def check(
         retries_failures=read.integer("retriesFailures", 0),
         keep_every_steps=read.integer("keepEverySteps", 0),
         trainer_python=interpreter(read.text("trainerPython")),
+        trainer_user=trainer_user_of(read, command),
         processes=read.integer("processes", 1, PROCESSES_LIMIT),
         command=command,
         source=read.text("source"),
@@ -160,6 +162,7 @@ def check(
             *machine.advice,
             *slips(command, read),
             *plain_tokens(command, args),
+            *gs_paths_read(read, command, args, is_own),
             *grants(read, delivered.git, account_email(experiment, cloud)),
         ),
     )

@@ -38,6 +38,8 @@ class Settings:
     retries_failures: int
     keep_every_steps: int
     trainer_python: str
+    trainer_user: str
+    """`root`, or `own`: whom the trainer runs as on the VM."""
     processes: int
     command: str
     """JSON of a text or a list of texts; empty where a trainer trains."""

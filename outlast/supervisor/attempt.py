@@ -10,14 +10,12 @@ one end, and rows that no other attempt's overlap.
 
 import contextlib
 import queue
-import shutil
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from outlast.base import exits, places
+from outlast.base import exits
 from outlast.base.exits import (
     FINAL_USER_REASONS,
     RETRIED_USER_REASONS,
@@ -65,6 +63,7 @@ from outlast.supervisor.process import Exited
 from outlast.supervisor.progress import Progress
 from outlast.supervisor.pulse import HeadSpoke, PulseBroke
 from outlast.supervisor.reports import Reports
+from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.shutdown import Leaving, Limit, Outlooks
 from outlast.supervisor.site import Next, Outcome, Site
 from outlast.supervisor.staging import (
@@ -76,7 +75,7 @@ from outlast.supervisor.staging import (
     Staging,
     Unanswered,
 )
-from outlast.supervisor.trainings import READ, RESULT, Rooms, Trainings
+from outlast.supervisor.trainings import READ, RESULT, Trainings
 from outlast.supervisor.worker import Finished, Job, Worker
 
 POLL_SEC = 0.5
@@ -111,29 +110,29 @@ class Attempt:
         self.site = site
         self.term = head_file.term
         self.progress = Progress()
-        self._scratch = [place / f"t{self.term:06d}" for place in (site.work, *site.places)]
-        self._work = self._scratch[0]
-        self._place_said = self._work
-        self._disk = places.on_disk(self._scratch)
-        """For what is not read again soon, and may grow: rows, and the files of the result."""
-        self._rows_path = self._disk / "rows.jsonl"
-        self._latest = Latest(self._rows_path)
+        self._rooms = Rooms.of(site, self.term)
+        self._scratch = self._rooms.scratch
+        self._place_said = self._scratch[0]
+        self._latest = Latest(self._rooms.rows)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         retention = Retention(keep_every_steps=spec.keep_every_steps or None)
-        self._committer = Committer(head_file, retention=retention, say=site.say, sign=site.sign)
+        self._committer = Committer(
+            head_file,
+            retention=retention,
+            say=site.say,
+            sign=site.sign,
+            owner=self._rooms.rows.owner,
+        )
         self._jobs = Jobs(
-            spec, head_file, self._committer, self._rows_path, lambda: self._latest.offset
+            spec, head_file, self._committer, self._rooms.rows, lambda: self._latest.offset
         )
         self._preparation = Preparation(
-            spec, head_file, site, self._committer, self._jobs, self._scratch
+            spec, head_file, site, self._committer, self._jobs, self._rooms
         )
         self._ending = Ending(spec, head_file, site, self._committer)
         self._limit = Limit(head_file, self.term, self.progress)
-        log_dir_of = site.log_dir_of or (lambda term: self._work / "logs")
-        self._log_dir = log_dir_of(self.term)
-        rooms = Rooms(self._scratch, self._disk, self._rows_path, self._log_dir)
         self._trainings = Trainings(
-            spec, head_file, site, rooms, self.progress, self._jobs, self._submit
+            spec, head_file, site, self._rooms, self.progress, self._jobs, self._submit
         )
         self._link: Link | None = None
         self._worker: Worker | None = None
@@ -160,11 +159,13 @@ class Attempt:
         self._verdict_at: float | None = None
         self._judged = False
         self._outcome: Outcome | None = None
+        user = site.trainer_user
         desk = Desk(
             site.data,
             lambda: head_file.held(self.term).data or (),
             Listings(head_file.store, head_file.layout),
             site.say,
+            contextlib.nullcontext if user is None else user.sight,
         )
         self._staging = Staging(desk, self._inbox.put, site.say)
         self._phase_before = self.progress.phase
@@ -197,7 +198,7 @@ class Attempt:
         restored = self._preparation.restore()
         if isinstance(restored, Outcome):
             return restored
-        self._rows_path.touch()
+        self._rooms.make()
         self._trainings.prepare(restored)
         if restored is not None:
             self.progress.step = restored.step
@@ -220,7 +221,7 @@ class Attempt:
         self._started_at = self._sign_at = time.monotonic()
         post = self._inbox.put
         self._worker = Worker(post, self.head_file.patience)
-        self._reports.keep(self._log_dir)
+        self._reports.keep(self._rooms.logs)
         commit_sec = self._trainings.read_commit_sec()
         self._outlooks = Outlooks(self._committer, self.progress, commit_sec)
         self._limit.begin()
@@ -378,8 +379,8 @@ class Attempt:
             link.send(Busy(snapshot.id))
             return
         self.progress.step = max(self.progress.step, self.progress.before + snapshot.step)
-        place = Path(snapshot.path).parent
-        if place not in self._scratch:
+        place = self._rooms.place_of(snapshot.path)
+        if place is None:
             known = " or ".join(map(str, self._scratch))
             link.send(Accepted(snapshot.id))
             link.send(Failed(snapshot.id, f"{snapshot.path}: must be a folder in {known}"))
@@ -396,6 +397,11 @@ class Attempt:
         """What a part ended with is committed after the snapshots before it."""
         self._snapshots += 1
         link.send(Accepted(COMPLETE_ID))
+        if self._rooms.place_of(complete.result) is None:
+            known = " or ".join(map(str, self._scratch))
+            self._snapshots -= 1
+            link.send(Failed(COMPLETE_ID, f"{complete.result}: must be a folder in {known}"))
+            return
         ended = Snapshot(
             COMPLETE_ID, complete.result, complete.step, [DONE_TAG], complete.rows_offset
         )
@@ -679,5 +685,4 @@ class Attempt:
             outcome,
         )
         self.site.clock.training = False
-        for place in self._scratch:
-            shutil.rmtree(place, ignore_errors=True)
+        self._rooms.remove()

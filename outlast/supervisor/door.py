@@ -23,6 +23,7 @@ from outlast.protocol import (
     greet,
 )
 from outlast.supervisor.secrets import Mask
+from outlast.supervisor.trainer_user import TrainerUser
 
 HELLO_SEC = 60.0
 
@@ -58,12 +59,17 @@ class Hung:
 class Door:
     """Accepts trainers, for as long as the supervisor lives, for the attempt that listens."""
 
-    def __init__(self, socket_path: Path, *, mask: Mask | None = None) -> None:
-        """`mask` is laid over all that a trainer says for people to read."""
+    def __init__(
+        self, socket_path: Path, *, mask: Mask | None = None, user: TrainerUser | None = None
+    ) -> None:
+        """`mask` is laid over all that a trainer says for people to read; `user` alone may come in,
+        beside root."""
         self._mask = mask
         socket_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path = socket_path
         self._listener = Listener(socket_path)
+        if user is not None:
+            user.give(socket_path)
         self._post: Post | None = None
         self._open = threading.Event()
         threading.Thread(target=self._accept, name="door", daemon=True).start()

@@ -16,7 +16,6 @@ Artifact Registry is read with the VM's own token. What pip writes on the way is
 import hashlib
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlast.base.plain_files import NotPlain, PlainFile, plain_files
 from outlast.base.retry import Patience
 from outlast.bucket.store import (
     NotFound,
@@ -40,6 +40,13 @@ from outlast.spec.requirements import Requirements
 from outlast.supervisor import errand, kept_wheels
 from outlast.supervisor import git as fetching
 from outlast.supervisor.kept_wheels import NotRecorded, Recorded
+from outlast.supervisor.pip_failures import (
+    Denied,
+    EnvironmentRefused,
+    EnvironmentUnreachable,
+    meaning,
+)
+from outlast.supervisor.trainer_user import TrainerUser
 
 Say = Callable[[str], None]
 
@@ -55,47 +62,8 @@ DENIED_PAUSE_SEC = 5.0
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a zip raises that is none, or is encrypted, or is damaged inside."""
 
-_NETWORK = re.compile(
-    r"connection broken|name resolution|timed out|timeouterror|connection (?:refused|reset)"
-    r"|newconnectionerror|no route|network is unreachable|http error 5\d\d|5\d\d server error"
-    r"|max retries exceeded|connection error",
-    re.IGNORECASE,
-)
-_USERS = re.compile(
-    r"no matching distribution|resolutionimpossible|do not match the hashes|hashes are required"
-    r"|invalid requirement|failed building wheel|failed to build|subprocess-exited-with-error"
-    r"|could not open requirements file|requires-python|requires a different python|error: invalid"
-    r"|does not appear to be a python project|metadata-generation-failed|cannot find command",
-    re.IGNORECASE,
-)
-_NO_ROOM = re.compile(r"no space left|errno 28|disk quota exceeded", re.IGNORECASE)
-_DENIED = re.compile(
-    r"\b(?P<status>40[13]) (?:client )?error[^\n]*?https?://(?P<host>[^/\s:]+)"
-    r"|http error (?P<status2>40[13]) while getting https?://(?P<host2>[^/\s:]+)",
-    re.IGNORECASE,
-)
 _NOT_FETCHED = "Could not fetch URL"
 """A line of pip's log that it does not show: what an index answered."""
-_NO_GIT = re.compile(r"cannot find command ['\"]?git", re.IGNORECASE)
-_BUILD = re.compile(
-    r"failed building wheel|failed to build|subprocess-exited-with-error|metadata-generation-failed"
-    r"|does not appear to be a python project",
-    re.IGNORECASE,
-)
-_A_WAY = "give the VM a way to the package index, and an image with python3-venv"
-_MISSING = re.compile(r"no matching distribution found for (?P<name>[A-Za-z0-9][\w.-]*)", re.I)
-
-
-class EnvironmentRefused(Exception):
-    """The packages cannot be had as they are asked for."""
-
-
-class EnvironmentUnreachable(Exception):
-    """Another time, or another machine, may do."""
-
-
-class _Denied(Exception):
-    """An index that takes this VM's token did not let it in; new permissions may be spreading."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +160,8 @@ class Builder:
     """A refusal by such an index may be IAM that is still spreading, for so long."""
     recorded: Recorded = NotRecorded()
     """What this run has begun with."""
+    user: TrainerUser | None = None
+    """Whom packages are built by: a build runs code of theirs. None: this process's own user."""
 
     def ensure(self, need: Path, root: Path | None = None, code: Git | None = None) -> Path:
         """The folder of the environment's programs, made where it is not there or not whole.
@@ -359,35 +329,55 @@ class Builder:
             ) from None
 
     def _make(self, layer: Layer, into: Path, venv: Path, code: Git | None) -> None:
-        # A build writes into its folder, which is the run's own and stays as it was delivered.
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=into.parent) as scratch:
-            copy = Path(scratch) / "folder"
-            if layer.root is not None:
-                ignore = shutil.ignore_patterns(".git")
-                shutil.copytree(layer.root, copy, symlinks=True, ignore=ignore)
-            cwd = copy / layer.at
-            cwd.mkdir(parents=True, exist_ok=True)
-            argv = [*_pip(venv), "wheel", "--progress-bar=off", f"--wheel-dir={into}"]
-            began = self.patience.clock.monotonic()
-            tried = 1
-            while True:
+        for tried in range(1, TRIES + 1):
+            # A build writes into its folder, which is the run's own and stays as it was delivered.
+            # Another try gets another: a build may leave links where root is about to write.
+            with tempfile.TemporaryDirectory(prefix=".build-", dir=into.parent) as scratch:
                 try:
-                    words = self._asked(layer.asked, cwd, code) if layer.asked else layer.argv
-                    if words:
-                        self._pip_wheel(layer, [*argv, *words], cwd, Path(scratch))
+                    self._build(layer, into, venv, code, Path(scratch))
                     return
                 except EnvironmentUnreachable as error:
                     if tried == TRIES:
                         raise
                     self.say(f"environment: {str(error).splitlines()[0]}; trying again")
-                    self.patience.clock.sleep(2.0**tried)
-                    tried += 1
-                except _Denied as error:
-                    if self.patience.clock.monotonic() - began >= self.forbidden_sec:
-                        raise EnvironmentRefused(str(error)) from None
-                    first = str(error).splitlines()[0]
-                    self.say(f"environment: {first}; new permissions may still be spreading")
-                    self.patience.clock.sleep(DENIED_PAUSE_SEC)
+            self.patience.clock.sleep(2.0**tried)
+
+    def _build(self, layer: Layer, into: Path, venv: Path, code: Git | None, scratch: Path) -> None:
+        """One try, again while a permission may still be spreading."""
+        copy = scratch / "folder"
+        if layer.root is not None:
+            ignore = shutil.ignore_patterns(".git")
+            shutil.copytree(layer.root, copy, symlinks=True, ignore=ignore)
+        cwd = copy / layer.at
+        cwd.mkdir(parents=True, exist_ok=True)
+        words = self._asked(layer.asked, cwd, code) if layer.asked else layer.argv
+        if not words:
+            return
+        made = into if self.user is None else self._hand_over(copy, into, scratch)
+        argv = [*_pip(venv), "wheel", "--progress-bar=off", f"--wheel-dir={made}", *words]
+        began = self.patience.clock.monotonic()
+        while True:
+            try:
+                self._pip_wheel(layer, argv, cwd, scratch)
+                break
+            except Denied as error:
+                if self.patience.clock.monotonic() - began >= self.forbidden_sec:
+                    raise EnvironmentRefused(str(error)) from None
+                first = str(error).splitlines()[0]
+                self.say(f"environment: {first}; new permissions may still be spreading")
+                self.patience.clock.sleep(DENIED_PAUSE_SEC)
+        if self.user is not None:
+            _take_over(made, self.user.uid, into)
+
+    def _hand_over(self, copy: Path, into: Path, scratch: Path) -> Path:
+        """Lets the user build in ``copy``; the folder where it leaves the wheels."""
+        assert self.user is not None
+        for folder in (into.parent, scratch):
+            folder.chmod(0o711)
+        self.user.hand_over(copy)
+        made = scratch / "wheels"
+        self.user.make(made)
+        return made
 
     def _asked(self, asked: Requirements, cwd: Path, code: Git | None) -> list[str]:
         """Writes the one file for pip, with the commits that it names beside it; none where nothing
@@ -435,6 +425,12 @@ class Builder:
     def _pip_wheel(self, layer: Layer, argv: list[str], cwd: Path, scratch: Path) -> None:
         hosts = requirements.hosts_of_google(layer.asked.indexes) if layer.asked else []
         env = {}
+        if hosts and self.user is not None:
+            raise EnvironmentRefused(
+                f"requirements: the index {hosts[0]} is read with the VM's own token, which"
+                " trainerUser own keeps from builds; bake the packages into an image, or set"
+                " outlast:trainerUser to root"
+            )
         if hosts and self.token is not None:
             # In a file of root's, never in a command line.
             netrc = scratch / "netrc"
@@ -444,7 +440,14 @@ class Builder:
                 "".join(f"machine {h} login oauth2accesstoken password {token}\n" for h in hosts)
             )
             env = {"NETRC": str(netrc)}
-        self._run(argv, f"pip could not make the {layer.name}", cwd=cwd, env=env, layer=layer)
+        details = PlainFile(self.log.parent, "pip-details.log")
+        if self.user is not None:
+            env = self.user.environment
+            details = PlainFile(scratch, "pip-details.log", self.user.uid)
+        details.replace(b"")
+        argv = [*argv, f"--log={details}"]
+        what = f"pip could not make the {layer.name}"
+        self._run(argv, what, cwd=cwd, env=env, layer=layer, details=details)
 
     def _keep(self, layer: Layer, scratch: Path, made: Path) -> None:
         """The first to come counts, so that all boots have the same."""
@@ -474,7 +477,9 @@ class Builder:
         isolated: bool = False,
         env: Mapping[str, str] | None = None,
         layer: Layer | None = None,
+        details: PlainFile | None = None,
     ) -> None:
+        """Runs pip; what builds a ``layer`` as `user`, and with ``details`` as its log."""
         scratch = self.home / "tmp"  # /tmp may be memory
         scratch.mkdir(parents=True, exist_ok=True)
         kept = {
@@ -483,12 +488,10 @@ class Builder:
             if not name.startswith("PYTHON") and not (isolated and name.startswith("PIP_"))
         }
         env = {**kept, "TMPDIR": str(scratch), **(env or {})}
-        details = scratch / "pip-details.log"
-        details.unlink(missing_ok=True)
-        if layer is not None:
-            argv = [*argv, f"--log={details}"]
+        user = None if layer is None else self.user
+        sleep = self.patience.clock.sleep
         try:
-            done = errand.run(argv, pause=self.patience.clock.sleep, both=True, env=env, cwd=cwd)
+            done = errand.run(argv, pause=sleep, both=True, env=env, cwd=cwd, user=user)
         except OSError as error:
             raise EnvironmentUnreachable(f"{argv[0]}: cannot be started ({error})") from None
         except errand.Stuck as error:
@@ -498,11 +501,32 @@ class Builder:
             log.write(said)
         if done.code:
             last = "\n".join(said.splitlines()[-LAST_LINES:])
-            more = details.read_text(errors="replace") if details.is_file() else ""
+            more = _read(details) if details is not None else ""
             unseen = [line for line in more.splitlines() if _NOT_FETCHED in line]
             email = self.email() if self.email is not None else "EMAIL"
-            failure, sentence = _meaning(what, "\n".join([said, *unseen]), layer, email)
+            asked = layer.asked if layer else None
+            whole = "\n".join([said, *unseen])
+            failure, sentence = meaning(what, whole, asked, email, builds=layer is not None)
             raise failure(f"{sentence}\n{last}")
+
+
+def _take_over(made: Path, owner: int, into: Path) -> None:
+    """Copies the wheels that a build has left, and nothing else of it."""
+    try:
+        for wheel in plain_files(made, owner):
+            if kept_wheels.NAME.fullmatch(wheel.name):
+                with wheel.open() as built, (into / wheel.name).open("wb") as copy:
+                    shutil.copyfileobj(built, copy)
+    except NotPlain as error:
+        raise EnvironmentRefused(f"requirements: a build left what is no wheel: {error}") from None
+
+
+def _read(details: PlainFile) -> str:
+    try:
+        with details.open() as file:
+            return file.read().decode(errors="replace")
+    except (NotPlain, OSError):
+        return ""
 
 
 def _wheels_in(folder: Path) -> list[Path]:
@@ -512,56 +536,6 @@ def _wheels_in(folder: Path) -> list[Path]:
 def _is_hashed(layer: Layer) -> bool:
     """Whether pip checks every hash when the layer is made."""
     return layer.asked is not None and layer.asked.is_hashed
-
-
-def _meaning(what: str, said: str, layer: Layer | None, email: str) -> tuple[type[Exception], str]:
-    """What pip's own words mean for the run."""
-    asked = layer.asked if layer else None
-    if _NO_ROOM.search(said):
-        return EnvironmentRefused, f"{what}: the VM's boot disk is full; set outlast:bootDiskGb"
-    if _NETWORK.search(said):
-        return EnvironmentUnreachable, f"{what}; {_A_WAY}"
-    denied = [
-        (one["host"] or one["host2"], one["status"] or one["status2"])
-        for one in _DENIED.finditer(said)
-    ]
-    google = {requirements.hosts_of_google([index])[0]: index for index in _google(asked)}
-    for host, status in denied:
-        if host in google:
-            return _Denied, (
-                f"{what}: the index {host} answered {status}; let this VM read it:"
-                f" {requirements.grant(google[host], email)}"
-            )
-    for host, status in denied:
-        if status == "401":
-            return EnvironmentRefused, (
-                f"{what}: the index {host} answered 401; name one that needs no password, or keep"
-                " the packages in Artifact Registry, which a VM reads with its own token"
-            )
-    if _NO_GIT.search(said):
-        return EnvironmentRefused, (
-            f"{what}: a package needs another one by git, which the image lacks; name that one in"
-            " the requirements, as NAME @ git+https://HOST/OWNER/NAME.git@COMMIT"
-        )
-    if not _USERS.search(said) and not denied:
-        return EnvironmentUnreachable, f"{what}; {_A_WAY}"
-    if layer is not None and asked is None and _BUILD.search(said):
-        return EnvironmentRefused, (
-            f"{what}: its build failed; correct pyproject.toml or, where the project need not be"
-            " built (its modules are in outlast:source), say package = false under [tool.uv]"
-        )
-    missing = _MISSING.search(said)
-    place = asked.place_of(missing["name"]) if asked and missing else ""
-    at = f": {place} {missing['name']}" if missing and place else ""
-    # An index may answer so for a package that it does not have.
-    answered = f" (the index {denied[0][0]} answered {denied[0][1]})" if denied else ""
-    return EnvironmentRefused, f"{what}{at}{answered}; correct outlast:requirements"
-
-
-def _google(asked: Requirements | None) -> list[str]:
-    """The indexes that take the VM's own token."""
-    indexes = asked.indexes if asked else ()
-    return [index for index in indexes if requirements.hosts_of_google([index])]
 
 
 def _pip(venv: Path) -> Iterator[str]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlast.supervisor.trainer_user import TrainerUser
+
 POLL_SEC = 0.05
 STUCK_SEC = 1800.0
 """Without output and without work for so long, it is stuck."""
@@ -48,22 +50,26 @@ def run(
     both: bool = False,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    user: TrainerUser | None = None,
 ) -> Done:
-    """Run it to its end. What `pause` raises while waiting ends it. OSError: it cannot start;
-    Stuck: it was killed for being so."""
+    """Run it to its end, with a `user` as that one. What `pause` raises while waiting ends it.
+    OSError: it cannot start; Stuck: it was killed for being so."""
     # A pipe, not a file: it may be a secret. It is small enough to fit in whole.
     reads, writes = os.pipe()
     os.write(writes, stdin)
     os.close(writes)
     with os.fdopen(reads) as asked, tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            list(argv),
+            list(argv) if user is None else user.argv(argv),
             stdin=asked,
             stdout=said,
             stderr=subprocess.STDOUT if both else subprocess.DEVNULL,
             env=None if env is None else dict(env),
             cwd=cwd,
             start_new_session=True,
+            user=None if user is None else user.uid,
+            group=None if user is None else user.uid,
+            extra_groups=None if user is None else [],
         )
         work = _Work(process.pid, said.fileno())
         try:

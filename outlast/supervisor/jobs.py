@@ -10,6 +10,7 @@ from pathlib import Path
 
 from outlast.base import exits, places
 from outlast.base.exits import Reason, State
+from outlast.base.plain_files import NotPlain, PlainFile
 from outlast.bucket import blocks
 from outlast.bucket.commit import Committer
 from outlast.bucket.errors import CommitError
@@ -22,6 +23,7 @@ from outlast.bucket.store import StoreError
 from outlast.protocol import Complete, Snapshot
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.parts import Begin, Folders
+from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome
 
 ROWS_DROP_BYTES = 1 << 20
@@ -48,14 +50,16 @@ class Jobs:
         spec: Spec,
         head_file: HeadFile,
         committer: Committer,
-        rows_path: Path,
+        rows: PlainFile,
         rows_needed: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        """``rows_needed`` gives from which byte on somebody else still reads the rows' file."""
+        """``rows_needed`` gives from which byte on another reader still needs the rows' file. Its
+        owner is the one that all files of the trainer must have."""
         self._spec = spec
         self._head_file = head_file
         self._committer = committer
-        self._rows_path = rows_path
+        self._rows_file = rows
+        self._owner = rows.owner
         self._rows_needed = rows_needed
         self._rows_dropped = 0
         self._failures = head_file.head.failures
@@ -77,7 +81,7 @@ class Jobs:
     def commit_end(self, snapshot: Snapshot, begin: Begin) -> Made:
         """Commits what a part ended with; files of its result stay whole, so that they can be
         copied into the run's result."""
-        put_manifest(Path(snapshot.path) / PART_RESULT)
+        put_manifest(Path(snapshot.path), self._owner)
         return self._commit(snapshot, begin, [DONE_TAG], whole=True)
 
     def _commit(
@@ -98,35 +102,34 @@ class Jobs:
         shutil.rmtree(folder, ignore_errors=True)
         return Made(checkpoint, time.monotonic() - begun)
 
-    def read(self, begin: Begin, scratch: Sequence[Path], count: int) -> Folders:
+    def read(self, begin: Begin, rooms: Rooms, count: int) -> Folders:
         """Reads what a training begins with, into folders of that number."""
 
         state = begin.state if begin.wants_state else None
         return Folders(
             begin,
-            self._read(state, scratch, f"state-{count}") if state else None,
-            self._read(begin.end, scratch, f"end-{count}", _is_no_result) if begin.end else None,
+            self._read(state, rooms, f"state-{count}") if state else None,
+            self._read(begin.end, rooms, f"end-{count}", _is_no_result) if begin.end else None,
         )
 
-    def read_result(self, begin: Begin, scratch: Sequence[Path], count: int) -> Path:
+    def read_result(self, begin: Begin, rooms: Rooms, count: int) -> Path:
         """Reads the files of the result of a part that is done; gives their folder."""
         assert begin.end is not None
         is_result = lambda name: not _is_no_result(name)  # noqa: E731
-        return self._read(begin.end, scratch, f"result-{count}", is_result) / PART_RESULT
+        return self._read(begin.end, rooms, f"result-{count}", is_result) / PART_RESULT
 
     def _read(
         self,
         entry: Checkpoint,
-        scratch: Sequence[Path],
+        rooms: Rooms,
         name: str,
         wanted: Callable[[str], bool] = lambda name: True,
     ) -> Path:
-        return self._committer.read(
-            entry,
-            scratch[0] / name,
-            place=lambda size: places.choose(scratch, size),
-            wanted=wanted,
+        folder = self._committer.read(
+            entry, rooms.given[0] / name, place=rooms.choose, wanted=wanted
         )
+        rooms.hand_over(folder)
+        return folder
 
     def clean(self) -> None:
         """Deletes what the last commit dropped; once also what lower terms left, and writes the
@@ -149,8 +152,8 @@ class Jobs:
         """Gives the room of rows back that are in the bucket: a run may log for weeks."""
         until = min(self._committer.rows_flushed, self._rows_needed())
         if until - self._rows_dropped >= ROWS_DROP_BYTES:
-            with contextlib.suppress(OSError):
-                places.give_back(self._rows_path, until)
+            with contextlib.suppress(OSError, NotPlain):
+                places.give_back(self._rows_file, until)
             self._rows_dropped = until
 
     def finish_done(self, complete: Complete) -> Outcome:
@@ -191,9 +194,12 @@ class Jobs:
         begin = self._committer.rows_flushed
         if offset < begin:
             raise CommitError(f"rows offset {offset}: {begin} bytes are committed already")
-        with self._rows_path.open("rb") as rows:
-            rows.seek(begin)
-            data = rows.read(offset - begin)
+        try:
+            with self._rows_file.open() as rows:
+                rows.seek(begin)
+                data = rows.read(offset - begin)
+        except NotPlain as error:
+            raise CommitError(f"rows {error}") from None
         if len(data) != offset - begin:
-            raise CommitError(f"rows offset {offset}: {self._rows_path} has only {len(data)} more")
+            raise CommitError(f"rows offset {offset}: {self._rows_file} has only {len(data)} more")
         return data

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from outlast.base.plain_files import NotPlain, PlainFile
 from outlast.bucket.layout import Last
 from outlast.protocol import own_row
 
@@ -23,7 +24,7 @@ READ_BYTES_MAX = 8 << 20
 class Latest:
     """Follows the rows' file of one attempt."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | PlainFile) -> None:
         self._path = path
         self._lock = threading.Lock()
         """The last heartbeat and the record of the end may come at the same time."""
@@ -61,7 +62,7 @@ class Latest:
                 skips = end - start > READ_BYTES_MAX
                 file.seek(end - READ_BYTES_MAX if skips else start)
                 data = file.read(min(end - start, READ_BYTES_MAX))
-        except OSError:
+        except (OSError, NotPlain):
             return
         whole, _, rest = data.rpartition(b"\n")
         self._offset = end - len(rest)

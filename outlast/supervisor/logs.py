@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outlast.base.names import check_object_name
+from outlast.base.plain_files import NotPlain, PlainFile, entries
 
 EVERY_SEC = 60.0
 LAST_SEC = 5.0
@@ -19,6 +20,7 @@ LAST_SEC = 5.0
 FILE_BYTES_MAX = 32 << 20
 ALL_BYTES_MAX = 256 << 20
 FILES_MAX = 1000
+NOT_PLAIN = "is a link, or not a file of the trainer's; what a link leads to is kept where it lies"
 
 Put = Callable[[str, bytes], object]
 
@@ -26,9 +28,13 @@ Put = Callable[[str, bytes], object]
 class Logs:
     """The uploads of one attempt."""
 
-    def __init__(self, folder: Path, put: Put, say: Callable[[str], None]) -> None:
-        """``put`` writes the bytes of a file under its name relative to ``folder``."""
+    def __init__(
+        self, folder: Path, put: Put, say: Callable[[str], None], owner: int | None = None
+    ) -> None:
+        """``put`` writes the bytes of a file under its name relative to ``folder``. ``owner``:
+        user id that the folder and its files must have; None for any."""
         self._folder = folder
+        self._owner = owner
         self._put = put
         self._say = say
         self._sent: dict[str, tuple[int, int]] = {}
@@ -60,27 +66,28 @@ class Logs:
         self._round()
 
     def _round(self) -> None:
-        names = []
-        with contextlib.suppress(OSError):
-            names = sorted(
-                path.relative_to(self._folder).as_posix()
-                for path in self._folder.rglob("*")
-                if path.is_file()
-            )
-        for name in names:
+        files: list[tuple[PlainFile, NotPlain | None]] = []
+        with contextlib.suppress(OSError, NotPlain):
+            files = sorted(entries(self._folder, self._owner), key=lambda entry: entry[0].name)
+        for file, problem in files:
             if time.monotonic() >= self._until:
                 return
             try:
-                self._upload(name)
+                if problem is None:
+                    self._upload(file)
+                else:
+                    self._leave(file.name, NOT_PLAIN)
             except FileNotFoundError:
                 pass  # renamed or removed since it was listed
+            except NotPlain:  # a link since it was listed
+                self._leave(file.name, NOT_PLAIN)
             except Exception as error:  # its name or its bytes; the other files are kept
-                self._leave(name, str(error))
+                self._leave(file.name, str(error))
 
-    def _upload(self, name: str) -> None:
-        check_object_name(name)
+    def _upload(self, kept: PlainFile) -> None:
+        name = check_object_name(kept.name)
         # Of a file that grows, what was there at one moment; the next round has the rest.
-        with (self._folder / name).open("rb") as file:
+        with kept.open() as file:
             found = os.fstat(file.fileno())
             mark = (found.st_size, found.st_mtime_ns)
             if self._sent.get(name) == mark:

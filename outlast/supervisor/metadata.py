@@ -295,6 +295,8 @@ class Spec:
     """Beside the last checkpoints and the best, one each so many steps is kept; 0 for none."""
     trainer_python: str = ""
     """The trainer's interpreter; empty for the supervisor's own."""
+    trainer_user: str = "root"
+    """`root`, or `own`: a user without rights."""
     processes: int = 1
     """Processes that train together on this machine."""
     gpus: int = 0
@@ -351,6 +353,7 @@ class Spec:
             "retries_failures": self.retries_failures,
             "keep_every_steps": self.keep_every_steps,
             "trainer_python": self.trainer_python,
+            "trainer_user": self.trainer_user,
             "processes": self.processes,
             "gpus": self.gpus,
             "mode": self.mode,
@@ -411,6 +414,7 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         retries_failures=count("outlast-retries-failures", "0"),
         keep_every_steps=count("outlast-keep-every-steps", "0"),
         trainer_python=attributes.get("outlast-trainer-python", ""),
+        trainer_user=_parse_trainer_user(attributes.get("outlast-trainer-user", "")),
         processes=max(1, count("outlast-processes", "1")),
         gpus=count("outlast-gpus", "0"),
         mode=attributes.get("outlast-mode", "") or "survive",
@@ -429,6 +433,12 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         content=_parse_object(attributes, "outlast-content"),
         billed=_parse_object(attributes, "outlast-billed"),
     )
+
+
+def _parse_trainer_user(text: str) -> str:
+    if text not in ("", "root", "own"):
+        raise BadSpec(f"metadata key outlast-trainer-user is {text[:80]!r}: must be root or own")
+    return text or "root"
 
 
 def _parse_init(text: str) -> str:

@@ -26,7 +26,7 @@ from outlast.bucket.store import (
     StoreError,
     open_store,
 )
-from outlast.supervisor.code import SOURCE, Code, Workshop
+from outlast.supervisor.code import SOURCE, Code, CodeRefused, Workshop
 from outlast.supervisor.door import Door
 from outlast.supervisor.environment import Builder
 from outlast.supervisor.group import (
@@ -58,11 +58,14 @@ from outlast.supervisor.secrets import Mask, SecretReader, TrainerSecrets
 from outlast.supervisor.site import MachineClock, Site
 from outlast.supervisor.stop import Stop
 from outlast.supervisor.trainer_log import TrainerLog, drop_old_logs
+from outlast.supervisor.trainer_user import OWN, TrainerUser, TrainerUserRefused
 from outlast.supervisor.webhook import Webhook
 
 HEALTH_SIGN = "/run/outlast/sign"
 """Touched with each sign of progress; startup/boot.sh makes it where VMs are asked for their
 health."""
+COMMAND_HOME = "/var/lib/outlast/command"
+"""Where a command works."""
 Say = Callable[[str], None]
 
 
@@ -162,7 +165,8 @@ def _vm_site(
     for place in (work, *more):
         shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
         place.mkdir(parents=True)
-    door = Door(rooted("/run/outlast/supervisor.sock"), mask=mask)
+    user = _trainer_user(spec, say)
+    door = Door(rooted("/run/outlast/supervisor.sock"), mask=mask, user=user)
     logs = rooted("/var/log/outlast")
 
     patience = _vm_patience(spec, clock, say)
@@ -175,6 +179,11 @@ def _vm_site(
 
     def prepare_code(recorded: Recorded) -> None:
         nonlocal code
+        if user is not None:
+            try:
+                user.prepare(f"{reader.metadata.base}/instance/id")
+            except TrainerUserRefused as error:
+                raise CodeRefused(str(error)) from None
         store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
         kept = Layout(spec.prefix, spec.run).environments
         baked = rooted("/opt/outlast/user-venv")
@@ -191,6 +200,7 @@ def _vm_site(
             secret=functools.partial(reader.read, "gitSecret"),
             forbidden_sec=spec.waits.iam,
             recorded=recorded,
+            user=user,
         )
         workshop = Workshop(
             bundle, home, secrets, builder, clock, say, backoff_sec=spec.waits.backoff
@@ -208,6 +218,10 @@ def _vm_site(
     def make_trainer(term: int) -> Trainer:
         argv = _trainer_argv(spec, code)
         own = {"RUN_ID": spec.run, "ATTEMPT": str(term), "LOG_DIR": str(log_dir_of(term))}
+        if user is not None:
+            own |= user.environment
+            for folder in (work / "cwd", rooted(COMMAND_HOME)):
+                user.make(folder)
         return TrainerProcess(
             argv,
             folder=work / "cwd",
@@ -218,6 +232,7 @@ def _vm_site(
             },
             log=log_of(term),
             mask=mask,
+            user=user,
         )
 
     return Site(
@@ -239,7 +254,22 @@ def _vm_site(
         sign=life.sign,
         prepare_code=prepare_code,
         mask=mask,
+        trainer_user=user,
     )
+
+
+def _trainer_user(spec: Spec, say: Say) -> TrainerUser | None:
+    """Whom the trainer runs as; None for the supervisor's own user."""
+    if spec.trainer_user != OWN:
+        return None
+    if os.geteuid() == 0:
+        return TrainerUser(rooted("/var/lib/outlast/home"))
+    # A VM's supervisor is root; only the local cloud of a person's account is not.
+    say(
+        "trainerUser own: not exercised here, since this machine's supervisor is not root; the"
+        f" trainer runs as user {os.geteuid()}"
+    )
+    return None
 
 
 def _webhook(spec: Spec, reader: SecretReader, mask: Mask) -> Webhook:
@@ -265,7 +295,7 @@ def _trainer_argv(spec: Spec, code: Code) -> list[str]:
     if spec.command is not None:
         return command_argv(
             spec.command,
-            home=rooted("/var/lib/outlast/command"),
+            home=rooted(COMMAND_HOME),
             quiet_sec=spec.quiet_sec,
             data=spec.data,
             more=spec.command_options,

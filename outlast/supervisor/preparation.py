@@ -4,12 +4,8 @@ checkpoint to resume from, the record of the start, the code."""
 import contextlib
 import importlib.metadata
 import platform
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from outlast.base import places
 from outlast.base.exits import Reason
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
@@ -26,6 +22,7 @@ from outlast.supervisor.initial import InitError, take_over
 from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.kept_wheels import InHead
 from outlast.supervisor.metadata import Spec
+from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome, Site
 
 RECORDED_PACKAGES = ("outlast", "blake3", "google-cloud-storage", "numpy", "scikit-learn")
@@ -42,15 +39,14 @@ class Preparation:
         site: Site,
         committer: Committer,
         jobs: Jobs,
-        scratch: Sequence[Path],
+        rooms: Rooms,
     ) -> None:
-        """``scratch``: folders for snapshots, this attempt's alone, the preferred one first."""
         self._spec = spec
         self._head_file = head_file
         self._site = site
         self._committer = committer
         self._jobs = jobs
-        self._scratch = scratch
+        self._rooms = rooms
         self._term = committer.term
 
     def allowed(self) -> Outcome | None:
@@ -74,18 +70,17 @@ class Preparation:
     def restore(self) -> Restored | Outcome | None:
         """The checkpoint to resume from; None to start from scratch; an outcome where what the run
         was to begin with cannot be used."""
-        for place in self._scratch:
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
-        found = self._committer.restore(
-            self._scratch[0] / "restored", place=lambda size: places.choose(self._scratch, size)
-        )
+        self._rooms.clear()
+        into = self._rooms.given[0] / "restored"
+        found = self._committer.restore(into, place=self._rooms.choose)
         if isinstance(found, Fresh) and self._spec.init:
             try:
                 found = self._take_over()
             except InitError as error:
                 return self._unusable(str(error))
         restored = found if isinstance(found, Restored) else None
+        if restored is not None:
+            self._rooms.hand_over(restored.path)
         self._site.say(f"term {self._term}: {_said(restored)}")
         return restored
 
@@ -152,8 +147,8 @@ class Preparation:
         return take_over(
             self._committer,
             self._spec.init,
-            self._scratch[0] / "restored",
-            place=lambda size: places.choose(self._scratch, size),
+            self._rooms.given[0] / "restored",
+            place=self._rooms.choose,
             patience=self._head_file.patience,
         )
 

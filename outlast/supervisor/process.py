@@ -17,6 +17,7 @@ from outlast.base.tree import kill_tree
 from outlast.protocol import SOCKET_VARIABLE
 from outlast.supervisor.secrets import Mask
 from outlast.supervisor.trainer_log import TrainerLog
+from outlast.supervisor.trainer_user import TrainerUser
 
 LAST_LINES = 100
 LINE_BYTES_MAX = 4096
@@ -73,12 +74,17 @@ class TrainerProcess:
         environment: Mapping[str, str],
         log: TrainerLog,
         mask: Mask | None = None,
+        user: TrainerUser | None = None,
     ) -> None:
-        """`mask` is laid over all that it prints, before anybody reads it."""
+        """`mask` is laid over all that it prints, before it is read anywhere. With a `user` it runs
+        as that one and can gain no rights; `folder` must be the user's then."""
         self._mask = mask or Mask()
         self._argv = argv
         self._folder = folder
         self._environment = dict(environment)
+        self._user = user
+        if user is not None:
+            self._argv = user.argv(argv)
         self._log = log
         self._mark = f"{tree.VARIABLE}={environment.get(tree.VARIABLE, '')}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,6 +92,7 @@ class TrainerProcess:
 
     def start(self, post: Post) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
+        user = self._user
         process = subprocess.Popen(
             self._argv,
             cwd=self._folder,
@@ -94,6 +101,9 @@ class TrainerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            user=None if user is None else user.uid,
+            group=None if user is None else user.uid,
+            extra_groups=None if user is None else [],
         )
         self._process = process
         assert process.stdout is not None and process.stderr is not None

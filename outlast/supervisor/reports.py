@@ -40,8 +40,13 @@ class Reports:
 
     def keep(self, log_dir: Path) -> None:
         """The files that the trainer will leave in its LOG_DIR too."""
-        log_dir.mkdir(parents=True, exist_ok=True)
-        self._logs.append(Logs(log_dir, self._put_log_file, self._site.say))
+        user = self._site.trainer_user
+        if user is None:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        else:
+            user.make(log_dir)
+        owner = None if user is None else user.uid
+        self._logs.append(Logs(log_dir, self._put_log_file, self._site.say, owner))
 
     def close(self, *, last_words: bool) -> None:
         """End; with ``last_words`` after a last heartbeat and the rest of the logs, all at the same

@@ -18,6 +18,7 @@ from outlast.supervisor.notice import Notices
 from outlast.supervisor.process import Trainer
 from outlast.supervisor.secrets import Mask
 from outlast.supervisor.trainer_log import TrainerLog
+from outlast.supervisor.trainer_user import TrainerUser
 from outlast.supervisor.webhook import Webhook
 
 SLEEP_SIGN_SEC = 10.0
@@ -130,5 +131,7 @@ class Site:
     """Since the machine was started."""
     wanted: Callable[[], bool] = lambda: True
     """Whether a term is still wanted: in a folder, whether the trainer that waits for it lives."""
+    trainer_user: TrainerUser | None = None
+    """Whom the trainer runs as; None: as this process does."""
     mask: Mask = field(default_factory=Mask)
     """Laid over all that is recorded for people: it holds the trainer's secrets."""

@@ -2,8 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from outlast.base import exits
@@ -20,6 +19,7 @@ from outlast.supervisor.link import Link
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.parts import Folders, Parts
 from outlast.supervisor.progress import Progress
+from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Site
 from outlast.supervisor.worker import Job
 
@@ -27,19 +27,6 @@ READ = "read"
 """Name of the job that reads what a training begins with."""
 RESULT = "result of a part"
 """Name of the job that reads what a part ended with."""
-
-
-@dataclass(frozen=True)
-class Rooms:
-    """Folders of an attempt."""
-
-    scratch: Sequence[Path]
-    """For snapshots, the preferred one first."""
-    disk: Path
-    """For the files of the result."""
-    rows: Path
-    """File of the rows."""
-    logs: Path
 
 
 class Trainings:
@@ -112,7 +99,7 @@ class Trainings:
             return Folders(begin)
         self.reading = True
         count = self._count
-        read = lambda: self._jobs.read(begin, self._rooms.scratch, count)  # noqa: E731
+        read = lambda: self._jobs.read(begin, self._rooms, count)  # noqa: E731
         self._submit(Job(READ, read, beside=True))
         return None
 
@@ -121,7 +108,7 @@ class Trainings:
         begin, count = self.parts.now, self._count
         if begin.end is None:
             return False
-        read = lambda: self._jobs.read_result(begin, self._rooms.scratch, count)  # noqa: E731
+        read = lambda: self._jobs.read_result(begin, self._rooms, count)  # noqa: E731
         self._submit(Job(RESULT, read, beside=True))
         return True
 

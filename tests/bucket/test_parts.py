@@ -86,7 +86,7 @@ class Machine:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         if (folder / "result").exists():
-            put_manifest(folder / "result")
+            put_manifest(folder)
         self.committer.commit(
             folder,
             step=before + own,

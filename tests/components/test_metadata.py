@@ -27,6 +27,7 @@ ARGS = {
     "retries_failures": 3,
     "keep_every_steps": 0,
     "trainer_python": "",
+    "trainer_user": "root",
     "processes": 1,
     "command": "",
     "quiet_sec": 10,
@@ -107,6 +108,12 @@ def test_what_is_kept_and_the_trainers_interpreter_are_optional():
     assert parse_spec(given).processes == 4
     assert given["outlast-keep-every-steps"] == "500"
     assert given["outlast-trainer-python"] == "/opt/conda/bin/python"
+
+
+def test_the_trainers_own_user_reaches_the_vm():
+    assert "outlast-trainer-user" not in composed()
+    assert parse_spec(composed()).trainer_user == "root"
+    assert parse_spec(composed(trainer_user="own")).trainer_user == "own"
 
 
 def test_a_checkpoint_to_begin_with_is_optional():

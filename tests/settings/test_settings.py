@@ -345,6 +345,7 @@ def test_infrastructure_is_the_same_run():
         "outlast:retriesFailures": "2",
         "outlast:keepEverySteps": "500",
         "outlast:trainerPython": "/opt/conda/bin/python",
+        "outlast:trainerUser": "own",
         "outlast:processes": "2",
     }
     assert check(changes, name="other").run == check().run
@@ -974,6 +975,12 @@ def test_requirements_are_part_of_a_trainers_name_too():
         (command(command="x", processes="2"), "a command starts its own"),
         (command(command="x", trainerPython="/usr/bin/python3"), "write the interpreter into"),
         (command(command="x", checkpointEvery="200"), "a command makes no steps; must be auto"),
+        (command(command="x", trainerUser="me"), "outlast:trainerUser 'me': must be root or own"),
+        (command(command="sudo x", trainerUser="own"), "uses sudo beside outlast:trainerUser own"),
+        (command(command='["docker", "run"]', trainerUser="own"), "may not use Docker"),
+        (command(command="x; /opt/bin/gsutil cp a b", trainerUser="own"), "gets no token"),
+        (command(command="x {output_uri}", trainerUser="own"), "let it write into RESULT_DIR"),
+        (command(command="x $OUTPUT_URI", trainerUser="own"), "set outlast:trainerUser to root"),
         (command(command="x", source="nowhere"), "must be a folder in the checkout"),
         (command(command="x", source="../"), "must be a folder in the checkout"),
         (command(command="x", source="/etc"), "must be a folder in the checkout"),
@@ -1004,3 +1011,17 @@ def test_the_supervisor_reads_the_command():
     for text in ("a b", "[]", "[1]", "{}", '""'):
         with pytest.raises(BadSpec, match="outlast-command is "):
             _parse_command(text)
+
+
+def test_a_trainer_of_its_own_user_hears_what_it_cannot_read():
+    own = {"outlast:trainerUser": "own", "outlast:dataPaths": '["gs://b/digits"]'}
+    assert not [one for one in check(own).advice if "trainerUser" in one]
+    (said,) = [
+        one
+        for one in check(own | command(command="python3 t.py gs://b/digits")).advice
+        if "trainerUser" in one
+    ]
+    assert "cannot read gs://b/digits by itself; it gets the files by {data}" in said
+    plain = command(command="python3 t.py {data}", trainerUser="own", dataPaths='["gs://b/d"]')
+    assert not [one for one in check(plain).advice if "trainerUser" in one]
+    assert check(command(command="python3 pseudo.py --docker-free", trainerUser="own")).command

@@ -365,7 +365,7 @@ class SteppedAttempt(Attempt):
             if stopped is not None:
                 return stopped
             folder = self._folder(f"end-{name}", {"part.json": "{}", "result/model": state})
-            put_manifest(folder / "result")
+            put_manifest(folder)
             self._commit_folder(folder, (DONE_TAG,))
         self._again(
             lambda: self._committer.finish(State.DONE, Reason.DONE, exit=0, parts=parts.known)

@@ -177,7 +177,7 @@ class Attempt:
                     folder = self._folder(f"snap-{name}-{own}", {"state": state})
                     self._commit_part(committer, parts, folder, own, rows)
             folder = self._folder(f"end-of-{name}", {"part.json": "{}", "result/model": state})
-            put_manifest(folder / "result")
+            put_manifest(folder)
             self._commit_part(committer, parts, folder, steps, rows, tags=(DONE_TAG,))
         committer.finish(State.DONE, Reason.DONE, exit=0, parts=parts.known)
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -24,13 +25,14 @@ from outlast.base.retry import Patience
 from outlast.bucket.store import MemoryStore
 from outlast.spec import requirement_line, requirements
 from outlast.spec.delivery import Git
-from outlast.supervisor import errand
+from outlast.supervisor import environment, errand
 from outlast.supervisor.environment import (
     Builder,
     EnvironmentRefused,
     EnvironmentUnreachable,
     layers,
 )
+from outlast.supervisor.trainer_user import TrainerUser
 from tests.git_host import commit, serving
 from tests.stores import FakeClock
 
@@ -422,3 +424,72 @@ def test_an_index_that_is_away_is_left_to_another_time(
     index.is_away = True
     with pytest.raises(EnvironmentUnreachable, match="give the VM a way to the package index"):
         builder.ensure(folder / "needs.txt")
+
+
+# -- a trainer with its own user ----------------------------------------------------------------
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user reaches, as pytest's own is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+def test_the_trainers_own_user_builds_and_root_installs(builder: Builder, open_folder: Path):
+    user = TrainerUser(open_folder / "user")
+    user.make(user.home)
+    own = replace(builder, home=open_folder / "home", log=open_folder / "pip.log", user=user)
+    (open_folder / "secret").write_text("of root")
+    (open_folder / "secret").chmod(0o600)
+    files = project_of("mine")
+    told = f"UID, SECRET = {{os.getuid()}}, {{os.access({str(open_folder / 'secret')!r}, os.R_OK)}}"
+    files["backend.py"] = files["backend.py"].replace(
+        'archive.write(f"{NAME}.py")', f'archive.writestr(f"{{NAME}}.py", f"{told}")'
+    )
+    write(open_folder / "code", files)
+    programs = own.ensure(open_folder / "code")
+    said = printed(programs, "import mine; print(mine.UID, mine.SECRET)")
+    assert said == f"{user.uid} False"
+    others = [path for path in (open_folder / "home").rglob("*") if path.lstat().st_uid]
+    assert others == []
+    # The next boot takes what is kept.
+    shutil.rmtree(open_folder / "home")
+    again = own.ensure(open_folder / "code")
+    assert printed(again, "import mine; print(mine.UID)") == str(user.uid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+def test_a_build_of_the_trainers_own_user_that_fails_is_named(builder: Builder, open_folder: Path):
+    user = TrainerUser(open_folder / "user")
+    user.make(user.home)
+    own = replace(builder, home=open_folder / "home", log=open_folder / "pip.log", user=user)
+    files = project_of("mine") | {"backend.py": "raise SystemExit('no such compiler')\n"}
+    write(open_folder / "code", files)
+    with pytest.raises(EnvironmentRefused, match="its build failed; correct pyproject.toml"):
+        own.ensure(open_folder / "code")
+
+
+def test_the_token_of_the_vm_reaches_no_build_of_the_trainers_own_user(
+    builder: Builder, asked: Path
+):
+    index = "--index-url https://europe-python.pkg.dev/p/r/simple/"
+    (asked / "requirements.txt").write_text(f"{index}\napple\n")
+    own = replace(builder, token=lambda: "a-token", user=TrainerUser(asked / "user", os.geteuid()))
+    with pytest.raises(EnvironmentRefused, match="which trainerUser own keeps from builds"):
+        own.ensure(asked)
+
+
+def test_what_a_build_leaves_is_taken_over_as_plain_files_only(tmp_path: Path):
+    made, into = tmp_path / "made", tmp_path / "into"
+    for folder in (made, into):
+        folder.mkdir()
+    wheel(made, "fig", "1")
+    (made / "notes.txt").write_text("none")
+    environment._take_over(made, os.geteuid(), into)
+    assert [path.name for path in into.iterdir()] == ["fig-1-py3-none-any.whl"]
+    (made / "plum-1-py3-none-any.whl").symlink_to("/etc/hostname")
+    with pytest.raises(EnvironmentRefused, match="a build left what is no wheel"):
+        environment._take_over(made, os.geteuid(), into)

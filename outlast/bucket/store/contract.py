@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import google_crc32c
 
 from outlast.base.names import check_object_name
+from outlast.base.plain_files import PlainFile
 from outlast.base.retry import BRIEF, Patience, Trouble
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -118,7 +119,7 @@ class Object:
 class Slice:
     """A stretch of a file, as the content of an object of its own."""
 
-    file: Path
+    file: Path | PlainFile
     offset: int
     size: int
     crc32c: str

@@ -1,0 +1,61 @@
+"""Rules of the trainer's user: what a run cannot do whose trainer has no rights on its VM."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from outlast.settings.reader import NAMESPACE, Reader, SettingsError
+from outlast.supervisor.trainer_user import OWN, ROOT
+
+_NEEDS = {
+    "sudo": "gains no rights there",
+    "docker": "may not use Docker",
+    "gcloud": "gets no token of the VM's service account",
+    "gsutil": "gets no token of the VM's service account",
+    "bq": "gets no token of the VM's service account",
+}
+"""Programs that need what the user does not have, and why."""
+_OUTPUT_URI = re.compile(r"\{output_uri\}|\$\{?OUTPUT_URI\b")
+
+
+def trainer_user_of(read: Reader, command: str) -> str:
+    """Whom the trainer runs as. Refuses a command that needs more than its own user may."""
+    user = read.choice("trainerUser", ROOT, OWN)
+    if user != OWN or not command:
+        return user
+    words = json.loads(command)
+    text = words if isinstance(words, str) else " ".join(words)
+    if _OUTPUT_URI.search(text):
+        raise _refused(
+            "OUTPUT_URI",
+            "gets no token of the VM's service account and cannot write to the bucket itself",
+            "let it write into RESULT_DIR or CHECKPOINT_DIR",
+        )
+    for program, why in _NEEDS.items():
+        if re.search(rf"(?:^|[\s;&|(/]){program}(?=\s|$)", text):
+            raise _refused(program, why, f"leave {program} out")
+    return user
+
+
+def gs_paths_read(read: Reader, command: str, args: Mapping[str, Any], is_own: bool) -> list[str]:
+    """A sentence on a gs:// path that a trainer or a command of the user's own may want to read by
+    itself, which its own user cannot."""
+    if read.text("trainerUser") != OWN or not (command or is_own):
+        return []
+    texts = [command, *(value for value in args.values() if isinstance(value, str))]
+    found = re.search(r"gs://[^\s\"'\\,]+", " ".join(texts))
+    if found is None:
+        return []
+    how = f"{{data}} and {NAMESPACE}:dataPaths" if command else "outlast.data(path)"
+    return [
+        f"{NAMESPACE}:trainerUser own: the trainer gets no token of the VM's service account and"
+        f" cannot read {found[0]} by itself; it gets the files by {how}"
+    ]
+
+
+def _refused(what: str, why: str, instead: str) -> SettingsError:
+    return SettingsError(
+        f"{NAMESPACE}:command uses {what} beside {NAMESPACE}:trainerUser own: the trainer's own"
+        f" user {why}; {instead}, or set {NAMESPACE}:trainerUser to root"
+    )
