@@ -25,10 +25,15 @@ from bench.sites import scratch
 from outlast.base.exits import DONE
 from outlast.bucket import blocks, ledger
 from outlast.bucket.boot import Claim
+from outlast.bucket.codec import Record
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import Head, read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptStart, Beat, Layout, Record
+from outlast.bucket.layout import (
+    AttemptStart,
+    Beat,
+    Layout,
+)
 from outlast.bucket.retention import Retention
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import FolderStore, MemoryStore, Operation

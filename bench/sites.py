@@ -19,8 +19,12 @@ from typing import Any, Protocol
 
 from bench.points import Phases, Point, Verdict, row_faults
 from outlast.base.exits import DONE, INTERRUPTED
+from outlast.bucket.codec import format_time
 from outlast.bucket.head import Head, HeadError, read_head
-from outlast.bucket.layout import AttemptStart, Layout, format_time
+from outlast.bucket.layout import (
+    AttemptStart,
+    Layout,
+)
 from outlast.bucket.records import read_record
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store, StoreError, open_store

@@ -32,6 +32,7 @@ FORBIDDEN = {
 }
 ENVIRONMENT_FREE = "components"
 STANDARD_LIBRARY_ONLY = (
+    "outlast/bucket/codec.py",
     "outlast/bucket/layout.py",
     "outlast/base/exits.py",
     "outlast/base/names.py",

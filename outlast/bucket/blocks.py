@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 
 from outlast.base.names import number_of
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, Layout, Record
+from outlast.bucket.codec import Record
+from outlast.bucket.layout import (
+    AttemptEnd,
+    AttemptStart,
+    Beat,
+    Layout,
+)
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
 from outlast.bucket.transfer import in_parallel, small_reads
 

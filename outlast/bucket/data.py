@@ -40,8 +40,11 @@ from urllib.parse import quote
 from outlast.base.names import BUCKET, check_file_names, check_object_name
 from outlast.base.places import cache_home
 from outlast.base.retry import BRIEF, Patience
+from outlast.bucket.codec import canonical_json
 from outlast.bucket.head import DataFingerprint
-from outlast.bucket.layout import Layout, canonical_json
+from outlast.bucket.layout import (
+    Layout,
+)
 from outlast.bucket.store import (
     CHUNK_BYTES,
     Checksum,

@@ -24,7 +24,11 @@ from outlast.base.exits import Reason, State
 from outlast.base.names import Crc32c, Digest, Label, Nonce
 from outlast.base.numbers import Ordinal, Size, Steps
 from outlast.base.retry import BRIEF, Patience, Trouble
-from outlast.bucket.layout import EndCopy, Layout, Record
+from outlast.bucket.codec import Record
+from outlast.bucket.layout import (
+    EndCopy,
+    Layout,
+)
 from outlast.bucket.store import (
     Damaged,
     Forbidden,

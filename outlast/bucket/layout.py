@@ -1,32 +1,22 @@
 """Where everything of a run lives in the bucket, and what the records there contain.
 
-Paths are object names relative to the store's root, without a slash at the start. Records are
-strict: an unknown field, a missing one or a value of another type is a `ValueError` that names the
-record, the field and the value found; so is a text or number that its field's type in
-`outlast.base.names` or `outlast.base.numbers` does not allow. All times are server times, RFC 3339
-in UTC. Standard library only; the trainer's side and the operator's side import it alike.
+Paths are object names relative to the store's root, without a slash at the start. All times are
+server times. Standard library only: the trainer's side and the operator's side both import it.
 """
 
 import dataclasses
-import functools
 import hashlib
-import json
-import math
 import re
-import types
 import typing
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import Enum
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 from outlast.base.exits import Reason, State
 from outlast.base.names import Digest, Host, Id, Label, Zone, check_file_names, check_object_name
 from outlast.base.numbers import Ordinal, Seconds, Size, Steps
-
-FORMAT = 1
-"""Format of the records that this version reads and writes."""
+from outlast.bucket.codec import Record
 
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 METRICS_FILE = "metrics.json"
@@ -36,9 +26,6 @@ PART_FILE = "part.json"
 PART_RESULT = "result"
 """Folder beside it: the files of the part's result, with their RESULT.json."""
 
-_WHOLE_MAX = (1 << 63) - 1
-_LEVELS_MAX = 100
-"""Of a field that may hold any JSON."""
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
 _PIECE_DIGITS = 6
@@ -46,33 +33,6 @@ _TERM_FOLDER = re.compile(r"(?P<folder>t(?P<term>[0-9]{6,9})/(?:s[0-9]{12,15}-[0
 
 
 _PAGE = re.compile(r"t(?P<term>[0-9]{6,9})/(?P<digest>[0-9a-f]{32})\.json")
-
-
-# ---------------------------------------------------------------------------------------------
-# Times
-
-
-def format_time(moment: datetime) -> str:
-    """RFC 3339 in UTC, `2026-11-27T23:59:59Z`, with milliseconds where there are any."""
-    if moment.tzinfo is None:
-        raise ValueError(f"time {moment.isoformat()}: has no time zone; give it UTC")
-    utc = moment.astimezone(UTC)
-    spec = "milliseconds" if utc.microsecond // 1000 else "seconds"
-    return utc.replace(tzinfo=None).isoformat(timespec=spec) + "Z"
-
-
-def parse_time(text: str) -> datetime:
-    """The time that `format_time` wrote; any RFC 3339 time with a zone is read."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"time {text!r}: must be RFC 3339, such as 2026-11-27T23:59:59Z") from None
-    if moment.tzinfo is None:
-        raise ValueError(f"time {text!r}: must end in Z or an offset")
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise ValueError(f"time {text!r}: is outside the years 1 to 9999") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -275,37 +235,6 @@ def _padded(number: int, digits: int) -> str:
 
 # ---------------------------------------------------------------------------------------------
 # Records
-
-
-def canonical_json(value: Any) -> bytes:
-    """The one JSON text of a value: sorted keys, no spaces, ASCII, no NaN.
-
-    ASCII, so that any text can be written, half a surrogate pair of a file's name too.
-    """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-class Record:
-    """Base of the frozen dataclasses that are kept as one JSON object each."""
-
-    def to_json(self) -> bytes:
-        """Canonical JSON with the format's number, a line break at the end."""
-        return canonical_json({"format": FORMAT, **_plain(self)}) + b"\n"
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Reads what `to_json` wrote; anything else is a ValueError that says what is wrong."""
-        name = cls.__name__
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{name}: is not JSON ({error})") from None
-        if not isinstance(value, dict):
-            raise ValueError(f"{name}: must be a JSON object, found {type(value).__name__}")
-        form = value.pop("format", None)
-        if type(form) is not int or form != FORMAT:
-            raise ValueError(f"{name}.format {form!r}: must be {FORMAT}; upgrade outlast to read")
-        return typing.cast(Self, _decoded(cls, value, name))
 
 
 @dataclass(frozen=True)
@@ -554,142 +483,3 @@ def check_result(folder: Path) -> ResultManifest:
         if found != file.sha256:
             raise ValueError(f"{file.name}: has other bytes than the run gave it")
     return manifest
-
-
-# ---------------------------------------------------------------------------------------------
-# The strict codec behind Record
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types for a record's value."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            _json_name(field): _plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if not (_is_omitted(field) and getattr(value, field.name) == field.default)
-        }
-    if isinstance(value, datetime):
-        return format_time(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return value
-
-
-def _json_name(field: dataclasses.Field[Any]) -> str:
-    """The field's name in JSON: `from_step` is kept as `from`, which Python reserves."""
-    return field.metadata.get("json", field.name)
-
-
-def _is_omitted(field: dataclasses.Field[Any]) -> bool:
-    """Whether a field is left out of the JSON where it has its default."""
-    return bool(field.metadata.get("omit"))
-
-
-def _decoded(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`, or a ValueError that names the place and the value."""
-    origin = typing.get_origin(kind)
-    if kind is Any:
-        return _checked(value, where)
-    if origin is typing.Annotated:
-        kind, *rules = typing.get_args(kind)
-        value = _decoded(kind, value, where)
-        for rule in rules:
-            rule.check(value, where)
-        return value
-    if origin in (typing.Union, types.UnionType):
-        options = [option for option in typing.get_args(kind) if option is not type(None)]
-        if value is None:
-            if len(options) == len(typing.get_args(kind)):
-                raise ValueError(f"{where}: must not be null")
-            return None
-        return _decoded(options[0], value, where)
-    if dataclasses.is_dataclass(kind):
-        return _decoded_record(typing.cast(type, kind), value, where)
-    if origin is tuple:
-        _expect(value, list, where)
-        item = typing.get_args(kind)[0]
-        return tuple(_decoded(item, entry, f"{where}[{i}]") for i, entry in enumerate(value))
-    if origin is dict:
-        _expect(value, dict, where)
-        item = typing.get_args(kind)[1]
-        return {key: _decoded(item, entry, f"{where}.{key}") for key, entry in value.items()}
-    if kind is datetime:
-        _expect(value, str, where)
-        try:
-            return parse_time(value)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            known = ", ".join(str(entry.value) for entry in kind)
-            raise ValueError(f"{where} {value!r}: must be one of {known}") from None
-    if kind is float and type(value) is int:
-        value = float(_bounded(value, where))
-    _expect(value, kind, where)
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"{where} {value!r}: must be finite")
-    return _bounded(value, where) if kind is int else value
-
-
-def _checked(value: Any, where: str) -> Any:
-    """A value of whatever form, if JSON has all of its numbers and it can be written again."""
-    level, depth = [value], 0
-    while level:
-        if depth > _LEVELS_MAX:
-            raise ValueError(f"{where}: must not be nested deeper than {_LEVELS_MAX} levels")
-        below: list[Any] = []
-        for each in level:
-            if isinstance(each, float) and not math.isfinite(each):
-                raise ValueError(f"{where} {each!r}: must be finite")
-            if isinstance(each, list):
-                below += each
-            elif isinstance(each, dict):
-                below += each.values()
-        level, depth = below, depth + 1
-    return value
-
-
-def _bounded(value: int, where: str) -> int:
-    if not -_WHOLE_MAX <= value <= _WHOLE_MAX:
-        raise ValueError(f"{where}: must be a number below 2**63")
-    return value
-
-
-def _decoded_record(kind: type, value: Any, where: str) -> Any:
-    _expect(value, dict, where)
-    hints = _hints(kind)
-    fields = {_json_name(field): field for field in dataclasses.fields(kind)}
-    unknown = sorted(set(value) - set(fields))
-    if unknown:
-        name = unknown[0] if unknown[0].isprintable() else ascii(unknown[0])
-        raise ValueError(f"{where}.{name[:100]}: unknown field; upgrade outlast to read it")
-    needed = {name for name, field in fields.items() if not _is_omitted(field)}
-    missing = sorted(needed - set(value))
-    if missing:
-        raise ValueError(f"{where}.{missing[0]}: is missing")
-    return kind(
-        **{
-            field.name: _decoded(hints[field.name], value[name], f"{where}.{name}")
-            for name, field in fields.items()
-            if name in value
-        }
-    )
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
-
-
-def _expect(value: Any, kind: type, where: str) -> None:
-    # type() and not isinstance(): True is no number here.
-    if type(value) is not kind:
-        raise ValueError(
-            f"{where} {value!r}: must be {kind.__name__}, found {type(value).__name__}"
-        )

@@ -10,6 +10,7 @@ from typing import Any
 
 from outlast.base.exits import Reason, State
 from outlast.bucket import blocks, metrics
+from outlast.bucket.codec import format_time
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import (
     AttemptEnd,
@@ -18,7 +19,6 @@ from outlast.bucket.layout import (
     BootEnd,
     Last,
     Layout,
-    format_time,
 )
 from outlast.bucket.store import NotFound, Store
 from outlast.bucket.transfer import in_parallel, small_reads

@@ -21,8 +21,11 @@ from typing import Generic, NamedTuple, TypeVar
 from blake3 import blake3
 
 from outlast.base.retry import BRIEF, Patience
+from outlast.bucket.codec import Record
 from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain, check_pages
-from outlast.bucket.layout import Layout, Record
+from outlast.bucket.layout import (
+    Layout,
+)
 from outlast.bucket.parts import Part, parts_of
 from outlast.bucket.store import Damaged, NotFound, Store, put_new
 from outlast.bucket.transfer import in_parallel, small_reads

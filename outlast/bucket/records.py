@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.layout import Record
+from outlast.bucket.codec import Record
 from outlast.bucket.store import Damaged, NotFound, Object, Store
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from outlast.base.exits import BOOT_SEC
-from outlast.bucket.layout import format_time, parse_time
+from outlast.bucket.codec import format_time, parse_time
 from outlast.bucket.ledger import Boot
 from outlast.cloud.compute import Compute, ComputeError, Group
 

@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from outlast.bucket import ledger
+from outlast.bucket.codec import format_time
 from outlast.bucket.head import HeadError
 from outlast.bucket.layout import (
     AttemptStart,
     BootRecord,
     Layout,
-    format_time,
 )
 from outlast.bucket.ledger import Attempt, Ledger
 from outlast.bucket.store import NotFound, Store, StoreError

@@ -8,8 +8,13 @@ from typing import Any
 
 from outlast.base.exits import State
 from outlast.bucket import ledger, metrics, pages
+from outlast.bucket.codec import format_time
 from outlast.bucket.head import HeadError
-from outlast.bucket.layout import METRICS_FILE, Last, Layout, format_time
+from outlast.bucket.layout import (
+    METRICS_FILE,
+    Last,
+    Layout,
+)
 from outlast.bucket.ledger import Boot, Ledger
 from outlast.bucket.parts import parts_of, table
 from outlast.bucket.store import NotFound, Store, StoreError

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from outlast.bucket import layout
+from outlast.bucket import codec
 
 RUN_PATTERN = re.compile(r"[0-9a-f]{10}")
 """What a run is called: ten hexadecimal digits."""
@@ -85,7 +85,7 @@ def canonical_json(value: Any) -> str:
 
     Paths and tuples are written as text and lists. NaN and infinities are refused.
     """
-    return layout.canonical_json(_plain(value)).decode()
+    return codec.canonical_json(_plain(value)).decode()
 
 
 def _plain(value: Any) -> Any:

@@ -27,7 +27,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from outlast.bucket.layout import Pin, format_time
+from outlast.bucket.codec import format_time
+from outlast.bucket.layout import (
+    Pin,
+)
 from outlast.protocol import parse_every
 from outlast.spec import secrets
 from outlast.spec.delivery import Git

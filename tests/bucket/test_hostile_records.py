@@ -15,6 +15,7 @@ import outlast
 from outlast.base import exits
 from outlast.base.exits import Reason, State
 from outlast.bucket import pages
+from outlast.bucket.codec import Record, canonical_json
 from outlast.bucket.data import DataError, Listings, parse_url
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.fetch import cached_result
@@ -34,10 +35,8 @@ from outlast.bucket.layout import (
     BootRecord,
     Layout,
     Manifest,
-    Record,
     ResultFile,
     ResultManifest,
-    canonical_json,
 )
 from outlast.bucket.results import put_result
 from outlast.bucket.store import MemoryStore, StoreError, open_store

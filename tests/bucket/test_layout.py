@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from outlast.base import exits
 from outlast.base.exits import Reason, State
+from outlast.bucket.codec import Record, canonical_json, format_time, parse_time
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
@@ -25,13 +26,9 @@ from outlast.bucket.layout import (
     Layout,
     Manifest,
     ManifestObject,
-    Record,
     ResultFile,
     ResultManifest,
-    canonical_json,
     check_object_name,
-    format_time,
-    parse_time,
 )
 
 MOMENT = datetime(2026, 11, 27, 23, 59, 59, tzinfo=UTC)

@@ -26,6 +26,7 @@ from outlast import protocol
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Limits, Patience
 from outlast.bucket import blocks, data, ledger, metrics, pages, restore, rows
+from outlast.bucket.codec import Record
 from outlast.bucket.errors import CommitError
 from outlast.bucket.head import (
     Checkpoint,
@@ -49,7 +50,6 @@ from outlast.bucket.layout import (
     Layout,
     Manifest,
     ManifestObject,
-    Record,
     ResultFile,
     ResultManifest,
     result_digest,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outlast.base import exits
-from outlast.bucket import layout
+from outlast.bucket import codec, layout
 from outlast.loop import data
 from outlast.loop.command import home, results
 from outlast.loop.command.begun import Begun, begun
@@ -530,7 +530,7 @@ class Runner:
         results.tidy_result(self.result, without=self._data)
         if not look(self.result).files:
             say("the result holds no file of the command")
-            no_metrics = layout.canonical_json({"step": []}) + b"\n"
+            no_metrics = codec.canonical_json({"step": []}) + b"\n"
             (self.result / layout.METRICS_FILE).write_bytes(no_metrics)
         for kind, glob in self._saves.unmatched_globs:
             say(f"glob {glob!r} ({kind}): matched no file of CHECKPOINT_DIR")
