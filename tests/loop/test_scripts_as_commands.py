@@ -161,6 +161,7 @@ def test_nanogpt_is_what_it_is_when_it_is_resumed_by_hand(tmp_path: Path) -> Non
 
 @frameworks
 def test_transformers_trainer(tmp_path: Path) -> None:
+    """training_args.bin names the folder, which is another one in the undisturbed run."""
     needs("transformers")
     case = Case(
         tmp_path, "hf_trainer.py", "--output_dir", "{checkpoint}", "--model_dir", "{result}"
