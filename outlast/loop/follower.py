@@ -18,11 +18,25 @@ class Follower(Training):
     """One rank's part in a training that rank 0 leads. What rank 0 keeps is nothing here: ``log``,
     ``eval`` and ``tick`` do nothing, and what is written to ``result`` is thrown away."""
 
+    _drawn: int | None = None
+    """The step that the loop was left in. Whether it counts, rank 0 knows."""
+
     def log(self, **values: Any) -> None:
         """Nothing: rank 0's rows are the run's."""
+        self._marked = True
 
     def eval(self, *, best: Direction | None = None, of: str | None = None, **values: Any) -> None:
         """Nothing: rank 0's evaluations are the run's."""
+        self._marked = True
+
+    @property
+    def evals(self) -> list[dict[str, Any]]:
+        """LoopError: what rank 0 gave to ``eval`` is not here, and what this rank gave is not
+        kept."""
+        raise LoopError(
+            f"run.evals in rank {self.rank}: only rank 0 keeps evaluations; ask for them where "
+            "run.rank is 0, and send the other ranks what they need of them"
+        )
 
     def tick(self, phase: str = "train") -> None:
         """Nothing: rank 0's signs of life are the run's."""
@@ -81,6 +95,10 @@ class Follower(Training):
                 return
             self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
 
+    def _leave_loop(self) -> None:
+        self._drawn = self._drawn or self._making
+        super()._leave_loop()
+
     def _is_stopped(self, over: bool) -> bool:
         return self._stopped
 
@@ -99,10 +117,10 @@ class Follower(Training):
     def _complete(self) -> None:
         if not (self._started or self.done):
             raise LoopError("the training has made no steps: loop over run.steps()")
-        if self._total is not None and not self._is_over:
+        if self._total not in (None, self._drawn) and not self._is_over:
             raise ending.left_early(self._step, self._total)
-        self._member.say(ranks.FINISHED, self._step)
-        while (said := self._member.word(self._step)).kind in (ranks.OVER, ranks.PART):
+        self._member.say(ranks.FINISHED, self._step, self._drawn)
+        while (said := self._word_at_end()).kind in (ranks.OVER, ranks.PART):
             if said.kind == ranks.PART:  # of what the loop was left with
                 self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
         if said.kind != ranks.END:
@@ -112,6 +130,15 @@ class Follower(Training):
             )
         if said.body:
             raise SystemExit(said.body)
+
+    def _word_at_end(self) -> ranks.Said:
+        said = self._member.word(self._step, left=True)
+        if self._drawn is not None and said.step in (self._drawn - 1, self._drawn):
+            self._step = said.step
+        return said
+
+    def _leave_part(self) -> None:
+        """Nothing: rank 0 has said whether to stop, with the part's end."""
 
     def _end(self, error: BaseException | None) -> None:
         """Leave the others; tell them why if this rank failed."""

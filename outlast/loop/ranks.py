@@ -169,11 +169,15 @@ class _Link:
         """The next message, which is to be ``kind`` at ``step``."""
         said = self.receive()
         if (said.kind, said.step) != (kind, step):
-            raise RankLost(
-                f"{self.name} is at step {said.step} and this rank, which waits for {what}, at "
-                f"{step}: all ranks must make the same steps"
-            )
+            raise self.apart(said, step, what)
         return said
+
+    def apart(self, said: Said, step: int, what: str) -> RankLost:
+        """The error where the other side is not at ``step``, at which ``what`` is expected."""
+        return RankLost(
+            f"{self.name} is at step {said.step} and this rank, which waits for {what}, at "
+            f"{step}: all ranks must make the same steps"
+        )
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -410,19 +414,24 @@ class Leader(_Party):
                 raise OSError(*answer.body)
 
     def wait_finished(self, step: int) -> None:
-        """Wait until every member's loop is over too."""
+        """Wait until every member's loop is over too. Whether the step that it was left in counts,
+        this rank knows, which keeps what is logged."""
         with self._noticing():
             for link in self._links:
-                link.expect(FINISHED, step, "its end")
+                said = link.receive()
+                drawn = said.body
+                if said.kind != FINISHED or step not in (said.step, drawn, drawn and drawn - 1):
+                    raise link.apart(said, step, "its end")
 
-    def end(self, code: int) -> None:
-        """All leave with exit code ``code``; waits a little until they have."""
+    def end(self, code: int, step: int = 0) -> None:
+        """All leave with exit code ``code``, where training has ended after ``step``; waits a
+        little until they have."""
         if self._watch is not None:
             self._watch.close()
         deadline = time.monotonic() + END_SEC
         for link in self._links:
             with contextlib.suppress(RankLost):
-                link.send(END, 0, code)
+                link.send(END, step, code)
         for link in self._links:
             with contextlib.suppress(RankLost):
                 while (left := deadline - time.monotonic()) > 0:
@@ -476,11 +485,12 @@ class Member(_Party):
         with self._noticing():
             self._leader.send(kind, step, body)
 
-    def word(self, step: int) -> Said:
-        """The leader's next word at the boundary after ``step``."""
+    def word(self, step: int, *, left: bool = False) -> Said:
+        """The leader's next word at the boundary after ``step``, or after the loop was ``left``
+        there, which the leader has agreed to."""
         with self._noticing():
             said = self._leader.receive()
-            if said.kind != END and said.step != step:
+            if said.kind != END and said.step != step and not left:
                 raise RankLost(
                     f"rank 0 is at step {said.step} and rank {self._world.rank} at {step}: all "
                     "ranks must make the same steps"

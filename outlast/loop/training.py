@@ -323,8 +323,8 @@ class Training:
                 raise interrupted() from error
             if over:
                 self._complete()
-                if self._part and self._connection.stop_asked():
-                    raise interrupted()  # before another part begins
+                if self._part:
+                    self._leave_part()
             elif ending.left_with_0(error):
                 raise ending.left_early(self._step, self._total, "sys.exit(0) ended the program")
         except BaseException as late:
@@ -494,6 +494,11 @@ class Training:
         # The last snapshot may have been before the last rows.
         self._session.complete(self._step, result, self._rows.flush(), self._why)
 
+    def _leave_part(self) -> None:
+        """Before another part begins: SystemExit 75 where the program was asked to stop."""
+        if self._connection.stop_asked():
+            raise interrupted()
+
     def _complete_part(self) -> None:
         """The state first, as the part's end stands on it."""
         self._saver.finish_part(self._step)
@@ -524,7 +529,7 @@ class Training:
         """The other ranks leave last, with this one's exit code: torchrun, which ends all as soon
         as one fails, must not cut the hand-over short."""
         if error is None:
-            leader.end(exits.DONE)
+            leader.end(exits.DONE, self._step)
         elif isinstance(error, SystemExit) and isinstance(error.code, int):
             leader.end(error.code)
         else:
