@@ -128,7 +128,8 @@ def end_at(folder: Path, where: str, victim: str) -> None:
         pids = [int((folder / f"pid-{rank}").read_text()) for rank in range(2)]
         if victim == "word":
             launcher.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
+            assert launcher.stderr is not None
+            assert any("Ctrl-C again leaves at once" in line for line in launcher.stderr)
             (folder / "go").touch()
         else:
             pid = {"rank 0": pids[0], "rank 1": pids[1], "torchrun": launcher.pid}[victim]
