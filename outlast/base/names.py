@@ -5,16 +5,23 @@ it is parsed, by its alphabet and its length, and never cleaned up: a text that 
 `ValueError` that says where it stands and what it must be. Standard library only.
 """
 
+import functools
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Annotated
 
 _BAD = re.compile(r"[\\\x00]")
 _CONTROL = re.compile(r"[\x01-\x1f\x7f]")
+_USUAL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+"""Names that break no rule, if they are short; most are."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Form:
 
     def check(self, text: str, where: str) -> str:
         """``text`` itself, or a ValueError that begins with ``where``."""
-        if not isinstance(text, str) or not re.fullmatch(self.pattern, text, re.ASCII):
+        if not isinstance(text, str) or not _compiled(self.pattern).fullmatch(text):
             shown = repr(text) if len(str(text)) <= 200 else f"{str(text)[:200]!r}…"
             raise ValueError(f"{where} {shown}: must be {self.rule}")
         return text
@@ -99,9 +106,9 @@ def fits_file_system(path: str, most: int = 4095) -> bool:
 
 def check_object_name(name: str, what: str = "object name") -> str:
     """`name` itself, where it is a plain relative path; it becomes a file on restore."""
-    path = PurePosixPath(name)
-    plain = name == path.as_posix() and not path.is_absolute()
-    if not plain or name in ("", ".") or ".." in path.parts or _BAD.search(name):
+    if len(name) <= _NAME_BYTES_MAX and _USUAL.fullmatch(name):
+        return name
+    if any(part in ("", ".", "..") for part in name.split("/")) or _BAD.search(name):
         raise ValueError(
             f"{what} {name!r}: must be a relative path without '..' and backslashes; rename it"
         )
@@ -122,8 +129,10 @@ def check_file_names(names: Iterable[str], what: str = "object name") -> None:
     and a folder of another."""
     known = set(map(check_object_name, names))
     for name in known:
-        for parent in PurePosixPath(name).parents:
-            if str(parent) in known:
+        parent = name.rpartition("/")[0]
+        while parent:
+            if parent in known:
                 raise ValueError(
-                    f"{what} {name!r}: {str(parent)!r} would be a file and a folder; rename one"
+                    f"{what} {name!r}: {parent!r} would be a file and a folder; rename one"
                 )
+            parent = parent.rpartition("/")[0]

@@ -22,6 +22,8 @@ _DIMENSIONS_MAX = 64
 _LEVELS_MAX = DEPTH_MAX + 20
 """What may be captured in a container of that depth, some adapters' own parts among it."""
 _SHOWN = 120
+_USUAL_KEY = 40
+"""Letters of a key whose text is never too long, whatever they are."""
 
 Rule = Callable[["_Check", Any, str], None]
 
@@ -45,6 +47,8 @@ def check(
 
 def at_key(path: str, key: object) -> str:
     """The path of what a dict at ``path`` has under a key."""
+    if key.__class__ is str and len(key) <= _USUAL_KEY:  # type: ignore[arg-type]
+        return f"{path}[{key!r}]"
     return f"{path}[{shown(key)}]"
 
 
@@ -291,7 +295,7 @@ def _pairs(check: _Check, value: Any, path: str) -> None:
         if type(pair) is not list or len(pair) != 2:
             raise check.refusal(path, "holds a pair that is none")
         check.key(pair[0], path)
-        check.value_at(*pair, path)
+        check.value_at(pair[0], pair[1], path)
 
 
 def _members(check: _Check, value: Any, path: str) -> None:

@@ -208,7 +208,7 @@ class FolderStore(Fetching):
 
     def list(self, prefix: str) -> Iterator[Object]:
         folder = self._folder / prefix.rpartition("/")[0]
-        trust.check_way(self._folder, folder)
+        trust.check_way(self._folder, prefix.rpartition("/")[0])
         found = []
         for root, folders, files in os.walk(folder):
             if Path(root) == self._folder:
@@ -225,7 +225,7 @@ class FolderStore(Fetching):
 
     def folders(self, prefix: str) -> Iterator[str]:
         folder = self._folder / prefix
-        trust.check_way(self._folder, folder)
+        trust.check_way(self._folder, prefix)
         entries = list(os.scandir(folder)) if folder.is_dir() else []
         names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
         is_top = folder == self._folder
@@ -237,7 +237,7 @@ class FolderStore(Fetching):
     def _linked(self, path: str) -> tuple[Path, Object] | None:
         """The blob that a path's link names, and what its name says; None where absent."""
         link = self._folder / check_path(path)
-        trust.check_way(self._folder, link.parent)
+        trust.check_way(self._folder, path.rpartition("/")[0])
         try:
             target = os.readlink(link)
         except (FileNotFoundError, NotADirectoryError):
