@@ -111,7 +111,7 @@ class _Check:
         if mark == "$object" and len(marks) == 1:
             self._object(node, path)
         elif mark in _MARKS and set(marks) <= _MARKS[mark].needed.keys():
-            self._form(node, _MARKS[mark], f"{mark} node", path)
+            self._form(node, _MARKS[mark], mark, path)
         else:
             names = ", ".join(sorted(marks))
             raise self.refusal(path, f"holds a node {names[:_SHOWN]}, which is unknown")
@@ -124,12 +124,12 @@ class _Check:
             if name not in node:
                 raise self.refusal(path, f"holds a {called} without {name}")
             rule(self, node[name], path)
+        if len(node) == len(form.needed):
+            return
         for name, rule in form.optional.items():
             if name in node:
                 rule(self, node[name], path)
-        if len(node) > len(form.needed) and (
-            unknown := [name for name in node if name not in {**form.needed, **form.optional}]
-        ):
+        if unknown := [name for name in node if name not in {**form.needed, **form.optional}]:
             raise self.refusal(path, f"holds a {called} with {unknown[0][:_SHOWN]!r}, unknown here")
 
     def _object(self, node: dict[str, Any], path: str) -> None:

@@ -27,6 +27,7 @@ from outlast.loop.state import Blob, Blobs, Node
 FORMAT = 2
 _ALIGN_BYTES = 64
 _ENTRY = frozenset({"dtype", "shape", "offset", "bytes"})
+_ORDERED_ENTRY = frozenset({*_ENTRY, "order"})
 _DIMENSIONS_MAX = 64
 _SIZE_MAX = 1 << 62
 _EMPTY_MAX = 1 << 24
@@ -263,7 +264,7 @@ def _array_table(table: Any, data: memoryview, name: str, binary: str) -> list[B
 
 def _entry_refused(entry: Any) -> str | None:
     """What is wrong with an array's entry of the table, or None."""
-    if type(entry) is not dict or not _ENTRY <= entry.keys() <= {*_ENTRY, "order"}:
+    if type(entry) is not dict or not _ENTRY <= entry.keys() <= _ORDERED_ENTRY:
         return f"must have {', '.join(sorted(_ENTRY))}"
     if type(entry["dtype"]) is not str:
         return "must name its dtype"
@@ -272,13 +273,14 @@ def _entry_refused(entry: Any) -> str | None:
     shape = entry["shape"]
     if type(shape) is not list or len(shape) > _DIMENSIONS_MAX:
         return "must have a list as its shape"
-    count = 1
+    count, too_large = 1, False
     for size in shape:
         if type(size) is not int or size < 0:
             return f"has the shape {nodes.shown(shape)}"
+        too_large = too_large or size > _SIZE_MAX
         count *= size
     # An element has a byte at least, but for texts and records without any.
-    if count > max(entry["bytes"], _EMPTY_MAX) or any(size > _SIZE_MAX for size in shape):
+    if too_large or count > max(entry["bytes"], _EMPTY_MAX):
         return f"has {entry['bytes']} bytes for the shape {nodes.shown(shape)}"
     if "order" in entry and (
         type(entry["order"]) is not list

@@ -566,6 +566,10 @@ def _by_adapter(name: str, target: Any, node: Any, path: str, blobs: Blobs) -> A
         raise DoesNotFit(f"{path}: cannot take what the checkpoint holds ({said})") from error
 
 
+_imported: dict[str, Any] = {}
+"""The adapters that are imported; looked up for each array of a checkpoint."""
+
+
 def containers() -> Any:
     """The adapter of Python's containers, which also has rules for a trainer's own classes."""
     return adapter("containers")
@@ -573,10 +577,13 @@ def containers() -> Any:
 
 def adapter(framework: str, path: str = "state") -> Any:
     """The adapter that a node names; its framework is imported if it is not yet."""
+    if found := _imported.get(framework):
+        return found
     if framework not in _ADAPTERS:
         raise DoesNotFit(f"{path}: the checkpoint holds something of {framework}, unknown here")
     try:
-        return importlib.import_module(_ADAPTERS[framework])  # type: ignore[return-value]
+        _imported[framework] = importlib.import_module(_ADAPTERS[framework])
+        return _imported[framework]
     except ImportError as error:
         raise DoesNotFit(f"{path}: the checkpoint needs {framework} ({error})") from None
 

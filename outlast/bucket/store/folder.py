@@ -236,7 +236,7 @@ class FolderStore(Fetching):
 
     def _linked(self, path: str) -> tuple[Path, Object] | None:
         """The blob that a path's link names, and what its name says; None where absent."""
-        link = self._folder / check_path(path)
+        link = f"{self._folder}/{check_path(path)}"
         trust.check_way(self._folder, path.rpartition("/")[0])
         try:
             target = os.readlink(link)
