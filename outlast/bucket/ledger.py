@@ -58,6 +58,8 @@ class Attempt:
     """Of an attempt that failed, the last lines of its trainer's stderr."""
     warnings: tuple[str, ...] = ()
     """What its trainer said that people should look at."""
+    own_user: bool | None = None
+    """Whether its trainer ran as its own user, where the settings ask for that; else None."""
 
     @property
     def steps(self) -> int:
@@ -260,7 +262,14 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
             why=why,
             stderr=stderr,
             warnings=beat.warnings if beat else (),
+            own_user=_own_user(start),
         )
+
+
+def _own_user(start: AttemptStart) -> bool | None:
+    if start.spec.get("trainer_user") != "own":
+        return None
+    return start.spec.get("has_own_user") is True
 
 
 def _failure(beat: Beat | None, end: AttemptEnd | None) -> tuple[str, tuple[str, ...]]:

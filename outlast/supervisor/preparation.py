@@ -87,6 +87,7 @@ class Preparation:
     def record_start(self, restored: Restored | None) -> None:
         """Writes down what this attempt is, and what was changed since its checkpoint."""
         spec, machine = self._spec.to_json(), self._site.machine
+        spec["has_own_user"] = self._site.trainer_user is not None
         store, patience = self._head_file.store, self._head_file.patience
         before = self._content_before(restored)
         if before is not None:

@@ -477,3 +477,27 @@ def test_a_result_whose_bytes_changed_after_the_record_has_no_digest():
 
 def test_an_end_without_a_result_has_no_digest():
     assert read_result(MemoryStore(), head()).digest is None
+
+
+@pytest.mark.parametrize(
+    ("users", "verdict", "detail"),
+    [
+        ((True, True), Verdict.HELD, "2 attempts"),
+        ((True, False), Verdict.BROKEN, "attempt 2 ran as the supervisor's user"),
+        ((False, False), Verdict.NOT_EXERCISED, "the local cloud does not run as root"),
+        ((None, None), None, ""),
+    ],
+)
+def test_a_trainers_own_user_is_checked_where_the_stack_asks_for_it(users, verdict, detail):
+    attempts = [
+        replace(attempt(term, 0, 5, 0, Reason.CUT), own_user=user)
+        for term, user in enumerate(users, 1)
+    ]
+    book = GOOD.run.ledger
+    assert book is not None
+    seen = replace(GOOD, run=replace(GOOD.run, ledger=replace(book, attempts=tuple(attempts))))
+    found = {one.name: one for one in guarantees.check(seen, [])}
+    if verdict is None:
+        assert "own-user" not in found
+    else:
+        assert found["own-user"].verdict is verdict and detail in found["own-user"].detail

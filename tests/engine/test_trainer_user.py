@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from outlast.bucket.layout import AttemptStart
 from outlast.bucket.store import Store, open_store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
@@ -78,6 +79,8 @@ def test_a_trainer_without_rights_trains_and_reaches_nothing_else(stack: Project
     )
     assert b"begins at step " in resumed and b"begins at step 0 " not in resumed
 
+    start = AttemptStart.from_json(store.get(run.layout.attempt_start(head.term))[0])
+    assert start.spec["trainer_user"] == "own" and start.spec["has_own_user"] is True
     # Of the killed VM no file in LOG_DIR was kept: it was killed within its first minute.
     lines = store.get(run.layout.log_file(head.term, "view.txt"))[0].decode().splitlines()
     print(*lines, sep="\n")

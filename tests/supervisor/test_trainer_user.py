@@ -9,10 +9,12 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from outlast.base.exits import State
 from outlast.base.places import give_back
 from outlast.base.plain_files import NotPlain, PlainFile, entries, plain_files
 from outlast.bucket.boot import Claim
@@ -22,7 +24,8 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.part_results import put_manifest
 from outlast.bucket.store import MemoryStore
-from outlast.supervisor import trainer_user
+from outlast.protocol import Accepted, Complete, Failed, Snapshot
+from outlast.supervisor import on_vm, trainer_user
 from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.logs import Logs
@@ -31,6 +34,8 @@ from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.trainer_log import TrainerLog
 from outlast.supervisor.trainer_user import TrainerUser, TrainerUserRefused
 from tests.stores import FakeClock
+from tests.supervisor.test_parts import check_done, program
+from tests.supervisor.world import Life, Vm, World, a_world, spec_with
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
 ME = os.geteuid()
@@ -316,6 +321,114 @@ def test_a_program_that_the_user_may_not_run_is_named(open_folder: Path) -> None
     assert trainer.last_lines() == (
         f"{program}: user {user.uid} cannot run it (Permission denied)",
     )
+
+
+# -- whole attempts, whose trainer's own user is this one -----------------------------------------
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    with a_world(monkeypatch, tmp_path / "world") as world:
+        yield world
+
+
+def boot(world: World, *scripts: Callable[[Life], int], part: str = "") -> Vm:
+    vm = world.boot(*scripts, part=part)
+    user = TrainerUser(world.folder / "home", ME)
+    vm.boot = replace(vm.boot, site=replace(vm.boot.site, trainer_user=user))
+    return vm
+
+
+def test_parts_of_a_trainer_with_its_own_user_end_and_resume(world: World, tmp_path: Path) -> None:
+    vm = boot(world, program(leave="second step"), part="first").start()
+    vm.terminate()
+    vm.ended()
+    assert world.head.state is State.OPEN
+    seen: dict[str, tuple[int, bool]] = {}
+    assert boot(world, program(seen=seen), part="first").run() == 0
+    check_done(world, tmp_path)
+    assert seen == {"first": (4, True), "second": (2, False)}
+
+
+def test_what_is_given_to_the_trainer_lies_apart_from_what_it_writes(world: World) -> None:
+    def save(life: Life) -> int:
+        life.advance(1)
+        life.commit()
+        return life.obey()
+
+    vm = boot(world, save).start()
+    vm.terminate()
+    vm.ended()
+
+    def resume(life: Life) -> int:
+        given = Path(life.welcome.restore or "")
+        assert life.restored == {"step": 1}
+        assert not given.is_relative_to(life.work) and given.parent.name == "g000002"
+        return life.complete()
+
+    assert boot(world, resume).run() == 0
+    assert world.head.state is State.DONE
+
+
+def test_a_snapshot_and_a_result_with_links_in_them_are_refused(
+    world: World, outside: Path
+) -> None:
+    def script(life: Life) -> int:
+        life.advance(1)
+        life.commit()
+        folder = life.work / "snap-x"
+        folder.mkdir()
+        (folder / "state.json").symlink_to(outside / "secret")
+        size = Path(life.welcome.rows).stat().st_size
+        life.channel.send(Snapshot("x", str(folder), 1, [], size))
+        failed = life.hear(Failed)
+        assert isinstance(failed, Failed) and "is neither a plain file" in failed.message
+        for path in (f"{life.work}/..", str(life.work), str(outside)):
+            life.channel.send(Snapshot("y", path, 1, [], size))
+            failed = life.hear(Failed)
+            assert isinstance(failed, Failed) and "must be a folder in" in failed.message
+        result = life.work / "result"
+        result.mkdir()
+        (result / "model").symlink_to(outside / "secret")
+        life.channel.send(Complete(1, str(result), size))
+        life.hear(Accepted)
+        return 0
+
+    vm = boot(world, script)
+    vm.run()
+    head = world.head
+    assert head.end is not None and head.end.result is None
+    assert any("the result could not be kept" in one for one in vm.said), vm.said
+    assert SECRET not in b"".join(world.store.get(found.path)[0] for found in world.store.list(""))
+
+
+def test_rows_in_the_place_of_which_a_link_stands_are_not_read(world: World, outside: Path) -> None:
+    def script(life: Life) -> int:
+        life.advance(1)
+        rows = Path(life.welcome.rows)
+        rows.unlink()
+        rows.symlink_to(outside / "secret")
+        assert isinstance(life.offer(), Accepted)
+        failed = life.hear(Failed)
+        assert isinstance(failed, Failed) and "rows" in failed.message
+        return 64
+
+    boot(world, script).run()
+    assert world.head.chain == ()
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_supervisor_that_is_not_root_says_that_it_is_not_exercised(
+    monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    said: list[str] = []
+    spec = spec_with(trainer_user="own")
+    found = on_vm._trainer_user(spec, said.append)
+    assert (found is None) is bool(uid)
+    assert [one for one in said if "not exercised here" in one and "user 1000" in one] == said
+    assert len(said) == bool(uid)
+    assert on_vm._trainer_user(spec_with(), said.append) is None
 
 
 # -- the metadata server ----------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The guarantees that a rehearsal checks: each is a function of what was seen.
 
 `GUARANTEES` is the closed list of names that a scenario may ask for. Two more are checked in every
-scenario: the run ended as expected, and every planned fault happened. A guarantee that no fault
-tested is "not exercised": neither held nor broken.
+scenario: the run ended as expected, and every planned fault happened; and one where the stack asks
+for a trainer without rights. A guarantee that nothing tested is "not exercised": neither held nor
+broken.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -50,9 +51,12 @@ class Guarantee:
 
 
 def check(seen: Seen, names: Iterable[str]) -> list[Guarantee]:
-    """Check the two guarantees of every scenario, then `names` in their order."""
+    """Check the two guarantees of every scenario, then `names` in their order, then the one of a
+    trainer's own user where the stack asks for it."""
     asked = [("ends-as-expected", ends_as_expected), ("all-happened", all_happened)]
     asked += [(name, GUARANTEES[name]) for name in names]
+    if any(attempt.own_user is not None for attempt in seen.run.attempts):
+        asked.append(("own-user", own_user))
     found = []
     for name, guarantee in asked:
         verdict, detail = guarantee(seen)
@@ -108,6 +112,18 @@ def _before_events(seen: Seen) -> str:
     if book.total is None and "share" in events:
         return f"{found}; the trainer gives no total, so there is no share: name commits instead"
     return f"{found}; train longer, or name earlier moments"
+
+
+def own_user(seen: Seen) -> Finding:
+    """the trainer runs as its own user, without rights on its VM"""
+    asked = [attempt for attempt in seen.run.attempts if attempt.own_user is not None]
+    if not any(attempt.own_user for attempt in asked):
+        return _unexercised(
+            "the local cloud does not run as root, so the trainer ran as you; use a cloud of root's"
+        )
+    others = [str(attempt.term) for attempt in asked if not attempt.own_user]
+    detail = f"attempt {', '.join(others)} ran as the supervisor's user" if others else ""
+    return _if(not others, detail or f"{len(asked)} attempts")
 
 
 def same_bytes(seen: Seen) -> Finding:
