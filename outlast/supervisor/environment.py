@@ -312,6 +312,14 @@ class Builder:
                         f"environment {self._name(layer)}: holds {name!r}, and may hold wheels"
                         " only; delete the object, and the next boot makes it again"
                     )
+            # Wheels are stored as they are: what claims to be larger unpacked would fill the disk.
+            size = sum(member.file_size for member in archive.infolist())
+            if size > packed.stat().st_size:
+                raise EnvironmentRefused(
+                    f"environment {self._name(layer)}: has {packed.stat().st_size} bytes and"
+                    f" {size} unpacked, and wheels are stored as they are; delete the object, and"
+                    " the next boot makes it again"
+                )
             archive.extractall(into)
 
     def _drop_bad(self, layer: Layer, kept: Object, error: Exception) -> None:

@@ -123,3 +123,16 @@ if [[ \$1 == --version ]]; then echo 'Python 3.9.2'; else exit 1; fi"
   [[ ! -e "$OUTLAST_ROOT/apt" ]]
   [[ "$(json "$(object "$RECORD.end.json")" message)" == *"choose an image with Python 3.11 to 3.13 and python3-venv"* ]]
 }
+
+@test "kept packages that are larger unpacked than they are do not fill the disk" {
+  run -0 vm::boot
+  local kept
+  kept="$(echo "$CLOUD"/objects/experiments%2Fdigits%2Fenvironments%2Fvm-*.zip)"
+  python3 -c 'import sys, zipfile
+with zipfile.ZipFile(sys.argv[1], "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("a-1.0-py3-none-any.whl", bytes(50_000_000))' "$kept"
+  rm -rf "$VENV" "$OUTLAST_ROOT/pip"
+  run -0 vm::boot
+  [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 2 ]]
+  [[ "$(find "$OUTLAST_ROOT" -name '*.whl' -size +1M)" == "" ]]
+}

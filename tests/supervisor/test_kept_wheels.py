@@ -1,5 +1,6 @@
 """Wheels from the bucket: those that the locked file or HEAD names, and no others."""
 
+import copy
 import hashlib
 import io
 import os
@@ -179,6 +180,29 @@ def test_a_kept_zip_holds_wheels_by_plain_names_only(
         world.machine(need)
     assert not Path("/tmp/outlast-hostile.whl").exists()
     assert sorted(set(os.listdir(tmp_path)) - set(before)) in (["home-1"], ["home-1", "pip.log"])
+
+
+@pytest.mark.parametrize("how", ["deflated", "overlapping"])
+def test_a_kept_zip_that_is_larger_unpacked_than_it_is_is_refused(
+    world: World, tmp_path: Path, how: str
+) -> None:
+    need = world.asked("harmless\n")
+    (layer,) = layers(need)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(WHEEL, bytes(50_000_000) if how == "deflated" else b"x" * 100)
+        if how == "overlapping":  # many names of the same stored bytes
+            (first,) = archive.infolist()
+            first.compress_type = zipfile.ZIP_STORED
+            for number in range(200):
+                other = copy.copy(first)
+                other.filename = f"a{number}-1.0-py3-none-any.whl"
+                other.file_size = 1_000_000
+                archive.filelist.append(other)
+    world.store.put(f"e/{layer.key}.zip", packed.getvalue())
+    with pytest.raises(EnvironmentRefused, match=r"bytes and \d+ unpacked"):
+        world.machine(need)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 5_000_000
 
 
 def test_head_keeps_a_digest_once() -> None:
