@@ -25,7 +25,10 @@ VALUE_LIMIT = 262_144
 """Bytes that the platform allows one metadata value."""
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_SCP = re.compile(r"(?P<user>[\w.-]+)@(?P<host>[\w.-]+):(?P<path>(?!//)[^\s:]+)")
+# Nothing in it begins with a dash, which would be an option to ssh.
+_SCP = re.compile(
+    r"(?P<user>(?!-)[\w.-]+)@(?P<host>(?!-)[\w.-]+):(?P<path>(?!//|-)[^\s:]+)", re.ASCII
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REF = re.compile(r"(?![-/.])(?!.*(?:\.\.|//|@\{|\.lock$|[/.]$))[^\s~^:?*\[\\\x00-\x1f]+")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -70,8 +73,9 @@ class Remote:
             )
         local = parts.scheme == "http" and parts.hostname in _LOOPBACK
         host = parts.hostname or ""
-        # A host that begins with a dash would be an option to ssh.
+        # A host or user that begins with a dash would be an option to ssh.
         good = (parts.scheme in ("https", "ssh") or local) and re.match(r"[^-]", host)
+        good = good and not user.startswith("-")
         if not good or not parts.path.strip("/") or re.search(r"\s", url):
             raise DeliveryError(
                 f"gitUrl {url!r}: must be an address such as https://HOST/OWNER/NAME.git,"

@@ -30,6 +30,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outlast.base.names import check_relative
 from outlast.spec.delivery import DeliveryError, Git
 from outlast.supervisor import errand
 
@@ -135,7 +136,7 @@ def _fetch(git: Git, secret: bytes | None, scratch: Path) -> None:
 def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep: int = 0) -> None:
     """The commit in the folder `files`, its submodules in it. `scratch` is made, and holds what is
     needed for the time of the fetch."""
-    from dulwich.index import build_index_from_tree
+    from dulwich.index import InvalidPathError, build_index_from_tree
     from dulwich.objects import Commit, ObjectID
     from dulwich.repo import Repo
 
@@ -149,7 +150,13 @@ def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep:
         commit = store[wanted] if wanted in store else None  # noqa: SIM401 - it has no get
         if not isinstance(commit, Commit):
             raise GitRefused(_no_commit(git))
-        build_index_from_tree(str(files), str(scratch / "index"), store, commit.tree)
+        try:
+            build_index_from_tree(str(files), str(scratch / "index"), store, commit.tree)
+        except InvalidPathError as error:
+            raise GitRefused(
+                f"gitCommit {git.commit}: has a file or folder that no checkout may have ({error});"
+                " rename it"
+            ) from None
         modules = list(_submodules(git, store, commit.tree, files))
     for number, (path, module) in enumerate(modules):
         if deep == SUBMODULES_DEEP:
@@ -167,16 +174,41 @@ def _submodules(git: Git, store: Any, tree: Any, files: Path) -> Iterator[tuple[
     from dulwich.submodule import iter_cached_submodules
 
     named = files / ".gitmodules"
+    if named.is_symlink():
+        raise GitRefused(".gitmodules: is a link; commit the file itself")
     text = named.read_bytes() if named.is_file() else b""
-    addresses = {
-        path.decode(): url.decode()
-        for path, url, _ in parse_submodules(ConfigFile.from_file(BytesIO(text)))
-    }
+    try:
+        addresses = {
+            path.decode(): url.decode()
+            for path, url, _ in parse_submodules(ConfigFile.from_file(BytesIO(text)))
+        }
+    except (ValueError, KeyError) as error:
+        raise GitRefused(f".gitmodules: cannot be read ({error}); mend it") from None
     for raw, sha in iter_cached_submodules(store, tree):
-        path = raw.decode()
+        path = _place_of_submodule(raw, files)
         if path not in addresses:
             raise GitRefused(f"submodule {path}: .gitmodules has no address of it; add it")
         yield path, _submodule(git, path, addresses[path], sha.decode())
+
+
+def _place_of_submodule(raw: bytes, files: Path) -> str:
+    """A submodule's path in the folder of the commit, which chose it: one that leads nowhere
+    else."""
+    try:
+        path = check_relative(raw.decode(), "submodule")
+    except ValueError as error:
+        raise GitRefused(f"submodule {raw[:200]!r}: has a bad path ({error}); rename it") from None
+    parts = path.split("/")
+    if any(part.lower() == ".git" for part in parts):
+        raise GitRefused(f"submodule {path!r}: lies in a .git folder; rename it")
+    for end in range(1, len(parts) + 1):
+        place = files.joinpath(*parts[:end])
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            raise GitRefused(
+                f"submodule {path!r}: {'/'.join(parts[:end])!r} is a link or a file in the"
+                " repository; rename one"
+            )
+    return path
 
 
 def _submodule(git: Git, path: str, address: str, commit: str) -> Git:
