@@ -485,10 +485,10 @@ class Runner:
     def _no_output(self) -> str:
         resumed = self._welcome.restore is not None
         since = " since it resumed" if resumed else ""
-        when = "it had come to its end before" if resumed else "that is its true end"
+        reason = "it had finished before" if resumed else "it should leave nothing"
         return (
             f"the command exited with 0 and left nothing{since}: no new checkpoint, RESULT_DIR is "
-            f"empty, and no new file is in its working folder. Where {when}, allow it "
+            f"empty, and its working folder has no new file. If {reason}, allow that "
             "(--allow-no-output, outlast:allowNoOutput)"
         )
 
