@@ -7,6 +7,7 @@ without running any code of the class. Everything else must be a live object of 
 state, into which a restore puts what was saved.
 """
 
+import abc
 import contextlib
 import dataclasses
 import enum
@@ -20,6 +21,8 @@ from typing import Any
 _INSTALLED = tuple(
     {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+_METACLASSES = (type, abc.ABCMeta, enum.EnumMeta)
+"""Of classes that run no code of the program's when they are looked at."""
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
@@ -33,9 +36,15 @@ def find(name: str) -> type | None:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
-        # Not getattr: a module's __getattr__ imports, a class's own computes.
-        found = getattr(found, "__dict__", {}).get(step)
-    known = isinstance(found, type) and name_of(found) == name and is_own(found)
+        # Not getattr: a module's __getattr__ imports, an object's own computes.
+        if type(found) in _METACLASSES:
+            found = type.__dict__["__dict__"].__get__(found).get(step)
+        elif issubclass(type(found), types.ModuleType):
+            found = object.__getattribute__(found, "__dict__").get(step)
+        else:
+            return None
+    # A metaclass of the program's may answer everything that is asked here.
+    known = type(found) in _METACLASSES and name_of(found) == name and is_own(found)
     return found if known and is_plain(found) and not hasattr(found, "__del__") else None
 
 

@@ -323,9 +323,18 @@ def _restore_object(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
         same = news.keys() == olds.keys() and all(news[name] is olds[name] for name in news)
         if same:
             return target
-    value = cls.__new__(cls) if target is MISSING or frozen else target
+    if target is MISSING and not classes.is_dataclass(cls) and node["class"] not in _OBJECTS:
+        raise DoesNotFit(
+            f"{path}: the checkpoint holds {node['class']} as a dataclass, which it is not"
+        )
+    value = _empty(cls) if target is MISSING or frozen else target
     classes.set_attributes(value, news)
     return value
+
+
+def _empty(cls: Any) -> Any:
+    """An object of a dataclass without its constructors, or of one of Python's own classes."""
+    return object.__new__(cls) if classes.is_dataclass(cls) else cls.__new__(cls)
 
 
 def _capture_attributes(value: Any, node: dict[str, Any], path: str, blobs: Blobs) -> None:

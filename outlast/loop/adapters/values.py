@@ -206,6 +206,14 @@ def _restore_enum(target: Any, parts: list[str], path: str, blobs: Blobs) -> Any
             "have"
         )
     try:
-        return cls(int(member, 16)) if issubclass(cls, enum.Flag) else cls[member]
+        return _flags(cls, int(member, 16)) if issubclass(cls, enum.Flag) else cls[member]
     except (KeyError, ValueError):
         raise DoesNotFit(f"{path}: the checkpoint holds {name} {member}, unknown here") from None
+
+
+def _flags(cls: Any, value: int) -> Any:
+    """The member of a value, or several together; a class's own ``_missing_`` is not asked."""
+    known = cls._value2member_map_.get(value)
+    if known is not None or cls._missing_.__func__ is enum.Flag._missing_.__func__:
+        return cls(value) if known is None else known
+    raise KeyError(value)
