@@ -23,6 +23,7 @@ from pulumi.dynamic import (
 )
 
 from outlast.base.exits import State
+from outlast.bucket.codec import format_time
 from outlast.bucket.head import Head
 from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.store import NotFound, Store, StoreError, open_store
@@ -75,7 +76,7 @@ def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) ->
 
 
 def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_time(moment.replace(microsecond=0))  # with four digits of any year
 
 
 def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:

@@ -12,6 +12,7 @@ from pulumi.output import Unknown
 from requests.adapters import HTTPAdapter
 
 from outlast.base.exits import Reason, State
+from outlast.bucket.codec import parse_time
 from outlast.bucket.head import Checkpoint, End, Head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Unavailable
@@ -111,6 +112,30 @@ NOBODY = images.Unknown("no network")
 )
 def test_pin_of_every_head(head, resume, expected):
     assert pin(head, resume=resume, limit_minutes=60, now=NOW) == expected
+
+
+FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+HOSTILE = [
+    *({"deadline": moment} for moment in (FIRST, LAST, NOW - timedelta(seconds=1))),
+    *({"started": moment} for moment in (FIRST, LAST)),
+    *({"started": one, "deadline": other} for one in (FIRST, LAST) for other in (FIRST, LAST)),
+    *({"place": place} for place in (0, 999_998, 999_999, 999_999_999)),
+    *({"term": 999_999_999}, {"failures": 999_999_999}, {"barren": 999_999_999}),
+    *({"resume": resume} for resume in (0, 1, 9999, 999_999_999)),
+]
+
+
+@pytest.mark.parametrize("of", HOSTILE, ids=str)
+@pytest.mark.parametrize("resume", [0, 1])
+def test_no_number_that_a_vm_wrote_takes_a_pin_past_the_stacks_own_limit(of, resume):
+    head = Head.from_json(dataclasses.replace(OPEN, **of).to_json())
+    found = pin(head, resume=resume, limit_minutes=60, now=NOW)
+    deadline = parse_time(found.deadline)
+    assert deadline <= NOW + timedelta(minutes=60) and len(found.deadline) == 20
+    assert 0 <= found.place <= 1_000_000 and found.size in (0, 1)
+    assert found.size == 0 or deadline > NOW
+    standing = obstacle(head, resume=resume, now=NOW)
+    assert (standing is None) >= (found.size == 1), standing
 
 
 @pytest.mark.parametrize(
