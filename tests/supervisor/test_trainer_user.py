@@ -441,6 +441,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 dns = socket.create_server(("169.254.169.254", 53))
 server = http.server.HTTPServer(("169.254.169.254", 80), Handler)
+six = socket.create_server(("fd20:ce::254", 80), family=socket.AF_INET6)
 print("ready", flush=True)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 sys.stdin.read()
@@ -460,11 +461,16 @@ user._cut_off()
 user._cut_off()
 user._try(url)
 print("after: refused")
-connect = "import socket, sys; socket.create_connection(('169.254.169.254', int(sys.argv[1])), 5)"
+connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
+four, six = "169.254.169.254", "fd20:ce::254"
+def said(who, host, port, *before):
+    argv = [*before, sys.executable, "-I", "-S", "-c", connect, host, str(port)]
+    done = subprocess.run(argv, user=who, capture_output=True, text=True)
+    return done.stderr.strip().splitlines()[-1:] or "connects"
 for port, who in ((53, user.uid), (80, user.uid), (80, 0), (80, user.uid + 1)):
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", connect, str(port)],
-                          user=who, capture_output=True, text=True)
-    print(port, who, done.stderr.strip().splitlines()[-1:] or "connects")
+    print(port, who, said(who, four, port))
+print("six", said(user.uid, six, 80), said(0, six, 80))
+print("in a namespace", said(user.uid, four, 80, "unshare", "--user", "--map-root-user"))
 """
 
 WORLD = """
@@ -481,6 +487,8 @@ $inside ip addr add 169.254.169.254/32 dev host
 $inside ip link set host up
 $inside ip route add 10.0.0.2/32 dev host
 ip route add 169.254.169.254/32 dev vm src 10.0.0.2
+ip -6 addr add fd20:ce::2/64 dev vm nodad
+$inside ip -6 addr add fd20:ce::254/64 dev host nodad
 mkfifo hold
 { $inside "$1" server.py <hold >ready & }
 exec 3>hold
@@ -517,7 +525,10 @@ def test_the_users_packets_to_the_metadata_server_are_refused_and_dns_is_not(
     ], done
     assert lines[2] == "53 61000 connects"
     assert lines[3].startswith("80 61000 ") and "Permission denied" in lines[3]
-    assert lines[4:] == ["80 0 connects", "80 61001 connects"]
+    assert lines[4:6] == ["80 0 connects", "80 61001 connects"]
+    assert lines[6].startswith("six [") and "Permission denied" in lines[6]
+    assert lines[6].endswith("] connects")
+    assert lines[7].startswith("in a namespace [") and "connects" not in lines[7]
 
 
 @as_root
