@@ -43,8 +43,13 @@ def unpack(folder: Path, root: Path) -> None:
     _copy(folder / DISK, root, set())
     record = json.loads((folder / RECORD).read_bytes())
     old, new = record["root"], str(root)
+    top = os.path.realpath(root)
     for name in record["names_root"]:
         path = root / name
+        # The folder may be a stranger's: what its record names must lie on the new disk.
+        parent = os.path.realpath(path.parent)
+        if not f"{parent}/".startswith(f"{top}/") or path.name in ("", ".."):
+            raise OSError(f"{folder / RECORD}: {name!r} does not lie on the image's disk")
         if path.is_symlink():
             target = os.readlink(path).replace(old, new, 1)
             path.unlink()
