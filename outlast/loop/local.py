@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import exits
+from outlast.base.names import DIGEST, check_relative
 from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
@@ -181,14 +182,19 @@ def _end_of(run_dir: Path, named: str) -> tuple[str, str]:
         state, result = head["state"], head["end"] and head["end"]["result"]
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{named}: holds no run; train there first") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoopError(f"{named}: its HEAD cannot be read ({error})") from None
     if state != exits.State.DONE or not result:
         raise LoopError(
-            f"{named}: the run there is {state} and has no result; "
+            f"{named}: the run there is {str(state)[:20]} and has no result; "
             "the training command goes on with it"
         )
-    return result["path"], result["digest"]
+    try:
+        path, digest = str(result["path"]), DIGEST.check(result["digest"], "end.result.digest")
+        check_relative(path.removesuffix("/"), "end.result.path")
+    except (ValueError, KeyError, TypeError) as error:
+        raise LoopError(f"{named}: its HEAD cannot be read ({error})") from None
+    return path, digest
 
 
 def check_apart(path: str | Path, run_dir: str | Path) -> None:

@@ -1,5 +1,6 @@
 """``outlast.train`` without a supervisor: it starts its own, and every end is a clean one."""
 
+import json
 import os
 import signal
 import subprocess
@@ -217,3 +218,32 @@ def test_the_supervisor_imports_nothing_of_the_folder_that_it_is_started_in(tmp_
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("imported-*")) == []
+
+
+def _head(path: object, digest: object = "0" * 64) -> bytes:
+    return json.dumps(
+        {"state": "done", "end": {"result": {"path": path, "digest": digest}}}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (_head("/etc"), "end.result.path '/etc': must be a relative path"),
+        (_head("../other/t000001/result/"), "end.result.path .*must be a relative path"),
+        (_head("a/../../x/"), "end.result.path .*must be a relative path"),
+        (_head("t000001/result/", "../x"), "end.result.digest .*must be 64 hexadecimal digits"),
+        (_head("t000001/result/", 5), "end.result.digest .*must be 64 hexadecimal digits"),
+        (b'{"state":' + b"[" * 50_000, "its HEAD cannot be read"),
+        (b"[]", "its HEAD cannot be read"),
+        (b"\xff", "its HEAD cannot be read"),
+        (b'{"state":"done","end":{"result":5}}', "its HEAD cannot be read"),
+    ],
+)
+def test_a_head_that_somebody_else_wrote_names_no_other_folder(
+    tmp_path: Path, head: bytes, said: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/HEAD").write_bytes(head)
+    with pytest.raises(LoopError, match=said):
+        local.finished_result(tmp_path / "run")
