@@ -110,10 +110,9 @@ def build(config: Config) -> State:
 
 
 def next_batch(state: State) -> "Batch":
-    """The next rows of the order; the random numbers of the step start from scratch."""
+    """The next rows of the order."""
     import torch  # pyright: ignore[reportMissingImports]  # an extra
 
-    torch.manual_seed(training.seed_of(state.config.seed, state.order.step))
     pixels, digits = state.train
     chosen = torch.from_numpy(state.order.next()).to(pixels.device)
     return pixels[chosen], digits[chosen]
@@ -125,7 +124,12 @@ def train_step(state: State, batch: "Batch") -> dict[str, float]:
 
     pixels, digits = batch
     state.model.train()
-    loss = torch.nn.functional.cross_entropy(state.model(pixels), digits)
+    # Dropout draws from the process's generators. They are put back afterwards, so that they have
+    # no position that a checkpoint would lack.
+    gpus = range(torch.cuda.device_count()) if pixels.is_cuda else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(training.seed_of(state.config.seed, state.order.step - 1))
+        loss = torch.nn.functional.cross_entropy(state.model(pixels), digits)
     state.optimizer.zero_grad()
     loss.backward()
     state.optimizer.step()
