@@ -3,7 +3,9 @@ outside of the folder of the commit, and start no program."""
 
 import os
 import stat
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,44 @@ def test_a_repositorys_hooks_and_filters_are_files_and_never_run(
     files = hostile.check_out(tree)
     assert (files / "hooks/post-checkout").stat().st_mode & 0o111
     hostile.check()
+
+
+class _Host(BaseHTTPRequestHandler):
+    """Sends everything on to another host, or is the other one; notes who shows what."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        host: Any = self.server
+        host.seen.append((self.command, self.headers.get("Authorization")))
+        self.send_response(302 if host.leads_to else 404)
+        if host.leads_to:
+            self.send_header("Location", f"{host.leads_to}{self.path}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_redirect_to_another_host_takes_no_token_along(tmp_path: Path) -> None:
+    hosts: list[Any] = [ThreadingHTTPServer(("127.0.0.1", 0), _Host) for _ in range(2)]
+    good, evil = hosts
+    good.seen, evil.seen = [], []
+    good.leads_to, evil.leads_to = f"http://localhost:{evil.server_port}", ""
+    for host in hosts:
+        threading.Thread(target=host.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{good.server_port}/o/r.git"
+        secret = "projects/p/secrets/s/versions/1"
+        git = Git(url=url, commit="1" * 40, secret=secret)
+        with pytest.raises((fetching.GitRefused, fetching.GitUnreachable)):
+            fetching._check_out(git, b"ghp_SECRET_TOKEN", tmp_path / "o", tmp_path / "f")
+    finally:
+        for host in hosts:
+            host.shutdown()
+            host.server_close()
+    assert good.seen and good.seen[0][1]  # the host that it is for
+    assert evil.seen and all(shown is None for _, shown in evil.seen), evil.seen
