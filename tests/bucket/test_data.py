@@ -1,5 +1,6 @@
 """Data fetched into a cache: whole, checked, resumed, and told apart by what it is."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -416,3 +417,25 @@ def test_files_that_are_added_are_no_other_data_and_named_once(tmp_path: Path) -
     (rows / "sub/b.csv").unlink()
     with pytest.raises(DataChanged, match=r"its file sub/b\.csv is gone"):
         desk().answer(str(rows), "", lambda done, of: None)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../etc/x", "/abs", "a//b", "a\\..\\b", "a/./b", "..", "x" * 256, "a\x1b[2J"]
+)
+def test_an_objects_name_that_leads_elsewhere_is_refused_before_anything_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    """Whoever fills a bucket chooses the names of its objects."""
+
+    class Theirs(MemoryStore):
+        def list(self, prefix: str) -> Any:
+            found = [*super().list(prefix)]
+            return iter([*found, dataclasses.replace(found[0], path=f"{prefix}{name}")])
+
+    store = Theirs()
+    store.put("data/d/one", b"1")
+    with pytest.raises((DataError, ValueError), match="must "):
+        find(store, "gs://b/data/d")
+    with pytest.raises((DataError, ValueError), match="must "):
+        Cache(tmp_path / "cache", opener=lambda url: store).stage("gs://b/data/d")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
