@@ -30,14 +30,15 @@ def read_table(data: bytes | str) -> dict[str, list[float | None]]:
     if not isinstance(steps, list):
         raise ValueError(f"{METRICS_FILE}.step: must be a list of steps, found {steps!r}")
     for column, values in table.items():
+        where = f"{METRICS_FILE}.{column[:100] if column.isprintable() else ascii(column)[:100]}"
         if not isinstance(values, list):
-            raise ValueError(f"{METRICS_FILE}.{column}: must be a list, found {values!r}")
+            raise ValueError(f"{where}: must be a list, found {str(values)[:100]!r}")
         if len(values) != len(steps):
             raise ValueError(
-                f"{METRICS_FILE}.{column}: has {len(values)} values, "
+                f"{where}: has {len(values)} values, "
                 f"step has {len(steps)}; all columns must be equally long"
             )
-        table[column] = [_cell(column, value) for value in values]
+        table[column] = [_cell(where, value) for value in values]
     if any(type(step) is not int for step in steps):
         raise ValueError(f"{METRICS_FILE}.step: must be whole numbers, found {steps}")
     if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
@@ -45,11 +46,11 @@ def read_table(data: bytes | str) -> dict[str, list[float | None]]:
     return table
 
 
-def _cell(column: str, value: Any) -> float | None:
+def _cell(where: str, value: Any) -> float | None:
     number = numbers.from_json(value)
     if number is None or (isinstance(number, int | float) and not isinstance(number, bool)):
         return number
-    raise ValueError(f"{METRICS_FILE}.{column} {value!r}: must be a number or null")
+    raise ValueError(f"{where} {value!r}: must be a number or null")
 
 
 def last_values(table: Table) -> dict[str, Last]:

@@ -127,8 +127,9 @@ class _Comparison:
             one, two = state.without_history(one), state.without_history(two)
             if list(one) != list(two):
                 return path
-            if not one.keys().isdisjoint(_ARRAYS):
-                return self._array(one, two, path)
+            # An attribute may have such a name too; only a node has a number there.
+            if key := next((key for key in _ARRAYS if type(one.get(key)) is int), None):
+                return self._array(key, one, two, path)
             pairs = [(f"[{key!r}]", one[key], two[key]) for key in one]
             # People know the object, not the parts of its node.
             inside = any(key.startswith("$") for key in one)
@@ -143,10 +144,11 @@ class _Comparison:
                 return found
         return None
 
-    def _array(self, one: Mapping[str, Any], two: Mapping[str, Any], path: str) -> str | None:
+    def _array(
+        self, key: str, one: Mapping[str, Any], two: Mapping[str, Any], path: str
+    ) -> str | None:
         """What was one array in two places must be one again, and what was two must be two."""
-        key = next(key for key in _ARRAYS if key in one)
-        if {**one, key: 0} != {**two, key: 0}:
+        if {**one, key: 0} != {**two, key: 0} or type(two[key]) is not int:
             return path
         ours, theirs = one[key], two[key]
         if ours not in self._pairs and theirs not in self._taken:

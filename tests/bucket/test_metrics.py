@@ -57,3 +57,8 @@ def test_of_two_attempts_the_later_counts_for_what_it_logged() -> None:
         "loss": Last(121, 0.6),
         "accuracy": Last(100, 0.9),
     }
+
+
+def test_a_columns_name_cannot_break_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^metrics.json.'\\n': must be a list, found 'False'$"):
+        metrics.read_table(b'{"step": [], "\\n": false}')

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.neural_network import MLPClassifier
+from sklearn.tree import DecisionTreeClassifier
 
-from outlast.loop import snapshot, state
+from outlast.loop import snapshot, state, verify
 from outlast.loop.errors import DoesNotFit, StateError
 from tests.loop import hostile
 
@@ -128,6 +129,18 @@ def test_objects_that_are_not_as_many_as_the_live_array_has_are_refused(items: l
     live = {"box": {"x": np.array([None, None], object)}}
     with pytest.raises(DoesNotFit, match=r"^state\['box'\]\['x'\]"):
         state.restore_all(live, {"box": {"x": node}}, hostile.blobs())
+
+
+def test_an_attribute_that_is_named_like_an_array_is_compared_as_what_it_is() -> None:
+    for name in ("$jax", "$array", "$tensor"):
+        node = hostile.estimator(hostile.TREE, state={name: {"a": {"$array": 0}, "b": [1]}})
+        saved = snapshot.Saved(5, {}, *state.capture_all({"clf": DecisionTreeClassifier()}))
+        saved.nodes["clf"]["state"].update(node["state"])
+        saved = snapshot.Saved(5, {}, saved.nodes, hostile.blobs())
+        live = {"clf": DecisionTreeClassifier()}
+        state.restore_all(live, saved.nodes, saved.blobs)
+        verify.check(live, saved)
+        assert vars(live["clf"])[name]["b"] == [1]
 
 
 def test_there_are_fifty_of_each() -> None:
