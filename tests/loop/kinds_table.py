@@ -1,10 +1,11 @@
 """A table of kinds of state: what a checkpoint of each gives, restored into fresh objects, into the
 same object and in another process.
 
-``python -m tests.loop.kinds_table`` prints it.
+``python -m tests.loop.kinds_table`` prints it, with the kinds of the frameworks that are installed.
 """
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from outlast.loop.errors import LoopError
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("fresh objects", "same object", "another process")
-HOMES = ("tests.loop.test_kinds_of_state",)
+PLAIN, FRAMEWORKS = "tests.loop.test_kinds_of_state", "tests.loop.framework_kinds"
 Kinds = Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]]
 """By name: what a program starts with, and what training has made of it."""
 
@@ -26,6 +27,15 @@ Kinds = Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]]
 def kinds(home: str) -> Kinds:
     """The kinds of one module of the tests."""
     return importlib.import_module(home).kinds()
+
+
+def is_installed(home: str, name: str) -> bool:
+    """Whether a kind can be made here: a framework's begins with its name."""
+    if home != FRAMEWORKS:
+        return True
+    framework = name.partition(":")[0]
+    needed = {"jax": ("jax", "flax", "optax"), "keras": ("keras", "torch")}
+    return all(map(importlib.util.find_spec, needed.get(framework, (framework,))))
 
 
 def outcome(call: Callable[[], None]) -> str:
@@ -121,8 +131,8 @@ def lines(found: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 def main() -> None:
     print(f"{'kind':<40}  {'  '.join(WAYS)}")
-    for home in HOMES:
-        names = list(kinds(home))
+    for home in (PLAIN, FRAMEWORKS):
+        names = [name for name in kinds(home) if is_installed(home, name)]
         with tempfile.TemporaryDirectory() as folder:
             print("\n".join(lines(table(home, names, Path(folder)))))
         for name, said in refusals(home):

@@ -85,9 +85,10 @@ def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> di
                     look.at(value, place)
                     blobs.loose[place] = value
     look.compare(path)
-    if not texts:
-        return {}
+    # Noted also where there are none: what appears later is to be told from what was there.
     before = blobs.noted(f"{path} attributes", texts)
+    if not texts and not before:
+        return {}
     if blobs.begun is None:  # nothing is known of a start that a program could be left to
         return {"attributes": found}
     changed = {

@@ -25,7 +25,7 @@ _DROPS = ("rate_drop", "one_drop")
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
     if not isinstance(value, xgboost.Booster):
         return MISSING
-    config = value.save_config()
+    config = _config(value, path)
     _refuse(json.loads(config), path)
     raw = bytes(value.save_raw("ubj"))
     return {
@@ -61,6 +61,18 @@ def _check(raw: Any, config: Any, path: str) -> None:
         found = None
     if type(found) is not dict or not {"learner", "version"} <= found.keys():
         raise DoesNotFit(f"{path}: the checkpoint holds a Booster whose configuration is none")
+
+
+def _config(booster: Any, path: str) -> str:
+    try:
+        return booster.save_config()
+    except xgboost.core.XGBoostError as error:
+        if "num_feature" not in str(error):
+            raise
+        raise StateError(
+            f"{path} is a Booster that has seen no data yet, which XGBoost cannot save; make it "
+            "with your DMatrix, xgboost.Booster(params, [rows]), and keep that in a variable"
+        ) from None
 
 
 def _refuse(config: dict[str, Any], path: str) -> None:

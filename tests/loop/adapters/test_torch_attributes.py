@@ -172,6 +172,48 @@ def test_an_optimizer_that_counts(tmp_path: Path) -> None:
     assert theirs["optimizer"].calls == 1
 
 
+class Late(torch.optim.SGD):
+    """Has an attribute once it has made a step, and another one no longer."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.calls = getattr(self, "calls", 0) + 1
+        vars(self).pop("fresh", None)
+
+
+class LateModule(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        vars(self).pop("fresh", None)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_attributes_of_objects_that_had_none_come_back(tmp_path: Path, fresh: bool) -> None:
+    """And those of objects that have none any more are gone."""
+
+    def start() -> dict[str, Any]:
+        module = LateModule(1, 1)
+        optimizer = Late([nn.Parameter(torch.ones(1))], lr=0.1)
+        for each in (module, optimizer) if fresh else ():
+            each.fresh = True
+        return {"module": module, "optimizer": optimizer}
+
+    def step(state: dict[str, Any], number: int) -> None:
+        state["module"](torch.ones(1))
+        state["optimizer"].step()
+        if fresh and number == 1:
+            del state["module"].calls, state["optimizer"].calls
+
+    mine, theirs = start(), start()
+    begun = state.survey(mine)
+    for number in (0, 1) if fresh else (0,):
+        step(mine, number)
+    through(tmp_path / "s", mine, theirs, begun)
+    for each in (theirs["module"], theirs["optimizer"]):
+        assert getattr(each, "calls", 0) == (0 if fresh else 1) and not hasattr(each, "fresh")
+
+
 def test_modules_of_torch_pass(tmp_path: Path) -> None:
     """Their own attributes: references, lists of weights, functions."""
 

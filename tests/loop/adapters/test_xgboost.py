@@ -70,6 +70,12 @@ def test_a_booster_that_would_not_go_on_is_refused(
     assert "state['b'] " in str(caught.value) and says in str(caught.value)
 
 
+def test_a_booster_without_data_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"^state\['b'\] is a Booster that has seen no data yet"):
+        save(tmp_path / "s", {"b": xgboost.Booster(PARAMS)})
+    load(save(tmp_path / "s", {"b": new()}), {"b": new()})
+
+
 def test_segments_of_a_booster_that_samples_go_on(tmp_path: Path) -> None:
     """The remedy that the refusal names."""
 
