@@ -27,7 +27,7 @@ from outlast.bucket import blocks, ledger
 from outlast.bucket.boot import Claim
 from outlast.bucket.codec import Record
 from outlast.bucket.commit import Committer
-from outlast.bucket.head import Head, read_head
+from outlast.bucket.head import read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import (
     AttemptStart,
@@ -129,60 +129,58 @@ def _commits(work: Path, commits: int) -> Iterator[Row]:
         ("last 3 kept", Retention()),
         (f"{commits // every} kept", Retention(keep_every_steps=every)),
     ):
-        young, old, head, beats = _long_run(work / what.replace(" ", "-"), commits, retention)
-        yield _row(f"commit, {what}: ms beside the store's", young[0], old[0], RATIO_MOST)
-        yield _row(f"commit, {what}: operations", young[1], old[1], RATIO_MOST)
-        yield _row(f"heartbeat's look at HEAD, {what}: ms", beats[0], beats[1])
-        yield _row(f"HEAD, {what}: KiB", None, len(head.to_json()) / 1024, HEAD_KIB_MOST)
+        young, old = (_Run(work / f"{what}-{age}", retention) for age in ("young", "old"))
+        for run, age in ((old, commits), (young, YOUNG)):
+            while run.step < age - AROUND // 2:
+                run.commit()
+        # By turns: on a shared machine two moments are not alike.
+        pairs = [(young.commit(), old.commit()) for _ in range(AROUND)]
+        (young_ms, young_operations), (old_ms, old_operations) = (
+            (statistics.median(ms), statistics.mean(operations))
+            for ms, operations in (zip(*side, strict=True) for side in zip(*pairs, strict=True))
+        )
+        looks = [(young.look(), old.look()) for _ in range(AROUND)]
+        young_look, old_look = map(statistics.median, zip(*looks, strict=True))
+        size = len(read_head(old.store, old.layout).head.to_json())
+        yield _row(f"commit, {what}: ms beside the store's", young_ms, old_ms, RATIO_MOST)
+        yield _row(f"commit, {what}: operations", young_operations, old_operations, RATIO_MOST)
+        yield _row(f"heartbeat's look at HEAD, {what}: ms", young_look, old_look)
+        yield _row(f"HEAD, {what}: KiB", None, size / 1024, HEAD_KIB_MOST)
 
 
-def _long_run(
-    work: Path, commits: int, retention: Retention
-) -> tuple[tuple[float, float], tuple[float, float], Head, tuple[float, float]]:
-    """(ms, operations) a young and an old commit needs, HEAD at the end, ms of two looks at it."""
-    counted, layout = Counted(), Layout("experiments/old", "0123456789")
-    store = MemoryStore().view(counted.around)
-    head_file = HeadFile(store, layout, Quick())
-    head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
-    committer = Committer(head_file, retention=retention)
-    committer.restore(work / "restored")
-    snapshot_folder = work / "snapshot"
-    snapshot_folder.mkdir(parents=True)
-    seconds, operations, looks = [], [], {}
-    for step in range(1, commits + 1):
-        if step % COLLECTED_EVERY == 1:
+class _Run:
+    """A run of one-number checkpoints in memory, which counts what each commit costs."""
+
+    def __init__(self, work: Path, retention: Retention) -> None:
+        self.counted, self.layout = Counted(), Layout("experiments/old", "0123456789")
+        self.store = MemoryStore().view(self.counted.around)
+        self.head_file = HeadFile(self.store, self.layout, Quick())
+        self.head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
+        self._committer = Committer(self.head_file, retention=retention)
+        self._committer.restore(work / "restored")
+        self._folder = work / "snapshot"
+        self._folder.mkdir(parents=True)
+        self.step = 0
+
+    def commit(self) -> tuple[float, int]:
+        """(ms beside the store's, operations) of the next commit."""
+        self.step += 1
+        if self.step % COLLECTED_EVERY == 1:
             gc.collect()
             gc.freeze()  # what the store holds in this process is no cost of a commit
-        (snapshot_folder / "state").write_text(str(step))
-        before = counted.operations, counted.seconds
+        (self._folder / "state").write_text(str(self.step))
+        before = self.counted.operations, self.counted.seconds
         begun = time.process_time()
-        committer.commit(snapshot_folder, step=step, rows=b'{"step":%d,"loss":0.5}\n' % step)
-        took = time.process_time() - begun
-        operations.append(counted.operations - before[0])
-        seconds.append(took - (counted.seconds - before[1]))
-        if step in (YOUNG, commits):
-            looks[step] = _look_ms(head_file)
-    young = slice(YOUNG - AROUND // 2, YOUNG + AROUND // 2)
-    old = slice(-AROUND, None)
+        rows = b'{"step":%d,"loss":0.5}\n' % self.step
+        self._committer.commit(self._folder, step=self.step, rows=rows)
+        took = time.process_time() - begun - (self.counted.seconds - before[1])
+        return 1000 * took, self.counted.operations - before[0]
 
-    def figures(part: slice) -> tuple[float, float]:
-        return 1000 * statistics.median(seconds[part]), statistics.mean(operations[part])
-
-    return (
-        figures(young),
-        figures(old),
-        read_head(store, layout).head,
-        (looks[YOUNG], looks[commits]),
-    )
-
-
-def _look_ms(head_file: HeadFile) -> float:
-    found = []
-    for _ in range(AROUND):
+    def look(self) -> float:
+        """Milliseconds of a heartbeat's look at HEAD."""
         begun = time.process_time()
-        head_file.check(term=head_file.term)
-        found.append(time.process_time() - begun)
-    return 1000 * statistics.median(found)
+        self.head_file.check(term=self.head_file.term)
+        return 1000 * (time.process_time() - begun)
 
 
 # ---------------------------------------------------------------------------------------------
