@@ -42,7 +42,7 @@ test-frameworks: $(FRAMEWORKS)/installed ## tests with torch, Keras, JAX and XGB
 
 $(FRAMEWORKS)/installed: requirements/frameworks.txt | setup
 	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(FRAMEWORKS)
-	$(VENV)/uv pip install --quiet --require-hashes --python $(FRAMEWORKS)/bin/python -r $<
+	$(VENV)/uv pip install --quiet --compile-bytecode --require-hashes --python $(FRAMEWORKS)/bin/python -r $<
 	touch $@
 
 fuzz: setup ## changed checkpoints, results and records, which must be read or refused; SECONDS=3600 for an hour
@@ -58,14 +58,14 @@ bench-setup: $(BENCH)/installed ## .venv-bench: the peers that the benches measu
 
 $(BENCH)/installed: bench/requirements.txt | setup
 	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(BENCH)
-	$(VENV)/uv pip install --quiet --require-hashes --python $(BENCH)/bin/python -r $<
+	$(VENV)/uv pip install --quiet --compile-bytecode --require-hashes --python $(BENCH)/bin/python -r $<
 	touch $@
 
 policy-setup: $(POLICY)/installed ## .venv-policy: what the policy pack runs in (--policy-pack policy)
 
 $(POLICY)/installed: requirements/policy.txt | setup
 	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(POLICY)
-	$(VENV)/uv pip install --quiet --require-hashes --python $(POLICY)/bin/python -r $<
+	$(VENV)/uv pip install --quiet --compile-bytecode --require-hashes --python $(POLICY)/bin/python -r $<
 	touch $@
 
 tables: setup ## docs/configuration.md, components.md and the table of machines.md, from what the code declares

@@ -392,6 +392,10 @@ def engine_beside(hosts: Path, engine: Path) -> Path:
 # ------------------------------------------------------------------------------------------ Python
 
 
+COMPILED = ("outlast", "components", "trainers")
+"""Folders of the project that processes import from."""
+
+
 def ensure_venv(say: Progress) -> None:
     """`.venv` with what requirements/dev.txt locks and the project itself, editable."""
     venv = ROOT / ".venv"
@@ -410,7 +414,18 @@ def ensure_venv(say: Progress) -> None:
     _run([*pip, "install", *lock], say, ".venv: installing what requirements/dev.txt locks")
     editable = ["install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT)]
     _run([*pip, *editable], say, ".venv: installing the project")
+    compile_bytecode()
     stamp.write_text(wanted)
+
+
+def compile_bytecode() -> None:
+    """The project's own bytecode, as pip makes that of the packages: where Python may write none
+    (PYTHONDONTWRITEBYTECODE, which many containers set), each process would compile it again,
+    which takes as long as all its imports. What changes later is compiled as it is imported."""
+    command = [str(venv_python()), "-m", "compileall", "-q", *COMPILED]
+    subprocess.run(
+        command, cwd=ROOT, capture_output=True, check=False
+    )  # a checkout may be read-only
 
 
 def _same_python(python: Path) -> bool:

@@ -274,6 +274,18 @@ def test_a_vm_has_the_versions_that_the_checkout_has():
     assert pins("vm") <= pins("runtime") <= pins("dev")
 
 
+def test_the_projects_bytecode_is_made_where_python_writes_none(setup, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    python = setup.venv_python()
+    monkeypatch.setattr(setup, "venv_python", lambda: python)
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    for folder in setup.COMPILED:
+        (tmp_path / folder / "deep").mkdir(parents=True)
+        (tmp_path / folder / "deep/module.py").write_text("x = 1\n")
+    setup.compile_bytecode()
+    assert len(list(tmp_path.glob("*/deep/__pycache__/module.*.pyc"))) == len(setup.COMPILED)
+
+
 def test_print_names_parts_that_are_there():
     done = subprocess.run(
         [sys.executable, SETUP, "--print"], capture_output=True, text=True, timeout=60, check=True
