@@ -231,13 +231,13 @@ bake::install_driver() {
 }
 
 bake::make_environment() {
-  boot::make_environment "$TARGET/venv" vm.txt "give the builder a way to the package index" \
+  boot::make_environment "$TARGET/venv" vm.txt "give the builder access to the package index" \
     --require-hashes
 }
 
 bake::make_user_environment() {
   boot::make_environment "$TARGET/user-venv" user.txt \
-    "mend the recipe's requirements, or give the builder a way to the package index" \
+    "correct the recipe's requirements, or give the builder access to the package index" \
     --require-hashes
 }
 

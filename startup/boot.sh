@@ -253,7 +253,7 @@ boot::make_interpreter() {
     return 0
   fi
   PYTHON="$STATE_DIR/venv/bin/python"
-  boot::make_environment "$STATE_DIR/venv" vm.txt "give the VM a way to the package index" \
+  boot::make_environment "$STATE_DIR/venv" vm.txt "give the VM access to the package index" \
     --require-hashes
 }
 
@@ -337,7 +337,7 @@ packed, folder = sys.argv[1:]
 with zipfile.ZipFile(packed) as archive:
     size = sum(member.file_size for member in archive.infolist())
     if size > os.path.getsize(packed):
-        sys.exit(f"{packed}: {size} bytes unpacked, which is more than it has")
+        sys.exit(f"{packed}: {size} bytes unpacked, which is more than its own size")
     archive.extractall(folder)' "$1" "$2"
 }
 

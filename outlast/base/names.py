@@ -88,7 +88,7 @@ def check_relative(name: str, what: str) -> str:
     if "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{what} {name[:200]!r}: must be a relative path without '.' and '..'")
     if not fits_file_system(name):
-        raise ValueError(f"{what} {name[:80]!r}…: must be a path that a file can have")
+        raise ValueError(f"{what} {name[:80]!r}…: must be a path that a file system of Linux takes")
     return name
 
 

@@ -157,7 +157,7 @@ def private_folder(folder: Path) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise NotPrivate(
-            f"{folder}: must be a folder of this user that nobody else may enter; remove it, or "
+            f"{folder}: must be this user's folder, closed to all other users; remove it, or "
             "set TMPDIR to another folder"
         )
     return folder

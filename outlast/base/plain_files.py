@@ -2,7 +2,7 @@
 
 That program may swap a file or a folder for a link at any moment, so each step from the folder down
 is opened by itself and never followed. With an ``owner`` a file must belong to that user: a hard
-link to somebody else's file does not.
+link to another user's file does not.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotPlain(ValueError):
-    """A link, a device, or somebody else's file, where a plain file was expected."""
+    """A link, a device, or another user's file, but a plain file was expected."""
 
 
 @dataclass(frozen=True, order=True)
 class PlainFile:
-    """A file by its name below a folder; nothing is opened before it is asked for."""
+    """A file by its name below a folder; nothing is opened before `open`."""
 
     folder: Path
     """Only this last part of the path is checked: the folders above it are the caller's own."""
@@ -38,7 +38,7 @@ class PlainFile:
     def open(self, mode: str = "rb", buffering: int = -1) -> BinaryIO:
         """As ``Path.open``, in a binary mode that makes no file: ``rb`` or ``r+b``.
 
-        Raises NotPlain, and OSError where it is not there.
+        Raises NotPlain, and OSError if it does not exist.
         """
         flags = {"rb": os.O_RDONLY, "r+b": os.O_RDWR}[mode]
         with _Folders(self.folder, self.name) as at:
@@ -59,7 +59,7 @@ class PlainFile:
             return os.fstat(file.fileno())
 
     def replace(self, data: bytes) -> None:
-        """Make the file, instead of whatever has its name; it belongs to ``owner`` then."""
+        """Create the file, replacing anything of that name; it then belongs to ``owner``."""
         with _Folders(self.folder, self.name) as at:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(at.base, dir_fd=at.descriptor)
@@ -112,7 +112,7 @@ class _Folders:
         *above, self.base = name.split("/")
         parts = [*above, self.base]
         if any(part in ("", ".", "..") for part in parts):
-            raise NotPlain(f"{folder}/{name}: is no name below a folder")
+            raise NotPlain(f"{folder}/{name}: is not a name below a folder")
         self._top, self._above = folder, above
 
     def __enter__(self) -> "_Folders":
@@ -139,9 +139,9 @@ def _check_top(folder: Path, owner: int | None) -> None:
     try:
         found = folder.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        raise NotPlain(f"{folder}: is no folder") from None
+        raise NotPlain(f"{folder}: is not a folder") from None
     if not stat.S_ISDIR(found.st_mode):
-        raise NotPlain(f"{folder}: is no folder")
+        raise NotPlain(f"{folder}: is not a folder")
     if owner is not None and found.st_uid != owner:
         raise NotPlain(f"{folder}: belongs to user {found.st_uid}, must be user {owner}'s")
 

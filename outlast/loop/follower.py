@@ -34,8 +34,8 @@ class Follower(Training):
         """LoopError: what rank 0 gave to ``eval`` is not here, and what this rank gave is not
         kept."""
         raise LoopError(
-            f"run.evals in rank {self.rank}: only rank 0 keeps evaluations; ask for them where "
-            "run.rank is 0, and send the other ranks what they need of them"
+            f"run.evals in rank {self.rank}: only rank 0 keeps evaluations; read them if "
+            "run.rank is 0, and send the other ranks what they need"
         )
 
     def tick(self, phase: str = "train") -> None:

@@ -84,7 +84,7 @@ class _Check:
         if kind in AS_IS:
             return
         if self._in_key and (kind is list or (kind is dict and not _is_key(node))):
-            raise self.refusal(path, "holds a key that is no value")
+            raise self.refusal(path, "has a key that cannot be hashed")
         self._depth += 1
         if self._depth > _LEVELS_MAX:
             raise self.refusal(path, f"holds more than {_LEVELS_MAX} nodes in each other")

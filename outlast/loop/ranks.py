@@ -175,8 +175,8 @@ class _Link:
     def apart(self, said: Said, step: int, what: str) -> RankLost:
         """The error where the other side is not at ``step``, at which ``what`` is expected."""
         return RankLost(
-            f"{self.name} is at step {said.step} and this rank, which waits for {what}, at "
-            f"{step}: all ranks must make the same steps"
+            f"{self.name} is at step {said.step}, but this rank, which waits for {what}, is "
+            f"at step {step}: all ranks must make the same steps"
         )
 
     def close(self) -> None:

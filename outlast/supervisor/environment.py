@@ -316,9 +316,9 @@ class Builder:
             size = sum(member.file_size for member in archive.infolist())
             if size > packed.stat().st_size:
                 raise EnvironmentRefused(
-                    f"environment {self._name(layer)}: has {packed.stat().st_size} bytes and"
-                    f" {size} unpacked, and wheels are stored as they are; delete the object, and"
-                    " the next boot makes it again"
+                    f"environment {self._name(layer)}: has {packed.stat().st_size} bytes, but"
+                    f" {size} when unpacked, and wheels must be stored uncompressed; delete the"
+                    " object, and the next boot builds it again"
                 )
             archive.extractall(into)
 
@@ -435,8 +435,8 @@ class Builder:
         env = {}
         if hosts and self.user is not None:
             raise EnvironmentRefused(
-                f"requirements: the index {hosts[0]} is read with the VM's own token, which"
-                " trainerUser own keeps from builds; bake the packages into an image, or set"
+                f"requirements: the index {hosts[0]} needs the VM's own token, which builds do not"
+                " get with outlast:trainerUser own; bake the packages into an image, or set"
                 " outlast:trainerUser to root"
             )
         if hosts and self.token is not None:
@@ -454,7 +454,7 @@ class Builder:
             details = PlainFile(scratch, "pip-details.log", self.user.uid)
         details.replace(b"")
         argv = [*argv, f"--log={details}"]
-        what = f"pip could not make the {layer.name}"
+        what = f"pip could not build the {layer.name}"
         self._run(argv, what, cwd=cwd, env=env, layer=layer, details=details)
 
     def _keep(self, layer: Layer, scratch: Path, made: Path) -> None:
@@ -526,7 +526,9 @@ def _take_over(made: Path, owner: int, into: Path) -> None:
                 with wheel.open() as built, (into / wheel.name).open("wb") as copy:
                     shutil.copyfileobj(built, copy)
     except NotPlain as error:
-        raise EnvironmentRefused(f"requirements: a build left what is no wheel: {error}") from None
+        raise EnvironmentRefused(
+            f"requirements: a build left a file that is not a wheel: {error}"
+        ) from None
 
 
 def _read(details: PlainFile) -> str:

@@ -154,8 +154,8 @@ def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep:
             build_index_from_tree(str(files), str(scratch / "index"), store, commit.tree)
         except InvalidPathError as error:
             raise GitRefused(
-                f"gitCommit {git.commit}: has a file or folder that no checkout may have ({error});"
-                " rename it"
+                f"gitCommit {git.commit}: has a file or folder that is not allowed in a checkout"
+                f" ({error}); rename it"
             ) from None
         modules = list(_submodules(git, store, commit.tree, files))
     for number, (path, module) in enumerate(modules):
@@ -183,7 +183,7 @@ def _submodules(git: Git, store: Any, tree: Any, files: Path) -> Iterator[tuple[
             for path, url, _ in parse_submodules(ConfigFile.from_file(BytesIO(text)))
         }
     except (ValueError, KeyError) as error:
-        raise GitRefused(f".gitmodules: cannot be read ({error}); mend it") from None
+        raise GitRefused(f".gitmodules: cannot be read ({error}); correct it") from None
     for raw, sha in iter_cached_submodules(store, tree):
         path = _place_of_submodule(raw, files)
         if path not in addresses:
@@ -223,8 +223,8 @@ def _submodule(git: Git, path: str, address: str, commit: str) -> Git:
         remote = found.remote
     except DeliveryError:
         raise GitRefused(
-            f"submodule {path}: its address must be one by https or ssh, or relative to the"
-            " repository's; mend it in .gitmodules"
+            f"submodule {path}: its address must be an https or ssh address, or relative to"
+            " the repository's; correct it in .gitmodules"
         ) from None
     here = git.remote
     if remote.scheme == "ssh" and here.scheme == "https" and remote.host == here.host:

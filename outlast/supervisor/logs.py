@@ -20,7 +20,7 @@ LAST_SEC = 5.0
 FILE_BYTES_MAX = 32 << 20
 ALL_BYTES_MAX = 256 << 20
 FILES_MAX = 1000
-NOT_PLAIN = "is a link, or not a file of the trainer's; what a link leads to is kept where it lies"
+NOT_PLAIN = "is a link, or not the trainer's file; links are not followed"
 
 Put = Callable[[str, bytes], object]
 

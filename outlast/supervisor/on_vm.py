@@ -266,7 +266,7 @@ def _trainer_user(spec: Spec, say: Say) -> TrainerUser | None:
         return TrainerUser(rooted("/var/lib/outlast/home"))
     # A VM's supervisor is root; only the local cloud of a person's account is not.
     say(
-        "trainerUser own: not exercised here, since this machine's supervisor is not root; the"
+        "trainerUser own: not exercised here, because this machine's supervisor is not root; the"
         f" trainer runs as user {os.geteuid()}"
     )
     return None

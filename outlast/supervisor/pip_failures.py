@@ -1,4 +1,4 @@
-"""What pip's failures mean for a run: whether another try may help, and what a person can do.
+"""What pip's failures mean for a run: whether to try again, and what a person can do.
 
 EnvironmentRefused     the same try fails again: no such package, bad hashes; one sentence
 EnvironmentUnreachable the index did not answer
@@ -35,16 +35,16 @@ _BUILD = re.compile(
     r"|does not appear to be a python project",
     re.IGNORECASE,
 )
-_A_WAY = "give the VM a way to the package index, and an image with python3-venv"
+_ACCESS = "give the VM access to the package index, and use an image with python3-venv"
 _MISSING = re.compile(r"no matching distribution found for (?P<name>[A-Za-z0-9][\w.-]*)", re.I)
 
 
 class EnvironmentRefused(Exception):
-    """The packages cannot be had as they are asked for."""
+    """The packages cannot be installed as requested."""
 
 
 class EnvironmentUnreachable(Exception):
-    """Another time, or another machine, may do."""
+    """It may work later, or on another machine."""
 
 
 class Denied(Exception):
@@ -59,7 +59,7 @@ def meaning(
     if _NO_ROOM.search(said):
         return EnvironmentRefused, f"{what}: the VM's boot disk is full; set outlast:bootDiskGb"
     if _NETWORK.search(said):
-        return EnvironmentUnreachable, f"{what}; {_A_WAY}"
+        return EnvironmentUnreachable, f"{what}; {_ACCESS}"
     denied = [
         (one["host"] or one["host2"], one["status"] or one["status2"])
         for one in _DENIED.finditer(said)
@@ -74,20 +74,20 @@ def meaning(
     for host, status in denied:
         if status == "401":
             return EnvironmentRefused, (
-                f"{what}: the index {host} answered 401; name one that needs no password, or keep"
+                f"{what}: the index {host} answered 401; use one that needs no password, or keep"
                 " the packages in Artifact Registry, which a VM reads with its own token"
             )
     if _NO_GIT.search(said):
         return EnvironmentRefused, (
-            f"{what}: a package needs another one by git, which the image lacks; name that one in"
-            " the requirements, as NAME @ git+https://HOST/OWNER/NAME.git@COMMIT"
+            f"{what}: a package needs another one from git, but the image has no git; add that one"
+            " to the requirements as NAME @ git+https://HOST/OWNER/NAME.git@COMMIT"
         )
     if not _USERS.search(said) and not denied:
-        return EnvironmentUnreachable, f"{what}; {_A_WAY}"
+        return EnvironmentUnreachable, f"{what}; {_ACCESS}"
     if builds and asked is None and _BUILD.search(said):
         return EnvironmentRefused, (
-            f"{what}: its build failed; correct pyproject.toml or, where the project need not be"
-            " built (its modules are in outlast:source), say package = false under [tool.uv]"
+            f"{what}: its build failed; correct pyproject.toml or, if the project need not be"
+            " built (its modules are in outlast:source), set package = false under [tool.uv]"
         )
     missing = _MISSING.search(said)
     place = asked.place_of(missing["name"]) if asked and missing else ""

@@ -1,4 +1,4 @@
-"""The trainer's own user: what it owns, what it may not reach, and how both are made sure of.
+"""The trainer's own user: what it owns, what it must not reach, and how both are ensured.
 
 The supervisor is root. With `outlast:trainerUser: own` its trainer is a user without any right on
 the VM: it writes to its own folders, and the kernel gives it no way to the metadata server, where
@@ -90,8 +90,8 @@ class TrainerUser:
 
     @contextlib.contextmanager
     def sight(self) -> Iterator[None]:
-        """While it lasts this thread opens only the files that the user may open. It must make no
-        sockets meanwhile: they would be the user's, and cut off as its own are."""
+        """Within this context, the thread can open only the files that the user may open. It must
+        not create sockets: they would be the user's, and cut off like the user's own."""
         libc = ctypes.CDLL(None)
         libc.setfsgid(self.uid)
         libc.setfsuid(self.uid)
@@ -102,8 +102,8 @@ class TrainerUser:
             libc.setfsgid(0)
 
     def prepare(self, metadata_url: str) -> None:
-        """Makes the user known to the system, cuts it off from the metadata server and tries
-        whether it is. ``metadata_url``: an address of that server that answers. Raises
+        """Makes the user known to the system, cuts it off from the metadata server and checks
+        that it is cut off. ``metadata_url``: an address of that server that answers. Raises
         TrainerUserRefused."""
         os.setgroups([])  # `sight` keeps this process's groups; the user has none
         self._make_known()
@@ -124,8 +124,9 @@ class TrainerUser:
             return
         if known != NAME:
             raise TrainerUserRefused(
-                f"user id {self.uid}: belongs to {known} on this image, and is the trainer's own;"
-                " take that user out of the image, or set outlast:trainerUser to root"
+                f"user id {self.uid}: belongs to {known} on this image, must be free for the"
+                " trainer's user; remove that user from the image, or set outlast:trainerUser to"
+                " root"
             )
 
     def _cut_off(self) -> None:
@@ -170,8 +171,8 @@ class TrainerUser:
         if not said.startswith("refused"):
             what = said or f"no result, exit code {done.returncode}: {done.stderr.strip()[-200:]}"
             raise TrainerUserRefused(
-                f"trainer's user {self.uid}: must get no answer from the metadata server, and got"
-                f" one ({what}); set outlast:trainerUser to root to train all the same"
+                f"trainer's user {self.uid}: must get no answer from the metadata server, but got"
+                f" one ({what}); set outlast:trainerUser to root to train anyway"
             )
 
 
@@ -183,7 +184,7 @@ def _has_ipv6() -> bool:
 
 
 def _run(*argv: str) -> str:
-    """What a tool said where it failed; empty where it did not."""
+    """What the tool said if it failed; empty if it did not."""
     try:
         done = subprocess.run(
             argv,

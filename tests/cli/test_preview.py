@@ -135,19 +135,19 @@ NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
             unchanged(template=OTHER_TEMPLATE),
             OPEN,
             "stays untouched",
-            "of the new template (machineType) and resumes from its last checkpoint, by now step",
+            "the new template (machineType) applies when the VM is next recreated; it then",
         ),
         (
             unchanged(template=OTHER_SCRIPT),
             OPEN,
             "stays untouched",
-            "of the new template (startup script) and resumes from its last checkpoint, by now",
+            "the new template (startup script) applies when the VM is next recreated; it then",
         ),
         (
             unchanged(template=OTHER_CODE),
             OPEN,
             "stays untouched",
-            "of the new template (code, waits) and resumes from its last checkpoint, by now step",
+            "the new template (code, waits) applies when the VM is next recreated; it then",
         ),
         (
             unchanged(template=OTHER_TEMPLATE, group=NOW_GROUP),
@@ -381,12 +381,12 @@ def test_a_broken_rule_is_exit_3_in_every_form():
 def test_the_markdown_is_a_table_and_folds_the_rest(capsys):
     found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
     text = draw.as_markdown(found)
-    assert "| `aaaaaaaaaa` | **stays untouched** | its VM lives on;" in text
+    assert "| `aaaaaaaaaa` | **stays untouched** | its VM keeps running;" in text
     assert "<details><summary>resources that change: 1</summary>" in text
     assert "List prices of 2026-11-28" in text
     draw.show_review(found)
     shown = capsys.readouterr().out
-    assert "run aaaaaaaaaa stays untouched: its VM lives on;" in shown
+    assert "run aaaaaaaaaa stays untouched: its VM keeps running;" in shown
     assert "replaced: InstanceTemplate InstanceTemplate (machineType)" in shown
 
 

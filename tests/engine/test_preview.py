@@ -103,12 +103,12 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     cost = found.after.sum.hour
     assert cost > 0 and found.before.sum.hour == cost
 
-    # A label: the VM lives on.
+    # A label: the VM keeps running.
     stack.set("outlast:labels.team", "blue")
     found = review()
     (line,) = found.runs
     assert line.said == "stays untouched"
-    assert "when it is next recreated it is of the new template (disks, labels)" in line.why
+    assert "the new template (disks, labels) applies when the VM is next recreated" in line.why
     assert f"by now step {STEP}" in line.why
     assert list(found.changes) == ["updated", "replaced"]
     stack.pulumi("config", "rm", "-s", "dev", "outlast:labels")
@@ -129,7 +129,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     # What the startup scripts and the supervisor are told is a change like a label.
     stack.set("outlast:waitDriverSec", "7")
     (line,) = review().runs
-    assert line.said == "stays untouched" and "of the new template (waits)" in line.why
+    assert line.said == "stays untouched" and "the new template (waits)" in line.why
     stack.set("outlast:waitDriverSec", "2")
 
     # An image: it counts at the next resume; the run keeps the one that it began with.

@@ -71,7 +71,7 @@ ESCAPES = ("/tmp/outlast-hostile", "../../made", "sub/../../../made", "a/./b", "
 @pytest.mark.parametrize("key", ["folders", "links", "odd"])
 def test_names_that_no_file_can_have_are_refused_by_name(place: Place, key: str, name: str) -> None:
     value = {"folders": [1, 1, 0o755], "links": "sub", "odd": "000000"}
-    with pytest.raises(DoesNotFit, match=rf"command.json: {key} .*that a file can have"):
+    with pytest.raises(DoesNotFit, match=rf"command.json: {key} .*a file system of Linux takes"):
         place.put_back(**{key: {**GOOD[key], name: value[key]}})
     with pytest.raises(DoesNotFit, match=r"command.json: link 'last' leads to .*must lead into"):
         place.put_back(links={"last": name})
@@ -80,7 +80,7 @@ def test_names_that_no_file_can_have_are_refused_by_name(place: Place, key: str,
 
 def test_a_name_that_is_too_long_below_this_root_is_refused_by_name(place: Place) -> None:
     deep = "/".join(["d" * 250] * 16)
-    with pytest.raises(DoesNotFit, match=r"command.json: .*is longer than the names of files here"):
+    with pytest.raises(DoesNotFit, match=r"command.json: .*is longer than a file name may be here"):
         place.put_back(folders={**GOOD["folders"], deep: [1, 1, 0o755]})
 
 

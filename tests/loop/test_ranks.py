@@ -346,7 +346,7 @@ def test_a_folder_that_others_may_enter_is_refused(
     folder = ranks.socket_path("key").parent
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
-    with pytest.raises(LoopError, match="nobody else may enter"):
+    with pytest.raises(LoopError, match="closed to all other users"):
         ranks.socket_path("key")
 
 

@@ -976,7 +976,10 @@ def test_requirements_are_part_of_a_trainers_name_too():
         (command(command="x", trainerPython="/usr/bin/python3"), "write the interpreter into"),
         (command(command="x", checkpointEvery="200"), "a command makes no steps; must be auto"),
         (command(command="x", trainerUser="me"), "outlast:trainerUser 'me': must be root or own"),
-        (command(command="sudo x", trainerUser="own"), "uses sudo beside outlast:trainerUser own"),
+        (
+            command(command="sudo x", trainerUser="own"),
+            "sudo, but with outlast:trainerUser own",
+        ),
         (command(command='["docker", "run"]', trainerUser="own"), "may not use Docker"),
         (command(command="x; /opt/bin/gsutil cp a b", trainerUser="own"), "gets no token"),
         (command(command="x {output_uri}", trainerUser="own"), "let it write into RESULT_DIR"),
@@ -1021,7 +1024,7 @@ def test_a_trainer_of_its_own_user_hears_what_it_cannot_read():
         for one in check(own | command(command="python3 t.py gs://b/digits")).advice
         if "trainerUser" in one
     ]
-    assert "cannot read gs://b/digits by itself; it gets the files by {data}" in said
+    assert "cannot read gs://b/digits itself; give it the files by {data}" in said
     plain = command(command="python3 t.py {data}", trainerUser="own", dataPaths='["gs://b/d"]')
     assert not [one for one in check(plain).advice if "trainerUser" in one]
     assert check(command(command="python3 pseudo.py --docker-free", trainerUser="own")).command

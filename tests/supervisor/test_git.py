@@ -153,8 +153,8 @@ def test_a_submodule_that_cannot_be_had_is_named(repository: Path, tmp_path: Pat
         assert said.startswith("submodule libs/x: gitUrl") and "without a secret" in said
         assert other.users == []
         assert "submodule libs/x: gitUrl" in refused("../nothing")
-        assert "its address must be one by https or ssh" in refused("file:///etc")
-        assert "its address must be one by https or ssh" in refused("https://me:pw@h/x")
+        assert "its address must be an https or ssh address" in refused("file:///etc")
+        assert "its address must be an https or ssh address" in refused("https://me:pw@h/x")
         assert "write its https address into .gitmodules" in refused("git@elsewhere:lib")
         git(repository, "rm", "--quiet", ".gitmodules")
         git(repository, "commit", "--quiet", "--message", "no addresses")

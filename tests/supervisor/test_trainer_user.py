@@ -204,7 +204,7 @@ def test_planted_logs_are_not_kept(own: Path, outside: Path, how: str) -> None:
     logs = Logs(own, kept.__setitem__, said.append, ME)
     logs.close(last_words=True)
     assert kept == {"mine.log": b"mine"}
-    assert len(said) == 1 and "is a link, or not a file of the trainer's" in said[0]
+    assert len(said) == 1 and "is a link, or not the trainer's file" in said[0]
 
 
 def test_only_folders_of_the_trainers_own_are_taken(tmp_path: Path) -> None:
@@ -519,8 +519,8 @@ def test_the_users_packets_to_the_metadata_server_are_refused_and_dns_is_not(
     )
     lines = done.stdout.splitlines()
     assert lines[:2] == [
-        "before: trainer's user 61000: must get no answer from the metadata server, and got one"
-        " (answered 200); set outlast:trainerUser to root to train all the same",
+        "before: trainer's user 61000: must get no answer from the metadata server, but got one"
+        " (answered 200); set outlast:trainerUser to root to train anyway",
         "after: refused",
     ], done
     assert lines[2] == "53 61000 connects"

@@ -43,12 +43,12 @@ def check_owner(folder: Path) -> None:
     owner = found.st_uid
     if found.st_mode & stat.S_IWOTH:
         raise Foreign(
-            f"{folder}: every user of this machine may write there, and a run is written by its "
-            "owner alone; chmod o-w, or give a folder inside it"
+            f"{folder}: every user of this machine may write there, but only its owner may write "
+            "to a run; run chmod o-w on it, or give a folder inside it"
         )
     if owner not in (os.geteuid(), 0):
         raise Foreign(
-            f"{folder}: belongs to user {owner}, and a run is written by its owner alone; give "
+            f"{folder}: belongs to user {owner}, but only its owner may write to a run; give "
             "another folder, or make it yours (chown)"
         )
 

@@ -119,7 +119,7 @@ def own_user(seen: Seen) -> Finding:
     asked = [attempt for attempt in seen.run.attempts if attempt.own_user is not None]
     if not any(attempt.own_user for attempt in asked):
         return _unexercised(
-            "the local cloud does not run as root, so the trainer ran as you; use a cloud of root's"
+            "the local cloud does not run as root, so the trainer ran as you; start it as root"
         )
     others = [str(attempt.term) for attempt in asked if not attempt.own_user]
     detail = f"attempt {', '.join(others)} ran as the supervisor's user" if others else ""

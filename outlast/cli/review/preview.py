@@ -413,8 +413,9 @@ def _goes_on(
         return RunLine(
             after.run,
             Then.UNTOUCHED,
-            f"its VM lives on; when it is next recreated it is of the new template ({what}) and"
-            f" resumes from its last checkpoint, by now {at.removeprefix('from ')}",
+            f"its VM keeps running; the new template ({what}) applies when the VM is next"
+            " recreated; it then resumes from its last checkpoint, by now "
+            f"{at.removeprefix('from ')}",
             step,
         )
     return RunLine(after.run, Then.UNTOUCHED, f"nothing of its VM changes{_later(steps)}", step)

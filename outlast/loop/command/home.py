@@ -40,8 +40,7 @@ def _opened(home: Path) -> int:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
             raise
         raise CommandError(
-            f"{home}: is a link or a file, which no run has there; remove it, or do not use this "
-            "run folder"
+            f"{home}: is a link or a file, must be a folder; remove it, or give another run folder"
         ) from None
     owner = os.fstat(held).st_uid
     if owner not in (os.geteuid(), 0):

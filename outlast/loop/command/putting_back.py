@@ -46,7 +46,7 @@ def put_back(snapshot: Path, root: Path) -> Notes:
         if error.errno != errno.ENAMETOOLONG:
             raise
         raise DoesNotFit(
-            f"{NOTES}: {str(error.filename)[:80]!r}…: is longer than the names of files here"
+            f"{NOTES}: {str(error.filename)[:80]!r}…: is longer than a file name may be here"
         ) from None
     return notes
 

@@ -1,4 +1,4 @@
-"""Rules of the trainer's user: what a run cannot do whose trainer has no rights on its VM."""
+"""Rules of `trainerUser`: what a run cannot do if its trainer has no rights on its VM."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from outlast.settings.reader import NAMESPACE, Reader, SettingsError
 from outlast.supervisor.trainer_user import OWN, ROOT
 
 _NEEDS = {
-    "sudo": "gains no rights there",
+    "sudo": "cannot gain rights",
     "docker": "may not use Docker",
     "gcloud": "gets no token of the VM's service account",
     "gsutil": "gets no token of the VM's service account",
@@ -20,7 +20,8 @@ _OUTPUT_URI = re.compile(r"\{output_uri\}|\$\{?OUTPUT_URI\b")
 
 
 def trainer_user_of(read: Reader, command: str) -> str:
-    """Whom the trainer runs as. Refuses a command that needs more than its own user may."""
+    """The user that the trainer runs as. Refuses a command that needs rights which its own user
+    does not have."""
     user = read.choice("trainerUser", ROOT, OWN)
     if user != OWN or not command:
         return user
@@ -39,8 +40,8 @@ def trainer_user_of(read: Reader, command: str) -> str:
 
 
 def gs_paths_read(read: Reader, command: str, args: Mapping[str, Any], is_own: bool) -> list[str]:
-    """A sentence on a gs:// path that a trainer or a command of the user's own may want to read by
-    itself, which its own user cannot."""
+    """A sentence about a gs:// path that the user's own trainer or command may try to read itself,
+    which its user on the VM cannot."""
     if read.text("trainerUser") != OWN or not (command or is_own):
         return []
     texts = [command, *(value for value in args.values() if isinstance(value, str))]
@@ -50,12 +51,12 @@ def gs_paths_read(read: Reader, command: str, args: Mapping[str, Any], is_own: b
     how = f"{{data}} and {NAMESPACE}:dataPaths" if command else "outlast.data(path)"
     return [
         f"{NAMESPACE}:trainerUser own: the trainer gets no token of the VM's service account and"
-        f" cannot read {found[0]} by itself; it gets the files by {how}"
+        f" cannot read {found[0]} itself; give it the files by {how}"
     ]
 
 
 def _refused(what: str, why: str, instead: str) -> SettingsError:
     return SettingsError(
-        f"{NAMESPACE}:command uses {what} beside {NAMESPACE}:trainerUser own: the trainer's own"
-        f" user {why}; {instead}, or set {NAMESPACE}:trainerUser to root"
+        f"{NAMESPACE}:command uses {what}, but with {NAMESPACE}:trainerUser own the command {why};"
+        f" {instead}, or set {NAMESPACE}:trainerUser to root"
     )
