@@ -242,8 +242,8 @@ class RunPinArgs(TypedDict):
 class RunPin(Resource, name="RunPin"):
     """One run at one resume, pinned in the stack's state.
 
-    Recreated it reads HEAD: an open run of the same resume keeps its deadline and gets HEAD's place
-    plus one, any other a new deadline and place 0.
+    When it is recreated, it reads HEAD: an open run of the same resume keeps its deadline and gets
+    HEAD's place plus one; any other run gets a new deadline and place 0.
     """
 
     deadline: pulumi.Output[str]
