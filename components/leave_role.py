@@ -19,8 +19,8 @@ class LeaveRoleArgs(TypedDict):
 class LeaveRole(pulumi.ComponentResource):
     """The custom role by which a VM finds itself in its group and leaves it.
 
-    It reaches every group of the project, since no policy can be set on a single group; a project
-    of its own is the remedy.
+    It applies to every group of the project, because no policy can be set on a single group; use
+    a separate project to prevent that.
     """
 
     role: pulumi.Output[str]

@@ -19,8 +19,9 @@ class NetworkArgs(TypedDict):
 
 
 class Network(pulumi.ComponentResource):
-    """A VPC with one subnetwork. VMs have no external address and nobody comes in; Private Google
-    Access lets them reach buckets and the APIs, the NAT where there is one all the rest."""
+    """A VPC with one subnetwork. VMs have no external address and accept no connections from
+    outside. They reach buckets and the APIs through Private Google Access, and everything else
+    through the NAT, if there is one."""
 
     network: pulumi.Output[str]
     """The network's address."""

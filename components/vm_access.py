@@ -18,7 +18,7 @@ class VmAccessArgs(TypedDict):
     network: pulumi.Input[str]
     """Name or address."""
     tag: str
-    """The VMs' network tag: nobody else is meant."""
+    """The VMs' network tag; the rules apply to these VMs only."""
     health_port: int
     """Asked by the platform's health checks; 0 for none. Plain int: it decides what is declared."""
     ssh: bool

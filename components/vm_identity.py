@@ -28,8 +28,8 @@ class VmIdentityArgs(TypedDict):
 
 
 class VmIdentity(pulumi.ComponentResource):
-    """A service account of the stack's own: reads `data/` and what it is told to, writes its
-    prefix, leaves its group."""
+    """The stack's own service account: it can read `data/` and the paths given, write to its
+    prefix, and leave its group."""
 
     email: pulumi.Output[str]
     """The service account's address."""
