@@ -265,7 +265,7 @@ bake::fetch() {
     http::persist "$2" gcs::get "${path%%/*}" "${path#*/}" "$3.part" || return
   elif ! retry::run "$PIP_TRIES" "${CURL[@]}" --show-error --fail --location \
     --max-time "$FETCH_SEC" --output "$3.part" "$2" 2>>"$STEP_LOG"; then
-    log::error "$CURRENT_STEP" "$2: cannot be read; mend its address"
+    log::error "$CURRENT_STEP" "$2: cannot be read; correct its address"
     return 1
   fi
   found="$(sha256sum <"$3.part")" || return

@@ -203,7 +203,7 @@ boot::fetch_bundle() {
   found="${found%% *}"
   if [[ $found != "$wanted" ]]; then
     log::error "$CURRENT_STEP" "$where: sha256 is $found, must be $wanted as the template says;" \
-      "${baked:+bake the image anew, or }run pulumi up again"
+      "${baked:+bake the image again, or }run pulumi up again"
     return 1
   fi
   # -I: the current folder is nobody's business here.

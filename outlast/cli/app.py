@@ -199,7 +199,7 @@ def destroy(experiment: str) -> None:
     """Take a stack down: pulumi destroy, without its questions; one that was killed is mended
     first.
 
-    The bucket stays, and in it all that the run has committed: the next up goes on with it.
+    The bucket stays, and in it all that the run has committed: the next up resumes it.
     """
     from outlast.cli import up as upping
 
@@ -279,7 +279,7 @@ def _say_set_back(experiment: str, back: "Rewound") -> None:
 @cli.command(name="stop")
 @click.argument("experiment")
 def stop_run(experiment: str) -> None:
-    """End a run as stopped. What it committed is kept; outlast resume goes on with it."""
+    """End a run as stopped. What it committed is kept; outlast resume continues it."""
     from outlast.cli import resume as resuming
     from outlast.cli import stack
     from outlast.cli.errors import reading

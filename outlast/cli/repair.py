@@ -177,10 +177,10 @@ def rebuild(
             nonce=new_nonce(),
         )
         return Mended(head, set_aside)
-    anew = "another --run-dir" if owner.startswith(NO_STACK) else "outlast:rerun"
+    again = "give another --run-dir" if owner.startswith(NO_STACK) else "set outlast:rerun"
     raise OperateError(
-        f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; {anew} begins it "
-        "anew."
+        f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; {again} "
+        "to start from scratch."
     )
 
 

@@ -418,7 +418,8 @@ def _in_folder(folder: Path) -> Place:
     if not (folder / "HEAD").exists():
         if (folder / "attempts").is_dir():
             raise UsageError(
-                f"{folder}: its HEAD is gone while attempts exist; mend it: outlast repair {folder}"
+                f"{folder}: its HEAD is gone while attempts exist; repair it: "
+                f"outlast repair {folder}"
             )
         near = _near(folder) or "give the run-dir that a training was given"
         raise UsageError(f"{folder}: {_no_run(folder)}; {near}")

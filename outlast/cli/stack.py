@@ -53,8 +53,8 @@ def find(stack: str) -> Deployed:
 
     if runs.is_path(stack):
         raise UsageError(
-            f"{stack}: is where a run lies, and this takes a stack's name; a run without a stack "
-            "goes on when its own command is given again, and Ctrl-C stops it."
+            f"{stack}: is a run's folder, must be a stack's name; a run without a stack resumes "
+            "when you run its own command again, and Ctrl-C stops it."
         )
     if not EXPERIMENT_PATTERN.fullmatch(stack):
         raise UsageError(

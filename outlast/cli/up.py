@@ -58,9 +58,7 @@ def _left(deployed: stack.Deployed) -> str:
     except (HeadError, StoreError, OperateError):
         return ""
     if head.end is None:
-        return (
-            f"{run} stays open at step {head.step} in {deployed.url}; the next up goes on with it"
-        )
+        return f"{run} stays open at step {head.step} in {deployed.url}; the next up resumes it"
     return f"{run} stays in {deployed.url}, {head.state} at step {head.end.step}"
 
 

@@ -70,8 +70,8 @@ def report(olds: Props, news: Props, *, fresh: bool, stack: str) -> None:
     if not fresh:
         if olds.get("image") != news["image"]:
             say(
-                f"run {news['run']} goes on with image {before}; outlast:image {news['image']}"
-                f" counts from the next resume: outlast resume {stack}"
+                f"run {news['run']} keeps image {before}; outlast:image {news['image']}"
+                f" applies from the next resume: outlast resume {stack}"
             )
         return
     found = _images.get(news["image"])
@@ -109,7 +109,7 @@ def _image(setting: str, reference: str, project: str) -> images.Image:
     found = images.resolve(reference, project)
     if isinstance(found, images.Unknown):
         raise Unanswered(
-            f"{setting} {reference!r}: nobody could tell what it means now ({found.why}); run"
+            f"{setting} {reference!r}: cannot be looked up now ({found.why}); run"
             " pulumi up again once Compute Engine answers"
         )
     if isinstance(found, images.Gone):

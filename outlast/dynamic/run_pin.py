@@ -101,7 +101,7 @@ def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
     if head.place >= PLACES_MAX:
         return (
             f"has placement {head.place} in its HEAD, which must be less than {PLACES_MAX}; nothing"
-            " is started; outlast resume goes on with placement 0"
+            " is started; outlast resume continues with placement 0"
         )
     return None
 

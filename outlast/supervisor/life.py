@@ -192,7 +192,7 @@ def _damaged_folder(boot: Boot, decision: Decision) -> str:
     is_gone = decision.reason is Reason.LOST
     what = "is gone while attempts exist" if is_gone else "cannot be read as one"
     return (
-        f"run folder {boot.run_dir}: its HEAD {what}; mend it: outlast repair {boot.run_dir}, or "
+        f"run folder {boot.run_dir}: its HEAD {what}; repair it: outlast repair {boot.run_dir}, or "
         "give another --run-dir to start from scratch"
     )
 

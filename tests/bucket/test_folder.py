@@ -164,7 +164,7 @@ def test_a_folder_without_a_sound_head_is_refused_with_what_helps(
     answer = session.welcome()
     assert isinstance(answer, Ended) and answer.exit == USAGE
     assert answer.message == (
-        f"run folder {folder.run_dir}: its HEAD {why}; mend it: outlast repair {folder.run_dir}, "
+        f"run folder {folder.run_dir}: its HEAD {why}; repair it: outlast repair {folder.run_dir}, "
         "or give another --run-dir to start from scratch"
     )
     session.close()

@@ -198,7 +198,7 @@ def test_what_becomes_of_the_stacks_run(steps, head, said, why):
 @pytest.mark.parametrize(
     ("head", "then"),
     [
-        (NotRead.ABSENT, Then.STARTS_ANEW),
+        (NotRead.ABSENT, Then.FROM_SCRATCH),
         (NotRead.UNKNOWN, Then.UNCLEAR),
         (OPEN, Then.RESUMES),
         (ended(State.DONE, Reason.DONE), Then.FINISHED),
@@ -211,7 +211,7 @@ def test_another_run_takes_the_place_of_an_open_one(head, then):
     assert (new.run, new.then) == ("bbbbbbbbbb", then)
     assert (old.run, old.then, old.step) == ("aaaaaaaaaa", Then.STOPS, 400)
     assert "what it committed stays in gs://b/experiments/dev/aaaaaaaaaa" in old.why
-    assert any("outlast resume dev goes on with it" in text for text in found.advice)
+    assert any("outlast resume dev continues this run" in text for text in found.advice)
 
 
 def test_a_first_up_starts_anew_and_costs_its_whole_limit():
@@ -221,7 +221,7 @@ def test_a_first_up_starts_anew_and_costs_its_whole_limit():
         Step("create", GROUPS[0], "group", {}, GROUP),
     ]
     found = reviewed(steps)
-    assert found.runs[0].then is Then.STARTS_ANEW
+    assert found.runs[0].then is Then.FROM_SCRATCH
     assert found.before.an_hour == "nothing"
     assert found.after.hours == 24
     assert "(24.0 h, its whole limit)" in found.after.at_the_limit

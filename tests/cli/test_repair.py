@@ -361,7 +361,7 @@ def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
         assert "run: HEAD is whole (open" in str(refused.exception)
     else:
         refused = programs.run(tmp_path, argv)
-        assert refused.returncode == 64 and f"mend it: outlast repair {run_dir}" in refused.stderr
+        assert refused.returncode == 64 and f"repair it: outlast repair {run_dir}" in refused.stderr
         mended = CliRunner().invoke(cli, ["repair", "run"])
         assert mended.exit_code == 0, mended.exception
         step = chain[-1]["step"]
@@ -385,7 +385,7 @@ def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):
         runs.find_damaged(str(tmp_path))
     for takes_a_stack in ("resume", "stop"):
         said = CliRunner().invoke(cli, [takes_a_stack, str(tmp_path)]).exception
-        assert "its own command is given again" in str(said)
+        assert "you run its own command again" in str(said)
 
 
 def test_an_older_head_that_was_put_back_takes_no_term_again_and_is_mended(store, tmp_path):

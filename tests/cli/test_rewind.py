@@ -79,4 +79,4 @@ def test_a_folder_needs_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = resume(monkeypatch, capsys, str(tmp_path / "run"))
-    assert code == 64 and "its own command is given again" in said
+    assert code == 64 and "you run its own command again" in said

@@ -115,7 +115,7 @@ def test_what_git_says_of_a_rewritten_address_has_no_password(
             runs.COMMITTED,
             0,
             "run 0123456789 stays open at step 9 in gs://b/experiments/dev/0123456789/; the next up"
-            " goes on with it",
+            " resumes it",
         ),
         (
             runs.COMMITTED,

@@ -531,7 +531,7 @@ def test_an_image_that_the_stack_is_yet_to_make_is_nothing_to_speak_of(store, ca
 def test_an_image_that_nobody_can_tell_stops_create_but_no_preview(store):
     props = {**PROPS, "image": "unasked"}
     assert RunPinProvider().check({}, dict(props)).failures == []
-    with pytest.raises(boot_image.Unanswered, match="nobody could tell what it means now"):
+    with pytest.raises(boot_image.Unanswered, match="cannot be looked up now"):
         RunPinProvider().create(props)
 
 
@@ -546,7 +546,7 @@ def test_a_newer_image_of_the_family_waits_for_a_resume_and_is_said_then(
     assert not provider.diff("id", olds, dict(PROPS)).changes
     assert capsys.readouterr().err == ""
     provider.diff("id", olds, {**PROPS, "image": "other"})
-    assert f"goes on with image {IMAGE}; outlast:image other counts from the next resume" in (
+    assert f"keeps image {IMAGE}; outlast:image other applies from the next resume" in (
         capsys.readouterr().err
     )
     news = {**PROPS, "resume": 2.0}
@@ -664,5 +664,5 @@ def test_a_placement_that_a_vm_wrote_never_locks_later_vms_out(place):
     head = dataclasses.replace(OPEN, place=place)
     found = pin(head, resume=1, limit_minutes=60, now=NOW)
     assert found.place == 1_000_000 and found.size == 0
-    assert "outlast resume goes on with placement 0" in (obstacle(head, resume=1, now=NOW) or "")
+    assert "outlast resume continues with placement 0" in (obstacle(head, resume=1, now=NOW) or "")
     assert pin(head, resume=2, limit_minutes=60, now=NOW).place == 0

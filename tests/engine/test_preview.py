@@ -87,7 +87,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
         return preview.review("dev", env=stack.env, cwd=stack.folder)
 
     first = review()
-    assert [line.then for line in first.runs] == [preview.Then.STARTS_ANEW]
+    assert [line.then for line in first.runs] == [preview.Then.FROM_SCRATCH]
     assert first.exit_code == 0, first.broken
     assert first.before.an_hour == "nothing" and first.after.hours == 24
     assert "CheckpointBucket" not in str(first.changes) and "created" in first.changes
@@ -163,7 +163,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
         review()
     stack.set("outlast:onNewRun", "replace")
     found = review()
-    assert [line.said for line in found.runs] == ["starts anew", "stops"]
+    assert [line.said for line in found.runs] == ["starts from scratch", "stops"]
     assert found.runs[1].run == run and f"at step {STEP}" in found.runs[1].why
     assert found.before.hours < 24 == found.after.hours  # another run has its own limit
 

@@ -115,7 +115,7 @@ into_image() {
   into_image "$wanted"
   echo damaged >"$OUTLAST_ROOT/opt/outlast/bundles/$wanted.zip"
   run -1 vm::boot
-  [[ "$(json "$(object "$RECORD.end.json")" message)" == *"must be $wanted"*"bake the image anew"* ]]
+  [[ "$(json "$(object "$RECORD.end.json")" message)" == *"must be $wanted"*"bake the image again"* ]]
 }
 
 @test "a bundle that is no zip file is refused" {

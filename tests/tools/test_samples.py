@@ -29,7 +29,7 @@ PRINTED = (
     "goodput  ",
     " of the time from first boot to end",
     " undisturbed)",
-    "starts anew",
+    "starts from scratch",
     "it has no checkpoint yet",
     "an hour, while its VM runs",
     "at most, to its limit",

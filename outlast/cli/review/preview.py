@@ -63,7 +63,7 @@ class Then(StrEnum):
 
     RESTARTS = "restarts"
     RESUMES = "resumes"
-    STARTS_ANEW = "starts anew"
+    FROM_SCRATCH = "starts from scratch"
     UNTOUCHED = "stays untouched"
     FINISHED = "finished"
     STOPS = "stops"
@@ -448,12 +448,13 @@ def _later(steps: Sequence[Step]) -> str:
 def _begins(after: Pin, head: Look, now: datetime) -> RunLine:
     """A run, or a resume of one, that the stack did not have."""
     if head is NotRead.ABSENT:
-        return RunLine(after.run, Then.STARTS_ANEW, "it has no checkpoint yet; step 0", 0)
+        return RunLine(after.run, Then.FROM_SCRATCH, "it has no checkpoint yet; step 0", 0)
     if isinstance(head, NotRead):
         return RunLine(
             after.run,
             Then.UNCLEAR,
-            f"{after.url} cannot be read from here: it starts anew, or goes on where its HEAD says",
+            f"{after.url} cannot be read from here: it starts from scratch, or resumes where its"
+            " HEAD says",
         )
     ended = _ended(after, head, now)
     if ended:
@@ -673,8 +674,8 @@ def _advice(stack: str, runs: Sequence[RunLine], after: Side, news: Sequence[Ste
     for line in runs:
         if line.then is Then.STOPS and line.step:
             advice.append(
-                f"run {line.run} is left open at step {line.step}; where its trainer takes the"
-                f" change, outlast resume {stack} goes on with it instead"
+                f"run {line.run} is left open at step {line.step}; if its trainer accepts the"
+                f" change, outlast resume {stack} continues this run instead"
             )
         if line.then is Then.UNTOUCHED and "new template" in line.why:
             advice.append(

@@ -30,8 +30,8 @@ def network_of(read: Reader, git: delivery.Git | None) -> reach.Reach:
     asked_sec = read.integer("healthLimitSec", 0, LIMIT_WAIT_SEC)
     if asked_sec and health == reach.OFF:
         raise SettingsError(
-            f"{NAMESPACE}:healthLimitSec {asked_sec} beside {NAMESPACE}:health off: nobody asks for"
-            f" the VM's health; leave it out, or set {NAMESPACE}:health to observe or repair"
+            f"{NAMESPACE}:healthLimitSec {asked_sec} beside {NAMESPACE}:health off: nothing asks"
+            f" for the VM's health; leave it out, or set {NAMESPACE}:health to observe or repair"
         )
     found = reach.Reach(
         network=network,
