@@ -502,7 +502,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("machineType", "zones/z/machineTypes/m", "bare name"),
         ("machineType", "n2standard4", "must be a family and a size, such as e2-standard-2; did"),
         ("externalIp", "none", "must be true or false; set outlast:externalIp or leave it empty"),
-        ("healthLimitSec", "60", "healthLimitSec 60 beside outlast:health off: nobody asks"),
+        ("healthLimitSec", "60", "healthLimitSec 60 beside outlast:health off: nothing asks"),
         ("bootDiskType", "", "bare name"),
         ("image", "", "must name an image"),
         ("image", "../../x", "outlast:image '../../x': must name an image or an image family"),
