@@ -183,7 +183,7 @@ bake::need_apt() {
 bake::install_packages() {
   bake::need_apt || return
   if ! apt::install "$@"; then
-    log::error "$CURRENT_STEP" "apt-get could not install $*; mend the recipe's packages"
+    log::error "$CURRENT_STEP" "apt-get could not install $*; correct the recipe's packages"
     return 1
   fi
 }
@@ -270,7 +270,7 @@ bake::fetch() {
   fi
   found="$(sha256sum <"$3.part")" || return
   if [[ ${found%% *} != "$1" ]]; then
-    log::error "$CURRENT_STEP" "$2: sha256 is ${found%% *}, must be $1; mend the recipe's data"
+    log::error "$CURRENT_STEP" "$2: sha256 is ${found%% *}, must be $1; correct the recipe's data"
     return 1
   fi
   mv -f "$3.part" "$3"

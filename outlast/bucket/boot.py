@@ -111,7 +111,7 @@ def decide(
             return Decision(
                 Act.REFUSE,
                 Reason.LOST,
-                "HEAD is gone while attempts exist; `outlast repair` mends it, then "
+                "HEAD is gone while attempts exist; `outlast repair` repairs it, then "
                 "`outlast resume`",
             )
         return Decision(Act.TAKE, None, "fresh: takes term 1", _first_head(claim, now, nonce))
@@ -119,7 +119,7 @@ def decide(
         return Decision(
             Act.REFUSE,
             Reason.UNREADABLE,
-            "HEAD cannot be read as one; `outlast repair` mends it, then `outlast resume`",
+            "HEAD cannot be read as one; `outlast repair` repairs it, then `outlast resume`",
         )
     if look is Missing.FORBIDDEN:
         return Decision(

@@ -197,7 +197,7 @@ class HeadFile:
                                 Reason.UNREADABLE,
                                 f"HEAD is older than the run: it names {newest(look)}, and "
                                 f"{stale}; "
-                                "`outlast repair` mends it, then `outlast resume`",
+                                "`outlast repair` repairs it, then `outlast resume`",
                             )
                     if decision.act is Act.LEAVE and decision.head is not None:
                         write_end_copy(self.store, self.layout, decision.head, patience=patience)

@@ -177,7 +177,7 @@ def checkpoints(experiment: str, as_json: bool) -> None:
 @click.option("--latest", is_flag=True, help="First take the newest commit of outlast:gitRef.")
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # pulumi's own habit
 def up(experiment: str | None, latest: bool) -> None:
-    """Bring a stack up: pulumi up, without its questions; one that was killed is mended first.
+    """Run `pulumi up --yes`, after recovering from an interrupted update.
 
     EXPERIMENT is a stack; default the selected one. With --latest the commit that the branch is at
     is written into the stack's configuration, outlast:gitCommit, before.
@@ -196,8 +196,7 @@ def up(experiment: str | None, latest: bool) -> None:
 @click.argument("experiment")
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)
 def destroy(experiment: str) -> None:
-    """Take a stack down: pulumi destroy, without its questions; one that was killed is mended
-    first.
+    """Run `pulumi destroy --yes`, after recovering from an interrupted update.
 
     The bucket stays, and in it all that the run has committed: the next up resumes it.
     """
@@ -294,19 +293,19 @@ def stop_run(experiment: str) -> None:
 
 @cli.command()
 @click.argument("experiment")
-def mend(experiment: str) -> None:
-    """Mend a stack whose pulumi up was killed: its lock, and what was being made."""
+def recover(experiment: str) -> None:
+    """Recover a stack whose pulumi up was killed: its lock, and what was being made."""
     if _mended(experiment):
-        say(f"{experiment}: mended; go on with pulumi up")
+        say(f"{experiment}: recovered; continue with pulumi up")
     else:
-        say(f"{experiment}: nothing to mend")
+        say(f"{experiment}: nothing to recover")
 
 
 def _mended(experiment: str | None) -> bool:
-    """Whether there was something to mend; says what."""
-    from outlast.cli import mend as mending
+    """Whether there was something to recover; says what."""
+    from outlast.cli import recover as recovery
 
-    done = mending.mend(experiment)
+    done = recovery.recover(experiment)
     for name in done.taken_up if done else ():
         say(f"{name}: was being made when pulumi was killed; taken up, if it exists")
     return done is not None
@@ -315,7 +314,7 @@ def _mended(experiment: str | None) -> bool:
 @cli.command()
 @click.argument("experiment")
 def repair(experiment: str) -> None:
-    """Mend a HEAD that is gone, unreadable, or names no checkpoint that can be read.
+    """Repair a HEAD that is gone, unreadable, or names no checkpoint that can be read.
 
     EXPERIMENT may also be the folder or gs:// path of a run without a stack.
     """
@@ -336,7 +335,7 @@ def repair(experiment: str) -> None:
         then = f"at step {done.head.step}; its own command resumes from there"
     else:
         then = f"stopped at step {done.head.step}; go on with: outlast resume {experiment}"
-    say(f"{experiment}: HEAD is mended, {then}")
+    say(f"{experiment}: HEAD is repaired, {then}")
 
 
 @cli.command()

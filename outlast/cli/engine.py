@@ -196,7 +196,7 @@ def _reason(text: str) -> str:
     ]
     told = "; ".join(dict.fromkeys(errors))
     if told.endswith(TORN):
-        told += "; a command that was killed left an empty file in the backend, run outlast mend"
+        told += "; a command that was killed left an empty file in the backend, run outlast recover"
     return told
 
 

@@ -55,10 +55,10 @@ def reading(experiment: str) -> Iterator[None]:
 
 def about(name: str, error: Exception) -> str:
     """The error's sentence with the name of what it is about, unless it begins with the place, and
-    with what mends it."""
+    with what repairs it."""
     from outlast.bucket.head import HeadUnreadable
 
     said = str(error)
     if isinstance(error, HeadUnreadable):
-        said += f"; outlast repair {name} mends it"
+        said += f"; outlast repair {name} repairs it"
     return said if said.startswith("gs://") else f"{name}: {said}"

@@ -1,9 +1,9 @@
-"""Mends a HEAD that is gone, unreadable, older than its run, or names no checkpoint that can be
+"""Repairs a HEAD that is gone, unreadable, older than its run, or names no checkpoint that can be
 read.
 
 HEAD is rebuilt from the attempts' start records: from the newest attempt backwards, each names the
 checkpoint that it was restored from. A checkpoint on that way whose every byte is right is taken up
-again; a snapshot beside it, such as one that a fenced attempt left, is not. The mended run is
+again; a snapshot beside it, such as one that a fenced attempt left, is not. The repaired run is
 stopped, under a term that no attempt ever had; `outlast resume` reopens it. A run without a stack
 has no such counter: it is open again, and its own command goes on with it.
 """
@@ -50,7 +50,7 @@ _LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
-class Mended:
+class Repaired:
     """What a repair did."""
 
     head: Head
@@ -58,7 +58,7 @@ class Mended:
     """Newer checkpoints in the bucket that could not be used."""
 
 
-def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Mended:
+def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Repaired:
     """As `repair`, of a run without a stack, in a folder or a bucket. OperateError: it is a
     stack's."""
     owner = _recorded_owner(place.store, place.layout)
@@ -75,7 +75,7 @@ def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Mended:
 
 def repair(
     store: Store, layout: Layout, owner: str, *, silent_sec: float = Waits().silent
-) -> Mended:
+) -> Repaired:
     """Rebuilds and writes HEAD. OperateError: it needs no repair, cannot be rebuilt, or an attempt
     has given a sign of life within `silent_sec` and has not ended.
 
@@ -100,23 +100,23 @@ def repair(
         if whole and contradicted(store, layout, look.head) is None:
             raise OperateError(
                 f"{_run(layout)}: HEAD is whole ({look.head.state}, step {look.head.step}); "
-                "nothing to mend."
+                "nothing to repair."
             )
         expected, known = look.object.generation, look.head
     _refuse_beside_a_holder(store, layout, silent_sec)
-    mended = rebuild(store, layout, owner, store.now(), known)
+    repaired = rebuild(store, layout, owner, store.now(), known)
     try:
-        store.put(layout.head, mended.head.to_json(), if_generation_match=expected)
+        store.put(layout.head, repaired.head.to_json(), if_generation_match=expected)
     except PreconditionFailed:
         raise OperateError(
             f"{_run(layout)}: somebody wrote HEAD meanwhile; look at it with outlast status."
         ) from None
-    return mended
+    return repaired
 
 
 def rebuild(
     store: Store, layout: Layout, owner: str, now: datetime, known: Head | None = None
-) -> Mended:
+) -> Repaired:
     """The HEAD that the bucket's records and manifests give; nothing is written.
 
     `known` is the HEAD that is there, where it can be read: its term, resume and place only rise.
@@ -176,7 +176,7 @@ def rebuild(
             data=known.data if known is not None else None,
             nonce=new_nonce(),
         )
-        return Mended(head, set_aside)
+        return Repaired(head, set_aside)
     again = "give another --run-dir" if owner.startswith(NO_STACK) else "set outlast:rerun"
     raise OperateError(
         f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; {again} "

@@ -364,7 +364,7 @@ def _integer(given: Mapping[str, Any], key: str, default: int, least: int, most:
 
 def _bad(key: str, value: Any, rule: str) -> RecipeError:
     shown = keys.without_person(repr(value))
-    return RecipeError(f"{KEY}.{key} {shown}: {rule}; mend it in the recipe")
+    return RecipeError(f"{KEY}.{key} {shown}: {rule}; correct it in the recipe")
 
 
 def _words(keys: frozenset[str]) -> str:

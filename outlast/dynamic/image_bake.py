@@ -46,7 +46,7 @@ class ImageBakeProvider(ResourceProvider):
         runs is no difference. What a bake that was killed has left is one: the update clears it."""
         replaces = [key for key in ("family", "project") if olds.get(key) != news.get(key)]
         changed = olds.get("hash") != news.get("hash")
-        # One without an image was taken up after a kill (outlast mend), and is made by its update.
+        # One without an image was taken up after a kill (outlast recover); its update makes it.
         anew = changed or bool(replaces) or not olds.get("image")
         return DiffResult(changes=anew or self._has_left(olds["image"], news), replaces=replaces)
 

@@ -181,7 +181,7 @@ class RunPinProvider(ResourceProvider):
         except Unreadable as error:
             say(
                 f"run {news['run']}: its HEAD cannot be read ({error}), nothing is started;"
-                " outlast repair mends it"
+                " outlast repair repairs it"
             )
         except (StoreError, GoogleAuthError):
             pass
@@ -320,7 +320,7 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
         why = (
             f"run {olds['run']} would be replaced by run {news['run']}, and whether it is open"
             f" cannot be told, since its HEAD cannot be read ({error}); outlast repair"
-            f" {_stack(olds)} mends it, or set outlast:onNewRun to replace to give the run up"
+            f" {_stack(olds)} repairs it, or set outlast:onNewRun to replace to give the run up"
         )
     except (StoreError, GoogleAuthError):
         why = None  # a preview needs no cloud, and `create` fails without

@@ -164,7 +164,7 @@ def _parse(path: Path) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{path.name} line {line}" if line else path.name
-        raise IdentityError(f"{where}: is no valid Python ({error}); mend the source") from None
+        raise IdentityError(f"{where}: is no valid Python ({error}); correct the source") from None
 
 
 def _imported(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:

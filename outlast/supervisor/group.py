@@ -71,7 +71,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Refused:
-    """The group said no; asking again may help once somebody has mended the permissions."""
+    """The group said no; asking again may help once somebody has corrected the permissions."""
 
     why: str
 

@@ -188,7 +188,7 @@ def _others_folder(boot: Boot, decision: Decision) -> str:
 
 
 def _damaged_folder(boot: Boot, decision: Decision) -> str:
-    """Why a run without a stack cannot be gone on with, and what mends it."""
+    """Why a run without a stack cannot be gone on with, and what repairs it."""
     is_gone = decision.reason is Reason.LOST
     what = "is gone while attempts exist" if is_gone else "cannot be read as one"
     return (

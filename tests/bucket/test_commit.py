@@ -491,7 +491,7 @@ def test_all_damaged_is_an_error_and_no_restart(bench: Bench, how: str) -> None:
 def test_all_damaged_in_a_folder_names_what_helps_there(
     clock: FakeClock, claim: Claim, tmp_path: Path
 ) -> None:
-    """Not `outlast repair`, which mends what a stack declares."""
+    """Not `outlast repair`, which repairs what a stack declares."""
     bench = Bench(FolderStore(tmp_path / "run"), Layout("", ""), clock, claim, tmp_path)
     (tmp_path / "run" / bench.commit(bench.attempt(), 2).path / "state").unlink()
     with pytest.raises(RestoreError, match="^none of the 1 .* give another --run-dir"):

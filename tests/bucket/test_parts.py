@@ -284,14 +284,14 @@ def test_a_part_of_a_run_without_parts_is_refused(store: MemoryStore, tmp_path: 
         set_back(store, "a:1")
 
 
-# Mended.
+# Repaired.
 
 
 def lose_head(store: MemoryStore) -> None:
     store.delete(LAYOUT.head, generation=store.stat(LAYOUT.head).generation)
 
 
-def mended(store: MemoryStore) -> tuple[Head, int]:
+def repaired(store: MemoryStore) -> tuple[Head, int]:
     found = rebuild(store, LAYOUT, CLAIM.owner, START)
     return found.head, found.set_aside
 
@@ -299,7 +299,7 @@ def mended(store: MemoryStore) -> tuple[Head, int]:
 def test_a_lost_head_of_a_run_with_parts_comes_back(three: MemoryStore) -> None:
     before = head_of(three)
     lose_head(three)
-    head, set_aside = mended(three)
+    head, set_aside = repaired(three)
     assert set_aside == 0
     found, expected = (pages.kept(three, LAYOUT, one).chain for one in (head, before))
     assert found == expected
@@ -308,7 +308,7 @@ def test_a_lost_head_of_a_run_with_parts_comes_back(three: MemoryStore) -> None:
 def test_a_lost_head_of_many_parts_comes_back_small(many: dict[str, Any]) -> None:
     store = copy_of(many)
     lose_head(store)
-    head, set_aside = mended(store)
+    head, set_aside = repaired(store)
     assert set_aside == 0 and len(head.to_json()) < HEAD_BYTES_MAX / 2
     assert names(pages.parts(store, LAYOUT, head)) == ALL
 
@@ -327,7 +327,7 @@ def test_an_end_that_a_later_attempt_committed_at_its_first_step_comes_back(
     expected = names(pages.parts(store, LAYOUT, head_of(store)))
     assert expected == [("a", 2, True), ("b", 1, False)]
     lose_head(store)
-    head, set_aside = mended(store)
+    head, set_aside = repaired(store)
     assert names(pages.parts(store, LAYOUT, head)) == expected and set_aside == 0
 
 
@@ -336,7 +336,7 @@ def test_what_stands_on_a_lost_end_is_left_out(tmp_path: Path) -> None:
     end = pages.parts(three, LAYOUT, head_of(three))[1].newest
     lose_head(three)
     three.delete(end.manifest, generation=end.generation)
-    head, set_aside = mended(three)
+    head, set_aside = repaired(three)
     assert names(pages.parts(three, LAYOUT, head))[:2] == [("a", 2, True), ("b", 2, False)]
     kept = pages.kept(three, LAYOUT, head).chain
     assert len(kept) == 3 and set_aside >= 2

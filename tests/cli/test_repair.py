@@ -106,9 +106,9 @@ def test_chain_and_lineage_come_back_as_they_were_and_the_run_goes_on(store, tmp
     lose_head(store)
     if damage == "garbage":
         store.put(LAYOUT.head, b"\x00 not a HEAD")
-    mended = repair(store, LAYOUT, OWNER)
+    repaired = repair(store, LAYOUT, OWNER)
     after = read_head(store, LAYOUT).head
-    assert mended.set_aside == 0
+    assert repaired.set_aside == 0
     assert (after.chain, after.lineage) == (before.chain, before.lineage)
     assert (after.state, after.owner) == (State.STOPPED, OWNER) and after.term > before.term
     assert after.end is not None and after.end.reason is Reason.STOPPED
@@ -192,7 +192,7 @@ def test_a_run_whose_newest_checkpoints_are_damaged_is_whole_where_a_page_has_a_
         machine.commit(step)
     for entry in read_head(store, LAYOUT).head.chain:
         store.put(entry.path + "weights", b"flipped")
-    with pytest.raises(OperateError, match="nothing to mend"):
+    with pytest.raises(OperateError, match="nothing to repair"):
         repair(store, LAYOUT, OWNER)
 
 
@@ -200,9 +200,9 @@ def test_a_damaged_newest_checkpoint_is_set_aside(store, tmp_path):
     before = train(store, tmp_path)
     store.put(before.chain[-1].path + "weights", b"flipped")
     lose_head(store)
-    mended = repair(store, LAYOUT, OWNER)
-    assert mended.set_aside == 1
-    assert mended.head.chain == before.chain[:-1]
+    repaired = repair(store, LAYOUT, OWNER)
+    assert repaired.set_aside == 1
+    assert repaired.head.chain == before.chain[:-1]
 
 
 def test_a_fenced_attempts_later_step_does_not_come_in(store, tmp_path):
@@ -254,9 +254,9 @@ def test_a_term_that_left_no_record_is_not_given_again(store, tmp_path, damage):
             store.put(checkpoint.path + "weights", b"flipped")
         head = read_head(store, LAYOUT).head
         store.put(LAYOUT.head, replace(head, chain=head.chain[1:]).to_json())
-    mended = repair(store, LAYOUT, OWNER).head
-    assert mended.term > cut.term
-    assert damage == "HEAD gone" or (mended.resume, mended.place) == (0, 2)
+    repaired = repair(store, LAYOUT, OWNER).head
+    assert repaired.term > cut.term
+    assert damage == "HEAD gone" or (repaired.resume, repaired.place) == (0, 2)
     Machine(store, tmp_path, replace(CLAIM, resume=1))
     with pytest.raises(Fenced):
         cut.check(term=cut.term)
@@ -280,15 +280,15 @@ def test_an_older_head_put_back_over_the_run_is_mended(store, tmp_path):
     last = Machine(store, tmp_path)
     last.commit(30)
     store.put(LAYOUT.head, stale)
-    mended = repair(store, LAYOUT, OWNER)
-    assert [entry.step for entry in mended.head.chain] == [10, 20, 30]
-    assert mended.head.state is State.STOPPED and mended.head.term > last.head_file.term
+    repaired = repair(store, LAYOUT, OWNER)
+    assert [entry.step for entry in repaired.head.chain] == [10, 20, 30]
+    assert repaired.head.state is State.STOPPED and repaired.head.term > last.head_file.term
 
 
 def test_a_whole_head_and_a_foreign_one_are_left_alone(store, tmp_path):
     train(store, tmp_path)
     before = store.get(LAYOUT.head)
-    with pytest.raises(OperateError, match=r"HEAD is whole \(open, step 50\); nothing to mend"):
+    with pytest.raises(OperateError, match=r"HEAD is whole \(open, step 50\); nothing to repair"):
         repair(store, LAYOUT, OWNER)
     with pytest.raises(OperateError, match="HEAD belongs to o/p/s"):
         repair(store, LAYOUT, "o/p/other")
@@ -362,11 +362,11 @@ def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
     else:
         refused = programs.run(tmp_path, argv)
         assert refused.returncode == 64 and f"repair it: outlast repair {run_dir}" in refused.stderr
-        mended = CliRunner().invoke(cli, ["repair", "run"])
-        assert mended.exit_code == 0, mended.exception
+        repaired = CliRunner().invoke(cli, ["repair", "run"])
+        assert repaired.exit_code == 0, repaired.exception
         step = chain[-1]["step"]
-        assert mended.output == (
-            f"run: HEAD is mended, at step {step}; its own command resumes from there\n"
+        assert repaired.output == (
+            f"run: HEAD is repaired, at step {step}; its own command resumes from there\n"
         )
     again = programs.run(tmp_path, argv)
     assert again.returncode == 0, again.stderr
@@ -411,8 +411,8 @@ def test_an_older_head_that_was_put_back_takes_no_term_again_and_is_mended(store
     store.put(LAYOUT.head, old)
     decision = HeadFile(store, LAYOUT, Quick()).take_term(CLAIM)
     assert decision.act is Act.REFUSE and "term 2 has begun" in decision.message
-    assert "`outlast repair` mends it" in decision.message
+    assert "`outlast repair` repairs it" in decision.message
     assert store.get(LAYOUT.attempt_start(2)) == begun
-    mended = repair(store, LAYOUT, OWNER)
-    assert mended.head.chain == before.chain and mended.head.term > 2
+    repaired = repair(store, LAYOUT, OWNER)
+    assert repaired.head.chain == before.chain and repaired.head.term > 2
     assert Machine(store, tmp_path, replace(CLAIM, resume=1)).step == 30

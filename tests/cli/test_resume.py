@@ -332,7 +332,7 @@ def test_a_garbled_head_is_one_sentence_with_what_mends_it():
         status.read(place(garbled))
     said = "dev: memory:/experiments/dev/0123456789/HEAD: is not JSON ("
     assert str(caught.value).startswith(said)
-    assert str(caught.value).endswith("; outlast repair dev mends it")
+    assert str(caught.value).endswith("; outlast repair dev repairs it")
 
 
 def test_damaged_bytes_of_head_are_told_once_and_with_what_mends_them(tmp_path):
@@ -345,4 +345,4 @@ def test_damaged_bytes_of_head_are_told_once_and_with_what_mends_them(tmp_path):
             read(damaged)
         told = str(caught.value)
         assert told.startswith(f"./run: {store.url}/HEAD: has size and CRC32C")
-        assert told.endswith("; outlast repair ./run mends it")
+        assert told.endswith("; outlast repair ./run repairs it")

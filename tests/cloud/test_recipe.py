@@ -46,7 +46,10 @@ def root(tmp_path: Path) -> Path:
             "outlast:imageRecipe.packages[1] 'gcc; reboot': must be a package's name",
         ),
         ({"packages": ["git", 3]}, "outlast:imageRecipe.packages[1] 3: must be a package's name"),
-        ({"packages": {"git": "1"}}, "imageRecipe.packages {'git': '1'}: must be a list; mend it"),
+        (
+            {"packages": {"git": "1"}},
+            "imageRecipe.packages {'git': '1'}: must be a list; correct it",
+        ),
         ({"packages": 0}, "imageRecipe.packages 0: must be a list"),
         ({"requirements": ["a.txt"]}, "imageRecipe.requirements ['a.txt']: must be a file in"),
         ({"script": {"a": 1}}, "imageRecipe.script {'a': 1}: must be a file in the checkout"),

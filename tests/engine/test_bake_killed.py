@@ -1,4 +1,4 @@
-"""An `up` that bakes and is killed, or interrupted once, at any stage: the next one mends it."""
+"""An `up` that bakes and is killed, or interrupted once, at any stage: the next one recovers it."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ import yaml
 from outlast.base import tree
 from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
-from outlast.cli import mend
+from outlast.cli import recover
 from tests.baking import quick_python
 from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
 
@@ -63,8 +63,8 @@ class Bakery:
         finally:
             up.kill()
 
-    def mend(self) -> None:
-        mend.mend("dev", env=self.project.env, cwd=self.project.folder)
+    def recover(self) -> None:
+        recover.recover("dev", env=self.project.env, cwd=self.project.folder)
 
     def next_up(self) -> None:
         """It makes the image, and nothing bills but that and the old one, the way back."""
@@ -178,7 +178,7 @@ def test_a_bake_that_is_killed_at_any_stage_is_gone_on_with_by_the_next_up(
         assert bakery.newest() == OLD
     whole = [name for name, one in bakery.family().items() if one["status"] == "READY"]
     assert bakery.newest() in whole
-    bakery.mend()
+    bakery.recover()
     bakery.next_up()
 
 
@@ -203,8 +203,10 @@ def test_a_first_bake_that_is_killed_goes_with_its_stack(bakery: Bakery, stage: 
     bakery.check_that_nothing_bills()
 
 
-@pytest.mark.parametrize("mended", [True, False])
-def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(bakery: Bakery, mended: bool):
+@pytest.mark.parametrize("recovered", [True, False])
+def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(
+    bakery: Bakery, recovered: bool
+):
     """Nothing of the recipe has changed for the stack by then; the family has, in the cloud."""
     bakery.next_up()
     first = bakery.newest()
@@ -216,8 +218,8 @@ def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(bakery: Bake
         up.kill()
     assert bakery.newest() != first
     script.write_text(text)
-    if mended:
-        said = bakery.project.outlast("mend", "dev")
+    if recovered:
+        said = bakery.project.outlast("recover", "dev")
         assert "bake: was being made when pulumi was killed; taken up" in said
     else:
         bakery.project.pulumi("cancel", "--yes", "dev")  # its lock only

@@ -20,7 +20,7 @@ from outlast.bucket.head import Head, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import open_store
 from outlast.cli import engine as engines
-from outlast.cli import mend
+from outlast.cli import recover
 from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own, until
 from tests.engine.test_preview import train_to
 
@@ -238,7 +238,7 @@ def test_a_command_killed_at_any_write_is_mended_by_the_next(
             configure(settings)
             if moment is not None:
                 struck = killed(stack, command, moment)
-                done = mend.mend("dev", env=stack.env, cwd=stack.folder)
+                done = recover.recover("dev", env=stack.env, cwd=stack.folder)
                 print(f"{cycle} {phase}: {moment}: {struck}, {done}", flush=True)
                 assert struck, f"{phase}: ended before {moment}"
             stack.pulumi(*command)

@@ -240,7 +240,7 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
         ),
         (
             {"imageRecipe": '{"packages": ["gcc", 3]}'},
-            "outlast:imageRecipe.packages[1] 3: must be a package's name, or NAME=VERSION; mend",
+            "outlast:imageRecipe.packages[1] 3: must be a package's name, or NAME=VERSION; correct",
         ),
         (
             {"imageRecipe": '{"trainers": true}', "network": "isolated"},

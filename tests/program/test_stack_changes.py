@@ -441,7 +441,7 @@ def test_an_up_that_is_killed_is_mended(deployed, cloud, asked_for):
     assert deployed.changes() == set()
     left = started.audit()
     assert [len(left[kind]) for kind in ("groups", "templates", "roles", "vms")] == [1, 1, 1, 1]
-    assert "nothing to mend" in deployed.outlast("mend", "dev")
+    assert "nothing to recover" in deployed.outlast("recover", "dev")
 
 
 def test_a_typo_is_refused_in_one_sentence(changed):

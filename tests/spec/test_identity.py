@@ -251,7 +251,7 @@ def test_the_folders_place_does_not_count(tmp_path):
 
 @pytest.mark.parametrize("text", ["def f(:\n", "x = '\0'\n"])
 def test_source_that_does_not_parse_is_a_sentence(text, tmp_path):
-    with pytest.raises(IdentityError, match="entry.py.*; mend the source"):
+    with pytest.raises(IdentityError, match="entry.py.*; correct the source"):
         digest_of(text, tmp_path)
 
 

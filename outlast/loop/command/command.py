@@ -171,8 +171,8 @@ def _check_first_line(program: str, file: Path) -> None:
             )
         if name and not os.path.exists(name):
             raise CommandError(
-                f"command {program!r}: its first line names {name}, which is not there; mend that "
-                "line"
+                f"command {program!r}: its first line names {name}, which is not there; correct "
+                "that line"
             )
     elif b"\0" not in begin:
         raise CommandError(

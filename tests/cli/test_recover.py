@@ -1,4 +1,4 @@
-"""`outlast mend`: what was being made when an `up` was killed, and whose lock may be taken away."""
+"""`outlast recover`: what an `up` was making when it was killed, and whose lock may be removed."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast.cli import engine, mend
+from outlast.cli import engine, recover
 from outlast.cli.errors import EngineError, OperateError
 from outlast.cloud import bake
 from outlast.cloud.compute import CannotAsk
@@ -42,7 +42,7 @@ def test_what_was_being_made_enters_the_state_under_its_id():
     updating = {"type": "updating", "resource": resource(TEMPLATE, "t", project="p", name="t")}
     pending = [creating(group), creating(bound), creating(pin), creating(half), updating]
     state = {"pending_operations": pending, "resources": []}
-    assert mend.take_up(state) == ("trainer-group", "read")
+    assert recover.take_up(state) == ("trainer-group", "read")
     assert state == {
         "resources": [
             {
@@ -59,8 +59,8 @@ def test_every_kind_that_is_declared_is_taken_up_under_the_providers_id():
     listed = [yaml.safe_load(file.read_text()) for file in inventory.FOLDER.glob("*.yaml")]
     declared = {entry["type"] for entries in listed for entry in entries}
     nowhere = {f"pulumi-python:dynamic:{name}" for name in ("FoundationGuard", "RunPin")}
-    assert set(mend.IDS) == declared - nowhere
-    for token, form in mend.IDS.items():
+    assert set(recover.IDS) == declared - nowhere
+    for token, form in recover.IDS.items():
         kind = KINDS.get(token)
         if kind is not None and kind.id_form:
             email = "{accountId}@{project}.iam.gserviceaccount.com"
@@ -71,7 +71,7 @@ def test_what_was_to_take_the_place_of_something_is_to_be_deleted():
     old = resource(TEMPLATE, "trainer-template", project="p", name="old")
     new = resource(TEMPLATE, "trainer-template", project="p", name="new")
     state = {"pending_operations": [creating(new)], "resources": [{**old, "id": "old"}]}
-    mend.take_up(state)
+    recover.take_up(state)
     first, second = state["resources"]
     assert "delete" not in first and second["delete"] is True
     assert second["id"] == "projects/p/global/instanceTemplates/new"
@@ -82,7 +82,7 @@ def test_what_was_deleted_to_make_room_gives_its_place_to_what_was_being_made():
     new = resource(GROUP, "g", project="p", zone="b", name="n")
     behind = resource(TEMPLATE, "t", project="p", name="t")
     state = {"pending_operations": [creating(new)], "resources": [{**old, "id": "1"}, behind]}
-    assert mend.take_up(state) == ("g",)
+    assert recover.take_up(state) == ("g",)
     id = "projects/p/zones/b/instanceGroupManagers/n"
     assert state["resources"] == [{**new, "id": id, "outputs": new["inputs"]}, behind]
 
@@ -95,12 +95,12 @@ def test_an_image_that_was_to_follow_another_is_left_to_the_next_bake(operation)
     old["outputs"] = {"hash": "1", "family": "old", "image": "old-1"}
     pending = [{"type": operation, "resource": bake}]
     state = {"pending_operations": pending, "resources": [old]}
-    assert mend.take_up(state) == ("bake",)
+    assert recover.take_up(state) == ("bake",)
     (left,) = state["resources"]
     assert left == {**old, "outputs": {"hash": "1", "family": "old"}}
     assert ImageBakeProvider().diff("p/old", left["outputs"], left["outputs"]).changes
     state = {"pending_operations": [creating(bake)], "resources": []}
-    assert mend.take_up(state) == ("bake",)
+    assert recover.take_up(state) == ("bake",)
 
 
 def test_an_empty_note_beside_the_state_is_removed_and_no_other(tmp_path, monkeypatch):
@@ -117,14 +117,14 @@ def test_an_empty_note_beside_the_state_is_removed_and_no_other(tmp_path, monkey
         return json.dumps({"deployment": {}})
 
     monkeypatch.setattr(engine, "run_engine", run)
-    mend.mend("dev")
+    recover.recover("dev")
     assert sorted(path.name for path in stacks.iterdir()) == ["dev.json", "dev.json.bak.attrs"]
 
 
 def test_an_unreadable_state_names_the_mend():
     told = engine._reason("error: failed to load checkpoint: EOF")
     assert told.startswith("failed to load checkpoint: EOF; ")
-    assert told.endswith("run outlast mend")
+    assert told.endswith("run outlast recover")
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def asked(monkeypatch):
 
 
 def test_a_whole_stack_needs_nothing(asked):
-    assert mend.mend("dev") is None
+    assert recover.recover("dev") is None
 
 
 def test_a_mend_that_was_killed_before_its_refresh_is_mended(asked):
@@ -156,9 +156,9 @@ def test_a_mend_that_was_killed_before_its_refresh_is_mended(asked):
     deployment["resources"] = [
         {**group, "id": "1", "outputs": {**group["inputs"], "selfLink": "x"}}
     ]
-    assert mend.mend("dev") is None
+    assert recover.recover("dev") is None
     deployment["resources"][0]["outputs"] = group["inputs"]
-    assert mend.mend("dev") == mend.Mended(False, ())
+    assert recover.recover("dev") == recover.Recovered(False, ())
     assert given[-1] == "refresh --yes"
 
 
@@ -166,7 +166,7 @@ def test_the_lock_of_a_dead_process_of_this_machine_goes(asked):
     given, deployment, says = asked
     deployment["pending_operations"] = [creating(resource(GROUP, "g", project="p"))]
     says[0] = LOCKED.format(host=socket.gethostname(), pid=DEAD)
-    assert mend.mend("dev") == mend.Mended(True, ())
+    assert recover.recover("dev") == recover.Recovered(True, ())
     assert given == [
         "stack export",
         "stack import",
@@ -185,14 +185,14 @@ def test_the_lock_of_anybody_else_stays(asked, host, pid):
     given, _, says = asked
     says[0] = LOCKED.format(host=host, pid=pid)
     with pytest.raises(OperateError, match="somebody works on it now; wait for that"):
-        mend.mend("dev")
+        recover.recover("dev")
     assert "cancel --yes" not in given
 
 
 def test_another_error_is_the_engines(asked):
     asked[2][0] = "error: no stack named 'dev' found"
     with pytest.raises(EngineError, match="no stack named"):
-        mend.mend("dev")
+        recover.recover("dev")
 
 
 @pytest.mark.parametrize("left", [True, False])

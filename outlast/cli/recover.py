@@ -1,10 +1,10 @@
-"""Mends a stack whose `up` was killed: its lock, and what was being made when it died.
+"""Recovers a stack whose `up` was killed: its lock, and what was being made when it died.
 
 An engine that is killed leaves its lock, and a note of each thing that it had asked for without an
 answer. The thing may be there: under a fixed name it stands in the way of the next `up`, and a
 `destroy` would leave it. Here each such thing enters the stack's state under the id that it must
 have; a refresh then drops what is not there, and the next `up` goes on with the rest or deletes it.
-A mend that is killed is mended by the next in the same way.
+A recovery that is killed is recovered by the next one.
 """
 
 import json
@@ -57,18 +57,18 @@ with a condition has its title at the end. A test holds the list against what is
 
 
 @dataclass(frozen=True)
-class Mended:
-    """What a mend did."""
+class Recovered:
+    """What a recovery did."""
 
     unlocked: bool
     taken_up: tuple[str, ...]
     """Logical names of what was being made and is now in the state, if it exists."""
 
 
-def mend(
+def recover(
     stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path = engine.ROOT
-) -> Mended | None:
-    """Mends the stack, or the selected one; None where nothing was wrong. OperateError: somebody
+) -> Recovered | None:
+    """Recovers the stack, or the selected one; None where nothing was wrong. OperateError: somebody
     works on it now."""
     of = ["-s", stack] if stack else []
     export = ["stack", "export", *of]
@@ -103,7 +103,7 @@ def mend(
         unlocked = True
     if unread:
         engine.run_engine(["refresh", "--yes", "--skip-preview", *of], env=env, cwd=cwd)
-    return Mended(unlocked, taken_up) if unlocked or unread else None
+    return Recovered(unlocked, taken_up) if unlocked or unread else None
 
 
 def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
@@ -146,8 +146,8 @@ def _name(resource: Mapping[str, Any]) -> str:
 
 
 def _is_unread(resource: Mapping[str, Any]) -> bool:
-    """Whether a mend took it up and was killed before the refresh: the cloud's answer always says
-    more than what was asked for."""
+    """Whether a recovery took it up and was killed before the refresh: the cloud's answer always
+    says more than what was asked for."""
     return resource.get("type", "").startswith("gcp:") and resource.get("outputs") == resource.get(
         "inputs"
     )
