@@ -177,33 +177,33 @@ def checkpoints(experiment: str, as_json: bool) -> None:
 @click.option("--latest", is_flag=True, help="First take the newest commit of outlast:gitRef.")
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # pulumi's own habit
 def up(experiment: str | None, latest: bool) -> None:
-    """Run `pulumi up --yes`, after recovering from an interrupted update.
+    """Run pulumi up without its questions, after recovering from an interrupted update.
 
     EXPERIMENT is a stack; default the selected one. With --latest the commit that the branch is at
     is written into the stack's configuration, outlast:gitCommit, before.
     """
-    from outlast.cli import up as upping
+    from outlast.cli import up as stack_up
 
-    _mended(experiment)
+    _recovered(experiment)
     if latest:
-        found = upping.latest(experiment)
+        found = stack_up.latest(experiment)
         same = " as before" if found.commit == found.before else ""
         say(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
-    upping.up(experiment)
+    stack_up.up(experiment)
 
 
 @cli.command()
 @click.argument("experiment")
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)
 def destroy(experiment: str) -> None:
-    """Run `pulumi destroy --yes`, after recovering from an interrupted update.
+    """Run pulumi destroy without its questions, after recovering from an interrupted update.
 
     The bucket stays, and in it all that the run has committed: the next up resumes it.
     """
-    from outlast.cli import up as upping
+    from outlast.cli import up as stack_up
 
-    _mended(experiment)
-    left = upping.destroy(experiment)
+    _recovered(experiment)
+    left = stack_up.destroy(experiment)
     if left:
         say(f"{experiment}: {left}")
 
@@ -295,13 +295,13 @@ def stop_run(experiment: str) -> None:
 @click.argument("experiment")
 def recover(experiment: str) -> None:
     """Recover a stack whose pulumi up was killed: its lock, and what was being made."""
-    if _mended(experiment):
+    if _recovered(experiment):
         say(f"{experiment}: recovered; continue with pulumi up")
     else:
         say(f"{experiment}: nothing to recover")
 
 
-def _mended(experiment: str | None) -> bool:
+def _recovered(experiment: str | None) -> bool:
     """Whether there was something to recover; says what."""
     from outlast.cli import recover as recovery
 
