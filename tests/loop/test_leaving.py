@@ -101,6 +101,29 @@ def test_what_does_not_end_the_training(tmp_path: Path, before: str, act: str) -
     assert (head["state"], head["end"]["step"]) == ("done", TOTAL)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_pool_of_processes_in_a_step_ends_nothing(tmp_path: Path, method: str) -> None:
+    """A function that fails and a worker that is killed are for the program to catch."""
+    lines = f"""
+from concurrent.futures import ProcessPoolExecutor, process
+def pools():
+    context = multiprocessing.get_context({method!r})
+    with context.Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+        with contextlib.suppress(ValueError):
+            pool.map(int, ["none"])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        with contextlib.suppress(process.BrokenProcessPool):
+            pool.submit(os._exit, 3).result()
+if __name__ == "__main__":
+    train(at(12, pools))
+"""
+    done = programs.run(tmp_path, argv(tmp_path, lines))
+    assert "after" in done.stdout and done.returncode == 0, done.stderr
+    head = programs.head(tmp_path / "run")
+    assert (head["state"], head["end"]["step"]) == ("done", TOTAL)
+
+
 def test_a_program_that_goes_on_after_an_early_end_resumes_there(tmp_path: Path) -> None:
     command = argv(tmp_path, "train(at(int(os.environ['CUT']), lambda: sys.exit(0)))")
     assert programs.run(tmp_path, command, CUT="12").returncode == 1
