@@ -1,5 +1,7 @@
 """How a process says a sentence to people: a function that takes the sentence."""
 
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,6 +28,33 @@ def write_stderr(text: str) -> None:
 def write_line(text: str) -> None:
     """One line to stderr, as `write_stderr`."""
     write_stderr(f"{visible(text)}\n")
+
+
+def flush_streams() -> None:
+    """Flush stdout and stderr before the process ends. Never raises, as `write_stderr`."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or None
+            stream.flush()
+
+
+def fill_descriptors() -> None:
+    """Let the descriptors 0 to 2 that are closed lead nowhere: the next file or socket would get
+    such a number, and what is meant for stderr would be written into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest number that is free; and a child has one then, too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def fill_streams() -> None:
+    """For a process that is Outlast's own: `fill_descriptors`, and streams that lead nowhere for
+    those that Python has not got."""
+    fill_descriptors()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def crash_report(error: BaseException) -> str:

@@ -4,10 +4,12 @@ imported."""
 import sys
 
 from outlast.base import exits
+from outlast.base.console import fill_streams
 
 
 def main() -> None:
     """Entry point of `outlast` and of `python -m outlast.cli`."""
+    fill_streams()
     try:
         from outlast.cli.app import main as command
 

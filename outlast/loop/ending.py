@@ -1,9 +1,9 @@
 """How a training ends: which leaving is an end, and what is said of one that is not."""
 
-import sys
 import traceback
 
 from outlast.base import exits
+from outlast.base.console import write_stderr
 from outlast.loop.errors import DataError, DoesNotFit, LeftEarly, StateError, SupervisorLost
 from outlast.loop.words import say
 
@@ -53,4 +53,4 @@ def say_after_stop(error: BaseException | None) -> None:
     if error is None or isinstance(error, SystemExit | KeyboardInterrupt):
         return
     say(f"the program was asked to stop, and then raised {type(error).__name__}:")
-    traceback.print_exception(error, file=sys.stderr)
+    write_stderr("".join(traceback.format_exception(error)))

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from outlast.base.console import fill_descriptors
 from outlast.loop import local, ranks
 from outlast.loop.errors import LoopError, tell_alone
 from outlast.loop.follower import Follower
@@ -75,6 +76,7 @@ def train(
     ``arguments`` and ``source`` (default: this program, its command line and its text).
     """
     tell_alone()
+    fill_descriptors()
     if part is not None:
         try:
             check_part_name(part)

@@ -209,6 +209,13 @@ def check_apart(path: str | Path, run_dir: str | Path) -> None:
         )
 
 
+def _beside_stderr() -> int | None:
+    """Where the supervisor's stdout goes: to stderr, as stdout is the program's."""
+    if sys.stderr is None:
+        return subprocess.DEVNULL
+    return sys.stderr.fileno() if data.is_file(sys.stderr) else None
+
+
 class LocalSupervisor:
     """The supervisor process of a run in a folder, and the socket it listens on."""
 
@@ -238,7 +245,7 @@ class LocalSupervisor:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if data.is_file(sys.stderr) else None,
+                stdout=_beside_stderr(),
                 env=data.environment(),
                 start_new_session=True,
             )

@@ -5,16 +5,15 @@ There the end of the program ends the run: with exit code 0, and every part that
 """
 
 import atexit
-import contextlib
 import json
 import os
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outlast.base import exits
+from outlast.base.console import flush_streams
 from outlast.bucket import layout
 from outlast.loop import exit_code, local, notes
 from outlast.loop.errors import DoesNotFit, LoopError, NotHere
@@ -137,9 +136,7 @@ def _finish_all() -> None:
         return  # a forked child
     codes = [_finish(program, exit_code.find()) for program in _programs.values()]
     if worst := max(codes, default=exits.DONE):
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        flush_streams()
         os._exit(worst)  # too late for an exception to say it
 
 

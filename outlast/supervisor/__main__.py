@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from outlast.base import exits
-from outlast.base.console import crash_report, write_line, write_stderr
+from outlast.base.console import (
+    crash_report,
+    fill_streams,
+    flush_streams,
+    write_line,
+    write_stderr,
+)
 from outlast.bucket import fetch as fetching
 from outlast.supervisor.life import FAILED
 from outlast.supervisor.metadata import (
@@ -66,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run one entry in a thread of its own: the main thread is left to signal handlers."""
+    fill_streams()
     try:
         options = parser().parse_args(argv)
     except SystemExit as error:
@@ -104,9 +111,7 @@ def main(argv: Sequence[str]) -> int:
 
 def leave(code: int) -> NoReturn:
     """End the process now: threads that wait for a store or a metadata server must not keep it."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or None
-            stream.flush()
+    flush_streams()
     os._exit(code)
 
 

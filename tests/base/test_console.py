@@ -56,3 +56,19 @@ def test_a_crash_report_ends_with_one_line_of_the_reason() -> None:
         *trace, last = crash_report(error).splitlines()
     assert trace[0] == "Traceback (most recent call last):"
     assert last == r"outlast: the supervisor crashed: KeyError: 'two\nlines'"
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path, closed: str) -> None:
+    """What C code or a child writes to descriptor 2 must not reach a file that is opened later."""
+    program = (
+        "import os, sys; from outlast.base.console import fill_streams\n"
+        "fill_streams()\n"
+        f"file = open({str(tmp_path / 'file')!r}, 'w')\n"
+        "assert file.fileno() > 2 and not sys.stderr.isatty()\n"
+        "os.write(1, b'out'); os.write(2, b'err'); print('more', file=sys.stderr, flush=True)\n"
+        "file.write('mine'); file.close(); os._exit(0)"
+    )
+    argv = ["bash", "-c", f'exec "$@" {closed}', "-", sys.executable, "-c", program]
+    subprocess.run(argv, timeout=60, check=True)
+    assert (tmp_path / "file").read_text() == "mine"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from outlast.base import exits
+from outlast.base.console import fill_streams
 from outlast.base.exits import State
 from outlast.loop import data
 from outlast.loop.command import kinds
@@ -169,6 +170,7 @@ def _known_globs() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; every error for a person is one sentence on stderr."""
+    fill_streams()
     own, command = _split(argv)
     try:
         options = parser().parse_known(own)

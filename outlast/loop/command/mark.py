@@ -7,10 +7,12 @@ writing and deleting at once.
 Exit codes: 0 copied, 64 bad usage, 1 it could not be copied; the sentence is on stderr.
 """
 
+import contextlib
 import json
 import os
 import socket
 import sys
+from typing import TextIO
 
 SOCKET_VARIABLE = "OUTLAST_MARK_SOCKET"
 USAGE = """usage: outlast mark [DIR]
@@ -24,7 +26,7 @@ def main(argv: list[str]) -> int:
     """``argv`` begins with ``mark``."""
     if argv[:1] != ["mark"] or len(argv) > 2 or (len(argv) == 2 and argv[1].startswith("-")):
         asked = argv[:1] == ["mark"] and argv[1:] in (["-h"], ["--help"])
-        (sys.stdout if asked else sys.stderr).write(USAGE)
+        _write(sys.stdout if asked else sys.stderr, USAGE)
         return 0 if asked else BAD_USAGE
     address = os.environ.get(SOCKET_VARIABLE)
     if not address:
@@ -48,8 +50,16 @@ def main(argv: list[str]) -> int:
 
 
 def _refuse(sentence: str, code: int = BAD_USAGE) -> int:
-    sys.stderr.write(f"outlast: {sentence}\n")
+    _write(sys.stderr, f"outlast: {sentence}\n")
     return code
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """The exit code says it too where the stream is closed."""
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            stream.write(text)
+            stream.flush()
 
 
 if __name__ == "__main__":
