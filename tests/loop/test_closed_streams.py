@@ -77,5 +77,5 @@ def test_a_command_that_fails_has_its_last_lines_in_the_record(tmp_path: Path) -
     argv = ["--run-dir", "run", "--", sys.executable, "c.py", "7"]
     assert run(tmp_path, "2>&-", "-m", "outlast.loop.command", *argv) == 7
     end = json.loads((tmp_path / "run" / "attempts" / "000001" / "end.json").read_bytes())
-    assert end["reason"] == "failed"
+    assert end["reason"] == "user-failed"
     assert "step 3" in json.dumps(end)
