@@ -1,6 +1,7 @@
 """``outlast.train`` in every rank but the first: the same steps, at rank 0's word."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,10 @@ class Follower(Training):
                 return
             self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
 
+    def _warn(self, sentences: Iterable[str]) -> None:
+        for sentence in sentences:
+            say(f"warning: {sentence}")
+
     def _leave_loop(self) -> None:
         self._drawn = self._drawn or self._making
         super()._leave_loop()
@@ -106,8 +111,7 @@ class Follower(Training):
         """A full disk's error, which is rank 0's to try again, as it is with its own part."""
         try:
             if self._rank_state is not None:
-                for sentence in self._rank_state.write(folder, self._step):
-                    say(f"warning: {sentence}")
+                self._warn(self._rank_state.write(folder, self._step))
         except OSError as error:
             if error.errno not in places.FULL:
                 raise

@@ -1,14 +1,20 @@
 """Batches whose order is a function of seed and epoch, so that a place in it is one number."""
 
+import contextlib
 import random
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from outlast.loop import state
 from outlast.loop.errors import DoesNotFit, LoopError
+from outlast.loop.taken import Taken
 
 Batch = TypeVar("Batch")
 _LOADER = "torch.utils.data.dataloader"
+_reads: "set[BatchSampler] | None" = None
+"""Those whose position was asked for, while that is looked at."""
 
 
 class BatchSampler:
@@ -24,7 +30,9 @@ class BatchSampler:
 
     ``position`` counts the batches that training was given, not those that workers fetched ahead.
     Ask for the step first and then for its batch, as ``zip`` does above: LoopError for a batch that
-    is taken before the first step, or by a DataLoader that is not in ``over``.
+    is taken before the first step, by a DataLoader that is not in ``over``, or by another thread.
+    A batch counts as used when it is given out: a buffer of the program's own loses what it holds
+    at a resume, which is reported, and refused at the resume (see outlast.loop.taken).
     A transform that draws random numbers in a worker must draw them from the row's number: a
     worker's own generator starts anew in each attempt.
 
@@ -49,7 +57,7 @@ class BatchSampler:
                 raise LoopError(f"BatchSampler {name} {value!r}: must be a number, 1 or more")
         if not 0 <= rank < num_replicas:
             raise LoopError(f"BatchSampler rank {rank!r}: must be 0 to {num_replicas - 1}")
-        self.position = 0
+        self._position = 0
         self._order = {
             "size": size,
             "batch_size": batch_size,
@@ -68,6 +76,19 @@ class BatchSampler:
             )
         self._begun = False
         self._in_over = False
+        self._taken = Taken()
+        _all.add(self)
+
+    @property
+    def position(self) -> int:
+        """Batches given out since the first epoch began; what a checkpoint keeps."""
+        if _reads is not None:
+            _reads.add(self)
+        return self._position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._position = value
 
     @property
     def epoch(self) -> int:
@@ -86,13 +107,13 @@ class BatchSampler:
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
-        position, epoch, order = self.position, -1, []
+        position, epoch, order = self._position, -1, []
         rows = self._order["batch_size"] * self._order["num_replicas"]
         while True:
             self._begun = True
             if not self._in_over:
-                position = self.position
-                self.position += 1
+                position = self._position
+                self._give_out()
             if position // self.batches_per_epoch != epoch:
                 epoch = position // self.batches_per_epoch
                 order = self._permutation(epoch)
@@ -108,14 +129,20 @@ class BatchSampler:
         self._in_over = True
         try:
             for batch in _begin(loader):
-                self.position += 1
+                self._begun = True
+                self._give_out()
                 yield batch
         finally:
             self._in_over = False
 
+    def _give_out(self) -> None:
+        self._position += 1
+        self._taken.add()
+
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the order is a function of."""
-        return {"position": self.position, **self._order}
+        """The position, what the order is a function of, and how many batches a step takes."""
+        note = self._taken.note()
+        return {"position": self.position, **self._order, **({"taken": note} if note else {})}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Go on at a saved position; DoesNotFit naming what makes the order another one."""
@@ -125,11 +152,12 @@ class BatchSampler:
                     f"BatchSampler has {name} {ours!r}: the checkpoint's is {values[name]!r}; "
                     "another order is a new run"
                 )
-        if self._begun and values["position"] != self.position:
+        if self._begun and values["position"] != self._position:
             raise DoesNotFit(
                 "BatchSampler was iterated before the restore: begin in the body of outlast.train"
             )
-        self.position = values["position"]
+        self._position = values["position"]
+        self._taken.take_note(values.get("taken", []))
 
     def _permutation(self, epoch: int) -> list[int]:
         order = list(range(self._order["size"]))
@@ -138,14 +166,63 @@ class BatchSampler:
         return order
 
 
-def refuse_early(state: Mapping[str, object]) -> None:
-    """LoopError for a sampler of ``state`` that was asked for a batch before the first step."""
-    for name, value in state.items():
-        if isinstance(value, BatchSampler) and value._begun:
-            raise LoopError(
-                f"state[{name!r}] has given a batch before the first step, which a resumed run "
-                "would lose; ask for the step first: zip(run.steps(), sampler)"
+_all: "weakref.WeakSet[BatchSampler]" = weakref.WeakSet()
+
+
+class Samplers:
+    """The samplers of one training, at whatever depth of its states."""
+
+    def __init__(self, states: Iterable[Mapping[str, object] | None]) -> None:
+        self._states = [values for values in states if values is not None]
+        self._found: list[tuple[str, BatchSampler]] = []
+
+    def first_step(self, *, resumed: bool) -> None:
+        """The first step begins. LoopError for a sampler that has given a batch before it."""
+        self._found = list(self._find()) if _all else []
+        for place, sampler in self._found:
+            if sampler._begun:
+                raise LoopError(
+                    f"{place} has given a batch before the first step, which a resumed run "
+                    "would lose; ask for the step first: zip(run.steps(), sampler)"
+                )
+            sampler._taken.begin(resumed=resumed)
+
+    def step_made(self) -> list[str]:
+        """A step is complete; gives what is to be said. LoopError for a sampler that the program
+        reads ahead of its steps."""
+        return [
+            sentence
+            for place, sampler in self._found
+            for sentence in sampler._taken.step_made(
+                place, epoch_ends=sampler._position % sampler.batches_per_epoch == 0
             )
+        ]
+
+    def end(self) -> None:
+        """The loop is over; another training may go on with the samplers."""
+        for _, sampler in self._found:
+            sampler._begun = False
+            sampler._taken.end()
+
+    def _find(self) -> Iterator[tuple[str, BatchSampler]]:
+        """Those whose position is saved: their own ``state_dict`` says it, or that of what holds
+        them."""
+        for values in self._states:
+            with _looking() as reads:
+                _, blobs = state.capture_all(values)
+            places = {id(item): path for path, item in blobs.owned.items()}
+            for sampler in reads:
+                yield places.get(id(sampler), "a BatchSampler in the state"), sampler
+
+
+@contextlib.contextmanager
+def _looking() -> "Iterator[set[BatchSampler]]":
+    global _reads
+    _reads = found = set()
+    try:
+        yield found
+    finally:
+        _reads = None
 
 
 def _begin(loader: Iterable[Batch]) -> Iterator[Batch]:

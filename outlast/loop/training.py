@@ -5,7 +5,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -90,6 +90,7 @@ class Training:
         inline = usage.is_inline(state)
         self._watch = unchanged.Watch(state, constant, inline=inline)
         self._unsaved = unsaved.Unsaved([state, rank_state], constant)
+        self._samplers = sampler.Samplers([state, rank_state])
         self._steps: weakref.ref[Iterator[int]] | None = None
         self._tracker_name = trackers.choose(tracker) if self.rank == 0 else None
         self._tracker: trackers.Tracker | None = None
@@ -172,8 +173,8 @@ class Training:
         if self._started:
             raise LoopError("run.steps() was used already; a run has one loop")
         self._started = True
-        sampler.refuse_early(self._state)
         try:
+            self._samplers.first_step(resumed=self._step > 0)
             while not self._left_before:
                 self._boundary()
                 if self._is_over:
@@ -182,7 +183,9 @@ class Training:
                 self._making, self._marked = self._step + 1, False
                 yield self._making
                 self._count_step()
+                self._warn(self._samplers.step_made())
         finally:
+            self._samplers.end()
             self._leave_loop()
 
     def _count_step(self) -> None:
@@ -550,8 +553,7 @@ class Training:
         self._saver.hear_answer()
         if self._step <= unchanged.GLANCES:
             self._watch.glance()
-            for sentence in self._unsaved.look():
-                self._session.warn(sentence)
+            self._warn(self._unsaved.look())
         if self._unproved and self._step == 1:
             self._saver.prove()
             self._unproved = False
@@ -568,6 +570,10 @@ class Training:
                 self._leader.over(self._step)
             else:
                 self._leader.go(self._step)
+
+    def _warn(self, sentences: Iterable[str]) -> None:
+        for sentence in sentences:
+            self._session.warn(sentence)
 
     def _leave(self, budget_sec: float) -> None:
         """Hand over this step's state within ``budget_sec`` and exit 75."""

@@ -1,0 +1,175 @@
+"""A BatchSampler wherever it stands in the state, and programs that read ahead of their steps:
+killed and run again, a run ends as the baseline or is refused by name."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.loop import programs
+
+PROGRAM = """
+import collections, itertools, json, os, queue, sys, threading
+import outlast
+
+where, how, run_dir, kill = *sys.argv[1:4], int(sys.argv[4])
+s = outlast.BatchSampler(14, batch_size=2, seed=3)
+
+class Whole:
+    def __init__(self): self.s = s
+    def state_dict(self): return {"s": self.s.state_dict()}
+    def load_state_dict(self, values): self.s.load_state_dict(values["s"])
+
+class Number:
+    def __init__(self): self.s = s
+    def state_dict(self): return {"at": self.s.position}
+    def load_state_dict(self, values): self.s.position = values["at"]
+
+state = {
+    "top": lambda: {"s": s},
+    "dict": lambda: {"data": {"s": s}},
+    "list": lambda: {"data": {"x": [1, {"y": [s]}]}},
+    "tuple": lambda: {"data": {"x": (1, s)}},
+    "whole": lambda: {"data": Whole()},
+    "number": lambda: {"data": {"in": Number()}},
+}[where]()
+rows = []
+state["rows"] = rows
+
+def buffered(batches, depth):
+    held = collections.deque(itertools.islice(batches, depth))
+    while held:
+        held.append(next(batches))
+        yield held.popleft()
+
+def fetched(batches):
+    held = queue.Queue(3)
+    def fetch():
+        for batch in batches:
+            held.put(batch)
+    threading.Thread(target=fetch, daemon=True).start()
+    while True:
+        yield held.get()
+
+def changed(batches):
+    for batch in batches:
+        yield [row + 100 for row in batch]
+
+def groups(run, batches, sizes):
+    for step in run.steps():
+        yield step, [next(batches) for _ in range(sizes(step))]
+
+def leftover(run):
+    '''Three batches a step; what an epoch has left over is a step of fewer.'''
+    for step in run.steps():
+        left = s.batches_per_epoch - s.position % s.batches_per_epoch
+        yield step, [next(iter(s)) for _ in range(min(3, left))]
+
+def pairs(run):
+    return {
+        "right": lambda: zip(run.steps(), s),
+        "over": lambda: zip(run.steps(), s.over(s)),
+        "changed": lambda: zip(run.steps(), changed(s)),
+        "three": lambda: groups(run, iter(s), lambda step: 3),
+        "leftover": lambda: leftover(run),
+        "skips": lambda: groups(run, iter(s), lambda step: step % 2 * 2),
+        "once": lambda: groups(run, iter(s), lambda step: 2 if step == 1 else 1),
+        "wrong": lambda: ((step, batch) for batch, step in zip(s, run.steps())),
+        "buffer": lambda: zip(run.steps(), buffered(iter(s), 2)),
+        "thread": lambda: zip(run.steps(), fetched(iter(s))),
+    }[how]()
+
+with outlast.train(state, 12, run_dir=run_dir, name="x", arguments={}, checkpoint_every="1") as run:
+    for step, batch in pairs(run):
+        rows.append(batch)
+        if step >= kill - 1:
+            run._session.wait_committed(60)
+        if step == kill:
+            os._exit(9)
+    run.result("out.json").write_text(json.dumps(rows))
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def run(where: str, how: str, folder: str, kill: int = 0):
+        argv = [sys.executable, "program.py", where, how, folder, str(kill)]
+        done = programs.run(tmp_path, argv)
+        programs.wait_until_alone(tmp_path)
+        return done
+
+    return run
+
+
+def read(folder: Path) -> list[list[int]]:
+    return json.loads(programs.result_of(folder)["out.json"])
+
+
+PLACES = ["top", "dict", "list", "tuple", "whole", "number"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_batch_before_its_step_is_refused_wherever_the_sampler_stands(
+    tmp_path: Path, go, where: str
+) -> None:
+    done = go(where, "wrong", "run")
+    assert done.returncode == 1
+    assert "has given a batch before the first step" in done.stderr
+    assert programs.newest(tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        *((where, "right") for where in PLACES if where != "number"),
+        *(("dict", how) for how in ("over", "changed", "three", "leftover", "skips", "once")),
+    ],
+)
+def test_killed_and_resumed_it_ends_as_the_baseline(
+    tmp_path: Path, go, where: str, how: str
+) -> None:
+    baseline = go(where, how, "baseline")
+    assert baseline.returncode == 0, baseline.stderr
+    assert go(where, how, "killed", 5).returncode == 9
+    assert programs.newest(tmp_path / "killed") >= 3
+    again = go(where, how, "killed")
+    assert again.returncode == 0, again.stderr
+    assert read(tmp_path / "killed") == read(tmp_path / "baseline")
+    said = "reads ahead" in baseline.stderr
+    assert said == (how in ("skips", "once")), baseline.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "kill"), [("top", 2), ("top", 3), ("top", 6), ("list", 6), ("whole", 6)]
+)
+def test_a_buffer_of_the_programs_own_is_reported_and_its_resume_is_refused(
+    tmp_path: Path, go, where: str, kill: int
+) -> None:
+    first = go(where, "buffer", "run", kill)
+    assert first.returncode == 9
+    if kill > 3:
+        assert "the first step took 3 batches and others take 1" in first.stderr
+    assert programs.newest(tmp_path / "run") >= 1
+    again = go(where, "buffer", "run")
+    assert again.returncode == 1, again.stderr
+    assert "so the program reads ahead" in again.stderr and "start from scratch" in again.stderr
+    assert programs.head(tmp_path / "run")["state"] != "done"
+
+
+def test_a_position_that_is_saved_without_its_order_is_refused_at_the_resume(
+    tmp_path: Path, go
+) -> None:
+    assert go("number", "right", "run", 5).returncode == 9
+    again = go("number", "right", "run")
+    assert again.returncode == 1
+    assert "changed s, a outlast.loop.sampler.BatchSampler, and it was not saved" in again.stderr
+
+
+def test_a_thread_that_takes_batches_is_refused_at_once(tmp_path: Path, go) -> None:
+    done = go("dict", "thread", "run")
+    assert done.returncode == 1
+    assert "state['data']['s']: a thread besides that of the loop took batches" in done.stderr
+    assert programs.newest(tmp_path / "run") == 0
