@@ -9,10 +9,11 @@ import pytest
 
 from outlast.base import places as rooms
 from outlast.loop.command import kinds
+from outlast.loop.command.command import Command
 from outlast.loop.command.folder import Copier
 from outlast.loop.command.globs import GlobError, common_name, matches
 from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
-from outlast.protocol import Complete, Error, Snapshot
+from outlast.protocol import Complete, Error, Snapshot, Warn
 from tests.loop import programs
 from tests.loop.test_command import RUNNER, Place, place, wait_until
 
@@ -340,6 +341,45 @@ def test_a_database_is_copied_between_two_transactions(place: Place) -> None:
 def test_a_failure_before_a_pipe_is_the_lines_failure(place: Place) -> None:
     code, _, err = place.shell("python3 -c 'raise SystemExit(3)' 2>&1 | tee $CHECKPOINT_DIR/t.txt")
     assert code == 3 and not place.supervisor.of(Complete), err
+
+
+PIPED = "python train.py --lr 1 | tee train.log\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "warned"),
+    [
+        ("run.sh", f"#!/bin/bash\n{PIPED}", PIPED.strip()),
+        ("run.sh", "torchrun \\\n  train.py 2>&1 |\\\n  grep -v warn\n", "torchrun train.py 2>&1"),
+        ("run", f"#!/usr/bin/env -S bash -e\n{PIPED}", PIPED.strip()),
+        ("run.sh", "./train |& tee log\n", "./train |& tee log"),
+        ("run.sh", f"#!/bin/bash\nset -eo pipefail\n{PIPED}", ""),
+        ("run.sh", f"{PIPED}exit ${{PIPESTATUS[0]}}\n", ""),
+        ("run.sh", "n=$(python -c 'print(1)' | tail -n 1)\npython train.py || exit 3\n", ""),
+        ("run.sh", "#!/bin/sh\npython train.py  # python a.py | tee log\nls | head\n", ""),
+        ("run", f"#!/usr/bin/env python3\n# {PIPED}print('a | tee b')\n", ""),
+    ],
+)
+def test_a_script_whose_pipe_hides_a_crash_is_named(
+    tmp_path: Path, name: str, text: str, warned: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    said = list(Command(("bash", name)).lost_failures(tmp_path))
+    assert len(said) == bool(warned)
+    assert all(f"command: {name} has " in each and warned in each for each in said)
+    assert not list(Command(("bash", "-o", "pipefail", name)).lost_failures(tmp_path))
+
+
+def test_a_crash_behind_a_pipe_after_a_save_was_warned_of(place: Place) -> None:
+    """Its end cannot be told from success; the warning is in the run's status."""
+    (place.folder / "source").mkdir()
+    (place.folder / "source/run.sh").write_text(
+        "#!/bin/bash\n{ echo 1 > $CHECKPOINT_DIR/a; outlast mark; false; } | tee train.log\n"
+    )
+    place.options += ["--source", str(place.folder / "source")]
+    code, _, err = place.run("--", "bash", "run.sh")
+    assert code == 0 and "warning: command: run.sh has " in err
+    assert "no pipefail" in place.supervisor.of(Warn)[0].message
 
 
 def test_a_script_that_hides_a_crash_is_not_done(place: Place) -> None:

@@ -119,6 +119,14 @@ def test_one_that_names_a_place_is_none(code: Path, line: str, values: dict[str,
     assert check(command(command=line, source="code", **values)).advice == ()
 
 
+def test_a_script_whose_pipe_hides_a_crash_is_advice(code: Path):
+    (code / "run.sh").write_text("#!/bin/bash\npython main.py $CHECKPOINT_DIR | tee log\n")
+    (said,) = check(command(command="./run.sh", source="code")).advice
+    assert said.startswith(
+        "outlast:command: ./run.sh has 'python main.py $CHECKPOINT_DIR | tee log'"
+    )
+
+
 def test_a_script_that_reads_the_variable_names_a_place(code: Path):
     (code / "main.py").write_text("folder = os.environ['CHECKPOINT_DIR']\n")
     assert check(command(command="python main.py", source="code")).advice == ()

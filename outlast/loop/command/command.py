@@ -12,7 +12,7 @@ from outlast.loop.command import fields
 from outlast.loop.command.errors import CommandError
 from outlast.loop.command.globs import GlobError
 from outlast.loop.command.kinds import Kinds
-from outlast.loop.command.shell import shell_of, words_of
+from outlast.loop.command.shell import loses_failure, shell_of, words_of
 
 QUIET_SEC = 10.0
 RESULT_GB_MAX = 20.0
@@ -125,13 +125,26 @@ class Command:
         """Whether its words say where its result is kept."""
         return "result" in fields.FIELD.findall(self.text) or "RESULT_DIR" in self.text
 
+    def lost_failures(self, folder: Path | None) -> Iterator[str]:
+        """Sentences about shell scripts in ``folder`` that end with 0 where their training fails
+        before a pipe."""
+        if "pipefail" in self.text:
+            return
+        for name, text in _scripts(self.text, folder):
+            if line := loses_failure(name, text):
+                yield (
+                    f"command: {name} has {line!r} and no pipefail, so that a crash before the | "
+                    "looks like an end with 0, and the run may count as done; put set -o pipefail "
+                    "in front of it, in a script that bash runs"
+                )
+
     def cannot_save(self, folder: Path | None) -> str | None:
         """A sentence where nothing says that the command saves what could be kept: neither its
         words nor the files in ``folder`` that they name. None where something does."""
         names_field = any(field in _SAVES for field in fields.FIELD.findall(self.text))
         if self.checkpoint_dir or names_field or fields.CHANGING.search(self.text):
             return None
-        texts = [self.text, *(_script_texts(self.text, folder) if folder is not None else ())]
+        texts = [self.text, *(text for _, text in _scripts(self.text, folder))]
         if any(word in text for text in texts for word in _SAVING_WORDS):
             return None
         return (
@@ -142,13 +155,15 @@ class Command:
         )
 
 
-def _script_texts(text: str, folder: Path) -> Iterator[str]:
-    """The texts of the files that the words name."""
-    for word in words_of(text):
+def _scripts(text: str, folder: Path | None) -> Iterator[tuple[str, str]]:
+    """The files that the words name, and their texts."""
+    if folder is None:
+        return
+    for word in dict.fromkeys(words_of(text)):
         file = folder / word
         try:
             if file.is_file() and file.stat().st_size <= _SCRIPT_BYTES_MAX:
-                yield file.read_text(encoding="utf-8", errors="replace")
+                yield word, file.read_text(encoding="utf-8", errors="replace")
         except (OSError, ValueError):
             continue
 

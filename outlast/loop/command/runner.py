@@ -177,6 +177,8 @@ class Runner:
         self._saves.begin(notes, is_new=bool(self._command.checkpoint_dir) and restore is None)
         if sentence := self._command.cannot_save(self.cwd):
             say(sentence)
+        for sentence in self._command.lost_failures(self.cwd):
+            self._session.warn(sentence)  # in the status too: the end may look like success
         self._session.tick(self._step, "start")  # gives the restored folder up
 
     def _make_ready(self, *, restores: bool) -> None:

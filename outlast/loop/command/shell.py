@@ -11,6 +11,15 @@ from enum import Enum
 from outlast.loop.command.errors import CommandError
 
 _DELIMITERS = frozenset(" \t\n;|&<>()`")
+_SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
+_INSIDE = re.compile(r"""\$\([^()'"]*\)|`[^`]*`|'[^']*'|"[^"$`]*"|(?<!\S)#.*""")
+"""What is no part of a line's own pipe: what a substitution runs, quoted text and a comment."""
+_PIPED = re.compile(
+    r"\|&?\s*tee\b"
+    r"|\b(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|uv run|poetry run)\s[^|;]*\|(?!\|)"
+)
+"""A training before a pipe: what writes its log, or what starts it."""
+_LINE_SHOWN = 80
 _FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))--?[A-Za-z][\w-]*\s+$")
 
 
@@ -31,6 +40,23 @@ def shell_of(line: str) -> list[str]:
             "would pass for success; install bash, or write the line without it"
         )
     return ["/bin/sh", "-c"]
+
+
+def loses_failure(name: str, text: str) -> str:
+    """The line of a shell's script that hides a failed training behind a pipe; empty where none
+    is seen, or the file is no shell's script. A guess, for a warning."""
+    first = text.partition("\n")[0]
+    if not (name.endswith((".sh", ".bash")) or _SHELL.match(first)):
+        return ""
+    if re.search("pipefail|pipestatus", text, re.IGNORECASE):
+        return ""
+    for line in text.replace("\\\n", " ").splitlines():
+        own, before = line, ""
+        while own != before:
+            own, before = _INSIDE.sub("", own), own
+        if _PIPED.search(own):
+            return " ".join(line.split())[:_LINE_SHOWN]
+    return ""
 
 
 class Quoting(Enum):

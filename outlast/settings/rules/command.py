@@ -86,6 +86,8 @@ def slips(command: str, read: Reader) -> list[str]:
     source = read.text("source")
     place = bundles.inside(reader.ROOT, source) if source else None
     # What comes from git, or with the image, cannot be read here.
-    if place is not None and place.is_dir() and (unsaved := made.cannot_save(place)):
-        said.append(unsaved)
+    if place is not None and place.is_dir():
+        if unsaved := made.cannot_save(place):
+            said.append(unsaved)
+        said.extend(made.lost_failures(place))
     return [f"{NAMESPACE}:{sentence}" for sentence in said]
