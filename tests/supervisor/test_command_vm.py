@@ -129,6 +129,26 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def test_a_checkpoints_own_path_is_the_same_on_each_machine(machines: CommandMachines) -> None:
+    """As `best_model_checkpoint` of a Trainer, which is read after a resume."""
+    line = (
+        "[ -e $CHECKPOINT_DIR/path ] || { echo $CHECKPOINT_DIR > $CHECKPOINT_DIR/path;"
+        " outlast mark; sleep 600; }; cp $CHECKPOINT_DIR/path $RESULT_DIR/first;"
+        " echo $CHECKPOINT_DIR > $RESULT_DIR/second"
+    )
+    machines.boot_line(line)
+    wait_until(lambda: bool(machines.committed()), "a commit")
+    machines.cut(0)
+    assert machines.boot_line(line).wait(60) == 0
+    result = machines.result()
+    # Each of the test's machines has its own folder for /.
+    paths = [
+        Path("/") / Path(result[name].decode().strip()).relative_to(machines.root(number))
+        for number, name in enumerate(("first", "second"))
+    ]
+    assert paths[0] == paths[1] and paths[0].is_absolute()
+
+
 def test_cut_stopped_and_finished(machines: CommandMachines) -> None:
     """SIGKILL of the whole machine, then SIGTERM to its system, then to the end."""
     machines.boot_command("6", "0", gate=2)
