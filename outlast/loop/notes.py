@@ -78,8 +78,9 @@ def _is_best(value: Any) -> bool:
 def _is_unchanged(value: Any) -> bool:
     return (
         type(value) is dict
-        and value.keys() == {"changed", "rebound"}
+        and value.keys() - {"stopped"} == {"changed", "rebound"}  # older ones do not have it
         and _are_texts(value["changed"])
+        and _are_texts(value.get("stopped", []))
         and type(value["rebound"]) is dict
         and all(map(_is_text, value["rebound"].values()))
     )

@@ -13,11 +13,13 @@ import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 from outlast.loop import classes, usage
+from outlast.loop.blobs import MISSING
 from outlast.loop.classes import is_installed, is_own
 
 OBJECTS_MAX = 20_000
@@ -45,9 +47,41 @@ _ITERATORS = (
 )
 
 
+@dataclass(frozen=True)
+class Place:
+    """A variable of the program, or what is found on a way that begins there."""
+
+    scope: CodeType | str
+    """The function that the variable belongs to, or the name of its module."""
+    name: str
+    way: tuple[tuple[int, str], ...] = ()
+    """Number and text of each item that is gone through, as in ``.sampler`` or ``[3]``."""
+
+    def __str__(self) -> str:
+        return self.name + "".join(end for _, end in self.way)
+
+    def below(self, number: int, end: str) -> "Place":
+        return Place(self.scope, self.name, (*self.way, (number, end)))
+
+    def now(self) -> Any:
+        """What is there now; MISSING where there is nothing."""
+        value = _variable(self.scope, self.name)
+        with contextlib.suppress(Exception):  # what cannot be looked into is left alone
+            for number, end in self.way:
+                items = [*_inside(value)]
+                if not (number < len(items) and items[number][0] == end):
+                    number = [each for each, _ in items].index(end)
+                value = items[number][1]
+            return value
+        return MISSING
+
+
+Found = tuple[Place, Any]
+
+
 def names() -> set[str]:
     """What the program's variables are called."""
-    return {name for name, _ in _variables()}
+    return {place.name for place, _ in _variables()}
 
 
 def walk(values: Mapping[str, object], iterator: object = None) -> Iterator[tuple[str, Any]]:
@@ -56,20 +90,51 @@ def walk(values: Mapping[str, object], iterator: object = None) -> Iterator[tupl
 
     Places are as in ``loader.sampler.generator``; each object comes once.
     """
-    found = deque(((name, item, 0) for name, item in values.items()))
-    found.extend((name, item, 0) for name, item in _variables())
-    found.extend((name, item, 0) for name, item in _beside(iterator))
-    seen: dict[int, Any] = {id(values): values}
+    roots = [*_of_state(values), *_variables(), *_beside(iterator)]
+    for place, value, is_new in _places(values, roots):
+        if is_new:
+            yield str(place), value
+
+
+def places_of(values: Mapping[str, object], wanted: Mapping[int, object]) -> Iterator[Found]:
+    """Each place where the program itself, and no container of the state ``values``, refers to one
+    of the objects ``wanted``, which are given by their identity."""
+    kept = [item for _, item, is_new in _places(values, _of_state(values)) if is_new]
+    containers = [item for item in kept if isinstance(item, _CONTAINERS)]
+    for place, value, _ in _places(values, _variables(), containers):
+        if wanted.get(id(value), MISSING) is value:
+            yield place, value
+
+
+def is_in(values: Mapping[str, object], wanted: object) -> bool:
+    """Whether the state ``values`` holds an object in whatever place that is looked into."""
+    return any(value is wanted for _, value, _ in _places(values, _of_state(values)))
+
+
+def _of_state(values: Mapping[str, object]) -> Iterator[Found]:
+    yield from ((Place("", name), item) for name, item in values.items())
+
+
+def _places(
+    values: Mapping[str, object], roots: Iterable[Found], closed: Iterable[Any] = ()
+) -> Iterator[tuple[Place, Any, bool]]:
+    """All places, nearest first, and whether each has an object that has an inside and was not met
+    before. What is ``closed`` is not looked into."""
+    found = deque((place, item) for place, item in roots)
+    seen: dict[int, Any] = {id(item): item for item in (values, *closed)}
     while found and len(seen) < OBJECTS_MAX:
-        place, value, depth = found.popleft()
+        place, value = found.popleft()
         # By its type: a proxy may run foreign code to say what it is.
-        if issubclass(type(value), _PLAIN) or id(value) in seen or usage.is_array(value):
+        is_new = not (issubclass(type(value), _PLAIN) or id(value) in seen or usage.is_array(value))
+        yield place, value, is_new
+        if not is_new:
             continue
         seen[id(value)] = value
-        yield place, value
-        if depth < _DEPTH_MAX:
+        if len(place.way) < _DEPTH_MAX:
             with contextlib.suppress(Exception):  # what cannot be looked into is left alone
-                found.extend([(f"{place}{end}", item, depth + 1) for end, item in _inside(value)])
+                found.extend(
+                    [(place.below(i, end), item) for i, (end, item) in enumerate(_inside(value))]
+                )
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
@@ -131,18 +196,31 @@ def _is_saved_whole(cls: type) -> bool:
 # Variables
 
 
-def _variables() -> Iterator[tuple[str, Any]]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_programs(frame):
-            yield from _locals(frame)
-        frame = frame.f_back
+def _variables() -> Iterator[Found]:
+    for frame in _frames():
+        yield from ((Place(frame.f_code, name), item) for name, item in _locals(frame))
     modules = [m for name, m in sys.modules.copy().items() if _is_programs_module(name)]
     main = sys.modules.get("__main__")
     for module in sorted(modules, key=lambda module: module is not main):
         for name, item in [*vars(module).items()]:
             if not name.startswith("__"):
-                yield name, item
+                yield Place(module.__name__, name), item
+
+
+def _variable(scope: CodeType | str, name: str) -> Any:
+    if isinstance(scope, str):
+        return getattr(sys.modules.get(scope), "__dict__", {}).get(name, MISSING)
+    frame = next((frame for frame in _frames() if frame.f_code is scope), None)
+    return MISSING if frame is None else dict(_locals(frame)).get(name, MISSING)
+
+
+def _frames() -> Iterator[FrameType]:
+    """The program's functions and modules at work, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_programs(frame):
+            yield frame
+        frame = frame.f_back
 
 
 def _locals(frame: FrameType) -> list[tuple[str, Any]]:
@@ -153,7 +231,7 @@ def _locals(frame: FrameType) -> list[tuple[str, Any]]:
     return found
 
 
-def _beside(iterator: object) -> Iterator[tuple[str, Any]]:
+def _beside(iterator: object) -> Iterator[Found]:
     """What is taken from together with an iterator, as by ``zip``: no variable names it."""
     if iterator is None:
         return
@@ -162,7 +240,7 @@ def _beside(iterator: object) -> Iterator[tuple[str, Any]]:
             continue
         for each in gc.get_referrers(pair):
             if isinstance(each, zip | map):
-                yield type(each).__name__, each
+                yield Place("", type(each).__name__), each
 
 
 def _is_programs(frame: FrameType) -> bool:

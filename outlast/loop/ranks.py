@@ -538,6 +538,14 @@ class RankState:
         snapshot.write(folder / part_name(self._rank), saved)
         return said
 
+    def first_step(self) -> None:
+        """The first step of this attempt begins."""
+        self._watch.first_step()
+
+    def leave_loop(self) -> None:
+        """The steps are over."""
+        self._watch.leave_loop()
+
     def restore(self, folder: Path) -> None:
         """From the snapshot in ``folder``."""
         saved = snapshot.read(folder / part_name(self._rank))

@@ -179,7 +179,10 @@ class Training:
                 self._boundary()
                 if self._is_over:
                     return
+                self._watch.first_step()
                 self._unsaved.first_step(self._steps and self._steps())
+                if self._rank_state is not None:
+                    self._rank_state.first_step()
                 self._making, self._marked = self._step + 1, False
                 yield self._making
                 self._count_step()
@@ -208,6 +211,9 @@ class Training:
                     with contextlib.suppress(OSError):  # the next flush tries again
                         self._write_row()
                 self._saver.write_last(self._step, sure=bool(self._why))
+        self._watch.leave_loop()
+        if self._rank_state is not None:
+            self._rank_state.leave_loop()
 
     def _note_over(self) -> None:
         """A snapshot after the loop has to say so, unless its step says it."""

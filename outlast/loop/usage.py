@@ -3,8 +3,8 @@
 Two signs that it does not. Its references: when training began the program had one to the object
 besides the state's, and now it has none; or it never had any, nor one to the state, so that it
 cannot change what is there. And its variables: one that is called as the entry was this object, and
-is another of the same type now; or had the same number, and counts on while that in the state
-stands still.
+is another of the same type now; or had the same number, text or flag, and goes on while that in
+the state stands still.
 """
 
 import inspect
@@ -16,10 +16,12 @@ from typing import Any
 
 REBOUND = "your program has bound the name to another object"
 UNREACHABLE = "your program holds no reference to it"
-MOVED = "your program's variable of that name counts on without it"
+MOVED = "your program's variable of that name goes on without it"
 
 _NUMBERS_SEEN = 3
 """Different numbers that a variable has had: one that counts on, not one that was set once."""
+_TEXTS_SEEN = 2
+"""A text or a flag counts on nothing: another one is enough."""
 _FRAMEWORKS = ("numpy", "torch", "jax", "jaxlib")
 
 _Home = tuple[CodeType, str]
@@ -31,50 +33,63 @@ class Use:
     """What the program had of one place when training began."""
 
     keys: tuple[Any, ...]
-    is_number: bool
+    is_value: bool
+    """Whether it is a number, a text or a flag, which has no place."""
     held: int
     """References besides the container's."""
     homes: frozenset[_Home]
-    """Variables of its name that were it, or had its number."""
+    """Variables of its name that were it, or had its value."""
     seen: list[Any]
-    """Numbers that these have had."""
+    """Values that these have had."""
 
-    def follow(self, values: Mapping[str, object]) -> None:
-        """Look at the variables of a number, which ``evidence`` does for any place."""
-        if self.is_number and self.homes and len(self.seen) < _NUMBERS_SEEN:
+    def follow(self) -> None:
+        """Look at the variables of a value, which ``evidence`` does for any place."""
+        if self.is_value and self.homes and len(self.seen) < self._enough:
             news = [item for item in self._variables() if item not in self.seen]
             self.seen += news[:1]
 
     def evidence(self, values: Mapping[str, object], *, inline: bool) -> str:
         """Why the program does not use what is there, or nothing; KeyError, IndexError or TypeError
         where nothing is there. ``inline``: the program has no reference to ``values``."""
-        if self.is_number:
-            self.follow(values)
-            return MOVED if len(self.seen) >= _NUMBERS_SEEN else ""
-        held = _held(values, self.keys)
-        if self.held and not held:
+        if self.is_value:
+            self.follow()
+            return MOVED if len(self.seen) >= self._enough else ""
+        if self.is_let_go(values) or self.others(values):
             return REBOUND
-        if self.homes:
-            now = _at(values, self.keys)
-            if any(item is not now and type(item) is type(now) for item in self._variables()):
-                return REBOUND
-        return UNREACHABLE if inline and not (self.held or held) and len(self.keys) == 1 else ""
+        out_of_reach = inline and not (self.held or _held(values, self.keys))
+        return UNREACHABLE if out_of_reach and len(self.keys) == 1 else ""
+
+    def is_let_go(self, values: Mapping[str, object]) -> bool:
+        """Whether the program has no reference any more to what is there."""
+        return bool(self.held) and not _held(values, self.keys)
+
+    def others(self, values: Mapping[str, object]) -> list[Any]:
+        """What the variables are now, where that is another object of the same type."""
+        if not self.homes or self.is_value:
+            return []
+        now = at(values, self.keys)
+        return [each for each in self._variables() if each is not now and type(each) is type(now)]
+
+    @property
+    def _enough(self) -> int:
+        return _NUMBERS_SEEN if is_number(self.seen[0]) else _TEXTS_SEEN
 
     def _variables(self) -> list[Any]:
-        found = [item for home, item in _variables(_names(self.keys)) if home in self.homes]
-        return [item for item in found if is_number(item)] if self.is_number else found
+        found = [item for home, item in _variables(names(self.keys)) if home in self.homes]
+        return [item for item in found if is_value(item)] if self.is_value else found
 
 
-def begin(values: Mapping[str, object], keys: tuple[Any, ...], *, is_number: bool) -> Use:
+def begin(values: Mapping[str, object], keys: tuple[Any, ...]) -> Use:
     """How the program holds the place ``keys`` of ``values`` now."""
     held = _held(values, keys)  # before we hold it ourselves
-    now = _at(values, keys)
+    now = at(values, keys)
+    plain = is_value(now)
     homes = frozenset(
         home
-        for home, item in _variables(_names(keys))
-        if item is now or (is_number and type(item) is type(now) and item == now)
+        for home, item in _variables(names(keys))
+        if item is now or (plain and type(item) is type(now) and item == now)
     )
-    return Use(keys, is_number, held, homes, [now] if is_number else [])
+    return Use(keys, plain, held, homes, [now] if plain else [])
 
 
 def is_inline(values: Mapping[str, object]) -> bool:
@@ -103,7 +118,13 @@ def is_number(value: object) -> bool:
     )
 
 
-def _at(values: Any, keys: tuple[Any, ...]) -> Any:
+def is_value(value: object) -> bool:
+    """Whether this is a number, a text or a flag."""
+    return type(value) in (str, bool) or is_number(value)
+
+
+def at(values: Any, keys: tuple[Any, ...]) -> Any:
+    """What is in ``values`` below ``keys``."""
     for key in keys:
         values = values[key]
     return values
@@ -111,7 +132,7 @@ def _at(values: Any, keys: tuple[Any, ...]) -> Any:
 
 def _held(values: Mapping[str, object], keys: tuple[Any, ...]) -> int:
     """References to a place besides its container's; 0 where a container makes its values."""
-    container = _at(values, keys[:-1])
+    container = at(values, keys[:-1])
     return _count(container, keys[-1]) - _ALONE if type(container) in (dict, list) else 0
 
 
@@ -141,7 +162,7 @@ def _as_is_inline(values: Mapping[str, object]) -> int:
 _INLINE = _as_train({})
 
 
-def _names(keys: tuple[Any, ...]) -> set[str]:
+def names(keys: tuple[Any, ...]) -> set[str]:
     """What a variable of a place may be called: as the entry, or as the innermost key."""
     return {key for key in (keys[0], keys[-1]) if isinstance(key, str)}
 

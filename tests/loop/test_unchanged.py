@@ -275,4 +275,4 @@ def test_the_snapshot_says_what_has_changed(supervisor: FakeSupervisor) -> None:
             assert run._session.wait_committed(5)
     _, folder = supervisor.committed[0]
     note = json.loads((folder / "state.json").read_text())["loop"]["unchanged"]
-    assert note == {"changed": ["moving"], "rebound": {}}
+    assert note == {"changed": ["moving"], "rebound": {}, "stopped": []}
