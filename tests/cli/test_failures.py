@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from outlast.base.exits import Reason, State
+from outlast.bucket import ledger
 from outlast.bucket.head import End
-from outlast.bucket.layout import AttemptEnd
+from outlast.bucket.layout import AttemptEnd, Layout
+from outlast.bucket.store import FolderStore
 from outlast.cli import draw, runs, status
+from outlast.cli.rehearsal.report import Report
 from tests.cli.records import beat_record, start_record
 from tests.cli.test_resume import FAILED, LAYOUT, OPEN, START, place, stack
 from tests.loop import programs
@@ -52,6 +55,25 @@ def test_a_program_that_raises_has_its_traceback_in_the_status(
     assert lines[start + 1] == "  Traceback (most recent call last):"
     assert f"""    File "{tmp_path / "walk.py"}", line 8, in fragile""" in lines
     assert f"  TypeError: {said}" in lines
+
+
+def test_a_rehearsal_shows_the_same_and_a_baseline_that_failed_alike_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "walk.py").write_text(PROGRAM)
+    assert programs.run(tmp_path, [sys.executable, "walk.py", "within"]).returncode == 1
+    programs.wait_until_alone(tmp_path)
+    book = ledger.read(FolderStore(tmp_path / "run", reading=True), Layout("", ""))
+    assert book is not None
+    capsys.readouterr()
+    report = Report("storm", "dev", "0123456789", "failed (user-failed)")
+    report.attempts = report.baseline_attempts = book.attempts
+    draw.show_report(report)
+    lines = capsys.readouterr().out.splitlines()
+    said = "main() takes 0 positional within arguments"
+    start = lines.index(f"attempt 1 user-failed: {said}")
+    assert lines[start + 1] == "  Traceback (most recent call last):"
+    assert lines.count(f"  TypeError: {said}") == 1
 
 
 def test_a_command_that_fails_has_the_end_of_its_stderr_in_the_status(
