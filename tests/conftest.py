@@ -1,5 +1,6 @@
 """`--all-tiers`: the tiers that need no other machine and no long time, in one run."""
 
+import signal
 from collections import Counter
 
 import pytest
@@ -17,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs in the background with these ignored, and so would be all programs
+    # that the tests start and then interrupt.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, own)
     if config.getoption("--all-tiers"):
         config.option.markexpr = " and ".join(f"not {other}" for other in OTHERS)
         config.pluginmanager.register(Tiers())

@@ -102,6 +102,6 @@ def test_a_trainer_with_its_own_metrics_that_stops_early_is_judged_by_what_it_lo
     assert "the run ended at step 150 before event 3 (kill at attempt 3" in details["all-happened"]
     assert verdicts["all-happened"] == "not exercised"
     assert (
-        "3 rows of 150 steps; not compared, for they vary in each run: seconds"
+        "3 rows of 150 steps; not compared, because they vary in each run: seconds"
         in (details["each-step-once"])
     )

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,25 @@ def test_an_error_of_odd_text_is_recorded(world: World) -> None:
     )
 
 
-@pytest.mark.parametrize("names", [["d/a", "d/a/b"], ["d/" + "x" * 300]], ids=["both", "long"])
-def test_data_that_no_disk_can_hold_ends_the_run_at_once(world: World, names: list[str]) -> None:
-    for name in names:
-        world.data.put(name, b"x")
+@pytest.mark.parametrize(
+    ("names", "remedy"),
+    [(["d/a", "d/a/b"], "rename"), (["d/" + "x" * 300], "shorten it")],
+    ids=["both", "long"],
+)
+def test_data_that_no_disk_can_hold_ends_the_run_at_once(
+    world: World, names: list[str], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Others may have written names that no store of ours takes.
+    world.data.put("d/plain", b"x")
+    (plain,) = world.data.list("d/")
+    monkeypatch.setattr(
+        world.data, "list", lambda prefix: iter([replace(plain, path=name) for name in names])
+    )
 
     def script(life: Life) -> int:
         life.channel.send(Fetch("gs://data/d"))
         refusal = life.hear(Error)
-        assert isinstance(refusal, Error) and "rename" in refusal.message
+        assert isinstance(refusal, Error) and remedy in refusal.message
         return exits.USAGE
 
     assert world.boot(script).run() == 0
