@@ -84,21 +84,14 @@ def test_a_user_without_a_home_and_an_entry() -> None:
         (folder / "walk.py").write_text(PROGRAM)
         variables = programs.environment(folder)
         variables.pop("HOME", None)
-        python = _python_for_all(base)
+        probe = _as_somebody(
+            [sys.executable, "-c", "import outlast, numpy, blake3"], base, variables
+        )
+        if probe.returncode:
+            pytest.skip(f"another user cannot run this interpreter: {probe.stderr.strip()[-200:]}")
         for path in (folder, folder / "tmp"):
             os.chown(path, SOMEBODY, SOMEBODY)
-        done = subprocess.run(
-            [python, str(folder / "walk.py"), "run"],
-            cwd=folder,
-            env=variables,
-            user=SOMEBODY,
-            group=SOMEBODY,
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            timeout=programs.WAIT_SEC,
-            check=False,
-        )
+        done = _as_somebody([sys.executable, str(folder / "walk.py"), "run"], folder, variables)
         assert done.returncode == 0, done.stderr
         assert_done(folder)
         assert (folder / "run" / "HEAD").stat().st_uid == SOMEBODY
@@ -106,13 +99,12 @@ def test_a_user_without_a_home_and_an_entry() -> None:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def _python_for_all(base: Path) -> str:
-    """This interpreter, if every user may run it; else the test says what is missing."""
-    probe = [sys.executable, "-c", "import outlast, numpy, blake3"]
-    variables = {**os.environ, "PYTHONPATH": str(programs.ROOT)}
-    done = subprocess.run(
-        probe,
-        cwd=base,
+def _as_somebody(
+    argv: list[str], folder: Path, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        cwd=folder,
         env=variables,
         user=SOMEBODY,
         group=SOMEBODY,
@@ -122,9 +114,6 @@ def _python_for_all(base: Path) -> str:
         timeout=programs.WAIT_SEC,
         check=False,
     )
-    if done.returncode:
-        pytest.skip(f"another user cannot run this interpreter: {done.stderr.strip()[-200:]}")
-    return sys.executable
 
 
 def test_a_working_folder_that_has_gone(tmp_path: Path) -> None:
