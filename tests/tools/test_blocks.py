@@ -78,7 +78,6 @@ CONTEXT: dict[tuple[str, int], tuple[str, str, str]] = {
         "assert box['raw']",
     ),
     ("README.md", 0): ("", NUMPY, ""),
-    ("design.md", 0): ("", NUMPY, ""),
     ("notebooks-and-logs.md", 0): (
         "torch",
         TORCH + "steps, loss = 3, 0.5\nrng = torch.random\nposition = {'n': 0}\n",

@@ -84,3 +84,10 @@ def test_every_target_that_a_page_names_is_one_of_make():
     for page in PAGES:
         for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?:`|\s*$)", page.read_text(), re.M):
             assert target in targets, f"{page.name}: make {target}"
+
+
+def test_every_path_of_the_project_that_a_page_names_exists():
+    folders = "outlast|components|startup|trainers|tests|tools|bench|policy|examples|requirements"
+    for page in PAGES:
+        for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
