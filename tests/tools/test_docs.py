@@ -90,4 +90,5 @@ def test_every_path_of_the_project_that_a_page_names_exists():
     folders = "outlast|components|startup|trainers|tests|tools|bench|policy|examples|requirements"
     for page in PAGES:
         for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
-            assert (ROOT / path).exists(), f"{page.name}: {path}"
+            made_by_reader = "NAME" in path
+            assert made_by_reader or (ROOT / path).exists(), f"{page.name}: {path}"
