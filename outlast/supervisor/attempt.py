@@ -201,7 +201,7 @@ class Attempt:
         self._rooms.make()
         self._trainings.prepare(restored)
         if restored is not None:
-            self.progress.step = restored.step
+            self.progress.step = self.progress.begun = restored.step
         self._preparation.record_start(restored)
         return None
 
@@ -417,7 +417,8 @@ class Attempt:
         ):
             return leaving.snapshot
         self.site.say("a snapshot handed over now could not be committed in time: not begun")
-        self._leaving = replace(leaving, snapshot=False)
+        no_time = self._outlooks.no_time(left_sec, in_flight=in_flight)
+        self._leaving = replace(leaving, snapshot=False, no_time=no_time)
         self._tell_stop(link, self._leaving)
         return False
 
@@ -606,7 +607,8 @@ class Attempt:
                 self._submit_failed(link, Reason.LIMIT, self._leaving.message)
             else:
                 reason = reason_of_notice(self.site.notices)
-                self._outcome = Outcome(Next.STOP, reason, self._leaving.message)
+                message = self._leaving.lost(self.progress.step, self.progress.kept)
+                self._outcome = Outcome(Next.STOP, reason, message)
             return
         reason, message = self._cause(link)
         if not link.trainer.restarts:

@@ -17,6 +17,8 @@ class Progress:
     before: int = 0
     """Steps of the parts before it. The steps here count them."""
     phase: str = "start"
+    begun: int = 0
+    """Step that this attempt resumed from."""
     committed: int | None = None
     """Step of the newest checkpoint of this attempt."""
     seconds_to_commit: float | None = None
@@ -32,6 +34,11 @@ class Progress:
     step_sec: float = 0.0
     """What a step takes; after a notice the trainer finishes the one it is in."""
     _stepped_at: tuple[float, int] | None = None
+
+    @property
+    def kept(self) -> int:
+        """Step of the newest checkpoint, this attempt's or the one that it resumed from."""
+        return self.begun if self.committed is None else self.committed
 
     def begin_part(self, part: str, before: int, total: int | None) -> None:
         """A training begins; ``total`` is its own number of steps, where it knows it."""

@@ -29,6 +29,16 @@ class Leaving:
     """The trainer is killed then."""
     snapshot: bool
     """Whether it was asked for one."""
+    no_time: str = ""
+    """Why it was not asked for one, or why the commit of its snapshot was not begun."""
+
+    def lost(self, step: int, kept: int) -> str:
+        """The message of the attempt's end: where ``kept`` is the last step that is committed and
+        ``step`` the last one made, also what was lost, and why."""
+        if step <= kept:
+            return self.message
+        why = self.no_time or "the trainer did not hand it over in its share of the time"
+        return f"{self.message}; step {step} is not committed, step {kept} is: {why}"
 
 
 class Outlooks:
@@ -53,7 +63,15 @@ class Outlooks:
         trainer_until = now + found.trainer_sec if wanted else until
         if before is not None:
             trainer_until = min(trainer_until, before.trainer_until)
-        return Leaving(reason, message, until, trainer_until, wanted), found.plan
+        no_time = "" if wanted else self.no_time(until - now, in_flight=in_flight)
+        return Leaving(reason, message, until, trainer_until, wanted, no_time), found.plan
+
+    def no_time(self, left_sec: float, *, in_flight: bool) -> str:
+        """A sentence with what was measured, where the plan is not to commit a snapshot."""
+        before = ", a commit was on its way" if in_flight else ""
+        last_sec = self._progress.commit_sec or self._commit_sec_before
+        took = f", and the last commit took {last_sec:.1f} s" if last_sec else ""
+        return f"{max(left_sec, 0):.1f} s were left{before}{took}"
 
     def plan(self, left_sec: float, *, in_flight: bool, written: bool = False) -> planner.Decision:
         """``in_flight``: a commit is on its way; ``written``: the trainer has its snapshot

@@ -381,6 +381,10 @@ def test_what_nothing_put_to_the_test_is_neither_held_nor_broken(name, seen):
          "attempt 1 had no checkpoint yet when it ended: make checkpoints more often"),
         ("no-failure-counted", with_book(head=head(failures=1), attempts=(OWN, THIRD)),
          "1 failure counted, 1 of the trainer's own"),
+        ("notice-loses-nothing",
+         with_run(ledger=book(attempts=(replace(FIRST, lost=1), SECOND, THIRD)),
+                  ends={1: replace(ended_as(Reason.PREEMPTED), term=1, message="no time")}),
+         "1 steps lost; attempt 1: no time"),
     ],
 )  # fmt: skip
 def test_a_verdict_says_what_was_seen(name, seen, said):

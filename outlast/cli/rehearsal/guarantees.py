@@ -187,10 +187,14 @@ def resumed(seen: Seen) -> Finding:
 def notice_loses_nothing(seen: Seen) -> Finding:
     """an attempt that gets a notice loses no step"""
     warned = [seen.attempt_of(fault) for fault in seen.effective if _warned(fault)]
-    lost = [attempt.lost for attempt in warned if attempt]
-    if not lost:
+    attempts = [attempt for attempt in warned if attempt]
+    if not attempts:
         return _unexercised("no notice")
-    return _if(not any(lost), f"{sum(lost)} steps lost")
+    detail = f"{sum(attempt.lost for attempt in attempts)} steps lost"
+    losing = [attempt.term for attempt in attempts if attempt.lost]
+    ends = [(term, seen.run.ends[term].message) for term in losing if term in seen.run.ends]
+    why = "".join(f"; attempt {term}: {message}" for term, message in ends)
+    return _if(not losing, detail + why)
 
 
 def committed_kept(seen: Seen) -> Finding:
