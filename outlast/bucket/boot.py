@@ -18,6 +18,11 @@ BARREN_FACTOR = 3.0
 """A term without a commit is barren after this many times the last time to a commit."""
 
 
+NUMBERS_MAX = 100_000_000
+"""No run has so many terms or resumes: a HEAD that counts so far was written by something else, and
+its numbers soon fit into no record."""
+
+
 class Missing(Enum):
     """What a look at HEAD gives where it gives no Head."""
 
@@ -144,6 +149,12 @@ def _decide_on(
             "bucket; `outlast repair` writes over nobody's HEAD but its own stack's",
             head,
         )
+    if said := beyond(head):
+        return Decision(
+            Act.REFUSE,
+            Reason.UNREADABLE,
+            f"HEAD has {said}; `outlast repair` repairs it, then `outlast resume`",
+        )
     if mine < theirs:
         return Decision(
             Act.LEAVE,
@@ -171,7 +182,7 @@ def _decide_on(
         )
     if now >= head.deadline:
         return _ending(head, Reason.LIMIT, "the run's deadline has passed", nonce)
-    barren = head.barren
+    barren = min(head.barren, MAX_BARREN)
     if last_term is not None and last_term.barren and not head.committed_by(head.term):
         barren += 1
     if barren >= MAX_BARREN:
@@ -185,6 +196,14 @@ def _decide_on(
         )
     taken = replace(head, place=claim.place, term=head.term + 1, barren=barren, nonce=nonce)
     return Decision(Act.TAKE, None, f"takes term {taken.term}", taken)
+
+
+def beyond(head: Head) -> str | None:
+    """The number of HEAD that no run comes to, with its rule; None if there is none."""
+    for name in ("term", "resume"):
+        if getattr(head, name) >= NUMBERS_MAX:
+            return f"{name} {getattr(head, name)}, which must be less than {NUMBERS_MAX}"
+    return None
 
 
 def _first_head(claim: Claim, now: datetime, nonce: str) -> Head:

@@ -10,6 +10,7 @@ from outlast.base.clock import SYSTEM_CLOCK, Clock
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience, pause_after
 from outlast.bucket.boot import (
+    NUMBERS_MAX,
     Act,
     Claim,
     Decision,
@@ -80,6 +81,19 @@ def resolve(found: Head, *, term: int, nonces: Collection[str]) -> Outcome:
 
 
 Change = Callable[[Head], Head]
+
+
+def _readable(head: Head) -> bytes:
+    """Its JSON. HeadError if it could not be read again: a number of a forged HEAD, such as that of
+    its pages, may have no room to rise."""
+    data = head.to_json()
+    try:
+        Head.from_json(data)
+    except ValueError as error:
+        raise HeadError(
+            f"{error}; such a HEAD is not written, `outlast repair` repairs it"
+        ) from None
+    return data
 
 
 class _Held(NamedTuple):
@@ -258,7 +272,8 @@ class HeadFile:
         `before` are those that HEAD had when the term was taken: a second try, after one of
         unknown fate, counts the same failure.
         """
-        counted = self.swap(lambda head: replace(head, failures=before + 1), term=term)
+        failures = min(before + 1, NUMBERS_MAX)
+        counted = self.swap(lambda head: replace(head, failures=failures), term=term)
         return counted.failures <= retries
 
     def set_data(self, fingerprint: DataFingerprint, *, term: int) -> None:
@@ -345,7 +360,7 @@ class HeadFile:
         The same bytes against the same generation in every try: at most one is applied, however
         late an answer or a replay comes.
         """
-        data = wanted.to_json()
+        data = _readable(wanted)
         with self.patience.spell() as spell:
             while True:
                 try:

@@ -10,7 +10,7 @@ has no such counter: it is open again, and its own command goes on with it.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import zip_longest
 
@@ -19,7 +19,7 @@ from blake3 import blake3
 from outlast.base.exits import Reason, State
 from outlast.base.names import number_of
 from outlast.bucket import pages
-from outlast.bucket.boot import contradicted
+from outlast.bucket.boot import NUMBERS_MAX, contradicted
 from outlast.bucket.head import (
     Checkpoint,
     End,
@@ -97,12 +97,13 @@ def repair(
         chain = look.head.chain
         kept = pages.newest_first(store, layout, look.head, lost=lambda error: None)
         whole = not chain or any(_verified(store, layout, entry.path) for entry in kept)
-        if whole and contradicted(store, layout, look.head) is None:
+        plausible = _plausible(look.head)
+        if whole and plausible == look.head and contradicted(store, layout, look.head) is None:
             raise OperateError(
                 f"{_run(layout)}: HEAD is whole ({look.head.state}, step {look.head.step}); "
                 "nothing to repair."
             )
-        expected, known = look.object.generation, look.head
+        expected, known = look.object.generation, plausible
     _refuse_beside_a_holder(store, layout, silent_sec)
     repaired = rebuild(store, layout, owner, store.now(), known)
     try:
@@ -157,6 +158,11 @@ def rebuild(
         if known is not None:
             pairs.append((known.resume, known.place))
             highest = max(highest, known.term)  # an older HEAD put back knows too little
+        if highest + 1 >= NUMBERS_MAX:
+            raise OperateError(
+                f"{_run(layout)}: its records count to attempt {highest}, which must be less than "
+                f"{NUMBERS_MAX}; {_from_scratch(owner)} to start from scratch."
+            )
         resume, place = max(pairs)
         alone = owner.startswith(NO_STACK)
         head = Head(
@@ -177,10 +183,24 @@ def rebuild(
             nonce=new_nonce(),
         )
         return Repaired(head, set_aside)
-    again = "give another --run-dir" if owner.startswith(NO_STACK) else "set outlast:rerun"
     raise OperateError(
-        f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; {again} "
-        "to start from scratch."
+        f"{_run(layout)}: none of its {len(manifests)} checkpoints can be read; "
+        f"{_from_scratch(owner)} to start from scratch."
+    )
+
+
+def _from_scratch(owner: str) -> str:
+    return "give another --run-dir" if owner.startswith(NO_STACK) else "set outlast:rerun"
+
+
+def _plausible(head: Head) -> Head:
+    """HEAD without the numbers that its run cannot have come to; they count for nothing."""
+    alone = head.owner.startswith(NO_STACK)
+    return replace(
+        head,
+        term=head.term if head.term < NUMBERS_MAX else 1,
+        resume=0 if alone or head.resume >= NUMBERS_MAX else head.resume,
+        place=0 if alone else head.place,
     )
 
 
@@ -308,7 +328,8 @@ def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, Attempt
     starts: dict[int, AttemptStart] = {}
     for item in store.list(layout.attempts):
         number, _, name = item.path.removeprefix(layout.attempts).partition("/")
-        if (term := number_of(number)) is None:
+        # No boot takes a later term; one that is named here was written by something else.
+        if (term := number_of(number)) is None or term > NUMBERS_MAX:
             continue
         terms.add(term)
         if name == "start.json":
@@ -322,7 +343,7 @@ def _manifest_folders(store: Store, layout: Layout) -> Iterator[tuple[tuple[int,
     """((term, step), folder) of each snapshot that got as far as its manifest."""
     for item in store.list(layout.terms):
         place = layout.folder_of(item.path)
-        if place and item.path == f"{place[1]}MANIFEST.json":
+        if place and item.path == f"{place[1]}MANIFEST.json" and place[0] <= NUMBERS_MAX:
             yield (place[0], _step_of(place[1])), place[1]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlast.base.exits import Reason, State
+from outlast.bucket.boot import beyond
 from outlast.bucket.head import Head, HeadLost
 from outlast.bucket.layout import AttemptStart
 from outlast.bucket.records import read_record
@@ -49,6 +50,10 @@ def resume(deployed: Deployed) -> Resumed:
     run = deployed.layout.run
     if head.state is State.DONE:
         raise OperateError(f"run {run}: is done; other args or outlast:rerun make a new run.")
+    if said := beyond(head):
+        raise OperateError(
+            f"run {run}: HEAD has {said}; repair it first: outlast repair {deployed.stack}."
+        )
     counter = max(head.resume, deployed.resume) + 1
     with _settings_kept(deployed.stack):
         _set(deployed.stack, "outlast:resume", str(counter))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from outlast.base.exits import State
 from outlast.bucket import pages
+from outlast.bucket.boot import beyond
 from outlast.bucket.head import Checkpoint, Head, HeadLost, new_nonce, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.parts import is_done, own_step, parts_of, shown
@@ -81,6 +82,8 @@ def plan(
             f"{name}: attempt {term} works on it (its last sign of life was {silent:.0f} s ago); "
             "end it first (outlast stop, or Ctrl-C where it runs)."
         )
+    if said := beyond(head):
+        raise OperateError(f"{name}: HEAD has {said}; repair it first: outlast repair.")
     part, own = parse(str(where))
     if part or (head.chain and head.chain[-1].part):
         tip, without = _in_part(store, layout, head, part, own, name)

@@ -151,7 +151,8 @@ def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
     site, head = boot.site, decision.head
     if decision.reason is Reason.OTHER_OWNER:
         return refuse(site.door, _others_folder(boot, decision))
-    if decision.reason in (Reason.LOST, Reason.UNREADABLE):
+    # Without a stack nothing counts resumes and placements: a HEAD that does is damaged too.
+    if decision.reason in (Reason.LOST, Reason.UNREADABLE, Reason.SUPERSEDED):
         return refuse(site.door, _damaged_folder(boot, decision))
     if decision.act is Act.REFUSE or head is None or not head.state.ended:
         site.door.turn_away(protocol.Error(decision.message, "supervisor"))
@@ -189,8 +190,9 @@ def _others_folder(boot: Boot, decision: Decision) -> str:
 
 def _damaged_folder(boot: Boot, decision: Decision) -> str:
     """Why a run without a stack cannot be gone on with, and what repairs it."""
-    is_gone = decision.reason is Reason.LOST
-    what = "is gone while attempts exist" if is_gone else "cannot be read as one"
+    what = decision.message.partition(";")[0].removeprefix("HEAD ")
+    if decision.reason is Reason.SUPERSEDED:
+        what = "counts resumes or placements, which only a stack has"
     return (
         f"run folder {boot.run_dir}: its HEAD {what}; repair it: outlast repair {boot.run_dir}, or "
         "give another --run-dir to start from scratch"

@@ -721,3 +721,35 @@ def test_silence_is_counted_in_server_time(
     beat()
     clock.sleep(7)
     assert silent_seconds(head_file.store, head_file.layout, 1, since) == 7
+
+
+@pytest.mark.parametrize("name", ["failures", "barren"])
+def test_a_count_that_was_forged_rises_to_no_head_that_cannot_be_read(
+    head_file: HeadFile, claim: Claim, name: str
+) -> None:
+    store, layout = head_file.store, head_file.layout
+    head_file.take_term(claim)
+    forged = replace(head_file.read().head, **{name: 999_999_999})
+    store.put(layout.head, forged.to_json())
+    second = head_file.fresh()
+    term = 2
+    if name == "failures":
+        assert second.take_term(claim).act is Act.TAKE
+        assert not second.count_failure(term=term, before=forged.failures, retries=10)
+    else:
+        end = AttemptEnd(
+            *(1, Reason.DRIVER, State.OPEN, 1, 0, None, "", (), 0.0, START), repeats=True
+        )
+        write_record(store, layout.attempt_end(1), end)
+        assert second.take_term(claim).act is Act.END
+    assert second.read().head.term >= 1
+
+
+def test_a_head_that_could_not_be_read_again_is_not_written(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    head_file.take_term(claim)
+    before = head_file.store.get(head_file.layout.head)[0]
+    with pytest.raises(HeadError, match="Head.failures 1000000000: .* `outlast repair` repairs it"):
+        head_file.swap(lambda known: replace(known, failures=10**9), term=1)
+    assert head_file.store.get(head_file.layout.head)[0] == before

@@ -191,6 +191,33 @@ def test_another_users_folder_is_read_and_not_written(tmp_path: Path) -> None:
         open_store(str(run))
 
 
+@pytest.mark.parametrize("which", ["attempts", "attempts/000001", "t000001"])
+@pytest.mark.parametrize("how", ["open to every user", "another user's"])
+def test_a_folder_inside_a_run_is_its_owners_alone(tmp_path: Path, which: str, how: str) -> None:
+    """Another user who may write there swaps the folder for a link between a look and a write."""
+    run = tmp_path / "run"
+    store = open_store(str(run))
+    paths = ["attempts/000001/start.json", "t000001/s000000000001-a/MANIFEST.json"]
+    written = {path: store.put(path, b"x") for path in paths}
+    path = next(path for path in paths if path.startswith(which))
+    if how == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(run / which, 12345, 12345)
+    else:
+        (run / which).chmod(0o1777)
+    for act in (
+        lambda: store.put(path, b"y"),
+        lambda: store.put(f"{which}/new/deep", b"y"),
+        lambda: store.delete(path, generation=written[path].generation),
+        lambda: store.copy(path, f"{which}/copy", source_generation=written[path].generation),
+    ):
+        with pytest.raises(Foreign, match="(every user of this machine|only its owner) may write"):
+            act()
+    assert open_store(str(run), reading=True).get(path)[0] == b"x"
+    assert not list((run / which).glob("**/new")) and not list((run / which).glob("copy"))
+
+
 @pytest.mark.parametrize("which", ["", ".objects"])
 def test_a_folder_that_every_user_may_write_to_is_read_and_not_written(
     tmp_path: Path, which: str
@@ -210,10 +237,12 @@ def test_a_folder_made_without_a_umask_is_its_owners_alone(tmp_path: Path) -> No
     before = os.umask(0)
     try:
         open_store(str(tmp_path / "runs/run")).put("HEAD", HEAD)
-        open_store(str(tmp_path / "runs/run")).put("HEAD", HEAD)
+        open_store(str(tmp_path / "runs/run")).put("attempts/000001/start.json", HEAD)
+        open_store(str(tmp_path / "runs/run")).put("attempts/000001/end.json", HEAD)
     finally:
         os.umask(before)
-    for folder in ("runs", "runs/run", "runs/run/.objects"):
+    run_folders = ("", "/.objects", "/attempts", "/attempts/000001")
+    for folder in ("runs", *(f"runs/run{below}" for below in run_folders)):
         assert (tmp_path / folder).stat().st_mode & 0o002 == 0
 
 

@@ -1,5 +1,6 @@
 """A lost HEAD is rebuilt as it was, from manifests and start records; nothing stale comes in."""
 
+import json
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,16 +12,16 @@ from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
 from outlast.bucket import pages
-from outlast.bucket.boot import Act, Claim
+from outlast.bucket.boot import NUMBERS_MAX, Act, Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import Fenced, Head, HeadLost, read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.restore import Restored
 from outlast.bucket.retention import Retention
-from outlast.bucket.store import MemoryStore
+from outlast.bucket.store import MemoryStore, open_store
 from outlast.cli import repair as repairing
-from outlast.cli import runs
+from outlast.cli import rewind, runs
 from outlast.cli.app import cli
 from outlast.cli.errors import OperateError, UsageError
 from outlast.cli.repair import rebuild
@@ -335,7 +336,40 @@ def test_beside_an_attempt_that_may_live_nothing_is_mended(tmp_path, over):
     assert repairing.repair(store, LAYOUT, OWNER).head.step == 20
 
 
-@pytest.mark.parametrize("damage", ["gone", "garbage", "checkpoints"])
+@pytest.mark.parametrize("value", [NUMBERS_MAX, 999_999_998, 999_999_999])
+@pytest.mark.parametrize("name", ["term", "resume"])
+def test_a_number_that_no_run_comes_to_is_refused_and_repaired(
+    store, tmp_path, name: str, value: int
+) -> None:
+    """Left alone it would rise until no record has room for it, and nothing could be read."""
+    before = train(store, tmp_path)
+    store.put(LAYOUT.head, replace(before, **{name: value}).to_json())
+    # What counts so far is no record of this run either.
+    store.put(LAYOUT.attempt_start(999_999_999), b"{}")
+    forged = store.get(LAYOUT.head)[0]
+    decision = HeadFile(store, LAYOUT, Quick()).take_term(CLAIM)
+    assert (decision.act, decision.reason) == (Act.REFUSE, Reason.UNREADABLE)
+    assert f"{name} {value}, which must be less than" in decision.message
+    assert "`outlast repair` repairs it" in decision.message
+    with pytest.raises(OperateError, match=f"HEAD has {name} {value}, .* repair it first"):
+        rewind.plan(store, LAYOUT, 40, silent_sec=0)
+    assert store.get(LAYOUT.head)[0] == forged
+    repaired = repair(store, LAYOUT, OWNER).head
+    assert (repaired.chain, repaired.data) == (before.chain, before.data)
+    assert before.term < repaired.term < NUMBERS_MAX and repaired.resume == before.resume
+    assert Machine(store, tmp_path, replace(CLAIM, resume=1)).step == 50
+
+
+def test_records_that_count_to_the_last_number_start_from_scratch(store, tmp_path) -> None:
+    train(store, tmp_path)
+    lose_head(store)
+    store.put(LAYOUT.attempt_start(NUMBERS_MAX - 1), b"{}")
+    with pytest.raises(OperateError, match="must be less than 100000000; set outlast:rerun to st"):
+        repair(store, LAYOUT, OWNER)
+    assert not list(store.list(LAYOUT.head))
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "checkpoints", "term", "resume", "place"])
 def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,9 +386,12 @@ def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
         (run_dir / "HEAD").unlink()
     elif damage == "garbage":
         (run_dir / "HEAD").write_text("{bad")
-    else:
+    elif damage == "checkpoints":
         for file in (run_dir / chain[-1]["path"]).iterdir():
             file.unlink()
+    else:
+        store = open_store(str(run_dir))
+        store.put("HEAD", json.dumps({**programs.head(run_dir), damage: 999_999_999}).encode())
     monkeypatch.chdir(tmp_path)
     if damage == "checkpoints":  # one of them is whole: the training itself goes back to it
         refused = CliRunner().invoke(cli, ["repair", "run"])

@@ -162,6 +162,13 @@ def test_a_done_run_is_not_resumed(asked):
     assert asked.commands == []
 
 
+def test_a_run_whose_numbers_are_forged_is_repaired_first(asked):
+    made = stack(replace(COMMITTED, resume=999_999_999))
+    with pytest.raises(OperateError, match="resume 999999999, .* repair it first: outlast repair"):
+        resume.resume(made)
+    assert asked.commands == []
+
+
 def test_an_open_run_past_its_deadline_is_ended_as_expired(asked):
     late = stack(OPEN, now=START + timedelta(hours=2))
     assert status.read(place(late)).state == "expired"

@@ -44,6 +44,9 @@ from outlast.bucket.store.contract import (
 _REFUSED_TYPES = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|afs|9p|ncpfs|fuse\.(?!fuse-overlayfs).*")
 """On these a lock holds on this machine only, or not at all, or a rename is not atomic."""
 
+_FOLDER_MODE = 0o775
+"""Of new folders, less what the umask takes."""
+
 
 class FolderStore(Fetching):
     """Objects as files of a folder on a local disk.
@@ -88,11 +91,7 @@ class FolderStore(Fetching):
         with self._threads:
             if self._is_ready:
                 return
-            entries = [self._blobs, *self._blobs.parents]
-            entries = list(itertools.takewhile(lambda folder: not folder.exists(), entries))
-            self._blobs.mkdir(parents=True, exist_ok=True)
-            for folder in entries:
-                trust.close_to_others(folder)
+            for folder in _make_folders(self._blobs):
                 _sync_folder(folder.parent)
             trust.check_owner(self._folder)
             trust.check_folder(self._blobs)
@@ -163,6 +162,7 @@ class FolderStore(Fetching):
         expected: Object | None = None,
     ) -> Object:
         link = self._folder / check_path(path)
+        trust.check_way(self._folder, path.rpartition("/")[0], writing=True)
         with self._staged(source) as (staged, size, crc32c):
             if expected is not None:
                 verify(expected, (size, crc32c))
@@ -193,6 +193,7 @@ class FolderStore(Fetching):
             if current is None:
                 raise not_found(path, None)
             check_generation(path, current[1].generation, generation)
+            trust.check_way(self._folder, path.rpartition("/")[0], writing=True)
             link = self._folder / path
             link.unlink()
         self._syncs.sync(link.parent)
@@ -327,7 +328,7 @@ class FolderStore(Fetching):
 
     def _link(self, link: Path, blob: Path) -> None:
         try:
-            link.parent.mkdir(parents=True, exist_ok=True)
+            _make_folders(link.parent)
             target = os.path.relpath(blob, link.parent)
             fresh = self._blobs / f"link-{uuid.uuid4().hex}"
             # The link is made beside the blobs and renamed: relative to where it will be.
@@ -377,6 +378,16 @@ class FolderStore(Fetching):
                 elif left or (self._BLOB.fullmatch(entry.name) and entry.name not in named):
                     with contextlib.suppress(IsADirectoryError, PermissionError):
                         entry.unlink(missing_ok=True)
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it, none of them open to every user, whatever the umask; gives
+    the new ones, innermost first."""
+    ways = [folder, *folder.parents]
+    fresh = list(itertools.takewhile(lambda entry: not entry.exists(), ways))
+    for entry in reversed(fresh):
+        entry.mkdir(_FOLDER_MODE, exist_ok=True)
+    return fresh
 
 
 def _refuse_type(folder: Path) -> None:

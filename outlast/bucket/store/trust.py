@@ -22,24 +22,30 @@ def check_folder(folder: Path) -> None:
         raise Foreign(f"{folder}: is {what}, which no run has there; do not use this run folder")
 
 
-def check_way(root: Path, below: str) -> None:
-    """Foreign where one of the folders from ``root`` down to ``below``, a path in it, is a link."""
+def check_way(root: Path, below: str, *, writing: bool = False) -> None:
+    """Foreign where one of the folders from ``root`` down to ``below``, a path in it, is a link, or
+    with ``writing`` one that `check_owner` refuses."""
     at = str(root)
     for part in below.split("/"):  # once for each object: no Path, which takes ten times as long
         if not part:
             continue
         at = f"{at}/{part}"
         try:
-            mode = os.lstat(at).st_mode
+            found = os.lstat(at)
         except (FileNotFoundError, NotADirectoryError):
             return
-        if stat.S_ISLNK(mode):
+        if stat.S_ISLNK(found.st_mode):
             check_folder(Path(at))
+        if writing and stat.S_ISDIR(found.st_mode):
+            _check_owned(at, found)
 
 
 def check_owner(folder: Path) -> None:
     """Foreign for a folder that is neither this user's nor root's, or that every user may write."""
-    found = folder.stat()
+    _check_owned(folder, folder.stat())
+
+
+def _check_owned(folder: Path | str, found: os.stat_result) -> None:
     owner = found.st_uid
     if found.st_mode & stat.S_IWOTH:
         raise Foreign(
@@ -51,13 +57,6 @@ def check_owner(folder: Path) -> None:
             f"{folder}: belongs to user {owner}, but only its owner may write to a run; give "
             "another folder, or make it yours (chown)"
         )
-
-
-def close_to_others(folder: Path) -> None:
-    """Take from a folder that was just made what a umask of 0 gives to every user."""
-    mode = folder.lstat().st_mode
-    if mode & stat.S_IWOTH:
-        folder.chmod(stat.S_IMODE(mode) & ~stat.S_IWOTH)
 
 
 def open_file(file: Path, flags: int) -> int:
