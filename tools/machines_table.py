@@ -1,4 +1,4 @@
-"""Writes the table of machine families into docs/machines.md: `python tools/machines_table.py`."""
+"""Writes the tables of docs/machine-types.md: `python tools/machines_table.py`."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from outlast.machines.families import (  # noqa: E402
 )
 from outlast.machines.machines import parse  # noqa: E402
 
-PAGE = ROOT / "docs" / "machines.md"
+PAGE = ROOT / "docs" / "machine-types.md"
 _SIZE = re.compile(r"-(\d+)(?=g?(?:-|$))")
 WAYS = {"": "moved, or stopped as the mode has it", MIGRATE: "moved", TERMINATE: "stopped"}
 BEGIN, END = "<!-- machines: written by tools/machines_table.py -->\n", "<!-- /machines -->\n"

@@ -25,10 +25,11 @@ CONFIGURATION = """# Every setting
 
 {made}
 
-A stack's settings are in `Pulumi.<stack>.yaml`, below `config:`, each as `outlast:KEY`;
+For people who write the settings of a stack. These are in `Pulumi.<stack>.yaml`, below `config:`,
+each as `outlast:KEY`;
 `pulumi config set outlast:KEY VALUE` writes one, with `--path outlast:args.epochs` a part of one.
-`outlast/settings` checks them all before anything is asked of the cloud.
-Beside them the provider's own: `gcp:project` (needed), `gcp:zone` and `gcp:region`.
+`outlast/settings` checks them all before it asks the cloud for anything.
+The provider has its own: `gcp:project` (required), `gcp:zone` and `gcp:region`.
 """
 KINDS = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
 """A key's type is its default's."""
@@ -37,9 +38,9 @@ COMPONENTS = """# Every component
 
 {made}
 
-One a file in `components/`, and the dynamic resources in `outlast/dynamic/`, wired in
-`__main__.py`. Inputs are a dictionary; those in *italics* may
-be left out.
+For people who use the components in a program of their own. Each component is one file in
+`components/`; the dynamic resources are in `outlast/dynamic/`; `__main__.py` wires them. Inputs are
+a dictionary; those in *italics* are optional.
 """
 
 

@@ -344,7 +344,7 @@ def test_the_rules_take_the_policy_packs_config(tmp_path, config, broken, advise
     ("text", "words"),
     [
         ("{", "Expecting property name"),
-        ("[]", "must be an object, by rule; docs/review.md has an example"),
+        ("[]", "must be an object, by rule; docs/changes.md has an example"),
         ('{"gpus": 1}', "gpus: is no rule; there are run-limit, public-access"),
         ('{"labels": 3}', "labels: must be an object, or an enforcement level"),
         (

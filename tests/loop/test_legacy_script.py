@@ -1,4 +1,4 @@
-"""The script of docs/legacy-script.md: killed, it resumes from its own file to the same model."""
+"""The script of docs/your-script.md: killed, it resumes from its own file to the same model."""
 
 import sys
 from pathlib import Path

@@ -57,42 +57,40 @@ with outlast.train({"x": {"n": 0}}, 3, run_dir="first", arguments={}) as run:
 """
 
 CONTEXT: dict[tuple[str, int], tuple[str, str, str]] = {
-    ("your-own-trainer.md", 0): ("torch", TORCH, ""),
-    ("your-own-trainer.md", 6): (
+    ("your-trainer.md", 0): ("torch", TORCH, ""),
+    ("your-trainer.md", 6): (
         "",
         NUMPY + "with outlast.train({'box': {'n': 0}}, 9) as run:\n  for step in run.steps():\n",
         "assert run.step == 1",
     ),
-    ("your-own-trainer.md", 7): (
+    ("your-trainer.md", 7): (
         "",
         NUMPY + "def train_step(model, fold, step):\n    model['w'] += fold + 1\n    return 0.5\n"
         "def accuracy(model, fold):\n    return float(model['w'][0])\n",
         "assert scores == [3.0, 6.0, 9.0, 12.0, 15.0]",
     ),
-    ("your-own-trainer.md", 8): ("", NUMPY, BODY),
-    ("your-own-trainer.md", 9): ("", NUMPY, BODY),
-    ("your-own-trainer.md", 10): (
+    ("your-trainer.md", 8): (
+        "torch",
+        TORCH + "steps, loss = 3, 0.5\nrng = torch.random\nposition = {'n': 0}\n",
+        "",
+    ),
+    ("your-trainer.md", 9): ("", NUMPY, BODY),
+    ("your-trainer.md", 10): ("", NUMPY, BODY),
+    ("your-trainer.md", 11): (
         "xgboost",
         "import numpy as np, xgboost\nparams, rounds, step = {'subsample': 0.5}, 2, 1\n"
         "rows = xgboost.DMatrix(np.ones((9, 2)), np.ones(9))\n",
         "assert box['raw']",
     ),
     ("README.md", 0): ("", NUMPY, ""),
-    ("notebooks-and-logs.md", 0): (
-        "torch",
-        TORCH + "steps, loss = 3, 0.5\nrng = torch.random\nposition = {'n': 0}\n",
-        "",
-    ),
-    ("notebooks-and-logs.md", 1): (
+    ("operating.md", 0): (
         "tensorboard",
         "import os\nfrom torch.utils.tensorboard import SummaryWriter\n"
         "os.environ['LOG_DIR'] = 'x'\n",
         "writer.close()",
     ),
-    ("notebooks-and-logs.md", 2): ("pandas", FINISHED, ""),
-    ("notebooks-and-logs.md", 3): ("pandas", FINISHED + "import time\n", ""),
-    ("burst.md", 0): ("", FINISHED, ""),
-    ("gpu.md", 0): ("torch", TORCH + "torch.save(model.state_dict(), 'model.pt')\n", ""),
+    ("operating.md", 1): ("pandas", FINISHED, ""),
+    ("operating.md", 2): ("pandas", FINISHED + "import time\n", ""),
 }
 """By page and number: the framework it needs, and what stands before and after the block."""
 OTHER_NAMES = {

@@ -250,7 +250,7 @@ def read_config(path: Path) -> Any:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"--policy-pack-config {path}: {why}; docs/review.md has an example"
+            f"--policy-pack-config {path}: {why}; docs/changes.md has an example"
         ) from None
 
 
