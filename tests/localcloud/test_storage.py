@@ -635,6 +635,7 @@ def test_answers_are_as_googles_document_says(cloud: LocalCloud) -> None:
         ("Buckets", cloud.call("GET", "/storage/v1/b").json()),
         ("Policy", cloud.call("GET", f"{path}/iam").json()),
         ("BucketStorageLayout", cloud.call("GET", f"{path}/storageLayout").json()),
+        ("ManagedFolders", cloud.call("GET", f"{path}/managedFolders").json()),
     ):
         check_answer("storage.v1", schema, answer)
 

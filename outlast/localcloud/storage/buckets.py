@@ -229,6 +229,12 @@ class Buckets:
         self._store.require(self._cloud.caller(request), "storage.buckets.get", name)
         return JSONResponse({"kind": "storage#anywhereCaches"})
 
+    def list_managed_folders(self, request: Request, name: str) -> Response:
+        """None: `gcloud storage rm --recursive` asks for them before it deletes a bucket."""
+        self._store.bucket(name)
+        self._store.require(self._cloud.caller(request), "storage.managedFolders.list", name)
+        return JSONResponse({"kind": "storage#managedFolders"})
+
     # -- policies ----------------------------------------------------------------------------
 
     def _shown_policy(self, bucket: str, version: int) -> Entry:

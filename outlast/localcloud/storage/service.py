@@ -114,6 +114,8 @@ class Storage:
                 return self._buckets.get_layout(request, bucket)
             case ("GET", "b", bucket, "anywhereCaches"):
                 return self._buckets.list_caches(request, bucket)
+            case ("GET", "b", bucket, "managedFolders"):
+                return self._buckets.list_managed_folders(request, bucket)
             case ("GET", "b", bucket, "o"):
                 return self._objects.list_page(request, bucket)
             case ("GET", "b", bucket, "o", name):
