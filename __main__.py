@@ -5,20 +5,20 @@ from typing import Any
 
 import pulumi
 
-from components import haste  # noqa: F401 - first: the imports below are quick with it
-from components import metadata as instance_metadata
-from components.bundle_object import BundleObject
-from components.checkpoint_bucket import CheckpointBucket
-from components.foundation_use import FoundationUse
-from components.healing_group import HealingGroup
-from components.health import HealthCheck
-from components.image_family import ImageFamily
-from components.leave_role import LeaveRole
-from components.network import Network
-from components.vm_access import VmAccess
-from components.vm_identity import VmIdentity
-from components.vm_template import VmTemplate
 from outlast import settings
+from outlast.components import haste  # noqa: F401 - first: the imports below are quick with it
+from outlast.components import metadata as instance_metadata
+from outlast.components.bundle_object import BundleObject
+from outlast.components.checkpoint_bucket import CheckpointBucket
+from outlast.components.foundation_use import FoundationUse
+from outlast.components.healing_group import HealingGroup
+from outlast.components.health import HealthCheck
+from outlast.components.image_family import ImageFamily
+from outlast.components.leave_role import LeaveRole
+from outlast.components.network import Network
+from outlast.components.vm_access import VmAccess
+from outlast.components.vm_identity import VmIdentity
+from outlast.components.vm_template import VmTemplate
 from outlast.dynamic.foundation_guard import FoundationGuard
 from outlast.dynamic.run_pin import RunPin
 

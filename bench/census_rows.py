@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from trainers.census import CATEGORIES, MISSING
+from outlast.trainers.census import CATEGORIES, MISSING
 
 
 def write(path: Path, rows: int, seed: int = 0) -> Path:

@@ -214,7 +214,7 @@ def finish(subject: Subject, index: int, digest: str) -> bool:
     folder = subject.work / f"finish-{index:04d}"
     folder.mkdir()
     case.rename(folder / "run")
-    command = [JOB.python, "-m", "trainers", JOB.trainer, *JOB.flags]
+    command = [JOB.python, "-m", "outlast.trainers", JOB.trainer, *JOB.flags]
     command += [f"--run-dir={folder / 'run'}", f"--checkpoint-every={JOB.checkpoint_every}"]
     if run_to_end(command, folder, {}, None) != DONE:
         return False
@@ -231,7 +231,7 @@ def make_subject(work: Path, dice: random.Random) -> tuple[Subject, str]:
     point = Point(0, "folder", "SIGKILL", "machine", "final upload", 1, 0.0)
     plan = make_plan(folder / "plan", point)
     old: list[bytes] = []
-    command = [JOB.python, "-m", "trainers", JOB.trainer, *JOB.flags]
+    command = [JOB.python, "-m", "outlast.trainers", JOB.trainer, *JOB.flags]
     command += [f"--run-dir={folder / 'run'}", f"--checkpoint-every={JOB.checkpoint_every}"]
     watching = _Heads(folder / "run" / "HEAD", old)
     with watching:

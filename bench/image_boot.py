@@ -133,7 +133,6 @@ def baked_image(cloud: LocalCloud, bundle: tuple[str, str]) -> str:
         zone=ZONE,
     )
     order = bake.Order(
-        ROOT,
         {"managed-by": "outlast", "project": "bench", "stack": "boot"},
         service_account=ACCOUNT,
         bundle=f"gs://{BUCKET}/{name}",

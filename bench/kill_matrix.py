@@ -22,10 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import trainers
 from bench import census_rows, peers, table
 from bench.points import Verdict, as_json, draw, kinds, summary
 from bench.sites import BenchError, Calm, CloudSite, FolderSite, Job, Site, local_cloud, scratch
+from outlast import trainers
 from outlast.base.exits import DONE, USAGE
 from outlast.cli.errors import OperateError
 

@@ -185,12 +185,12 @@ def _ours(folder: Path, env: Mapping[str, str]) -> Project:
     import yaml
 
     folder.mkdir(parents=True)
-    definition = yaml.safe_load((engine.ROOT / "Pulumi.yaml").read_text())
+    definition = yaml.safe_load((engine.project() / "Pulumi.yaml").read_text())
     definition["main"] = "checkout"
     definition["runtime"]["options"]["virtualenv"] = PYTHON
-    (folder / "checkout").symlink_to(engine.ROOT, target_is_directory=True)
+    (folder / "checkout").symlink_to(engine.project(), target_is_directory=True)
     (folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition, sort_keys=False))
-    shutil.copy2(engine.ROOT / "Pulumi.dev.yaml", folder / "Pulumi.dev.yaml")
+    shutil.copy2(engine.project() / "Pulumi.dev.yaml", folder / "Pulumi.dev.yaml")
     return Project(folder, env)
 
 

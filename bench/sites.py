@@ -149,7 +149,7 @@ def make_plan(folder: Path, point: Point | None) -> Path:
 
 
 class FolderSite:
-    """Runs in folders: `python -m trainers NAME --run-dir …`, as on a laptop."""
+    """Runs in folders: `python -m outlast.trainers NAME --run-dir …`, as on a laptop."""
 
     where = "folder"
 
@@ -194,7 +194,7 @@ class FolderSite:
 
     def _run(self, folder: Path, plan: Path | None) -> int:
         job = self._job
-        command = [job.python, "-m", "trainers", job.trainer, *job.flags]
+        command = [job.python, "-m", "outlast.trainers", job.trainer, *job.flags]
         command += [f"--run-dir={folder / 'run'}", f"--checkpoint-every={job.checkpoint_every}"]
         return run_to_end(command, folder, {}, plan)
 

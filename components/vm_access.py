@@ -6,7 +6,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from components import reach
+from outlast.components import reach
 
 SSH_PORT = 22
 

@@ -6,7 +6,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from components import labels
+from outlast.components import labels
 
 COMPONENT = "vm-template"
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from outlast.cli.engine import ROOT
+from outlast.base.folders import PACKAGE
+
+ROOT = PACKAGE.parent
 
 PARTS = ("outlast", "trainers", "components", "requirements", "startup",
          "__main__.py", "Pulumi.dev.yaml")  # fmt: skip
@@ -18,7 +20,7 @@ def copy_checkout(folder: Path) -> None:
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
-            shutil.copytree(source, folder / part, ignore=ignored)
+            shutil.copytree(source, folder / part, ignore=ignored, symlinks=True)
         else:
             shutil.copy2(source, folder / part)
     project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())

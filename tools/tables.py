@@ -1,19 +1,19 @@
-"""Writes the pages that are tables of what the code declares.
+"""Writes what follows from the code: two pages of tables, and the config part of Pulumi.yaml.
 
-    python tools/tables.py           writes docs/configuration.md and docs/components.md
+    python tools/tables.py           writes docs/configuration.md, docs/components.md, Pulumi.yaml
     python tools/tables.py --check   says which of them is out of date; exit 1
 
-The config table is Pulumi.yaml's, the components' inputs and outputs are their TypedDicts and
-annotated attributes with the docstrings below them, read without importing anything.
+Settings are declared in `outlast/settings/keys.py`. The components' inputs and outputs are their
+TypedDicts and annotated attributes with the docstrings below them.
 """
 
 import ast
 import json
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -68,7 +68,8 @@ class Component:
 def pages() -> dict[Path, str]:
     """The pages by their paths."""
     return {
-        ROOT / "docs" / "configuration.md": configuration((ROOT / "Pulumi.yaml").read_text()),
+        ROOT / "docs" / "configuration.md": configuration(),
+        ROOT / "Pulumi.yaml": project((ROOT / "Pulumi.yaml").read_text()),
         ROOT / "docs" / "components.md": components(
             sorted((ROOT / "components").glob("*.py"))
             + sorted((ROOT / "outlast" / "dynamic").glob("*.py"))
@@ -76,14 +77,12 @@ def pages() -> dict[Path, str]:
     }
 
 
-def configuration(text: str) -> str:
-    """The page of every key; the comments in `config:` are its headings."""
-    declared = yaml.safe_load(text)["config"]
+def configuration() -> str:
+    """The page of every key."""
     lines = [CONFIGURATION.format(made=MADE)]
-    for heading, keys in _sections(text):
+    for heading, settings in _sections():
         lines += [f"## {heading}", "", "| key | type | default | |", "|---|---|---|---|"]
-        for key in keys:
-            entry = declared[key]
+        for key, entry in settings.items():
             default = json.dumps(entry["default"])
             kind = KINDS[type(entry["default"])]
             row = (f"`{key}`", kind, f"`{default}`", entry["description"])
@@ -92,19 +91,37 @@ def configuration(text: str) -> str:
     return "\n".join(lines)
 
 
-def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
-    heading, keys = "Settings", list[str]()
-    for line in text.partition("\nconfig:\n")[2].splitlines():
-        if line.startswith("  # "):
-            if keys:
-                yield heading, keys
-            heading, keys = line.removeprefix("  # "), []
-        elif match := re.match(r"  ([A-Za-z]\w*):", line):
-            keys.append(match[1])
-        elif line and not line.startswith(" "):
-            break
-    if keys:
-        yield heading, keys
+def project(text: str) -> str:
+    """Pulumi.yaml with every key below its `config:`, which is its last part."""
+    above, _, _ = text.partition("\nconfig:\n")
+    lines = [above, "config:"]
+    for heading, settings in _sections():
+        lines.append(f"  # {heading}")
+        for key, entry in settings.items():
+            lines.append(f"  {key}:")
+            lines.append(f"    description: {_scalar(entry['description'])}")
+            lines.append(f"    default: {json.dumps(entry['default'])}")
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML; in quotes only if it needs them."""
+    try:
+        plain = yaml.safe_load(f"x: {text}") == {"x": text}
+    except yaml.YAMLError:
+        plain = False
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def _sections() -> Iterator[tuple[str, dict[str, Mapping[str, Any]]]]:
+    """Headings and their settings."""
+    sys.path.insert(0, str(ROOT))
+    from outlast.settings import keys
+
+    declared = keys.declared()
+    for section in keys.SECTIONS:
+        names = map(keys.to_camel, section.model_fields)
+        yield section.__doc__ or "", {name: declared[name] for name in names}
 
 
 def components(files: list[Path]) -> str:

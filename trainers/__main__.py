@@ -1,4 +1,4 @@
-"""``python -m trainers NAME --flag …``: train, or with ``--mode eval`` evaluate.
+"""``python -m outlast.trainers NAME --flag …``: train, or with ``--mode eval`` evaluate.
 
 A name with a slash is the path of a trainer that lies elsewhere, without its ``.py``.
 
@@ -12,18 +12,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import trainers
+from outlast import trainers
 from outlast.base import exits
 from outlast.loop import LoopError
 from outlast.loop.errors import exit_code
-from trainers.flags import UsageError
+from outlast.trainers.flags import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the trainer that the first argument names on the rest."""
     known = ", ".join(trainers.names())
     if not argv or argv[0] in ("-h", "--help"):
-        print(f"usage: python -m trainers NAME --flag …\n\ntrainers: {known}")
+        print(f"usage: python -m outlast.trainers NAME --flag …\n\ntrainers: {known}")
         return exits.DONE if argv else exits.USAGE
     name, *flags = argv
     if os.sep in name:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainers import flags, training
+from outlast.trainers import flags, training
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers import flags, training
+from outlast.trainers import flags, training
 
 if TYPE_CHECKING:
     import numpy as np

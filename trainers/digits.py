@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlast.loop import snapshot
-from trainers import datasets, flags, training
+from outlast.trainers import datasets, flags, training
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,8 +1,8 @@
 """The trainer to copy: logistic regression on made-up points, in numpy, done within seconds.
 
 Copy this file to ``trainers/<name>.py``, then go through it from top to bottom and put your own
-model and data in. The rest of Outlast finds it by its file name: ``python -m trainers <name>``
-trains here, ``outlast:trainer: <name>`` in a stack.
+model and data in. The rest of Outlast finds it by its file name: ``python -m outlast.trainers
+<name>`` trains here, ``outlast:trainer: <name>`` in a stack.
 
 What to keep, whatever you train:
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers import flags, training
+from outlast.trainers import flags, training
 
 # Frameworks are imported inside functions; only the type checker reads these lines.
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, name: str, description: str) -> None:
         super().__init__(
-            prog=f"python -m trainers {name}",
+            prog=f"python -m outlast.trainers {name}",
             description=description,
             allow_abbrev=False,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,

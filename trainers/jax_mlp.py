@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainers import datasets, flags, training
+from outlast.trainers import datasets, flags, training
 
 if TYPE_CHECKING:
     import jax  # pyright: ignore[reportMissingImports]  # an extra

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers import datasets, flags, training
+from outlast.trainers import datasets, flags, training
 
 if TYPE_CHECKING:
     import keras  # pyright: ignore[reportMissingImports]  # an extra

@@ -24,7 +24,7 @@ from outlast.base import exits
 from outlast.bucket import layout, metrics
 from outlast.loop import DataError, LoopError, local, words
 from outlast.spec import identity
-from trainers import flags
+from outlast.trainers import flags
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +138,7 @@ def _recorded_flags(name: str, run_dir: str | Path, result: Path) -> dict[str, A
     if trainer != name:
         raise flags.UsageError(
             f"run-dir {run_dir}: holds a run of trainer {trainer}; "
-            f"run python -m trainers {trainer} --mode eval"
+            f"run python -m outlast.trainers {trainer} --mode eval"
         )
     return found
 

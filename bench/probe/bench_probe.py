@@ -273,7 +273,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def _role():
     words = sys.orig_argv
-    if "trainers" in words or any("peers" in word and word.endswith(".py") for word in words):
+    if "outlast.trainers" in words or any(
+        "peers" in word and word.endswith(".py") for word in words
+    ):
         return "trainer"
     return "supervisor" if "outlast.supervisor" in words else None
 

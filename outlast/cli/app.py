@@ -385,14 +385,14 @@ def _state_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--state",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Folder of the local cloud; default .outlast/cloud in the checkout.",
+        help="Folder of the local cloud; default .outlast/cloud in the project.",
     )(function)
 
 
 def _state_folder(state: Path | None) -> Path:
-    from outlast.cli.engine import ROOT
+    from outlast.cli.engine import project
 
-    return (state or ROOT / ".outlast" / "cloud").absolute()
+    return (state or project() / ".outlast" / "cloud").absolute()
 
 
 def _stack_ready(found: "LocalCloud") -> dict[str, str]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from outlast.base.folders import PACKAGE
 from outlast.cli.engine import (
-    ROOT,
     Parts,
     backend_variables,
     path_variable,
@@ -254,7 +254,7 @@ def start(
         # A session of its own in both cases: Ctrl-C is ours to handle, then we stop it in order.
         process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=PACKAGE.parent,
             env={**scrubbed(), **_token()},
             stdin=subprocess.DEVNULL,
             stdout=sink,

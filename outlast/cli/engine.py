@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outlast.base import folders
+from outlast.base.folders import PACKAGE, PROJECT_FILE
 from outlast.cli.errors import EngineError, NoEngine
 
 if TYPE_CHECKING:
     from pulumi import automation
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-"""The checkout: its Pulumi.yaml is the program that every stack runs."""
 
 PASSPHRASE = "rehearsal"
 """Of the local backend's stacks, Pulumi.dev.yaml's salt included: they hold no secret."""
@@ -77,10 +76,11 @@ class Parts:
 
 def find_parts() -> Parts:
     """The parts of this checkout's setup. EngineError: something is missing; says what to run."""
-    script = ROOT / "tools" / "setup.py"
+    root = PACKAGE.parent
+    script = root / "tools" / "setup.py"
     if not script.exists():
         raise EngineError(
-            f"{ROOT}: holds no Outlast checkout; run outlast from the checkout's .venv/bin."
+            f"{root}: holds no Outlast checkout; run outlast from the checkout's .venv/bin."
         )
     spec = importlib.util.spec_from_file_location("outlast_setup", script)
     assert spec is not None and spec.loader is not None
@@ -90,6 +90,15 @@ def find_parts() -> Parts:
         return Parts(**module.parts())
     except module.SetupError as error:
         raise EngineError(str(error)) from None
+
+
+def project() -> Path:
+    """The folder of the user's project, whose program every stack runs. EngineError: there is
+    none."""
+    try:
+        return folders.project()
+    except FileNotFoundError as error:
+        raise EngineError(f"{error}.") from None
 
 
 def scrubbed(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -134,10 +143,10 @@ def path_variable(parts: Parts, path: str) -> str:
 
 
 class Stack:
-    """One stack of this checkout's program, in a work folder of its own.
+    """One stack of the project's program, in a separate work folder.
 
-    The folder holds the project's settings and the stack's, and a link to the checkout, so that the
-    engine writes nothing into the checkout and several stacks run side by side. The engine runs in
+    The folder holds the project's settings and the stack's, and a link to the project, so that the
+    engine writes nothing into the project and several stacks run side by side. The engine runs in
     this process's environment: see `enter`.
     """
 
@@ -147,11 +156,15 @@ class Stack:
 
         self.name = name
         folder.mkdir(parents=True)
-        project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
-        project["main"] = "checkout"
-        project["runtime"]["options"]["virtualenv"] = str(Path(sys.prefix))
-        (folder / "checkout").symlink_to(ROOT, target_is_directory=True)
-        (folder / "Pulumi.yaml").write_text(yaml.safe_dump(project, sort_keys=False))
+        root = project()
+        definition = yaml.safe_load((root / PROJECT_FILE).read_text())
+        definition["main"] = str(Path("project", definition.get("main") or "."))
+        runtime = definition["runtime"]
+        runtime = {"name": runtime} if isinstance(runtime, str) else runtime
+        options = {**(runtime.get("options") or {}), "virtualenv": str(Path(sys.prefix))}
+        definition["runtime"] = {**runtime, "options": options}
+        (folder / "project").symlink_to(root, target_is_directory=True)
+        (folder / PROJECT_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
         settings = {"config": dict(config)}
         (folder / f"Pulumi.{name}.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         self._folder = folder
@@ -246,23 +259,23 @@ def _pulumi(env: Mapping[str, str]) -> str:
     return found
 
 
-def show_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> None:
+def show_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = None) -> None:
     """Runs `pulumi ARGS` on this terminal. EngineError: it ended with an error, which it has said
     there."""
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
-        done = subprocess.run(command, cwd=cwd, env=dict(env))
+        done = subprocess.run(command, cwd=cwd or project(), env=dict(env))
     if done.returncode:
         raise EngineError(f"pulumi {args[0]}: ended with an error, see above.")
 
 
-def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path = ROOT) -> str:
+def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = None) -> str:
     """Runs `pulumi ARGS` and returns its stdout. EngineError: it ended with an error."""
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
         done = subprocess.run(
             command,
-            cwd=cwd,
+            cwd=cwd or project(),
             env=dict(env),
             stdin=subprocess.DEVNULL,
             capture_output=True,

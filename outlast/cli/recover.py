@@ -66,7 +66,7 @@ class Recovered:
 
 
 def recover(
-    stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path = engine.ROOT
+    stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Recovered | None:
     """Recovers the stack, or the selected one; None where nothing was wrong. OperateError: somebody
     works on it now."""

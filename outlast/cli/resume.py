@@ -87,7 +87,7 @@ def stop(deployed: Deployed) -> Head:
 @contextlib.contextmanager
 def _settings_kept(stack: str) -> Iterator[None]:
     """Puts the stack's settings back, byte for byte, where the block fails."""
-    file = engine.ROOT / f"Pulumi.{stack}.yaml"
+    file = engine.project() / f"Pulumi.{stack}.yaml"
     before = file.read_bytes() if file.exists() else None
     try:
         yield

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
+from outlast.base.folders import PACKAGE
 from outlast.cloud import images, recipe
 from outlast.cloud.compute import (
     CannotAsk,
@@ -69,8 +69,6 @@ cancelled = threading.Event()
 class Order:
     """What a bake needs beside the recipe."""
 
-    root: Path
-    """The checkout."""
     labels: Mapping[str, str]
     """The stack's."""
     service_account: str = ""
@@ -366,7 +364,7 @@ class _Bake:
         return found
 
     def _metadata(self) -> dict[str, str]:
-        scripts = self._order.root / "startup"
+        scripts = PACKAGE / "startup"
         wanted = {
             "packages": " ".join(self._recipe.packages),
             "driver": self._recipe.driver,

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.base.folders import PACKAGE
 from outlast.spec import bundle as bundles
 from outlast.spec import keys, requirements
 from outlast.spec.delivery import VALUE_LIMIT
@@ -212,9 +213,9 @@ class Baked:
 
 
 def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
-    """The recipe with the files of the checkout `root`; `bundle_sha256` where the trainers are
+    """The recipe with the files of the project `root`; `bundle_sha256` where the trainers are
     baked in. Raises RecipeError."""
-    files = {"vm": (root / bundles.REQUIREMENTS).read_bytes()}
+    files = {"vm": (PACKAGE / bundles.REQUIREMENTS).read_bytes()}
     if recipe.requirements:
         files["requirements"] = _locked(root, recipe.requirements)
     if recipe.script:
@@ -231,7 +232,7 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
     content = {
         **asdict(recipe),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())},
-        "bake": hashlib.sha256((root / "startup" / "bake.sh").read_bytes()).hexdigest(),
+        "bake": hashlib.sha256((PACKAGE / "startup" / "bake.sh").read_bytes()).hexdigest(),
         "bundle": bundle_sha256 if recipe.trainers else "",
     }
     for key in ("share_with", "machine_type", "zone", "limit_minutes", "requirements", "script"):

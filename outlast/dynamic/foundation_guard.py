@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider
 
-from components import foundation
 from outlast.bucket.store import open_store
+from outlast.components import foundation
 from outlast.dynamic import host as host  # fits the engine's host
 
 

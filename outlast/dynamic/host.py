@@ -23,7 +23,7 @@ def say(sentence: str) -> None:
 def _format_exc() -> str:
     """What the engine shows of an error: ours are sentences, of others it is all there is."""
     error = sys.exception()
-    if type(error).__module__.partition(".")[0] in ("components", "outlast"):
+    if type(error).__module__.partition(".")[0] == "outlast":
         return visible(str(error))
     return traceback.format_exc()
 

@@ -4,7 +4,6 @@ Pickled by reference into a stack's state: this module's path and its classes' n
 or no stack of an older version could be destroyed.
 """
 
-from pathlib import Path
 from typing import Any, TypedDict
 
 import pulumi
@@ -18,6 +17,7 @@ from pulumi.dynamic import (
     UpdateResult,
 )
 
+from outlast.base import folders
 from outlast.dynamic.host import say
 
 
@@ -74,7 +74,7 @@ class ImageBakeProvider(ResourceProvider):
     def _baked(self, props: dict[str, Any]) -> dict[str, Any]:
         from outlast.cloud import bake, recipe
 
-        root = Path(__file__).resolve().parents[2]
+        root = folders.project()  # the engine starts its plugins there
         baked = recipe.read(
             recipe.from_dict(props["recipe"]), root, bundle_sha256=props["bundle_sha256"]
         )
@@ -84,7 +84,6 @@ class ImageBakeProvider(ResourceProvider):
                 " up again"
             )
         order = bake.Order(
-            root=root,
             labels=props["labels"],
             service_account=props["service_account"],
             bundle=props["bundle"],

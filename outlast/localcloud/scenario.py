@@ -209,7 +209,7 @@ class Shutdown(Part):
 
     network_lost_sec: Sec | None = None
     gpu_lost_sec: Sec | None = None
-    gpu_process: Pattern = r"-m trainers"
+    gpu_process: Pattern = r"-m outlast.trainers"
 
     @model_validator(mode="after")
     def _some(self) -> "Shutdown":
@@ -347,7 +347,7 @@ class Signal(Part):
 
 
 class GpuDown(Part):
-    process: Pattern = r"-m trainers"
+    process: Pattern = r"-m outlast.trainers"
 
 
 class SetCapacity(Part):

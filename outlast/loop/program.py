@@ -22,6 +22,8 @@ from outlast.loop import classes, usage
 from outlast.loop.blobs import MISSING
 from outlast.loop.classes import is_installed, is_own
 
+TRAINERS = "outlast.trainers."
+"""Modules that count as the program's, wherever they are installed."""
 OBJECTS_MAX = 20_000
 """Objects that are looked at in one walk; more are not."""
 _DEPTH_MAX = 12
@@ -244,16 +246,17 @@ def _beside(iterator: object) -> Iterator[Found]:
 
 
 def _is_programs(frame: FrameType) -> bool:
-    return _is_programs_module(str(frame.f_globals.get("__name__", ""))) and not is_installed(
-        frame.f_code.co_filename
-    )
+    name = str(frame.f_globals.get("__name__", ""))
+    if name.startswith(TRAINERS):
+        return True
+    return _is_programs_module(name) and not is_installed(frame.f_code.co_filename)
 
 
 @functools.lru_cache(4096)
 def _is_programs_module(name: str) -> bool:
     """Whether a module is the program's: no installed one, and no part of Outlast but a trainer."""
     if name.partition(".")[0] == "outlast":
-        return name.startswith("outlast.trainers.")
+        return name.startswith(TRAINERS)
     module = sys.modules.get(name)
     home = getattr(module, "__file__", None)
     if name == "__main__":

@@ -5,6 +5,7 @@ asks the cloud. Every refusal is a SettingsError.
 """
 
 from outlast.settings.checks import check
+from outlast.settings.keys import declared
 from outlast.settings.lookups import FoundBucket, look_up
 from outlast.settings.program import (
     Code,
@@ -15,7 +16,7 @@ from outlast.settings.program import (
     outputs,
     scripts,
 )
-from outlast.settings.reader import SettingsError, declared
+from outlast.settings.reader import SettingsError
 from outlast.settings.schema import Settings
 
 __all__ = [

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from components import labels as label_rules
-from components.account import account_email
-from outlast.settings import reader
+from outlast.components import labels as label_rules
+from outlast.components.account import account_email
+from outlast.settings import keys
 from outlast.settings.reader import Reader, bad, matching
 from outlast.settings.rules.code import delivery_of, grants
 from outlast.settings.rules.command import command_options_of, slips
@@ -71,14 +71,14 @@ def check(
     `outlast:foundation` names. `secret_keys` are those of the values that were set with --secret.
     Raises SettingsError."""
     refuse_secret_values(secret_keys)  # first: another refusal would print the value
-    read = Reader(values, reader.declared())
+    read = Reader(values, keys.declared())
     read.refuse_unknown()
 
     cloud = cloud_project(values, environ)
     location = location_of(read, values)
     if foundation_outputs is not None:
         read = Reader(
-            overlaid(read, values, foundation_outputs, cloud, location.region), reader.declared()
+            overlaid(read, values, foundation_outputs, cloud, location.region), keys.declared()
         )
     choice, machine = machine_of(read, regional=not location.zone)
     notice_sec = read.integer("noticeSec", 0, LIMIT_WAIT_SEC)

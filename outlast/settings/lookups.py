@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pulumi
 
-from components import labels as label_rules
+from outlast.components import labels as label_rules
 from outlast.settings.reader import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
 

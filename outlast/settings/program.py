@@ -6,9 +6,10 @@ from typing import Any
 
 import pulumi
 
+from outlast.base.folders import PACKAGE
 from outlast.bucket.layout import Layout
 from outlast.cloud import recipe as recipes
-from outlast.settings import lookups, reader
+from outlast.settings import keys, lookups, reader
 from outlast.settings.checks import check
 from outlast.settings.reader import SettingsError
 from outlast.settings.rules.code import requirement_files, source_files
@@ -49,14 +50,14 @@ def load() -> Settings:
 
 
 def bundle(settings: Settings) -> Code:
-    """Packs the checkout into `.outlast/bundles`. Raises SettingsError."""
+    """Packs Outlast and the project's files into `.outlast/bundles`. Raises SettingsError."""
     try:
         extra = {
             f"{bundles.SOURCE}/{name}": data for name, data in source_files(settings.source).items()
         }
         if settings.delivery.git is None:
             extra |= requirement_files(settings.requirements)
-        packed = bundles.build(reader.ROOT, reader.ROOT / ".outlast" / "bundles", extra)
+        packed = bundles.build(PACKAGE.parent, reader.project() / ".outlast" / "bundles", extra)
     except bundles.BundleError as error:
         raise SettingsError(str(error)) from None
     name = Layout(settings.prefix, settings.run).bundle(packed.sha256)
@@ -67,7 +68,7 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
     """The stack's recipe with its files. Raises SettingsError."""
     assert settings.recipe is not None
     try:
-        return recipes.read(settings.recipe, reader.ROOT, bundle_sha256=code.sha256)
+        return recipes.read(settings.recipe, reader.project(), bundle_sha256=code.sha256)
     except recipes.RecipeError as error:
         raise SettingsError(str(error)) from None
 
@@ -81,14 +82,12 @@ def scripts() -> dict[str, str]:
         "outlast-sh-leave": "leave.sh",
         "outlast-sh-ssd": "ssd.sh",
     }
-    return {
-        key: (reader.ROOT / "startup" / file).read_bytes().decode() for key, file in files.items()
-    }
+    return {key: (PACKAGE / "startup" / file).read_bytes().decode() for key, file in files.items()}
 
 
 def foundation_outputs(settings: Settings) -> dict[str, Any]:
     """A foundation's outputs that are known beforehand, for `components.foundation.overlay`."""
-    chosen = settings.image != reader.declared()["image"]["default"]
+    chosen = settings.image != keys.declared()["image"]["default"]
     image = settings.image if chosen else ""
     return {
         "part": settings.part,

@@ -1,11 +1,10 @@
 """The engine's texts, read by type, and how a setting is refused.
 
-Keys and defaults are declared in Pulumi.yaml and nowhere else. Every refusal is a SettingsError:
+`keys` declares keys and defaults. Every refusal is a SettingsError:
 one sentence with the field, the value and the rule, then what to do; the engine prints it as it is.
 """
 
 import difflib
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
-import yaml
 
+from outlast.base import folders
 from outlast.machines import machines
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout."""
 NAMESPACE = "outlast"
 
 
@@ -26,14 +23,16 @@ class SettingsError(pulumi.RunError):
     """Configuration that breaks a rule; the engine prints the message and no traceback."""
 
 
-@functools.cache
-def declared() -> Mapping[str, Mapping[str, Any]]:
-    """The keys that Pulumi.yaml declares, with type, description and default."""
-    return yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+def project() -> Path:
+    """The folder of the user's project, which settings name files of. Raises SettingsError."""
+    try:
+        return folders.project()
+    except FileNotFoundError as error:
+        raise SettingsError(str(error)) from None
 
 
 class Reader:
-    """Typed reading of the engine's texts. The engine has put the defaults in already."""
+    """Typed reading of the engine's texts; a setting without one has its default."""
 
     def __init__(self, values: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> None:
         prefix = f"{NAMESPACE}:"
@@ -49,7 +48,7 @@ class Reader:
             if key not in self._known:
                 raise SettingsError(
                     f"{NAMESPACE}:{key}: is not a setting of Outlast;"
-                    f" {nearest(key, self._known, 'see the list in Pulumi.yaml')}"
+                    f" {nearest(key, self._known, 'docs/configuration.md lists them')}"
                 )
 
     def text(self, key: str) -> str:
@@ -110,12 +109,10 @@ class Reader:
         return str(self._value(key)).strip()
 
     def _value(self, key: str) -> Any:
-        if key not in self._values:
-            raise SettingsError(
-                f"{NAMESPACE}:{key}: has no value, though Pulumi.yaml declares a default; run the"
-                " program from its checkout, by the pulumi or the outlast command"
-            )
-        return self._values[key]
+        if key in self._values:
+            return self._values[key]
+        default = self._known[key]["default"]
+        return default if isinstance(default, str) else json.dumps(default)
 
 
 def _holds(text: str, kind: type) -> bool:

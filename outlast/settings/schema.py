@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from components import foundation, metadata, reach
 from outlast.bucket.layout import Pin
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
+from outlast.components import foundation, metadata, reach
 from outlast.spec import delivery, identity, secrets
 
 

@@ -1,6 +1,6 @@
 """The bundle: one reproducible zip of the code that a VM runs.
 
-It holds of `outlast/` what a VM runs (not `LEFT_OUT`), the whole `trainers/` package and
+It holds of `outlast/` what a VM runs (not `LEFT_OUT`), with all of `outlast/trainers/`, and
 `requirements/{vm,pip}.txt`: stored, sorted, with fixed times and modes, so that the same sources
 give the same bytes in every checkout. Only Python sources are taken, by name, so that a key, an
 `.env` or a `.git` that lies among them never leaves the machine.
@@ -24,12 +24,17 @@ from pathlib import Path
 
 from outlast.spec import keys
 
-PACKAGES = ("outlast", "trainers")
+TRAINERS = "outlast/trainers"
+PACKAGES = ("outlast", TRAINERS)
+"""Each with its own list of files: in a checkout, the second is a link to `trainers/`."""
 LEFT_OUT = frozenset(
     f"outlast/{part}"
-    for part in ("cli", "cloud", "costs", "dynamic", "localcloud", "machines", "settings")
+    for part in (
+        *("cli", "cloud", "components", "costs", "dynamic", "localcloud", "machines"),
+        *("policy", "requirements", "settings", "startup"),
+    )
 )
-"""Runs on the user's machine only."""
+"""What only the user's machine needs."""
 REQUIREMENTS = "requirements/vm.txt"
 PIP_REQUIREMENTS = "requirements/pip.txt"
 USER_REQUIREMENTS = "requirements/user.txt"
@@ -67,10 +72,11 @@ class Bundle:
 
 
 def build(root: Path, into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
-    """Write the bundle of the checkout `root` to `into/<sha256>.zip`; written once, whole.
+    """Write the bundle to `into/<sha256>.zip`; written once, whole.
 
-    `extra` are more files by their names in the bundle. Raises BundleError where the checkout
-    lacks a part.
+    `root` is the folder that the package `outlast` is in: a checkout, or where a wheel is
+    installed. `extra` are more files by their names in the bundle. Raises BundleError if a part is
+    missing.
     """
     data = pack(root, extra)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -100,7 +106,7 @@ def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
             entry.create_system = _UNIX  # else the bytes would name the packing system
             data = extra.get(name)
             if data is None:
-                data = (root / name).read_bytes()
+                data = _path(root, name).read_bytes()
                 _refuse_keys(name, data)
             archive.writestr(entry, data)
     return buffer.getvalue()
@@ -111,7 +117,8 @@ def members(root: Path) -> Iterator[str]:
     for package in PACKAGES:
         if not (root / package / "__init__.py").is_file():
             raise BundleError(
-                f"{package}: is no package of {root}; run from a whole checkout of Outlast"
+                f"{package}: is not a package in {root}; install Outlast again, or restore the"
+                " checkout"
             )
         listed = _listed_by_git(root / package)
         # A checkout inside of another repository's ignored folder is nobody's to judge.
@@ -120,9 +127,14 @@ def members(root: Path) -> Iterator[str]:
             if known is None or name.removeprefix(f"{package}/") in known:
                 yield name
     for name in (PIP_REQUIREMENTS, REQUIREMENTS):
-        if not (root / name).is_file():
+        if not _path(root, name).is_file():
             raise BundleError(f"{name}: is missing in {root}; restore it, a VM installs from it")
         yield name
+
+
+def _path(root: Path, name: str) -> Path:
+    """Where a member of the bundle lies."""
+    return root / name if name.startswith("outlast/") else root / "outlast" / name
 
 
 def source_files(folder: Path) -> dict[str, bytes]:
@@ -224,7 +236,7 @@ def _listed(folder: Path) -> list[str]:
 def _sources(root: Path, folder: str) -> Iterator[str]:
     for entry in os.scandir(root / folder):
         name = f"{folder}/{entry.name}"
-        if entry.name.startswith(".") or entry.is_symlink() or name in LEFT_OUT:
+        if entry.name.startswith(".") or entry.is_symlink() or name in (*LEFT_OUT, TRAINERS):
             continue
         if entry.is_dir():
             if entry.name != "__pycache__":

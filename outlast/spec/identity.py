@@ -188,6 +188,9 @@ def _imported(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:
                     continue
                 parts = base + tuple(node.module.split(".") if node.module else ())
             else:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                if any(_inside(name, folder, is_package) == () for name in names):
+                    yield from _module_files(folder, ())
                 parts = _inside(node.module or "", folder, is_package)
                 if parts is None:
                     continue
@@ -199,6 +202,8 @@ def _inside(module: str, folder: Path, is_package: bool) -> tuple[str, ...] | No
     """The absolute module's parts below `folder`, or None where it lies elsewhere."""
     parts = tuple(module.split("."))
     if is_package:
+        if parts[:2] == ("outlast", folder.name):  # outlast.trainers, from one of its own
+            return parts[2:]
         return parts[1:] if parts[0] == folder.name else None
     beside = (folder / f"{parts[0]}.py").is_file() or (folder / parts[0]).is_dir()
     return parts if beside else None

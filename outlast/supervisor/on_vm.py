@@ -76,7 +76,11 @@ class SetupFailed(Exception):
 def check_origin(bundle: Path, trainer: str | None) -> None:
     """Nothing but the bundle may be trained: refuse code that was found anywhere else. Without a
     trainer a command is, which has its own ways."""
-    trained = ("outlast.loop",) if trainer is None else ("trainers", f"trainers.{trainer}")
+    trained = (
+        ("outlast.loop",)
+        if trainer is None
+        else ("outlast.trainers", f"outlast.trainers.{trainer}")
+    )
     for name in ("outlast", "outlast.supervisor", *trained):
         try:
             spec = importlib.util.find_spec(name)

@@ -191,7 +191,15 @@ def trainer_argv(
     in this one; several
     processes are started by torch's own launcher, which the trainer's interpreter has."""
     launcher = ["outlast.loop.launch", str(processes)] if processes > 1 else []
-    return [python or sys.executable, "-P", "-m", *launcher, "trainers", str(trainer), *flags]
+    return [
+        python or sys.executable,
+        "-P",
+        "-m",
+        *launcher,
+        "outlast.trainers",
+        str(trainer),
+        *flags,
+    ]
 
 
 def command_argv(

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
-from outlast.cli.engine import ROOT, find_parts
+from outlast.cli.engine import find_parts
 from outlast.cli.errors import CloudError
+
+ROOT = PACKAGE.parent
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 

@@ -48,7 +48,7 @@ def test_enter_replaces_the_whole_environment(monkeypatch):
 
 
 def test_outside_a_checkout_says_where_to_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(engine, "ROOT", tmp_path)
+    monkeypatch.setattr(engine, "PACKAGE", tmp_path / "outlast")
     with pytest.raises(EngineError, match="holds no Outlast checkout; run outlast from"):
         engine.find_parts()
 

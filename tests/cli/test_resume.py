@@ -94,7 +94,7 @@ def asked(monkeypatch, tmp_path) -> Engine:
     made = Engine(tmp_path / "Pulumi.dev.yaml")
     made.settings.write_bytes(SETTINGS)
     monkeypatch.setattr(engine, "run_engine", made.run)
-    monkeypatch.setattr(engine, "ROOT", tmp_path)
+    monkeypatch.setattr(engine, "project", lambda: tmp_path)
     return made
 
 

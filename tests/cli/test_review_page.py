@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import yaml
 
+from outlast.base.folders import PACKAGE
 from outlast.cli.app import cli
-from outlast.cli.engine import ROOT
 from outlast.cli.review import preview
+
+ROOT = PACKAGE.parent
 
 PAGE = "".join((ROOT / "docs" / name).read_text() for name in ("changes.md", "teams.md"))
 PIPELINES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]

@@ -209,8 +209,8 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of stacks, with the example's."""
-    (tmp_path / "Pulumi.dev.yaml").write_text((engine.ROOT / "Pulumi.dev.yaml").read_text())
-    monkeypatch.setattr(engine, "ROOT", tmp_path)
+    (tmp_path / "Pulumi.dev.yaml").write_text((engine.project() / "Pulumi.dev.yaml").read_text())
+    monkeypatch.setattr(engine, "project", lambda: tmp_path)
     return tmp_path
 
 

@@ -12,14 +12,14 @@ from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import scenario, secrets, settings
 from outlast.cli.rehearsal.settings import Delivery
 
-EXAMPLE = engine.ROOT / "Pulumi.dev.yaml"
+EXAMPLE = engine.project() / "Pulumi.dev.yaml"
 PLAYED = scenario.of({"name": "baseline", "about": "Nothing happens."})
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with the example's stack file only."""
-    monkeypatch.setattr(engine, "ROOT", tmp_path)
+    monkeypatch.setattr(engine, "project", lambda: tmp_path)
     (tmp_path / EXAMPLE.name).write_bytes(EXAMPLE.read_bytes())
     return tmp_path
 

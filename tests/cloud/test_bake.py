@@ -98,7 +98,7 @@ def baked(**given: Any) -> recipe.Baked:
 
 def made(platform: Platform, said: list[str] | None = None, **order: Any) -> str:
     given: Mapping[str, Any] = {"labels": {"stack": "dev"}, **order}
-    return bake.bake(baked(), bake.Order(ROOT, **given), (said if said is not None else []).append)
+    return bake.bake(baked(), bake.Order(**given), (said if said is not None else []).append)
 
 
 def family_image(name: str, stack: str) -> dict[str, dict[str, Any]]:
@@ -130,7 +130,7 @@ def test_an_image_without_a_gpu_driver_is_labelled(
     platform.there[disk] = {"sourceImage": source}
     asked = images.Image("", base, "base-1", "")
     monkeypatch.setattr(images, "resolve", lambda *_, **__: asked)
-    bake.bake(what, bake.Order(ROOT, {"stack": "dev"}), lambda _: None)
+    bake.bake(what, bake.Order({"stack": "dev"}), lambda _: None)
     labels = platform.there[f"global/images/{what.image}"]["labels"]
     assert (labels["base-image"], labels.get("gpu-driver")) == ("base-1", label)
     again = images.Image("", "p", what.image, "own", labels=labels)
@@ -188,7 +188,7 @@ def test_what_a_killed_bake_has_left_is_seen(
     ],
 )
 def test_the_builder_is_in_the_stacks_network(platform: Platform, order, expected):
-    built = bake._Bake(baked(), bake.Order(ROOT, {}, **order), print)
+    built = bake._Bake(baked(), bake.Order({}, **order), print)
     assert built._builder_body(BASE)["networkInterfaces"] == [expected]
 
 

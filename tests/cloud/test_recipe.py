@@ -16,7 +16,8 @@ def check(**given: Any) -> recipe.Recipe:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(recipe, "PACKAGE", tmp_path)
     for folder in ("requirements", "startup", "image"):
         (tmp_path / folder).mkdir()
     (tmp_path / "requirements/vm.txt").write_text(
@@ -136,7 +137,7 @@ def test_the_hash_covers_what_the_image_holds_and_nothing_of_the_builder(root: P
         "torch==3 --hash=sha256:0b0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a\n"
     )
     others.append(recipe.read(check(**given), root).hash)
-    (root / "startup/bake.sh").write_text("#!/bin/bash\n# anew\n")
+    (root / "startup/bake.sh").write_text("#!/bin/bash\n# changed\n")
     others.append(recipe.read(check(**given), root).hash)
     assert len({first.hash, *others}) == 5
 

@@ -3,18 +3,18 @@
 import pulumi
 import pytest
 
-from components import account, labels
-from components.bundle_object import BundleObject
-from components.checkpoint_bucket import CheckpointBucket
-from components.foundation_use import FoundationUse
-from components.healing_group import HealingGroup, physical_name
-from components.health import HealthCheck
-from components.image_family import ImageFamily
-from components.leave_role import LeaveRole, role_id
-from components.network import Network
-from components.vm_access import VmAccess
-from components.vm_identity import VmIdentity
-from components.vm_template import VmTemplate
+from outlast.components import account, labels
+from outlast.components.bundle_object import BundleObject
+from outlast.components.checkpoint_bucket import CheckpointBucket
+from outlast.components.foundation_use import FoundationUse
+from outlast.components.healing_group import HealingGroup, physical_name
+from outlast.components.health import HealthCheck
+from outlast.components.image_family import ImageFamily
+from outlast.components.leave_role import LeaveRole, role_id
+from outlast.components.network import Network
+from outlast.components.vm_access import VmAccess
+from outlast.components.vm_identity import VmIdentity
+from outlast.components.vm_template import VmTemplate
 from outlast.dynamic.foundation_guard import FoundationGuard
 from outlast.dynamic.run_pin import RunPin
 from tests.components import inventory

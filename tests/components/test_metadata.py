@@ -5,7 +5,7 @@ import json
 import pulumi
 import pytest
 
-from components import metadata
+from outlast.components import metadata
 from outlast.supervisor.metadata import parse_spec
 from tests.components import inventory
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from components import foundation, reach
-from components.reach import Reach
+from outlast.components import foundation, reach
+from outlast.components.reach import Reach
 
 OPEN = {
     "network": "default",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from components import foundation
 from outlast.bucket.store import open_store
+from outlast.components import foundation
 from outlast.dynamic import foundation_guard
 from outlast.dynamic.foundation_guard import FoundationGuardProvider, InUse
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import outlast
-from trainers import flags
+from outlast.trainers import flags
 
 
 def parser() -> flags.Parser:

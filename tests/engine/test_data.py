@@ -70,9 +70,9 @@ def test_lent_data_another_runs_checkpoint_and_a_copy_of_the_result(
     assert "model.json" in copies
 
     evaluated = subprocess.run(
-        [sys.executable, "-m", "trainers", "digits", "--mode", "eval"]
+        [sys.executable, "-m", "outlast.trainers", "digits", "--mode", "eval"]
         + ["--run-dir", f"gs://{BUCKET}/{layout.root}"],
-        cwd=engines.ROOT,
+        cwd=engines.project(),
         env={**os.environ, "OUTLAST_CACHE": str(stack.folder / "cache")},
         capture_output=True,
         text=True,

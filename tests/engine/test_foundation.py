@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
+from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
-from outlast.cli.engine import ROOT
 from tests.checkout import copy_checkout
 from tests.engine.conftest import Project, until
+
+ROOT = PACKAGE.parent
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -128,7 +128,7 @@ def killed(stack: Project, command: tuple[str, ...], moment: Moment) -> bool:
     provider = subprocess.Popen(
         [sys.executable, "-m", "outlast.localcloud.provider", "--endpoint", stack.cloud.url]
         + ["--ready-file", str(ready)],
-        cwd=engines.ROOT,
+        cwd=engines.project(),
         env=env,
         stdout=subprocess.DEVNULL,
     )

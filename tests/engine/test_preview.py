@@ -36,12 +36,12 @@ def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
         variables = cloud.variables(parts, tmp_path / "pulumi", os.environ["PATH"])
         folder = tmp_path / "project"
         folder.mkdir()
-        definition = yaml.safe_load((engines.ROOT / "Pulumi.yaml").read_text())
+        definition = yaml.safe_load((engines.project() / "Pulumi.yaml").read_text())
         definition["main"] = "checkout"
         definition["runtime"]["options"]["virtualenv"] = str(Path(parts.python).parents[1])
-        settings = yaml.safe_load((engines.ROOT / "Pulumi.dev.yaml").read_text())
+        settings = yaml.safe_load((engines.project() / "Pulumi.dev.yaml").read_text())
         settings["config"]["outlast:trainer"] = "dummy"
-        (folder / "checkout").symlink_to(engines.ROOT, target_is_directory=True)
+        (folder / "checkout").symlink_to(engines.project(), target_is_directory=True)
         (folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
         (folder / "Pulumi.dev.yaml").write_text(yaml.safe_dump(settings))
         made = Project(folder, {**engines.scrubbed(), **variables}, cloud)
@@ -195,7 +195,7 @@ def test_the_policy_pack_refuses_a_public_bucket_and_a_dear_machine(throwaway: P
     (throwaway.folder / "__main__.py").write_text(textwrap.dedent(program))
     limits = throwaway.folder / "limits.json"
     limits.write_text(json.dumps({"hour-ceiling": {"dollars": 4}}))
-    pack = ["--policy-pack", str(engines.ROOT / "policy"), "--policy-pack-config", str(limits)]
+    pack = ["--policy-pack", str(engines.project() / "policy"), "--policy-pack-config", str(limits)]
     said = throwaway.pulumi("preview", "-s", "dev", *pack, fails=True)
     assert "[mandatory]  public-access  (gcp:storage:Bucket: open)" in said
     assert "open: publicAccessPrevention is not enforced" in said

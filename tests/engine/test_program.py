@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
+from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
-from outlast.cli.engine import ROOT
 from tests.engine.conftest import Project, until
+
+ROOT = PACKAGE.parent
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 

@@ -27,14 +27,14 @@ class Stacks:
         self._project = Project(folder / "project", {**engines.scrubbed(), **variables}, cloud)
         self.cloud, self.folder = cloud, self._project.folder
         self.folder.mkdir()
-        definition = yaml.safe_load((engines.ROOT / "Pulumi.yaml").read_text())
+        definition = yaml.safe_load((engines.project() / "Pulumi.yaml").read_text())
         definition["main"] = "checkout"
         definition["runtime"]["options"]["virtualenv"] = str(Path(parts.python).parents[1])
-        (self.folder / "checkout").symlink_to(engines.ROOT, target_is_directory=True)
+        (self.folder / "checkout").symlink_to(engines.project(), target_is_directory=True)
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
 
     def configure(self, name: str, **values: Any) -> None:
-        settings = yaml.safe_load((engines.ROOT / "Pulumi.dev.yaml").read_text())
+        settings = yaml.safe_load((engines.project() / "Pulumi.dev.yaml").read_text())
         settings["config"] |= {f"outlast:{key}": value for key, value in values.items()}
         settings["config"] |= {"outlast:experiment": name, "outlast:trainer": "dummy"}
         path = self.folder / f"Pulumi.{name}.yaml"

@@ -44,9 +44,10 @@ def say(sentence):
 
 checked = recipe.check(given, base="debian-cloud/debian-13", project="outlast-rehearsal",
                        zone="europe-west4-a")
+recipe.PACKAGE = bake.PACKAGE = root
 baked = recipe.read(checked, root)
 labels = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
-order = bake.Order(root, labels, service_account=ACCOUNT)
+order = bake.Order(labels, service_account=ACCOUNT)
 try:
     print("link", bake.bake(baked, order, say))
 except bake.BakeError as error:

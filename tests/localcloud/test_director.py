@@ -389,7 +389,7 @@ def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
             ("hold_stopping", "vm", 3.0),
             ("stop_instance", "vm"),
             ("maintain_instance", "vm", None),
-            ("signal", "vm", "-m trainers", 6),
+            ("signal", "vm", "-m outlast.trainers", 6),
             ("signal", "vm", "nobody", 9),
             ("out_of_memory", "vm"),
         ]
@@ -518,7 +518,7 @@ def test_a_stopping_vm_loses_its_network_and_its_gpu() -> None:
         await stage.boot("vm")
         stage.director.on_report("vm", "stopping")
         await stage.until(lambda: stage.director.is_cut_off(Call("GET", [], None, "vm", "vm")))
-        assert stage.did == [("signal", "vm", "-m trainers", 6)]
+        assert stage.did == [("signal", "vm", "-m outlast.trainers", 6)]
         assert not await stage.write("vm", "boots/vm-0.json")
 
     play(scene, world={"shutdown": {"network_lost_sec": 0.01, "gpu_lost_sec": 0}})

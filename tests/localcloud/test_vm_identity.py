@@ -211,8 +211,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullCloud]:
 
 def declared(buckets: Buckets) -> Declared:
     """By the components themselves."""
-    from components.leave_role import LeaveRole
-    from components.vm_identity import VmIdentity
+    from outlast.components.leave_role import LeaveRole
+    from outlast.components.vm_identity import VmIdentity
 
     def program() -> None:
         role = LeaveRole("leave", {"project": PROJECT, "stack": "dev"})

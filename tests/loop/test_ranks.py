@@ -380,5 +380,5 @@ def test_an_interpreter_without_torch_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert launch.main(["2", "trainers", "digits"]) == 64
+    assert launch.main(["2", "outlast.trainers", "digits"]) == 64
     assert "processes 2: " in (said := capsys.readouterr().err) and "needs torch there" in said

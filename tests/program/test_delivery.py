@@ -139,9 +139,7 @@ def test_a_run_from_git_is_named_by_commit_folder_and_raw_arguments():
 
 
 def test_a_trainer_of_a_folder_is_named_by_its_files(tmp_path, monkeypatch):
-    known = settings.declared()
-    monkeypatch.setattr(reader, "declared", lambda: known)
-    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    monkeypatch.setattr(reader, "project", lambda: tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code/mine.py").write_text("1\n")
     first = check(trainer="mine", source="code", args={"epochs": 5})

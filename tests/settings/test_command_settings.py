@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from outlast import settings
 from outlast.settings import reader
 from tests.settings.test_settings import check, command, refusal
 
@@ -86,9 +85,7 @@ def test_a_trainer_has_none_of_them(key: str, value: str):
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that ``outlast:source`` names."""
-    known = settings.declared()
-    monkeypatch.setattr(reader, "declared", lambda: known)
-    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    monkeypatch.setattr(reader, "project", lambda: tmp_path)
     (tmp_path / "code").mkdir()
     return tmp_path / "code"
 

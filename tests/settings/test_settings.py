@@ -11,8 +11,8 @@ import pulumi
 import pytest
 import yaml
 
-from components import metadata
 from outlast import settings
+from outlast.components import metadata
 from outlast.settings import FoundBucket, SettingsError, lookups, reader, sources
 from outlast.settings.rules import place, run
 from outlast.settings.rules.code import requirement_files
@@ -275,7 +275,7 @@ def test_a_hyperparameter_is_another_run():
 
 
 def test_a_default_written_out_is_the_same_run():
-    import trainers
+    from outlast import trainers
 
     epochs = trainers.load("digits").parser().get_default("epochs")
     assert run_of(epochs=epochs) == run_of() == run_of(epochs=str(epochs))
@@ -420,7 +420,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
             "outlast:machinetype: is not a setting of Outlast; did you mean machine",
         ),
         ("trainerr", "x", "did you mean trainer?"),
-        ("qqqqqq", "x", "see the list in Pulumi.yaml"),
+        ("qqqqqq", "x", "docs/configuration.md lists them"),
         ("trainer", "digitz", "outlast:trainer 'digitz': is no trainer; did you mean digits?"),
         ("trainer", "qqqq", "known are census, digits, dummy, jax_mlp, keras_mlp, torch_cnn"),
         ("trainer", "flags", "is no trainer"),
@@ -867,9 +867,7 @@ def test_a_command_is_a_line_or_a_list():
 
 
 def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkeypatch):
-    known = settings.declared()
-    monkeypatch.setattr(reader, "declared", lambda: known)
-    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    monkeypatch.setattr(reader, "project", lambda: tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("1\n")
     (tmp_path / "needs.txt").write_text("keras==3.15.0\n")
@@ -888,9 +886,7 @@ def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkey
 
 
 def test_a_requirements_file_is_delivered_with_all_that_it_includes(tmp_path, monkeypatch):
-    known = settings.declared()
-    monkeypatch.setattr(reader, "declared", lambda: known)
-    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    monkeypatch.setattr(reader, "project", lambda: tmp_path)
     (tmp_path / "req").mkdir()
     (tmp_path / "req" / "train.txt").write_text("-r ../base.txt\n-c limits.txt\nkeras\n")
     (tmp_path / "base.txt").write_text("numpy>=2\n")
@@ -934,9 +930,7 @@ def test_a_requirements_file_is_delivered_with_all_that_it_includes(tmp_path, mo
 
 
 def test_a_folder_of_requirements_is_read_at_preview(tmp_path, monkeypatch):
-    known = settings.declared()
-    monkeypatch.setattr(reader, "declared", lambda: known)
-    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    monkeypatch.setattr(reader, "project", lambda: tmp_path)
     (tmp_path / "train" / "lib").mkdir(parents=True)
     values = command(command="python train.py", requirements="train")
     (tmp_path / "train" / "requirements.txt").write_text("-e ./lib\nnumpy\n")

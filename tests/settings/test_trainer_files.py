@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import trainers
-from outlast.settings import reader
+from outlast import trainers
+from outlast.settings.rules import trainer
 from tests.settings.test_settings import check, refusal
 
 WHOLE = """
@@ -30,17 +30,17 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Puts a trainer `mine` into a checkout."""
     folder = tmp_path / "trainers"
     folder.mkdir()
-    monkeypatch.setattr(reader, "ROOT", tmp_path)
+    monkeypatch.setattr(trainer, "TRAINERS", folder)
     monkeypatch.setattr(trainers, "__path__", [*trainers.__path__, str(folder)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def put(text: str | bytes) -> None:
         data = text.encode() if isinstance(text, str) else text
         (folder / "mine.py").write_bytes(data)
-        sys.modules.pop("trainers.mine", None)
+        sys.modules.pop("outlast.trainers.mine", None)
 
     yield put
-    sys.modules.pop("trainers.mine", None)
+    sys.modules.pop("outlast.trainers.mine", None)
     trainers.__dict__.pop("mine", None)
 
 
@@ -151,7 +151,7 @@ def test_a_trainer_without_main_is_refused_where_it_runs(
     write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from outlast.base import exits
-    from trainers import __main__ as command
+    from outlast.trainers import __main__ as command
 
     write("x = 1\n")
     assert command.main(["mine"]) == exits.USAGE

@@ -22,11 +22,11 @@ SECRETS = (
     "outlast/.env",
     "outlast/key.json",
     "outlast/id_rsa",
-    "trainers/service-account.json",
-    "trainers/credentials.pem",
-    "trainers/.git/hooks/evil.py",
-    "trainers/.hidden.py",
-    "trainers/__pycache__/x.cpython-311.pyc",
+    "outlast/trainers/service-account.json",
+    "outlast/trainers/credentials.pem",
+    "outlast/trainers/.git/hooks/evil.py",
+    "outlast/trainers/.hidden.py",
+    "outlast/trainers/__pycache__/x.cpython-311.pyc",
     "requirements/dev.txt",
 )
 
@@ -42,11 +42,11 @@ def checkout(tmp_path):
         "outlast/bucket/store.py": "x = 1\n",
         "outlast/cli/__init__.py": "",
         "outlast/cli/app.py": "",
-        "trainers/__init__.py": "",
-        "trainers/operate/__init__.py": "",
-        "trainers/digits.py": "y = 1\n",
-        "requirements/pip.txt": "pip==1\n",
-        "requirements/vm.txt": "blake3==1\n",
+        "outlast/trainers/__init__.py": "",
+        "outlast/trainers/operate/__init__.py": "",
+        "outlast/trainers/digits.py": "y = 1\n",
+        "outlast/requirements/pip.txt": "pip==1\n",
+        "outlast/requirements/vm.txt": "blake3==1\n",
         **dict.fromkeys(SECRETS, "secret"),
     }
     for name, text in files.items():
@@ -62,31 +62,31 @@ def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
         "outlast/bucket/store.py",
         "outlast/py.typed",
         "outlast/supervisor/__init__.py",
+        "outlast/trainers/__init__.py",
+        "outlast/trainers/digits.py",
+        "outlast/trainers/operate/__init__.py",
         "requirements/pip.txt",
         "requirements/vm.txt",
-        "trainers/__init__.py",
-        "trainers/digits.py",
-        "trainers/operate/__init__.py",
     ]
 
 
 def test_what_git_ignores_is_in_no_bundle(checkout):
-    (checkout / "trainers" / "private.py").write_text("KEY = 1\n")
+    (checkout / "outlast" / "trainers" / "private.py").write_text("KEY = 1\n")
     (checkout / ".gitignore").write_text("private.py\n")
-    assert "trainers/private.py" in list(bundle.members(checkout))
+    assert "outlast/trainers/private.py" in list(bundle.members(checkout))
     subprocess.run(["git", "init", "--quiet"], cwd=checkout, check=True)
     found = list(bundle.members(checkout))
-    assert "trainers/private.py" not in found and "trainers/__init__.py" in found
+    assert "outlast/trainers/private.py" not in found and "outlast/trainers/__init__.py" in found
     # A checkout that lies in what another repository ignores is whole all the same.
     (checkout / ".gitignore").write_text("*\n")
-    assert "trainers/__init__.py" in list(bundle.members(checkout))
+    assert "outlast/trainers/__init__.py" in list(bundle.members(checkout))
 
 
 def test_links_are_not_followed(checkout, tmp_path):
     secret = tmp_path / "secret.py"
     secret.write_text("key")
-    (checkout / "trainers" / "link.py").symlink_to(secret)
-    (checkout / "trainers" / "folder").symlink_to(tmp_path, target_is_directory=True)
+    (checkout / "outlast" / "trainers" / "link.py").symlink_to(secret)
+    (checkout / "outlast" / "trainers" / "folder").symlink_to(tmp_path, target_is_directory=True)
     assert not [name for name in bundle.members(checkout) if "link" in name or "folder" in name]
 
 
@@ -127,10 +127,10 @@ def test_any_changed_source_is_another_bundle(checkout, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["outlast", "trainers", "requirements/vm.txt", "requirements/pip.txt"]
+    "name", ["outlast", "outlast/trainers", "requirements/vm.txt", "requirements/pip.txt"]
 )
 def test_a_checkout_that_lacks_a_part_is_a_sentence(name, checkout):
-    path = checkout / name
+    path = checkout / (name if name.startswith("outlast") else f"outlast/{name}")
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(BundleError, match=f"^{name}: "):
         bundle.pack(checkout)
@@ -143,7 +143,7 @@ def test_the_real_bundle_imports_by_itself(tmp_path):
         archive.extractall(unpacked)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import outlast, trainers, outlast.supervisor, outlast.loop\n"
+        "import outlast, outlast.supervisor, outlast.loop\nfrom outlast import trainers\n"
         "print(outlast.__file__, trainers.__file__, *trainers.names())\n"
     )
     found = subprocess.run(
@@ -324,6 +324,8 @@ def test_what_only_resembles_a_key_is_delivered(tmp_path, text):
 
 
 def test_a_trainer_of_the_checkout_with_a_token_is_refused(checkout):
-    (checkout / "trainers" / "mine.py").write_text(f"import os\nT = 'hf_{'a' * 34}'\n")
-    with pytest.raises(BundleError, match="^trainers/mine.py: line 2 holds a Hugging Face token"):
+    (checkout / "outlast" / "trainers" / "mine.py").write_text(f"import os\nT = 'hf_{'a' * 34}'\n")
+    with pytest.raises(
+        BundleError, match="^outlast/trainers/mine.py: line 2 holds a Hugging Face token"
+    ):
         bundle.pack(checkout)

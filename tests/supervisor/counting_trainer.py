@@ -41,6 +41,6 @@ def strays() -> list[str]:
     return [
         name
         for name, module in sys.modules.items()
-        if name.split(".")[0] in ("outlast", "trainers")
+        if name.split(".")[0] == "outlast"
         and not str(getattr(module, "__file__", "")).startswith(f"{bundle}/")
     ]

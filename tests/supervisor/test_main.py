@@ -62,7 +62,7 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of this checkout, unpacked, with one more trainer in it."""
     folder = tmp_path_factory.mktemp("bundle")
-    packed = bundles.pack(ROOT, {"trainers/count.py": TRAINER.read_bytes()})
+    packed = bundles.pack(ROOT, {"outlast/trainers/count.py": TRAINER.read_bytes()})
     zipfile.ZipFile(io.BytesIO(packed)).extractall(folder)
     return folder
 
@@ -285,7 +285,7 @@ def test_a_trainer_that_is_not_in_the_bundle(machines: Machines) -> None:
     assert vm.wait(60) == 1
     end = read_record(machines.store, LAYOUT.boot_end("1", "boot-1"), BootEnd)
     assert end is not None and end.reason is Reason.SETUP_FAILED
-    assert "trainers.absent" in end.message and "not in the bundle" in end.message
+    assert "outlast.trainers.absent" in end.message and "not in the bundle" in end.message
 
 
 def test_code_from_anywhere_else_is_refused(machines: Machines, tmp_path: Path) -> None:

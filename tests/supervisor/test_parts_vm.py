@@ -62,7 +62,7 @@ def main(argv):
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
-    packed = bundles.pack(ROOT, {"trainers/count.py": TRAINER.encode()})
+    packed = bundles.pack(ROOT, {"outlast/trainers/count.py": TRAINER.encode()})
     zipfile.ZipFile(io.BytesIO(packed)).extractall(folder)
     return folder
 

@@ -139,7 +139,7 @@ def test_the_bundle_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert environment["PYTHONPATH"] == str(tmp_path)
     assert environment[SOCKET_VARIABLE] == str(tmp_path / "socket")
     assert trainer_argv("digits", ["--epochs=3"]) == [
-        sys.executable, "-P", "-m", "trainers", "digits", "--epochs=3",
+        sys.executable, "-P", "-m", "outlast.trainers", "digits", "--epochs=3",
     ]  # fmt: skip
     assert trainer_argv("digits", [], python="/opt/conda/bin/python")[0] == "/opt/conda/bin/python"
 
@@ -147,7 +147,7 @@ def test_the_bundle_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_several_processes_are_started_by_the_launcher():
     argv = trainer_argv("digits", ["--epochs=3"], python="/opt/python", processes=2)
     assert argv[:5] == ["/opt/python", "-P", "-m", "outlast.loop.launch", "2"]
-    assert argv[5:] == ["trainers", "digits", "--epochs=3"]
+    assert argv[5:] == ["outlast.trainers", "digits", "--epochs=3"]
 
 
 def test_a_calling_trainer_that_has_died_is_noticed(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import outlast
-import trainers
 from outlast.base.exits import Reason, State
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store
@@ -21,7 +20,7 @@ WAIT_SEC = 90
 TRAINER = """
 import os, signal, sys, time
 import outlast
-from trainers.flags import UsageError
+from outlast.trainers.flags import UsageError
 
 def main(argv):
     what = argv[0].removeprefix("--do=") if argv else ""
@@ -50,10 +49,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
     ignored = shutil.ignore_patterns("__pycache__", "cli", "localcloud")
     shutil.copytree(Path(outlast.__file__).parent, folder / "outlast", ignore=ignored)
-    (folder / "trainers").mkdir()
-    for name in ("__init__.py", "__main__.py", "flags.py"):
-        shutil.copy(Path(trainers.__file__).with_name(name), folder / "trainers" / name)
-    (folder / "trainers" / "count.py").write_text(TRAINER)
+    (folder / "outlast" / "trainers" / "count.py").write_text(TRAINER)
     return folder
 
 

@@ -8,9 +8,11 @@ import click
 import pytest
 import yaml
 
+from outlast.base.folders import PACKAGE
 from outlast.cli.app import cli
-from outlast.cli.engine import ROOT
 from outlast.loop.command.__main__ import parser
+
+ROOT = PACKAGE.parent
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
 FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)

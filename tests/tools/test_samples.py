@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from outlast.base.folders import PACKAGE
 from outlast.cli import draw
-from outlast.cli.engine import ROOT
 from outlast.cli.rehearsal import scenario
 from outlast.cli.rehearsal.guarantees import GUARANTEES, all_happened, ends_as_expected
 from outlast.localcloud import scenario as cloud_side
 from tests.tools.test_docs import FENCE, PAGES
+
+ROOT = PACKAGE.parent
 
 EVENT = re.compile(r"^ *\d+\.\d s  (.*)$")
 VERDICT = re.compile(r"^(?:held|broken|not exercised) {2,}(.*)$")

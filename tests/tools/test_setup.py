@@ -317,7 +317,7 @@ def test_the_image_works_from_another_root_and_holds_no_project(tmp_path):
     python = tmp_path / "opt" / "outlast" / "venv" / "bin" / "python"
     program = (
         "import sys, importlib.util as u, blake3, numpy, google.cloud.storage; print(sys.prefix);"
-        "print([name for name in ('outlast', 'trainers', 'pulumi') if u.find_spec(name)])"
+        "print([name for name in ('outlast', 'pulumi') if u.find_spec(name)])"
     )
     done = subprocess.run(
         [python, "-P", "-c", program],
@@ -333,7 +333,7 @@ def test_the_image_works_from_another_root_and_holds_no_project(tmp_path):
     assert project == "[]"
 
 
-def test_the_editable_install_has_two_packages_only(tmp_path):
+def test_the_editable_install_has_one_package_only(tmp_path):
     program = (
         "import importlib.util as u; print([n for n in ('outlast', 'trainers', "
         "'components', 'settings', 'tools') if u.find_spec(n)])"
@@ -347,7 +347,7 @@ def test_the_editable_install_has_two_packages_only(tmp_path):
         timeout=60,
         check=True,
     )
-    assert done.stdout == "['outlast', 'trainers']\n"
+    assert done.stdout == "['outlast']\n"
 
 
 def test_the_stand_ins_pass_the_shell_checks():

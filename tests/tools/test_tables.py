@@ -6,7 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from outlast.cli.engine import ROOT
+from outlast.base.folders import PACKAGE
+
+ROOT = PACKAGE.parent
 
 TABLES = [sys.executable, str(ROOT / "tools" / "tables.py")]
 
@@ -34,13 +36,14 @@ def test_a_stale_page_is_named_with_the_remedy(tmp_path: Path):
     (tmp_path / "docs").mkdir()
     script = tmp_path / "tools" / "tables.py"
     script.write_text((ROOT / "tools" / "tables.py").read_text())
-    (tmp_path / "Pulumi.yaml").write_text(
-        "name: a\nconfig:\n  # A heading\n  a:\n    description: x | y\n    default: ''\n"
-    )
+    (tmp_path / "Pulumi.yaml").write_text("name: a\nconfig:\n  b: c\n")
+    (tmp_path / "outlast").symlink_to(ROOT / "outlast")
     command = [sys.executable, str(script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "docs/configuration.md: is out of date; run make tables" in done.stderr
     subprocess.run(command[:-1], check=True, capture_output=True, timeout=60)
     made = (tmp_path / "docs" / "configuration.md").read_text()
-    assert "## A heading" in made and '| `a` | string | `""` | x \\| y |' in made
+    assert "## What is trained" in made and '| `trainer` | string | `"digits"` |' in made
+    project = yaml.safe_load((tmp_path / "Pulumi.yaml").read_text())
+    assert project["name"] == "a" and project["config"]["trainer"]["default"] == "digits"

@@ -27,7 +27,7 @@ SHORT = {
 
 
 def command(name: str, run_dir: Path) -> list[str]:
-    argv = [sys.executable, "-m", "trainers", name, "--run-dir", str(run_dir), *SHORT[name]]
+    argv = [sys.executable, "-m", "outlast.trainers", name, "--run-dir", str(run_dir), *SHORT[name]]
     return [*argv, "--checkpoint-every", "5"]
 
 

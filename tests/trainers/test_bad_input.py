@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import trainers
-from trainers import __main__ as command
+from outlast import trainers
+from outlast.trainers import __main__ as command
 
 ROOT = Path(__file__).resolve().parents[2]
 

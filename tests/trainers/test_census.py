@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from outlast.base import exits
+from outlast.trainers import __main__ as command
+from outlast.trainers import census, training
+from outlast.trainers.flags import UsageError
 from tests.loop.fake_supervisor import FakeSupervisor
 from tests.trainers.killed import CENSUS
-from trainers import __main__ as command
-from trainers import census, training
-from trainers.flags import UsageError
 
 SAMPLE_VARIABLE = "OUTLAST_CENSUS_DATA"
 """A larger part of UCI's adult.data, for the accuracy that its users expect."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainers import datasets, dummy
-from trainers.flags import UsageError
+from outlast.trainers import datasets, dummy
+from outlast.trainers.flags import UsageError
 
 
 def write_idx(folder: Path, *, rows: int = 60, zipped: bool = False) -> None:

@@ -9,9 +9,9 @@ import pytest
 from outlast.base import exits
 from outlast.bucket import metrics
 from outlast.loop import snapshot, state, verify
+from outlast.trainers import __main__ as command
+from outlast.trainers import digits, flags
 from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
-from trainers import __main__ as command
-from trainers import digits, flags
 
 # 104 training rows in batches of 32: the last step of each of the 3 epochs has 8.
 SMALL = [

@@ -19,8 +19,8 @@ from outlast.bucket.head import Head, Result
 from outlast.bucket.layout import RESULT_FILE, ResultFile, ResultManifest
 from outlast.bucket.store import open_store
 from outlast.cli.errors import OperateError
+from outlast.trainers import __main__ as command
 from tests.loop import hostile, programs
-from trainers import __main__ as command
 
 FLAGS = ["--hidden", "4", "--epochs", "1", "--limit-rows", "100"]
 TABLES = {"python": hostile.PYTHON, "numpy": hostile.NUMPY, "sklearn": hostile.SKLEARN}
@@ -85,7 +85,15 @@ class Theirs:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("theirs")
-    argv = [sys.executable, "-m", "trainers", "digits", "--run-dir", str(folder / "run"), *FLAGS]
+    argv = [
+        sys.executable,
+        "-m",
+        "outlast.trainers",
+        "digits",
+        "--run-dir",
+        str(folder / "run"),
+        *FLAGS,
+    ]
     done = programs.run(folder, argv)
     assert done.returncode == 0, done.stderr
     return folder / "run"

@@ -46,7 +46,7 @@ def test_the_convolutional_network_reads_digits_well(tmp_path: Path) -> None:
     """By its defaults, five epochs of scikit-learn's scans."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    argv = [sys.executable, "-m", "trainers", "torch_cnn", "--run-dir", "run"]
+    argv = [sys.executable, "-m", "outlast.trainers", "torch_cnn", "--run-dir", "run"]
     done = subprocess.run(
         argv, cwd=tmp_path, env=programs.environment(tmp_path), capture_output=True, text=True
     )

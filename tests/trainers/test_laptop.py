@@ -11,7 +11,16 @@ FLAGS = ["--hidden", "256", "--epochs", "200", "--eval-every", "100", "--limit-r
 
 
 def command(run_dir: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "trainers", "digits", "--run-dir", str(run_dir), *FLAGS, *more]
+    return [
+        sys.executable,
+        "-m",
+        "outlast.trainers",
+        "digits",
+        "--run-dir",
+        str(run_dir),
+        *FLAGS,
+        *more,
+    ]
 
 
 def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
@@ -61,7 +70,16 @@ def test_of_two_on_one_folder_the_fenced_one_says_so(tmp_path: Path) -> None:
 
 def test_a_training_whose_output_nobody_reads_comes_to_its_end(tmp_path: Path) -> None:
     """As with ``| head -1``."""
-    argv = [sys.executable, "-m", "trainers", "dummy", "--run-dir", "run", "--eval-every", "1"]
+    argv = [
+        sys.executable,
+        "-m",
+        "outlast.trainers",
+        "dummy",
+        "--run-dir",
+        "run",
+        "--eval-every",
+        "1",
+    ]
     with programs.started(tmp_path, [*argv, "--step-ms", "1"]) as process:
         assert process.stdout is not None and process.stderr is not None
         assert json.loads(process.stdout.readline())["epoch"] == 1

@@ -2,11 +2,11 @@
 
 import pytest
 
-import trainers
+from outlast import trainers
 from outlast.base import exits
 from outlast.spec.changes import How
+from outlast.trainers import __main__ as command
 from tests.loop.fake_supervisor import FakeSupervisor, stopping_early
-from trainers import __main__ as command
 
 SMALL = {
     "dummy": ["--limit-rows", "100", "--step-ms", "0.01"],

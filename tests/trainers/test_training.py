@@ -11,9 +11,9 @@ import pytest
 
 from outlast.base import exits
 from outlast.bucket import layout, metrics
+from outlast.trainers import __main__ as command
+from outlast.trainers import dummy, flags, training
 from tests.loop.fake_supervisor import FakeSupervisor
-from trainers import __main__ as command
-from trainers import dummy, flags, training
 
 QUICK = ["--epochs", "3", "--limit-rows", "100", "--eval-every", "2", "--step-ms", "0.01"]
 
@@ -144,7 +144,10 @@ def test_eval_of_another_trainers_run_is_refused(
 ) -> None:
     result = train(supervisor)
     assert evaluate(result, monkeypatch, trainer="digits") == exits.USAGE
-    assert "holds a run of trainer dummy; run python -m trainers dummy" in capsys.readouterr().err
+    assert (
+        "holds a run of trainer dummy; run python -m outlast.trainers dummy"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_dummy_trains_on_one_file_and_evaluates_on_another(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import Reason
-from outlast.cli.engine import ROOT, Parts, scrubbed
+from outlast.base.folders import PACKAGE
+from outlast.cli.engine import Parts, scrubbed
 from outlast.cli.errors import RehearsalError, UsageError
 from outlast.cli.rehearsal.guarantees import GUARANTEES, NEEDS_BASELINE
 from outlast.cli.rehearsal.seen import Ending
 
-FOLDER = ROOT / "outlast" / "localcloud" / "scenarios"
+FOLDER = PACKAGE / "localcloud" / "scenarios"
 """Holds the named scenarios."""
 DEFAULT = "storm"
 """The default scenario."""
@@ -105,7 +106,12 @@ def read(path: Path, parts: Parts) -> Scenario:
     """A scenario file, checked. UsageError: something in it is wrong; says where and what."""
     command = [parts.python, "-m", "outlast.localcloud", "check", str(path)]
     done = subprocess.run(
-        command, cwd=ROOT, env=scrubbed(), capture_output=True, text=True, timeout=CHECK_SEC
+        command,
+        cwd=PACKAGE.parent,
+        env=scrubbed(),
+        capture_output=True,
+        text=True,
+        timeout=CHECK_SEC,
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -147,11 +153,10 @@ def of(document: Mapping[str, Any]) -> Scenario:
 
 
 def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
-    """UsageError: the scenario sets a key that Pulumi.yaml does not declare."""
-    import yaml
+    """UsageError: the scenario sets a key that is not a setting."""
+    from outlast.settings import keys
 
-    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-    known = [f"outlast:{key}" for key in declared]
+    known = [f"outlast:{key}" for key in keys.declared()]
     for key in stack:
         if key.startswith("outlast:") and key not in known:
             hint = _nearest(key, known, "docs/configuration.md has them all.")

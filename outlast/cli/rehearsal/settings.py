@@ -77,7 +77,7 @@ def read_config(stack: str) -> dict[str, Any]:
     RehearsalError: the file cannot be read as a stack's."""
     import yaml
 
-    path = engine.ROOT / f"Pulumi.{stack}.yaml"
+    path = engine.project() / f"Pulumi.{stack}.yaml"
     try:
         loaded = yaml.safe_load(path.read_bytes())
     except FileNotFoundError:
@@ -120,11 +120,11 @@ def _not_yaml(error: Exception) -> str:
 def read_own(stack: str) -> dict[str, Any]:
     """The settings of a stack of one's own, as the local cloud can run it: its project, image and
     pace instead of the stack's. UsageError: there is no such stack, or it cannot be rehearsed."""
-    files = engine.ROOT.glob("Pulumi.*.yaml")
+    files = engine.project().glob("Pulumi.*.yaml")
     known = sorted(file.stem.removeprefix("Pulumi.") for file in files)
     if stack not in known:
         raise UsageError(
-            f"--stack {stack}: there is no Pulumi.{stack}.yaml in {engine.ROOT}; "
+            f"--stack {stack}: there is no Pulumi.{stack}.yaml in {engine.project()}; "
             f"the stacks there are {', '.join(known)}."
         )
     config, example = read_config(stack), read_config(STACK)

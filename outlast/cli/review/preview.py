@@ -18,6 +18,7 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.base.exits import State
+from outlast.base.folders import PACKAGE
 from outlast.bucket import pages
 from outlast.bucket.head import Head, HeadError, HeadLost, read_head
 from outlast.bucket.layout import Layout
@@ -226,7 +227,7 @@ def review(
     *,
     config: Path | None = None,
     env: Mapping[str, str] = os.environ,
-    cwd: Path = engine.ROOT,
+    cwd: Path | None = None,
 ) -> Review:
     """What `up` of the stack would do; the selected one where none is named. `config`: the policy
     pack's, for the rules.
@@ -807,7 +808,7 @@ def _rules() -> ModuleType:
     """`policy/rules.py`, which is a policy pack's folder and no package."""
     name = "outlast_policy_rules"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, engine.ROOT / "policy" / "rules.py")
+        spec = importlib.util.spec_from_file_location(name, PACKAGE / "policy" / "rules.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # dataclasses look their module up

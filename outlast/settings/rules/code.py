@@ -31,10 +31,10 @@ def requirement_files(name: str) -> dict[str, bytes]:
     if not name:
         return {}
     place = _of_checkout("requirements", name)
-    known = place.relative_to(reader.ROOT.resolve()).as_posix()
+    known = place.relative_to(reader.project().resolve()).as_posix()
     try:
         if place.is_file():
-            if not bundles.may_leave(place, reader.ROOT):
+            if not bundles.may_leave(place, reader.project()):
                 raise bundles.BundleError(
                     f"{name}: is a key, or a file that git ignores, and these leave no machine;"
                     " name another"
@@ -49,7 +49,7 @@ def requirement_files(name: str) -> dict[str, bytes]:
 
 def _of_file(name: str) -> dict[str, bytes]:
     """A requirements file, which stands for all that it includes, and its constraints."""
-    found = project.read(name, _Checkout(reader.ROOT), alone=True).requirements
+    found = project.read(name, _Checkout(reader.project()), alone=True).requirements
     assert found is not None
     files = {bundles.USER_REQUIREMENTS: found.data}
     if found.constraints:
@@ -80,7 +80,7 @@ def grants(read: Reader, git: delivery.Git | None, email: str) -> tuple[str, ...
         )
     place = _of_checkout("requirements", name)
     found = project.read(
-        place.relative_to(reader.ROOT.resolve()).as_posix(), _Checkout(reader.ROOT)
+        place.relative_to(reader.project().resolve()).as_posix(), _Checkout(reader.project())
     )
     indexes = found.requirements.indexes if found.requirements else ()
     return tuple(
@@ -111,9 +111,9 @@ def requirements_of(read: Reader, git: delivery.Git | None) -> str:
 
 def _of_checkout(key: str, name: str) -> Path:
     """A folder of the checkout, or (`requirements`) a file."""
-    path = bundles.inside(reader.ROOT, name)
+    path = bundles.inside(reader.project(), name)
     of_files = key == "requirements"
-    if path is None or bundles.is_hidden(path, reader.ROOT) or not (of_files or path.is_dir()):
+    if path is None or bundles.is_hidden(path, reader.project()) or not (of_files or path.is_dir()):
         kind = "file or a folder" if of_files else "folder"
         rule = f"must be a {kind} in the checkout, and none that is hidden"
         raise bad(key, name, rule, "or leave it empty")

@@ -4,7 +4,7 @@ import json
 from pathlib import PurePosixPath
 from typing import Any
 
-from outlast.settings import reader
+from outlast.settings import keys, reader
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 from outlast.spec import bundle as bundles
 
@@ -27,12 +27,12 @@ def command_options_of(read: Reader, command: str) -> str:
     if read.boolean("allowNoOutput"):
         options["allow-no-output"] = True
     most = read.integer("resultGb", 1, RESULT_GB_LIMIT)
-    if str(most) != str(reader.declared()["resultGb"]["default"]):
+    if str(most) != str(keys.declared()["resultGb"]["default"]):
         options["result-gb"] = most
     if options and not command:
-        keys = {option: key for key, option in GLOBS}
-        keys |= {"checkpoint-dir": "checkpointDir", "allow-no-output": "allowNoOutput"}
-        key = keys.get(next(iter(options)), "resultGb")
+        named = {option: key for key, option in GLOBS}
+        named |= {"checkpoint-dir": "checkpointDir", "allow-no-output": "allowNoOutput"}
+        key = named.get(next(iter(options)), "resultGb")
         raise SettingsError(
             f"{NAMESPACE}:{key}: is for a command, and the run has a trainer; leave it out, or set "
             f"{NAMESPACE}:command"
@@ -84,7 +84,7 @@ def slips(command: str, read: Reader) -> list[str]:
         raise SettingsError(f"{NAMESPACE}:{error}") from None
     said = list(made.near_misses())
     source = read.text("source")
-    place = bundles.inside(reader.ROOT, source) if source else None
+    place = bundles.inside(reader.project(), source) if source else None
     # What comes from git, or with the image, cannot be read here.
     if place is not None and place.is_dir():
         if unsaved := made.cannot_save(place):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components import metadata
+from outlast.components import metadata
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 from outlast.spec import identity
 

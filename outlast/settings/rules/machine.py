@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components import reach
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
+from outlast.components import reach
 from outlast.machines import machines, regions
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, matching
 from outlast.spec import delivery

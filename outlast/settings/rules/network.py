@@ -2,8 +2,8 @@
 
 import re
 
-from components import reach
 from outlast.cloud import recipe as recipes
+from outlast.components import reach
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, matching
 from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC
 from outlast.spec import delivery

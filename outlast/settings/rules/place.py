@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from components import foundation, reach
-from components import labels as label_rules
 from outlast.cloud import recipe as recipes
-from outlast.settings import reader
+from outlast.components import foundation, reach
+from outlast.components import labels as label_rules
+from outlast.settings import keys
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 
 LOCAL_PROJECT = "outlast-rehearsal"
@@ -101,7 +101,7 @@ def part_of(read: Reader) -> str:
             " other; leave one of them out"
         )
     if part == "foundation":
-        known = reader.declared()
+        known = keys.declared()
         for key in _OF_A_RUN:
             default = known[key]["default"]
             given = read.text(key) if isinstance(default, str | int) else read.mapping(key)
@@ -132,7 +132,7 @@ def overlaid(
     cloud: str,
     region: str,
 ) -> dict[str, Any]:
-    defaults = {key: entry["default"] for key, entry in reader.declared().items()}
+    defaults = {key: entry["default"] for key, entry in keys.declared().items()}
     try:
         return foundation.overlay(
             values, outputs, defaults, stack=read.text("foundation"), project=cloud, region=region

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from components import metadata
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Pin
-from outlast.settings import reader
+from outlast.components import metadata
+from outlast.settings import keys
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, nearest
 from outlast.settings.rules.code import requirements_of, source_files
 from outlast.settings.rules.data import GS_PATH, data_paths_of
@@ -74,7 +74,7 @@ def command_of(read: Reader) -> str:
         if not (command and isinstance(command, list) and all(isinstance(w, str) for w in command)):
             raise bad("command", text, 'a list must be JSON texts, such as ["python3", "train.py"]')
     usual = {
-        "trainer": reader.declared()["trainer"]["default"],
+        "trainer": keys.declared()["trainer"]["default"],
         "processes": "1",
         "trainerPython": "",
     }
@@ -172,8 +172,8 @@ def content_of(
         )
     except identity.IdentityError as error:
         raise SettingsError(
-            f"{NAMESPACE}:args of trainer {trainer}: {error}; run python -m trainers {trainer}"
-            " --help for the rules"
+            f"{NAMESPACE}:args of trainer {trainer}: {error}; run python -m outlast.trainers"
+            f" {trainer} --help for the rules"
         ) from None
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import trainers
-from outlast.settings import reader
+from outlast import trainers
+from outlast.base.folders import PACKAGE
 from outlast.settings.reader import NAMESPACE, SettingsError, first_line, nearest
 from outlast.spec import identity
 from outlast.spec.changes import How
 
 _Answer = TypeVar("_Answer")
+
+TRAINERS = PACKAGE / "trainers"
 
 _SHAPE = (
     "write it as trainers/dummy.py has it, or move a script of another shape into a folder outside"
@@ -64,7 +66,7 @@ def arguments_of(name: str, argv: list[str]) -> dict[str, Any]:
 
 def source_of(name: str) -> str:
     """The digest of its source. Raises IdentityError."""
-    return identity.source_digest(reader.ROOT / "trainers" / f"{name}.py")
+    return identity.source_digest(TRAINERS / f"{name}.py")
 
 
 def _module(name: str) -> ModuleType:
@@ -75,7 +77,7 @@ def _module(name: str) -> ModuleType:
             f"{NAMESPACE}:trainer {name!r}: is no trainer;"
             f" {nearest(name, known, 'known are ' + ', '.join(known))}"
         )
-    if (reader.ROOT / "trainers" / name).is_dir():
+    if (TRAINERS / name).is_dir():
         raise SettingsError(
             f"{NAMESPACE}:trainer {name!r}: trainers/{name} is a folder: a trainer must be one"
             f" file; move the folder out of trainers/, and set {NAMESPACE}:source to where it lies"
@@ -100,7 +102,7 @@ def _ask(name: str, what: str, question: Callable[[], _Answer]) -> _Answer:
         raise _bad(
             name,
             f"cannot be asked, {what}{_place(error)}; correct the"
-            f" file: python -m trainers {name} --help shows the whole error",
+            f" file: python -m outlast.trainers {name} --help shows the whole error",
         ) from None
 
 
