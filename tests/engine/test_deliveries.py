@@ -122,7 +122,7 @@ def stack(local: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Pro
     dummy = (folder / "trainers/dummy.py").read_text()
     (folder / "code").mkdir()
     mine = dummy.replace('NAME = "dummy"', 'NAME = "mine"').replace(
-        "from trainers import", "from helping import HELPS\nfrom trainers import"
+        "from outlast.trainers import", "from helping import HELPS\nfrom outlast.trainers import"
     )
     (folder / "code/mine.py").write_text(mine)
     (folder / "code/helping.py").write_text("HELPS = True\n")
