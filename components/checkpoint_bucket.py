@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import storage
 
-from outlast.components import labels
+from outlast.spec import labels
 
 COMPONENT = "checkpoint-bucket"
 DAY_SEC = 86_400

@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
-from outlast.components.account import account_id, short_digest
+from outlast.spec.account import account_id, short_digest
 
 
 class VmIdentityArgs(TypedDict):

@@ -6,7 +6,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from outlast.components import labels
+from outlast.spec import labels
 
 COMPONENT = "vm-template"
 

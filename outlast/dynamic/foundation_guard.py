@@ -10,8 +10,8 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider
 
 from outlast.bucket.store import open_store
-from outlast.components import foundation
 from outlast.dynamic import host as host  # fits the engine's host
+from outlast.spec import foundation
 
 
 class InUse(Exception):

@@ -3,8 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from outlast.components import labels as label_rules
-from outlast.components.account import account_email
 from outlast.settings import keys
 from outlast.settings.reader import Reader, bad, matching
 from outlast.settings.rules.code import delivery_of, grants
@@ -55,6 +53,8 @@ from outlast.settings.rules.trainer import mutable_of, parser_of
 from outlast.settings.rules.trainer_user import gs_paths_read, trainer_user_of
 from outlast.settings.schema import Settings
 from outlast.spec import identity
+from outlast.spec import labels as label_rules
+from outlast.spec.account import account_email
 
 
 def check(

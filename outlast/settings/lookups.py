@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pulumi
 
-from outlast.components import labels as label_rules
 from outlast.settings.reader import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
+from outlast.spec import labels as label_rules
 
 if TYPE_CHECKING:
     from google.cloud import storage

@@ -86,7 +86,7 @@ def scripts() -> dict[str, str]:
 
 
 def foundation_outputs(settings: Settings) -> dict[str, Any]:
-    """A foundation's outputs that are known beforehand, for `components.foundation.overlay`."""
+    """A foundation's outputs that are known beforehand, for `outlast.spec.foundation.overlay`."""
     chosen = settings.image != keys.declared()["image"]["default"]
     image = settings.image if chosen else ""
     return {

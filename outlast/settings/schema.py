@@ -7,8 +7,8 @@ from typing import Any
 from outlast.bucket.layout import Pin
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
-from outlast.components import foundation, metadata, reach
-from outlast.spec import delivery, identity, secrets
+from outlast.components import metadata, reach
+from outlast.spec import delivery, foundation, identity, secrets
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import pulumi
 import pytest
 
-from outlast.components import account, labels
 from outlast.components.bundle_object import BundleObject
 from outlast.components.checkpoint_bucket import CheckpointBucket
 from outlast.components.foundation_use import FoundationUse
@@ -17,6 +16,7 @@ from outlast.components.vm_identity import VmIdentity
 from outlast.components.vm_template import VmTemplate
 from outlast.dynamic.foundation_guard import FoundationGuard
 from outlast.dynamic.run_pin import RunPin
+from outlast.spec import account, labels
 from tests.components import inventory
 
 COMPONENTS = (

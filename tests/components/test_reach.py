@@ -2,8 +2,9 @@
 
 import pytest
 
-from outlast.components import foundation, reach
+from outlast.components import reach
 from outlast.components.reach import Reach
+from outlast.spec import foundation
 
 OPEN = {
     "network": "default",

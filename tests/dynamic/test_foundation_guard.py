@@ -3,9 +3,9 @@
 import pytest
 
 from outlast.bucket.store import open_store
-from outlast.components import foundation
 from outlast.dynamic import foundation_guard
 from outlast.dynamic.foundation_guard import FoundationGuardProvider, InUse
+from outlast.spec import foundation
 
 OWNER = "organization/outlast/base"
 

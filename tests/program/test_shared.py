@@ -272,7 +272,7 @@ def test_a_missing_foundation_is_one_sentence(monkeypatch):
 
 
 def test_every_key_of_the_foundation_is_declared():
-    from outlast.components import foundation
+    from outlast.spec import foundation
 
     keys = {f"outlast:{key}" for key in (*foundation.OUTPUTS, *foundation.OWN_ONLY)}
     assert keys <= set(stack.defaults())

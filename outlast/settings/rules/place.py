@@ -6,10 +6,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from outlast.cloud import recipe as recipes
-from outlast.components import foundation, reach
-from outlast.components import labels as label_rules
+from outlast.components import reach
 from outlast.settings import keys
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+from outlast.spec import foundation
+from outlast.spec import labels as label_rules
 
 LOCAL_PROJECT = "outlast-rehearsal"
 """The local cloud's project: no real one is touched through the example stack."""
