@@ -94,3 +94,23 @@ def test_every_path_of_the_project_that_a_page_names_exists():
         for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
             made_by_reader = "NAME" in path
             assert made_by_reader or (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+GENERATED = ("configuration.md", "components.md", "machine-types.md")
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_first_sentence_of_a_page_says_who_it_is_for(page: Path):
+    title, _, text = re.sub(r"<!--.*?-->", "", page.read_text()).partition("\n")
+    assert title.startswith("# ") and text.lstrip().startswith("For "), page.name
+
+
+def test_the_pages_stay_short():
+    def words(*pages: Path) -> int:
+        return sum(len(page.read_text().split()) for page in pages)
+
+    assert words(ROOT / "README.md") <= 700
+    assert words(ROOT / "docs" / "design.md") <= 2500
+    guides = [page for page in (ROOT / "docs").glob("*.md") if page.name not in GENERATED]
+    assert words(*guides) <= 25_000
