@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from outlast.cli.engine import ROOT
 from tests.engine.conftest import Project
 from tests.tools.shown import commands
 from tests.tools.test_commands_shown import CONFIGURED, is_by_name
+from tests.tools.test_docs import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.cli.engine import ROOT
-from tests.tools.test_docs import FENCE, PAGES
+from tests.tools.test_docs import FENCE, PAGES, ROOT
 
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 INDENTED = re.compile(r"^    (?:\$ )?((?:outlast|pulumi|make) [a-z].*)$", re.M)

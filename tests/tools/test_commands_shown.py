@@ -19,12 +19,12 @@ import click
 import pytest
 
 from outlast.cli.app import cli
-from outlast.cli.engine import ROOT
 from outlast.loop.command.__main__ import parser as train_parser
 from outlast.loop.command.errors import CommandError
 from tests.tools import gcloud_words
 from tests.tools.gcloud_words import Unknown
 from tests.tools.shown import PROGRAMS, Shown, commands, simple
+from tests.tools.test_docs import ROOT
 
 RUN_BY = {
     "outlast checkpoints": ("tests/trainers/test_hostile_results.py", '"checkpoints"'),
@@ -112,7 +112,7 @@ def keys(one: Shown) -> list[str]:
         name = program
     elif program == "python":
         words = [word for word in words if word != "-P"]
-        size = (2 if words[1] == "trainers" else 3) if words[0] == "-m" else 1
+        size = (2 if words[1] == "outlast.trainers" else 3) if words[0] == "-m" else 1
         name = " ".join([program, *words[:size]])
         options = [word for word in words[size:] if word.startswith("--")] if size > 1 else []
         options = [] if "supervisor" in name else options
@@ -192,7 +192,7 @@ def _is_needed(parameter: click.Parameter) -> bool:
 
 def trainers(name: str, words: Sequence[str]) -> None:
     """Parses them as the trainer does; raises Unknown."""
-    parser = importlib.import_module(f"trainers.{name}").parser()
+    parser = importlib.import_module(f"outlast.trainers.{name}").parser()
 
     def refuse(message: str) -> NoReturn:
         raise Unknown(message)
@@ -205,7 +205,7 @@ def test_every_command_of_a_trainer_is_parsed_by_it() -> None:
     seen = 0
     for one in of("python"):
         words = [word for word in one.words[1:] if word != "-P"]
-        if words[:2] == ["-m", "trainers"] and words[2] != "NAME":
+        if words[:2] == ["-m", "outlast.trainers"] and words[2] != "NAME":
             trainers(words[2], words[3:])
             seen += 1
     assert seen > 2
