@@ -114,3 +114,17 @@ def test_the_pages_stay_short():
     assert words(ROOT / "docs" / "design.md") <= 2500
     guides = [page for page in (ROOT / "docs").glob("*.md") if page.name not in GENERATED]
     assert words(*guides) <= 25_000
+
+
+def test_every_page_that_the_code_names_exists():
+    folders = ("outlast", "components", "startup", "policy", "tools", "bench", "examples", "tests")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.[psy]*")]
+    named = {
+        (file.name, page)
+        for file in [*files, ROOT / "Makefile", ROOT / "Pulumi.yaml", ROOT / "__main__.py"]
+        if file.suffix in (".py", ".sh", ".yaml", "")
+        for page in re.findall(r"\bdocs/[a-z][\w/-]*\.md\b", file.read_text())
+    }
+    assert len(named) > 10
+    for file, page in named:
+        assert (ROOT / page).exists() or file == "test_project.py", f"{file}: {page}"
