@@ -228,7 +228,7 @@ def _wrap(module):
         module.Group._call = lambda group, url, body: probe.operate(
             "call", url.rpartition("/")[2], call, (group, url, body), {}
         )
-    elif name.startswith("trainers."):
+    elif name.startswith("outlast.trainers."):
         _replace(module, "train_step", "step")
         _replace(module, "evaluate", "evaluation")
 
@@ -257,7 +257,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Wraps a module's functions right after the module has been run."""
 
     def find_spec(self, fullname, path, target=None):
-        if not fullname.startswith(("outlast.", "trainers.")):
+        if not fullname.startswith("outlast."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:

@@ -121,7 +121,7 @@ def test_the_model_that_wrote_a_file_is_refused_wherever_it_is_read(
     with pytest.raises(OperateError, match=r"model.json: cannot be read: a: the checkpoint holds"):
         outlast.open(f"{run.run}/").load("model")
     for argv in (
-        ["trainers", "digits", "--mode", "eval", "--run-dir", str(run.run)],
+        ["outlast.trainers", "digits", "--mode", "eval", "--run-dir", str(run.run)],
         ["outlast.supervisor", "fetch", str(run.run), "--into", str(tmp_path / "into")],
         ["outlast.cli", "status", f"{run.run}/"],
         ["outlast.cli", "checkpoints", f"{run.run}/"],
@@ -130,8 +130,8 @@ def test_the_model_that_wrote_a_file_is_refused_wherever_it_is_read(
             [sys.executable, "-m", *argv], capture_output=True, text=True, timeout=100
         )
         assert "Traceback" not in ended.stderr, ended.stderr
-        assert (ended.returncode == 0) == (argv[0] != "trainers"), ended.stderr
-        if argv[0] == "trainers":
+        assert (ended.returncode == 0) == (argv[0] != "outlast.trainers"), ended.stderr
+        if argv[0] == "outlast.trainers":
             assert "the checkpoint holds" in ended.stderr
 
 
