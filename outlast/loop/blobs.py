@@ -93,6 +93,8 @@ class Blobs:
         self._extents: list[tuple[str, int, int, int, str]] = []
         """Device, first and last byte, how many were met before, and the path."""
         # while restoring
+        self.may_refer = True
+        """False if the text of the checkpoint holds no ``$same``: its check builds no paths."""
         self.places: dict[str, Any] = {}
         """Restored objects by their path, for ``$same``."""
         self.restored: dict[int, Any] = {}

@@ -35,14 +35,27 @@ class _Form(NamedTuple):
     optional: dict[str, Rule]
 
 
+class Met(NamedTuple):
+    """What a check has met that may have its live object at another place than its own."""
+
+    elsewhere: bool
+    """References, an array at two places, or an array in a tuple."""
+    objects: set[str]
+    """The paths of the nodes that hold objects of adapters."""
+
+
 def check(
     nodes: Iterable[tuple[str, Node]], blobs: Blobs, key_of: Callable[[Node, str], Any]
-) -> None:
+) -> Met:
     """Check the nodes with their paths, in the order of a restore; DoesNotFit names the place.
     ``key_of`` gives the key that a checked node and a path stand for."""
-    walk = _Check(blobs, key_of)
-    for path, node in nodes:
-        walk.node(node, path)
+    whole = list(nodes)
+    if not blobs.may_refer:
+        try:
+            return _Check(blobs, key_of, with_paths=False).all(whole)
+        except DoesNotFit:
+            pass  # the walk with paths names the place
+    return _Check(blobs, key_of).all(whole)
 
 
 def at_key(path: str, key: object) -> str:
@@ -67,9 +80,16 @@ def place_of(path: str, owner: str, name: str) -> str:
 
 
 class _Check:
-    """One walk over a checkpoint's nodes."""
+    """One walk over a checkpoint's nodes. Without paths it takes a fraction of the time, and
+    refuses every reference to a place."""
 
-    def __init__(self, blobs: Blobs, key_of: Callable[[Node, str], Any]) -> None:
+    def __init__(
+        self, blobs: Blobs, key_of: Callable[[Node, str], Any], *, with_paths: bool = True
+    ) -> None:
+        self.with_paths = with_paths
+        self.in_tuple = 0
+        self._is_shared = False
+        self._objects = 0
         self._items = blobs.items
         self._key_of = key_of
         self._uses: dict[int, str] = {}
@@ -78,6 +98,15 @@ class _Check:
         """Paths that ``$same`` may name: of containers and objects before."""
         self._depth = 0
         self._in_key = 0
+
+    def all(self, nodes: Iterable[tuple[str, Node]]) -> Met:
+        found = Met(False, set())
+        for path, node in nodes:
+            before = self._objects
+            self.node(node, path)
+            if self._objects > before:
+                found.objects.add(path)
+        return found._replace(elsewhere=self._is_shared)
 
     def node(self, node: Node, path: str) -> None:
         kind = node.__class__
@@ -89,23 +118,36 @@ class _Check:
         if self._depth > _LEVELS_MAX:
             raise self.refusal(path, f"holds more than {_LEVELS_MAX} nodes in each other")
         if kind is list:
-            for i, item in enumerate(node):
-                if item.__class__ not in AS_IS:
-                    self.node(item, f"{path}[{i}]")
-            self._places.add(path)
+            self._list(node, path)
         elif kind is dict:
             self._mapping(node, path)
         else:
             raise self.refusal(path, f"holds a {kind.__name__}, which is no node")
         self._depth -= 1
 
+    def _list(self, node: list[Any], path: str) -> None:
+        if not self.with_paths:
+            for item in node:
+                if item.__class__ not in AS_IS:
+                    self.node(item, path)
+            return
+        for i, item in enumerate(node):
+            if item.__class__ not in AS_IS:
+                self.node(item, f"{path}[{i}]")
+        self._places.add(path)
+
     def _mapping(self, node: dict[str, Any], path: str) -> None:
         marks = [key for key in node if key[:1] == "$"]
         if not marks:
             for key, item in node.items():
                 if item.__class__ not in AS_IS:
-                    self.node(item, at_key(path, key))
+                    self.node(item, at_key(path, key) if self.with_paths else path)
             self._places.add(path)
+            return
+        if len(node) == 1 and (rule := _ALONE.get(marks[0])) is not None:
+            rule(self, node[marks[0]], path)
+            if marks[0] == "$dict":
+                self._places.add(path)
             return
         mark = marks[0]
         if mark == "$object" and len(marks) == 1:
@@ -133,6 +175,7 @@ class _Check:
             raise self.refusal(path, f"holds a {called} with {unknown[0][:_SHOWN]!r}, unknown here")
 
     def _object(self, node: dict[str, Any], path: str) -> None:
+        self._objects += 1
         kind = node["$object"]
         found = OBJECTS.get(kind) if isinstance(kind, str) else None
         if found is None:
@@ -149,9 +192,13 @@ class _Check:
     def array(self, index: Any, use: str, path: str) -> None:
         if type(index) is not int or not 0 <= index < len(self._items) or self._in_key:
             raise self.refusal(path, f"names array {shown(index)[:_SHOWN]}, which is not there")
-        before = self._uses.setdefault(index, use)
-        if before != use:
+        before = self._uses.get(index)
+        if before is None:
+            self._uses[index] = use
+        elif before != use:
             raise self.refusal(path, f"takes array {index} for {use}, and for {before} elsewhere")
+        if self.in_tuple or before is not None:
+            self._is_shared = True
 
     def raw(self, index: Any, path: str) -> None:
         """Bytes among the arrays; no other node has the same, or each would be a copy."""
@@ -165,11 +212,15 @@ class _Check:
     def same(self, place: Any, path: str) -> None:
         if not isinstance(place, str) or place not in self._places or self._in_key:
             raise self.refusal(path, f"has it from {shown(place)[:_SHOWN]}, which it lacks")
+        self._is_shared = True
 
     def value_at(self, key: Node, node: Node, path: str) -> None:
         """The value of a dict whose key is this node, which was checked."""
-        if node.__class__ not in AS_IS:
-            self.node(node, at_key(path, self._key_of(key, path)))
+        if node.__class__ in AS_IS:
+            return
+        # The key is made even if no path is: it may be none.
+        name = self._key_of(key, path) if self.with_paths or key.__class__ is dict else key
+        self.node(node, at_key(path, name) if self.with_paths else path)
 
     @staticmethod
     def refusal(path: str, found: str) -> DoesNotFit:
@@ -227,13 +278,18 @@ def _one_of(*texts: str) -> Rule:
     return rule
 
 
+_list_here, _dict_here = _typed(list), _typed(dict)
+
+
 def _listed(value: Any, check: _Check, path: str) -> list[Any]:
-    _typed(list)(check, value, path)
+    if value.__class__ is not list:
+        _list_here(check, value, path)
     return value
 
 
 def _mapped(value: Any, check: _Check, path: str) -> dict[str, Any]:
-    _typed(dict)(check, value, path)
+    if value.__class__ is not dict:
+        _dict_here(check, value, path)
     return value
 
 
@@ -266,14 +322,21 @@ def _items(ending: Callable[[int], str]) -> Rule:
     """A list of nodes; ``ending`` gives the end of the path of each."""
 
     def rule(check: _Check, value: Any, path: str) -> None:
+        with_paths = check.with_paths
         for i, item in enumerate(_listed(value, check, path)):
             if item.__class__ not in AS_IS:
-                check.node(item, path + ending(i))
+                check.node(item, path + ending(i) if with_paths else path)
 
     return rule
 
 
 _numbered = _items(lambda i: f"[{i}]")
+
+
+def _tuple(check: _Check, value: Any, path: str) -> None:
+    check.in_tuple += 1
+    _numbered(check, value, path)
+    check.in_tuple -= 1
 
 
 def _named(ending: Callable[[str], str]) -> Rule:
@@ -383,7 +446,7 @@ _MARKS: dict[str, _Form] = {
     "$float": _Form({"$float": _one_of("nan", "inf", "-inf")}, {}),
     "$bytes": _Form({"$bytes": _bytes}, {}),
     "$new": _Form({"instead": _text, "$new": _node}, {}),
-    "$tuple": _Form({"$tuple": _numbered}, {}),
+    "$tuple": _Form({"$tuple": _tuple}, {}),
     "$dict": _Form({"$dict": _pairs}, {}),
     "$same": _Form({"$same": lambda check, value, path: check.same(value, path)}, {}),
     "$value": _Form({"$value": _value}, {}),
@@ -397,6 +460,9 @@ _MARKS: dict[str, _Form] = {
         {"$jax": _array("an array of JAX")}, {"key": _text, "device": _text, "weak": _true}
     ),
 }
+
+_ALONE = {mark: form.needed[mark] for mark, form in _MARKS.items() if len(form.needed) == 1}
+"""The rule of a node that has no other field than its mark."""
 
 _KIND: dict[str, Rule] = {"$object": _text}
 _STATE: dict[str, Rule] = {"attributes": _attributes, "began": _gone}

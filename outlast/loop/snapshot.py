@@ -222,7 +222,8 @@ def _read_pair(text: Path, binary: Path, fields: Collection[str]) -> tuple[dict[
     """The object in ``text``, which has these fields beside its format and arrays, and its arrays;
     DoesNotFit if it is none that this version can read."""
     try:
-        head = json.loads(text.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        written = text.read_text(encoding="utf-8")
+        head = json.loads(written, parse_constant=_refuse_constant)
         data = _mapped(binary)
     except RecursionError:
         raise DoesNotFit(f"{text.name}: is nested too deep") from None
@@ -235,7 +236,9 @@ def _read_pair(text: Path, binary: Path, fields: Collection[str]) -> tuple[dict[
     if odd := sorted(head.keys() ^ {"format", "arrays", *fields}):
         said = "unknown here" if odd[0] in head else "which it lacks"
         raise DoesNotFit(f"{text.name}: not a snapshot, for {odd[0][:100]!r}, {said}")
-    return head, Blobs(_array_table(head["arrays"], data, text.name, binary.name))
+    blobs = Blobs(_array_table(head["arrays"], data, text.name, binary.name))
+    blobs.may_refer = '"$same"' in written
+    return head, blobs
 
 
 def _refuse_constant(name: str) -> None:

@@ -72,6 +72,7 @@ _ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in _NAMES}
 _LEAVES = {"$value": "values", "$array": "numpy", "$scalar": "numpy"}
 _LEAVES |= {"$tensor": "torch", "$jax": "jax"}
 _ARRAYS = ("$array", "$tensor", "$jax")
+_MARKS = frozenset({"$float", "$bytes", "$tuple", "$dict", "$same", "$object", "$new", *_LEAVES})
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """What is replaced at a restore whatever it was."""
 
@@ -179,9 +180,11 @@ def restore_named(
         )
     blobs.adapters = blobs.adapters or _adapters()
     chosen = {name: node for name, node in found.items() if name in names}
-    nodes.check(((f"state[{name!r}]", node) for name, node in chosen.items()), blobs, restore_key)
-    for name, node in chosen.items():
-        _find_homes(state[name], node, f"state[{name!r}]", blobs)
+    places = {f"state[{name!r}]": name for name in chosen}
+    met = nodes.check(((path, chosen[name]) for path, name in places.items()), blobs, restore_key)
+    for path, name in places.items():
+        if met.elsewhere or path in met.objects:
+            _find_homes(state[name], chosen[name], path, blobs)
     for name, node in chosen.items():  # the checkpoint's order: $same looks back
         path, target = f"state[{name!r}]", state[name]
         if restore(target, node, path, blobs) is not target:
@@ -378,10 +381,18 @@ def foreign(what: str, call: Callable[..., Any], *args: Any, fits: bool = False)
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     """Put ``node`` into ``target`` (or MISSING) and return what stands there now."""
-    if isinstance(node, list):
+    if node.__class__ is dict and _MARKS.isdisjoint(node):
+        value = _restore_dict(_live(target, path, blobs), node, path, blobs)
+    elif isinstance(node, list):
         value = _restore_list(_live(target, path, blobs), node, path, blobs)
     elif not isinstance(node, dict):
         return node
+    elif leaf := _leaf(node):
+        return _by_adapter(_LEAVES[leaf], target, node, path, blobs)
+    elif "$same" in node:
+        if node["$same"] not in blobs.places:
+            raise DoesNotFit(f"{path}: the checkpoint has it from {node['$same']}, which it lacks")
+        return blobs.places[node["$same"]]
     elif "$float" in node:
         return float(node["$float"])
     elif "$bytes" in node:
@@ -395,37 +406,48 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             restore(olds[i] if olds else MISSING, item, f"{path}[{i}]", blobs)
             for i, item in enumerate(node["$tuple"])
         )
-    elif "$same" in node:
-        if node["$same"] not in blobs.places:
-            raise DoesNotFit(f"{path}: the checkpoint has it from {node['$same']}, which it lacks")
-        return blobs.places[node["$same"]]
-    elif leaf := next((key for key in _LEAVES if key in node), None):
-        return _by_adapter(_LEAVES[leaf], target, node, path, blobs)
     elif "$object" in node:
         value = _restore_object(_live(target, path, blobs), node, path, blobs)
-    else:
+    else:  # $dict
         value = _restore_dict(_live(target, path, blobs), node, path, blobs)
     blobs.places[path] = value
     blobs.made(value)  # nothing else is ever restored into it
     return value
 
 
+def _leaf(node: dict[str, Any]) -> str | None:
+    """The mark of a node that an adapter restores without a place for ``$same``."""
+    for key in node:
+        if key in _LEAVES:
+            return key
+    return None
+
+
 def _live(target: Any, path: str, blobs: Blobs) -> Any:
     """The live object for a place: what stands there, or the same object found at another."""
-    if target is MISSING or isinstance(target, _PLAIN):
+    kind = target.__class__
+    if kind is not dict and kind is not list and (target is MISSING or isinstance(target, _PLAIN)):
         target = blobs.homes.get(path, MISSING)
     return blobs.take(target)
 
 
 def _find_homes(target: Any, node: Any, path: str, blobs: Blobs) -> None:
     """Note the live objects and arrays that the checkpoint has from a place where they are not."""
-    if target is MISSING or isinstance(target, _PLAIN) or type(node) not in (dict, list):
+    kind = target.__class__
+    if kind is not list and kind is not dict and (target is MISSING or isinstance(target, _PLAIN)):
         return
-    if "$new" in node:
-        if _describe(target, blobs) != node["instead"]:
-            _find_homes(target, node["$new"], path, blobs)
+    if node.__class__ is list:
+        if isinstance(target, list | tuple):
+            for i, (old, item) in enumerate(zip(target, node, strict=False)):
+                if item.__class__ not in AS_IS:
+                    _find_homes(old, item, f"{path}[{i}]", blobs)
+    elif node.__class__ is not dict:
+        return
     elif "$same" in node:
         blobs.homes.setdefault(node["$same"], target)
+    elif "$new" in node:
+        if _describe(target, blobs) != node["instead"]:
+            _find_homes(target, node["$new"], path, blobs)
     elif leaf := next((key for key in _ARRAYS if key in node), None):
         blobs.array_homes.setdefault(node[leaf], target)
     else:
@@ -434,12 +456,11 @@ def _find_homes(target: Any, node: Any, path: str, blobs: Blobs) -> None:
 
 
 def _parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
-    if isinstance(node, list) or "$tuple" in node:
-        items, olds = node if isinstance(node, list) else node["$tuple"], target
-        if isinstance(olds, list | tuple):
-            for i, item in enumerate(items[: len(olds)]):
+    if "$tuple" in node:
+        if isinstance(target, list | tuple):
+            for i, (old, item) in enumerate(zip(target, node["$tuple"], strict=False)):
                 if item.__class__ not in AS_IS:
-                    yield olds[i], item, f"{path}[{i}]"
+                    yield old, item, f"{path}[{i}]"
     elif "$object" in node:
         kind = node["$object"].partition(".")[0]
         if kind in _ADAPTERS and (parts := getattr(adapter(kind, path), "parts", None)):

@@ -86,6 +86,37 @@ def test_nothing_is_restored_into_what_the_checkpoint_itself_built(tmp_path: Pat
         snapshot.read_values(tmp_path / "s" / "model.json")
 
 
+@pytest.mark.parametrize("text", ['"$same"', '"\\u0024same"'])
+def test_a_reference_is_found_however_it_is_spelt(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "s", "model.json", {"values": {"a": [[1]], "b": {"@": "a[0]"}}}, b"1")
+    file = tmp_path / "s" / "model.json"
+    file.write_text(file.read_text().replace('"@"', text))
+    found = snapshot.read_values(file)
+    assert found["b"] is found["a"][0]
+    file.write_text(file.read_text().replace("a[0]", "a[1]"))
+    with pytest.raises(
+        DoesNotFit, match=r"^b: the checkpoint has it from 'a\[1\]', which it lacks"
+    ):
+        snapshot.read_values(file)
+
+
+def test_one_array_at_two_places_is_one_whose_live_array_is_at_the_other(tmp_path: Path) -> None:
+    """Without any ``$same`` too: the places where objects live are looked for all the same."""
+    shared = np.arange(3.0)
+    folder = tmp_path / "s"
+    folder.mkdir()
+    saved, blobs = state.capture_all({"box": {"a": None, "b": shared, "c": (shared,)}})
+    saved["box"]["a"] = saved["box"]["b"]
+    snapshot.write(folder, snapshot.Saved(1, {}, saved, blobs))
+    live = np.zeros(3)
+    box = {"a": None, "b": live, "c": (live,)}
+    found = snapshot.read(folder)
+    assert not found.blobs.may_refer
+    state.restore_all({"box": box}, found.nodes, found.blobs)
+    assert box["a"] is live and box["b"] is live and box["c"][0] is live
+    assert live.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_result_holds_nothing_that_only_a_program_could_take(tmp_path: Path) -> None:
     class Mine(MLPClassifier):
         pass
@@ -114,10 +145,18 @@ def test_a_hostile_node_of_scikit_learns_is_refused_by_name(number: int) -> None
 def refused(node: Any, start: Callable[[], dict[str, Any]]) -> None:
     """Restored into a program, and read alone: both name the place, and import nothing new."""
     modules = {name for name in sys.modules if not name.startswith(("outlast.", "sklearn."))}
-    with pytest.raises(DoesNotFit, match=r"^state\['box'\]"):
-        state.restore_all(start(), {"box": {"x": node}}, hostile.blobs())
-    with pytest.raises(DoesNotFit, match=r"^x\b"):
-        state.restore_new({"x": node}, hostile.blobs())
+    said = set()
+    for may_refer in (True, False):  # the check without paths refuses the same
+        blobs = hostile.blobs()
+        blobs.may_refer = may_refer
+        with pytest.raises(DoesNotFit, match=r"^state\['box'\]") as error:
+            state.restore_all(start(), {"box": {"x": node}}, blobs)
+        said.add(str(error.value))
+        blobs = hostile.blobs()
+        blobs.may_refer = may_refer
+        with pytest.raises(DoesNotFit, match=r"^x\b"):
+            state.restore_new({"x": node}, blobs)
+    assert len(said) == 1
     assert {name for name in sys.modules if not name.startswith(("outlast.", "sklearn."))} <= (
         modules | {"ml_dtypes"}
     )
