@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from outlast.base.exits import Reason
 from outlast.base.folders import PACKAGE
 from outlast.cli import draw
 from outlast.cli.rehearsal import scenario
@@ -129,3 +130,14 @@ def every_text() -> str:
     files += (ROOT / "startup").glob("*.sh")
     text = "".join(file.read_text() for file in sorted(files))
     return re.sub(r'"\s+(?:f?"|\\\n\s+")', "", text)
+
+
+def test_every_reason_that_is_recorded_is_explained() -> None:
+    files = [file for file in (ROOT / "outlast").rglob("*.py") if file.name != "exits.py"]
+    code = "".join(file.read_text() for file in files)
+    code += "".join(file.read_text() for file in (ROOT / "startup").glob("*.sh"))
+    shown = set(re.findall(r"`([a-z-]+)`", (ROOT / "docs/troubleshooting.md").read_text()))
+    recorded = [one for one in Reason if f"Reason.{one.name}" in code or f" {one.value} " in code]
+    assert len(recorded) > 20
+    for reason in recorded:
+        assert reason.value in shown, f"docs/troubleshooting.md does not explain {reason}"
