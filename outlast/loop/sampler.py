@@ -32,7 +32,8 @@ class BatchSampler:
     Ask for the step first and then for its batch, as ``zip`` does above: LoopError for a batch that
     is taken before the first step, by a DataLoader that is not in ``over``, or by another thread.
     A batch counts as used when it is given out: a buffer of the program's own loses what it holds
-    at a resume, which is reported, and refused at the resume (see outlast.loop.taken).
+    at a resume. So a resume is refused where the first step took more batches than others, or steps
+    took different numbers; ``uneven`` says that they do, and that each step uses all that it takes.
     A transform that draws random numbers in a worker must draw them from the row's number: a
     worker's own generator starts anew in each attempt.
 
@@ -51,6 +52,7 @@ class BatchSampler:
         drop_last: bool = False,
         num_replicas: int = 1,
         rank: int = 0,
+        uneven: bool = False,
     ) -> None:
         for name, value in (("size", size), ("batch_size", batch_size), ("replicas", num_replicas)):
             if type(value) is not int or value < 1:
@@ -76,7 +78,7 @@ class BatchSampler:
             )
         self._begun = False
         self._in_over = False
-        self._taken = Taken()
+        self._taken = Taken(uneven=uneven)
         _all.add(self)
 
     @property
@@ -177,7 +179,8 @@ class Samplers:
         self._found: list[tuple[str, BatchSampler]] = []
 
     def first_step(self, *, resumed: bool) -> None:
-        """The first step begins. LoopError for a sampler that has given a batch before it."""
+        """The first step begins. LoopError for a sampler that has given a batch before it, or whose
+        steps before the checkpoint took different numbers of batches."""
         self._found = list(self._find()) if _all else []
         for place, sampler in self._found:
             if sampler._begun:
@@ -185,7 +188,7 @@ class Samplers:
                     f"{place} has given a batch before the first step, which a resumed run "
                     "would lose; ask for the step first: zip(run.steps(), sampler)"
                 )
-            sampler._taken.begin(resumed=resumed)
+            sampler._taken.begin(place, resumed=resumed)
 
     def step_made(self) -> list[str]:
         """A step is complete; gives what is to be said. LoopError for a sampler that the program

@@ -4,17 +4,21 @@ A sampler counts a batch when it is given out. A program that keeps it in a buff
 not used it yet when a snapshot is made, and a resumed run would lose it without any error. Two
 things show such a program: another thread takes the batches; or the first step of an attempt takes
 more than each step after it, as it fills the buffer, and does so again after a resume. The first is
-refused at once, the second is reported and then refused at the resume. Steps that take different
-numbers of batches in another way may be right (groups of different sizes): that is reported.
+refused at once, the second is reported and then refused at the resume.
+
+A buffer that is refilled now and then looks like a program whose steps use groups of different
+sizes. So steps that take different numbers of batches are reported and refused at the resume too,
+unless the sampler was made with ``uneven=True``.
 """
 
 import threading
 from collections.abc import Iterator
 
-from outlast.loop.errors import LoopError
+from outlast.loop.errors import DoesNotFit, LoopError
 
 _SURE = 2
 """Steps of one number after the first step, before that number counts as known."""
+UNEVEN = "if each step uses all that it takes, make the sampler with BatchSampler(..., uneven=True)"
 REMEDY = (
     "a batch in a buffer is lost at a resume; take each batch in the step that uses it, as in "
     "zip(run.steps(), sampler), or fetch ahead with a torch DataLoader in sampler.over(loader)"
@@ -24,7 +28,9 @@ REMEDY = (
 class Taken:
     """The batches that steps took from one sampler."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, uneven: bool) -> None:
+        """``uneven``: steps take different numbers of batches, and each uses all that it takes."""
+        self._uneven = uneven
         self._first = 0
         """Batches in the first step of the first attempt; 0 before it."""
         self._later = 0
@@ -45,10 +51,17 @@ class Taken:
         """What ``note`` gave."""
         self._first, self._later, self._seen = note or (0, 0, 0)
 
-    def begin(self, *, resumed: bool) -> None:
-        """The first step of an attempt begins, in this thread."""
+    def begin(self, place: str, *, resumed: bool) -> None:
+        """The first step of an attempt begins, in this thread. DoesNotFit where the steps before the
+        checkpoint that it resumes from took different numbers of batches."""
         if not resumed:
             self.take_note([])
+        if self._later < 0 and not self._uneven:
+            raise DoesNotFit(
+                f"{place}: the steps before this checkpoint took different numbers of batches; "
+                f"{UNEVEN}, and the run resumes from here; if your program reads ahead, what it "
+                f"had read is lost: {REMEDY}, and start from scratch, in another run"
+            )
         self._resumed, self._thread = resumed, threading.get_ident()
         self._elsewhere = self._said = False
         self._steps = self._first_here = self._now = 0
@@ -64,7 +77,8 @@ class Taken:
             self._elsewhere = True
 
     def step_made(self, place: str, *, epoch_ends: bool) -> Iterator[str]:
-        """A step is complete; gives what is to be said. LoopError for a program that reads ahead.
+        """A step is complete; gives what is to be said. LoopError for a program that reads ahead,
+        DoesNotFit after a resume.
         ``epoch_ends``: the step may have taken fewer batches than others."""
         if self._elsewhere:
             raise LoopError(
@@ -78,14 +92,26 @@ class Taken:
         elif not (epoch_ends and now < self._later):
             before = self._later
             self._count(now)
-            if self._later < 0 <= before and not self._said:
-                self._said = True
-                yield (
-                    f"{place}: a step took {before} batches and another one {now}; if your program "
-                    f"reads ahead, {REMEDY}"
-                )
-        if self._first > self._later > 0 and self._seen >= _SURE:
+            if self._later < 0 <= before and not self._uneven:
+                yield from self._differ(place, before, now)
+        sure = 1 if self._resumed else _SURE
+        if self._first > self._later >= 0 and self._seen >= sure and not self._uneven:
             yield from self._read_ahead(place)
+
+    def _differ(self, place: str, before: int, now: int) -> Iterator[str]:
+        numbers = f"a step took {before} batches and another one {now}"
+        if self._resumed:
+            raise DoesNotFit(
+                f"{place}: {numbers}, after a resume; {UNEVEN}, and the run resumes; if your "
+                f"program reads ahead, what it had read before the interruption is lost: {REMEDY}, "
+                "and start from scratch, in another run"
+            )
+        if not self._said:
+            self._said = True
+            yield (
+                f"{place}: {numbers}, so a resume is refused; {UNEVEN}; if your program reads "
+                f"ahead, {REMEDY}"
+            )
 
     def _count(self, now: int) -> None:
         if self._later < 0:
@@ -99,7 +125,7 @@ class Taken:
 
     def _read_ahead(self, place: str) -> Iterator[str]:
         if self._resumed and self._first_here > self._later:
-            raise LoopError(
+            raise DoesNotFit(
                 f"{place}: the first step after this resume took {self._first_here} batches and "
                 f"others take {self._later}, so the program reads ahead, and the batches that it "
                 f"had read before the interruption are lost; {REMEDY}; then start from scratch, in "

@@ -14,7 +14,9 @@ import collections, itertools, json, os, queue, sys, threading
 import outlast
 
 where, how, run_dir, kill = *sys.argv[1:4], int(sys.argv[4])
-s = outlast.BatchSampler(14, batch_size=2, seed=3)
+total = int(os.environ.get("TOTAL", "12"))
+uneven = "UNEVEN" in os.environ
+s = outlast.BatchSampler(14, batch_size=2, seed=3, uneven=uneven)
 
 class Whole:
     def __init__(self): self.s = s
@@ -42,6 +44,12 @@ def buffered(batches, depth):
     while held:
         held.append(next(batches))
         yield held.popleft()
+
+def chunks(batches, size):
+    held = []
+    while True:
+        held = held or [next(batches) for _ in range(size)]
+        yield held.pop(0)
 
 def fetched(batches):
     held = queue.Queue(3)
@@ -77,10 +85,13 @@ def pairs(run):
         "once": lambda: groups(run, iter(s), lambda step: 2 if step == 1 else 1),
         "wrong": lambda: ((step, batch) for batch, step in zip(s, run.steps())),
         "buffer": lambda: zip(run.steps(), buffered(iter(s), 2)),
+        "chunks of 2": lambda: zip(run.steps(), chunks(iter(s), 2)),
+        "chunks of 4": lambda: zip(run.steps(), chunks(iter(s), 4)),
+        "chunks over": lambda: zip(run.steps(), chunks(s.over(s), 3)),
         "thread": lambda: zip(run.steps(), fetched(iter(s))),
     }[how]()
 
-with outlast.train(state, 12, run_dir=run_dir, name="x", arguments={}, checkpoint_every="1") as run:
+with outlast.train(state, total, run_dir=run_dir, name="x", arguments={}, checkpoint_every="1") as run:
     for step, batch in pairs(run):
         rows.append(batch)
         if step >= kill - 1:
@@ -95,9 +106,9 @@ with outlast.train(state, 12, run_dir=run_dir, name="x", arguments={}, checkpoin
 def go(tmp_path: Path):
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    def run(where: str, how: str, folder: str, kill: int = 0):
+    def run(where: str, how: str, folder: str, kill: int = 0, **more: str):
         argv = [sys.executable, "program.py", where, how, folder, str(kill)]
-        done = programs.run(tmp_path, argv)
+        done = programs.run(tmp_path, argv, **more)
         programs.wait_until_alone(tmp_path)
         return done
 
@@ -131,15 +142,47 @@ def test_a_batch_before_its_step_is_refused_wherever_the_sampler_stands(
 def test_killed_and_resumed_it_ends_as_the_baseline(
     tmp_path: Path, go, where: str, how: str
 ) -> None:
-    baseline = go(where, how, "baseline")
+    more = {"UNEVEN": "1"} if how == "skips" else {}
+    baseline = go(where, how, "baseline", **more)
     assert baseline.returncode == 0, baseline.stderr
-    assert go(where, how, "killed", 5).returncode == 9
+    assert go(where, how, "killed", 5, **more).returncode == 9
     assert programs.newest(tmp_path / "killed") >= 3
-    again = go(where, how, "killed")
+    again = go(where, how, "killed", **more)
     assert again.returncode == 0, again.stderr
     assert read(tmp_path / "killed") == read(tmp_path / "baseline")
-    said = "reads ahead" in baseline.stderr
-    assert said == (how in ("skips", "once")), baseline.stderr
+    assert ("reads ahead" in baseline.stderr) == (how == "once"), baseline.stderr
+
+
+@pytest.mark.parametrize("kill", [2, 3, 5])
+@pytest.mark.parametrize("how", ["chunks of 2", "chunks of 4", "chunks over", "skips"])
+def test_steps_that_take_different_numbers_are_refused_at_the_resume(
+    tmp_path: Path, go, how: str, kill: int
+) -> None:
+    """A buffer that is refilled now and then, or groups of different sizes: nothing tells which."""
+    assert go("dict", how, "run", kill).returncode == 9
+    assert programs.newest(tmp_path / "run") >= 1
+    again = go("dict", how, "run")
+    assert again.returncode == 1, again.stderr
+    assert "state['data']['s']: " in again.stderr and "Traceback" not in again.stderr
+    assert "read ahead" in again.stderr or "reads ahead" in again.stderr
+    assert programs.head(tmp_path / "run")["state"] != "done"
+
+
+def test_two_steps_after_a_resume_are_enough_to_see_a_buffer(tmp_path: Path, go) -> None:
+    assert go("dict", "chunks of 2", "run", 2, TOTAL="3").returncode == 9
+    again = go("dict", "chunks of 2", "run", TOTAL="3")
+    assert again.returncode == 1 and "so the program reads ahead" in again.stderr
+
+
+def test_who_declares_uneven_steps_after_a_refusal_resumes(tmp_path: Path, go) -> None:
+    baseline = go("dict", "skips", "baseline")
+    assert baseline.returncode == 0 and "so a resume is refused" in baseline.stderr
+    assert go("dict", "skips", "run", 5).returncode == 9
+    refused = go("dict", "skips", "run")
+    assert refused.returncode == 1 and "BatchSampler(..., uneven=True)" in refused.stderr
+    again = go("dict", "skips", "run", UNEVEN="1")
+    assert again.returncode == 0 and "resumes at step" in again.stderr, again.stderr
+    assert read(tmp_path / "run") == read(tmp_path / "baseline")
 
 
 @pytest.mark.parametrize(
