@@ -192,7 +192,7 @@ class Samplers:
 
     def step_made(self) -> list[str]:
         """A step is complete; gives what is to be said. LoopError for a sampler that the program
-        reads ahead of its steps."""
+        reads ahead of its steps, DoesNotFit after a resume."""
         return [
             sentence
             for place, sampler in self._found

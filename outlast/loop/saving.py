@@ -89,6 +89,8 @@ class Saver:
         """``over`` as the snapshot accepted last notes it."""
         self._accepted_step = -1
         self._retry_at_sec = 0.0
+        self._waited = False
+        """Whether the snapshot that is due has waited for one more step."""
         self._count = 0
         self._best_due = False
         self._best_saved: dict[str, dict[str, Any]] | None = None
@@ -125,7 +127,10 @@ class Saver:
             self._pending = self._write(step, ["best"])
             self._best_due = False
         elif self._pending is None and self._due(step) and not self._session.busy:
-            self._pending = self._write(step, [])
+            # Once: names that are bound again in turn would hold it back for good.
+            self._waited = not self._waited and self._watch.wants_step(step)
+            if not self._waited:
+                self._pending = self._write(step, [])
         self._offer_pending()
 
     def _due(self, step: int) -> bool:

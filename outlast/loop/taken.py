@@ -52,8 +52,8 @@ class Taken:
         self._first, self._later, self._seen = note or (0, 0, 0)
 
     def begin(self, place: str, *, resumed: bool) -> None:
-        """The first step of an attempt begins, in this thread. DoesNotFit where the steps before the
-        checkpoint that it resumes from took different numbers of batches."""
+        """The first step of an attempt begins, in this thread. DoesNotFit where the steps before
+        the checkpoint that it resumes from took different numbers of batches."""
         if not resumed:
             self.take_note([])
         if self._later < 0 and not self._uneven:

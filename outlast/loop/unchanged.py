@@ -18,7 +18,8 @@ anything else
 
 What has changed may be bound again later. So an array or a container stays in the watch: it is
 reported and refused if the program has bound its name to another object, and it does not change any
-more from one snapshot to the next.
+more. Where other references to it are left, one more step tells that, and a snapshot waits for it;
+one that cannot wait notes the name, and a resume from it is refused.
 
 What a value was is remembered as a digest of samples, and a CRC32 of all once the samples have been
 found equal.
@@ -66,6 +67,12 @@ class _Entry:
     """The object that is there: a weak reference, or its identity."""
     crc: int | None = None
     evidence: str = ""
+    is_unsure: bool = False
+    """Whether the evidence is new: the next step tells whether the program still changes it."""
+    marked_at: int = -1
+    """The step after which it was looked at with evidence."""
+    in_use: bool = False
+    """Whether it has changed although a name of it is another object's now."""
     reported: bool = False
 
     @property
@@ -113,7 +120,7 @@ class Watch:
         """Arrays by name that have changed once, in whatever attempt."""
         self._names: dict[tuple[Any, ...], rebound.Names] | None = None
         self._begun = self._is_over = False
-        self._step = 0
+        self._step = self._now = 0
         self._looks = self._glances = 0
 
     def begin(self, step: int, note: Mapping[str, Any] | None = None) -> None:
@@ -155,6 +162,7 @@ class Watch:
 
     def look(self, step: int, *, snapshot: bool = True) -> list[str]:
         """Look at what is watched, before a capture; gives sentences that are to be said."""
+        self._now = step
         self._entries = [entry for entry in self._entries if self._stays(entry)]
         if not snapshot or step <= self._step:
             return []
@@ -163,6 +171,26 @@ class Watch:
         for entry in due:
             entry.reported = True
         return [self._report(entry, step - self._step) for entry in due]
+
+    def wants_step(self, step: int) -> bool:
+        """Whether a snapshot after ``step``, if it can wait, should wait for one more: a name was
+        bound to another object since the last look, and nothing tells yet whether that matters."""
+        self._now, found = step, False
+        for entry in self._entries:
+            if self._may_be_left(entry):
+                self._stays(entry)
+                found = found or entry.is_unsure
+        return found
+
+    def _may_be_left(self, entry: _Entry) -> bool:
+        """Whether it is the first time that a changed entry has a name of another object."""
+        new = entry.is_bound and not (entry.in_use or entry.evidence or self._is_over)
+        if not new or not self._is_left(entry):
+            return False
+        try:
+            return entry.has_changed or self._has_changed(entry)
+        except (KeyError, IndexError, TypeError):
+            return False
 
     def note(self) -> dict[str, Any]:
         """For the snapshot: arrays that have changed, and what a resume refuses for certain."""
@@ -225,9 +253,13 @@ class Watch:
             if found and not (entry.kind == "array" and len(entry.keys) > 1 and self._names):
                 return found
             return usage.REBOUND if self._others(entry) else ""
+        return usage.REBOUND if self._is_left(entry) else ""
+
+    def _is_left(self, entry: _Entry) -> bool:
+        """Whether names that were an entry's are another object's now, or it has none left."""
         # Who has the state has each object in it without a name for it.
         let_go = self._inline and len(entry.keys) == 1 and entry.use.is_let_go(self._values)
-        return usage.REBOUND if let_go or self._others(entry) else ""
+        return let_go or self._others(entry)
 
     def _others(self, entry: _Entry) -> bool:
         """Whether a name of what is there refers to another object now, with other values."""
@@ -259,16 +291,23 @@ class Watch:
         changes by another name is in use."""
         if entry.has_changed and not _is_it(entry.token, self._at(entry.keys)):
             return False  # the program puts new objects into the state itself
-        is_known = bool(entry.evidence)
-        entry.evidence = ""
+        if evidence and entry.marked_at == self._now:
+            return True  # no step was made since
+        is_known = bool(entry.evidence) and not entry.is_unsure
+        entry.evidence, entry.is_unsure = "", False
         if not evidence:
             entry.mark = None
         elif entry.has_changed and self._is_sure(entry):
             entry.evidence = evidence
         else:
             before, entry.mark = entry.mark, _mark(self._at(entry.keys))
+            entry.marked_at = self._now
             if before == entry.mark or (before is None and is_known):
                 entry.evidence = evidence
+            elif before is not None:
+                entry.in_use = True
+            elif entry.has_changed and not entry.in_use:
+                entry.evidence, entry.is_unsure = evidence, True
             return before in (None, entry.mark) or entry.kind != "object"
         return True
 
@@ -288,6 +327,8 @@ class Watch:
         return crc != entry.crc
 
     def _is_due(self, entry: _Entry) -> bool:
+        if entry.is_unsure:
+            return False
         waits = entry.is_plain_array and not entry.is_lazy
         return bool(entry.evidence) or (waits and self._looks >= REPORT_AT)
 

@@ -91,7 +91,8 @@ def pairs(run):
         "thread": lambda: zip(run.steps(), fetched(iter(s))),
     }[how]()
 
-with outlast.train(state, total, run_dir=run_dir, name="x", arguments={}, checkpoint_every="1") as run:
+options = {"run_dir": run_dir, "name": "x", "arguments": {}, "checkpoint_every": "1"}
+with outlast.train(state, total, **options) as run:
     for step, batch in pairs(run):
         rows.append(batch)
         if step >= kill - 1:

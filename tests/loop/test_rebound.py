@@ -356,7 +356,82 @@ def test_what_is_declared_constant_resumes(tmp_path: Path) -> None:
     assert code == 0 and "resumes at step 8" in said, said
 
 
+ELSEWHERE = {
+    "an array that another name keeps": """w = np.zeros(2)
+start = w
+--
+{"w": w}
+--
+if step == 5:
+    w = w.clip(-10, 10)
+w -= step
+--
+w.tolist()
+""",
+    "a dict that a list keeps": """counts = {"n": 0}
+all_of_them = [counts]
+--
+{"counts": counts, "box": box}
+--
+box["n"] += 1
+counts["n"] += 1
+if step == 5:
+    counts = {"n": counts["n"] * 10}
+--
+counts
+""",
+}
+
+
+@pytest.mark.parametrize("how", ["kill", "best", "stop"])
+@pytest.mark.parametrize("kill", [5, 6, 7, 8])
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_killed_at_once_after_a_name_is_bound_again_it_is_equal_or_refused(
+    tmp_path: Path, name: str, kill: int, how: str
+) -> None:
+    """The state's object has other references, so that only the next step shows that it is left."""
+    case = ELSEWHERE[name]
+    if how == "best":  # a snapshot that cannot wait
+        before, state, body, out = ELSEWHERE[name].split("--\n")
+        case = "--\n".join([before, state, f"{body}run.eval(loss=-step, best='min')\n", out])
+    if how == "stop":
+        before, state, body, out = case.split("--\n")
+        body += f"if step == {kill} and KILL == 98:\n    os.kill(os.getpid(), 15)\n"
+        case = "--\n".join([before, state, body, out])
+    (tmp_path / "baseline").mkdir()
+    (tmp_path / "killed").mkdir()
+    write(tmp_path / "baseline", case)
+    assert attempt(tmp_path / "baseline", 99)[0] == 0
+    write(tmp_path / "killed", case)
+    code, said = attempt(tmp_path / "killed", 98 if how == "stop" else kill)
+    assert code == (75 if how == "stop" else 9), said
+    code, said = attempt(tmp_path / "killed", 99)
+    if code == 0:
+        results = [
+            next((tmp_path / each).glob("run/t*/result/out")).read_text()
+            for each in ("baseline", "killed")
+        ]
+        assert results[0] == results[1], said
+    else:
+        assert code == 1 and "before this checkpoint" in said and "Traceback" not in said, said
+
+
 EQUAL = {
+    "a copy for the eye by the name of the entry": """class Trainer:
+    def __init__(self):
+        self.w = np.ones(2)
+    def step(self, by):
+        self.w -= by
+t = Trainer()
+w = t.w
+--
+{"w": w}
+--
+t.step(step)
+w = t.w / np.abs(t.w).sum()
+--
+t.w.tolist()
+""",
     "a name for an item in turn": """params = {"a": np.zeros(2), "b": np.zeros(3)}
 for p in params.values():
     print(p.shape)
