@@ -128,3 +128,21 @@ def test_every_page_that_the_code_names_exists():
     assert len(named) > 10
     for file, page in named:
         assert (ROOT / page).exists() or file == "test_project.py", f"{file}: {page}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_row_of_a_table_has_its_columns(page: Path):
+    columns, before = 0, ""
+    for line in FENCE.sub("", page.read_text()).splitlines():
+        row = line.strip().replace("\\|", "")
+        if not row.startswith("|"):
+            columns = 0
+        elif columns:
+            assert row.count("|") == columns, f"{page.name}: {line}"
+        else:
+            if re.fullmatch(r"[|:\- ]+", row):
+                columns = row.count("|")
+                assert before.count("|") == columns, f"{page.name}: {before}"
+            else:
+                assert not before.startswith("|"), f"{page.name}: {line}"
+        before = row
