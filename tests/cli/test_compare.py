@@ -4,12 +4,15 @@ import io
 import json
 import pickle
 import struct
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from outlast.cli.rehearsal import compare
 from outlast.cli.rehearsal.compare import difference
 from outlast.loop import snapshot
 
@@ -128,6 +131,35 @@ def test_an_array_that_is_none_in_the_other_result_is_named() -> None:
         said == f"a.npy differs (part: {len(objects)} bytes, undisturbed an array [3] <f4){EQUAL}"
     )
     assert of("a.npy", npy(A)[:20], npy(A)).startswith("a.npy differs (part: 20 bytes, ")
+
+
+def test_an_archive_that_unpacks_to_much_more_than_it_is_is_not_unpacked() -> None:
+    """A bomb in a result would take the memory of whoever rehearses."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(6):
+            archive.writestr(f"{number}.npy", bytes(64 << 20))
+    bomb = file.getvalue()
+    tracemalloc.start()
+    said = of("m.npz", bomb, npz(w=A))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "cannot be read: unpacked it has 402653184 bytes, more than 268435456" in said
+    assert peak < 16 << 20
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:  # nor is one in another
+        archive.writestr("inner.zip", bomb)
+    inner = file.getvalue()
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("inner.zip", bomb[:-1] + b"x")
+    assert "part inner.zip: first at byte" in of("m.zip", inner, file.getvalue())
+
+
+def test_a_large_archive_that_is_not_compressed_is_compared(monkeypatch) -> None:
+    monkeypatch.setattr(compare, "UNPACKED_BYTES_MAX", 1000)
+    large = np.arange(100_000.0)
+    assert f"array w: {SAID.replace('3', '100000')}" in of(
+        "m.npz", npz(w=large), npz(w=np.r_[0.5, large[1:]])
+    )
 
 
 def test_arrays_whose_bytes_do_not_fit_their_shape_are_named(tmp_path: Path) -> None:

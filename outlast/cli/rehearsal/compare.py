@@ -16,8 +16,10 @@ Files = Mapping[str, bytes]
 FILES_SHOWN = 3
 PARTS_SHOWN = 3
 PICKLES = (".joblib", ".pkl", ".pickle")
-MEMBER_BYTES_MAX = 8 << 30
-"""A member of an archive that claims more is not unpacked."""
+UNPACKED_BYTES_MAX = 256 << 20
+"""Of an archive, or `UNPACKED_TIMES_MAX` times its own size if that is more: whoever made it must
+have sent what fills the memory. An archive of weights is hardly compressed."""
+UNPACKED_TIMES_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _suffix(name: str) -> str:
 # What is in a file. None: its format is not read here.
 
 
-def _parts(name: str, files: Files) -> Parts | None:
+def _parts(name: str, files: Files, *, in_archive: bool = False) -> Parts | None:
     data, suffix = files[name], _suffix(name)
     stem = name.removesuffix(PurePosixPath(name).suffix)
     if suffix == ".bin" and f"{stem}.json" in files:
@@ -159,7 +161,7 @@ def _parts(name: str, files: Files) -> Parts | None:
         return _safetensors(data)
     if suffix == ".json":
         return dict(_leaves(json.loads(data), ""))
-    if zipfile.is_zipfile(io.BytesIO(data)):
+    if not in_archive and zipfile.is_zipfile(io.BytesIO(data)):
         return _archive(data)
     if suffix in _TEXTS:
         return {f"line {n}": line for n, line in enumerate(data.decode().splitlines(), 1)}
@@ -235,10 +237,11 @@ def _safetensors(data: bytes) -> Parts:
 
 def _archive(data: bytes) -> Parts:
     """A zip file's members: the arrays of `numpy.savez`, the tensors of `torch.save`, and others
-    as parts of their own."""
+    as parts of their own. An archive in it is such a part."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if sum(info.file_size for info in archive.infolist()) > MEMBER_BYTES_MAX:
-            raise ValueError("unpacked it is too large")
+        size = sum(info.file_size for info in archive.infolist())
+        if size > (most := max(UNPACKED_BYTES_MAX, UNPACKED_TIMES_MAX * len(data))):
+            raise ValueError(f"unpacked it has {size} bytes, more than {most}")
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     pickled = next((name for name in members if name.endswith("/data.pkl")), None)
     storages = _tensor_names(members[pickled]) if pickled else {}
@@ -252,7 +255,7 @@ def _archive(data: bytes) -> Parts:
             count = len(member) // _WIDTHS[dtype] if dtype in _WIDTHS else len(member)
             parts[tensor] = Array((count,), dtype, member)
             continue
-        inner = _parts(name, {name: member})
+        inner = _parts(name, {name: member}, in_archive=True)
         if inner is None:
             parts[name] = member
         elif _suffix(name) == ".npy":
