@@ -31,8 +31,9 @@ STACK_LABELS = ("managed-by", "project", "stack", "component", "experiment")
 SHARED_LABELS = ("managed-by", "component")
 """Of what serves several stacks."""
 
-EVERYONE = frozenset({"allUsers", "allAuthenticatedUsers"})
-PRIMITIVE_ROLES = frozenset({"roles/owner", "roles/editor"})
+EVERYONE = frozenset({"allUsers", "allAuthenticatedUsers", "principalSet://goog/public:all"})
+PRIMITIVE_ROLES = frozenset({"roles/owner", "roles/editor", "roles/admin", "roles/writer"})
+"""Owner and editor, and the basic roles that are to take their place."""
 PUBLIC_ACLS = frozenset({"publicread", "publicreadwrite", "authenticatedread"})
 """Predefined lists of access that name everyone, without case and separators."""
 
@@ -62,17 +63,30 @@ JUDGED = frozenset(
         "gcp:projects/iAMCustomRole:IAMCustomRole",
     }
 )
-"""Types of Compute Engine, Cloud Storage and IAM that the rules can judge, besides every grant
-whose role and members they can read."""
+"""Types that the rules can judge, besides every grant whose role and members they can read."""
 _MAY_HOLD = re.compile(
-    r"gcp:(?:compute|storage|iam|organizations|folder|serviceaccount)/.*|gcp:[^:]*:[^:]*iam[^:]*"
-    r"|gcp:(?:alloydb|batch|colab|composer|container|dataflow|dataproc|notebooks|tpu|vertex"
-    r"|workbench|workstations)/.*",
+    r"(?:gcp|google-native|kubernetes|docker|docker-build|command|aws|aws-native|awsx|azure"
+    r"|azure-native|azuread):.*",
     re.I,
 )
-"""What makes VMs, buckets or rights; of these, types that are not judged are refused."""
+"""Whatever may make machines, buckets or rights, or run a program: a provider has new types every
+month, so those that are neither judged nor known to be harmless are refused."""
 _GRANT = re.compile(r"iam(?:member|binding|policy)$", re.I)
-_HARMLESS = frozenset({"gcp:serviceaccount/account:Account"})
+_HARMLESS = frozenset(
+    f"gcp:{module}/{name[0].lower()}{name[1:]}:{name}"
+    for module, names in {
+        "artifactregistry": ("Repository",),
+        "billing": ("Budget",),
+        "logging": ("Metric", "ProjectBucketConfig"),
+        "monitoring": ("AlertPolicy", "Dashboard", "NotificationChannel", "UptimeCheckConfig"),
+        "projects": ("Service",),
+        "pubsub": ("Schema", "Subscription", "Topic"),
+        "secretmanager": ("RegionalSecret", "RegionalSecretVersion", "Secret", "SecretVersion"),
+        "serviceaccount": ("Account",),
+    }.items()
+    for name in names
+)
+"""Types that make no machines, buckets and rights."""
 
 _G2 = {"24": 2, "48": 4, "96": 8}
 _G4 = {"96": 2, "192": 4, "384": 8}
@@ -210,7 +224,7 @@ def unjudged(resource: Resource, limits: Limits) -> str | None:
     if kind in JUDGED:
         return None
     return (
-        f"{kind} may make VMs, buckets or rights, and no rule can judge it; use another type, or"
+        f"no rule can judge {kind}, which may make VMs, buckets or rights; use another type, or"
         " have it allowed (unjudged: allowed)"
     )
 

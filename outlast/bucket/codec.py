@@ -261,7 +261,7 @@ def _decoded_record(kind: type, value: Any, where: str) -> Any:
     fields = _fields(kind)
     unknown = sorted(set(value) - {field.key for field in fields})
     if unknown:
-        name = unknown[0] if unknown[0].isprintable() else ascii(unknown[0])
+        name = unknown[0] if unknown[0].isidentifier() else ascii(unknown[0])
         raise ValueError(f"{where}.{name[:100]}: unknown field; upgrade outlast to read it")
     missing = sorted(f.key for f in fields if not f.omitted and f.key not in value)
     if missing:

@@ -10,6 +10,7 @@ import html
 import importlib.util
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -531,13 +532,25 @@ def _keras_model(path: Path) -> Any:
     os.environ.setdefault("KERAS_BACKEND", next(there, KERAS_BACKENDS[0]))
     import keras  # type: ignore[import-not-found]
 
-    return keras.models.load_model(path)
+    _demand("keras", keras.__version__, (3, 12))
+    return keras.models.load_model(path, safe_mode=True)
 
 
 def _weights(path: Path) -> Any:
     import torch  # type: ignore[import-not-found]
 
+    _demand("torch", torch.__version__, (2, 6))
     return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def _demand(library: str, version: str, least: tuple[int, int]) -> None:
+    """RuntimeError for a version in which a crafted file runs a program all the same."""
+    found = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
+    if found < least:
+        raise RuntimeError(
+            f"{library} {version} runs programs that a crafted file holds; install {library} "
+            f"{least[0]}.{least[1]} or later"
+        )
 
 
 _READERS: dict[str, Callable[[Path], Any]] = {

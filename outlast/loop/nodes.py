@@ -227,8 +227,19 @@ class _Check:
         return DoesNotFit(f"{path[:1000]}: the checkpoint {found}")
 
 
+_SLICE_IS_KEY = slice.__hash__ is not None
+"""Since Python 3.12."""
+
+
 def _is_key(node: dict[str, Any]) -> bool:
-    if node.keys() & {"$float", "$bytes", "$value", "$scalar"}:
+    if "$value" in node:
+        return (
+            _SLICE_IS_KEY or not isinstance(node["$value"], list) or node["$value"][:1] != ["slice"]
+        )
+    if "$scalar" in node:  # a record can be changed
+        held = node["$scalar"]
+        return not isinstance(held, dict) or not str(held.get("dtype")).startswith(("|V", "{"))
+    if "$float" in node or "$bytes" in node:
         return True
     kind = node.get("$object")
     if kind in ("containers.namedtuple", "containers.items"):

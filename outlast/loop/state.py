@@ -341,7 +341,12 @@ def restore_key(node: Node, path: str) -> Any:
     """A key or a member again."""
     if not isinstance(node, dict):
         return node
-    return restore(MISSING, node, f"{path}: a key", Blobs(adapters=_adapters()))
+    key = restore(MISSING, node, f"{path}: a key", Blobs(adapters=_adapters()))
+    try:
+        hash(key)
+    except TypeError as error:
+        raise DoesNotFit(f"{path}: the checkpoint has a key that is none ({error})") from None
+    return key
 
 
 def _is_value(node: Node) -> bool:

@@ -129,6 +129,14 @@ class TestRecord:
         with pytest.raises(ValueError, match=r"\.extra: unknown field"):
             type(record).from_json(json.dumps(value))
 
+    def test_shows_an_unknown_fields_name_as_text(self, record: Record) -> None:
+        """A space at its end, or a control character, is seen and hides nothing."""
+        for name, shown in (("stat ", "'stat '"), ("a\x1b[2J", r"'a\x1b[2J'"), ("a: b", "'a: b'")):
+            text = json.dumps({**json.loads(record.to_json()), name: 1})
+            with pytest.raises(ValueError) as error:
+                type(record).from_json(text)
+            assert f".{shown}: unknown field" in str(error.value)
+
     def test_refuses_each_missing_field(self, record: Record) -> None:
         value = json.loads(record.to_json())
         for name in value:

@@ -1,8 +1,10 @@
 """``outlast.open``: runs in folders and in the local cloud's storage, as a notebook reads them."""
 
 import dataclasses
+import importlib.machinery
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -298,3 +300,29 @@ def test_a_table_is_readable_however_long() -> None:
     assert "<td>0.333333</td>" in table._repr_html_()
     with pytest.raises(KeyError, match="column 'y': there are step, loss, x"):
         table["y"]
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "version", "needs"),
+    [
+        ("torch", "w.pt", "2.5.1+cu124", "torch 2.6"),
+        ("torch", "w.pth", "1.13.1", "torch 2.6"),
+        ("keras", "m.keras", "3.11.3", "keras 3.12"),
+        ("keras", "m.keras", "2.15.0", "keras 3.12"),
+    ],
+)
+def test_a_library_that_runs_what_a_crafted_file_holds_reads_none(
+    tmp_path, monkeypatch, library, name, version, needs
+):
+    """torch before 2.6 ran programs in spite of weights_only, and Keras before 3.12 in spite of its
+    safe mode."""
+    fake = types.ModuleType(library)
+    fake.__version__ = version
+    fake.load = fake.models = lambda *args, **options: pytest.fail("the file was read")
+    fake.__spec__ = importlib.machinery.ModuleSpec(library, None)
+    monkeypatch.setitem(sys.modules, library, fake)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    with pytest.raises(
+        RuntimeError, match=f"^{library} .* runs programs .*; install {needs} or la"
+    ):
+        runs._READERS[Path(name).suffix](tmp_path / name)

@@ -9,6 +9,8 @@ import hashlib
 import os
 import sys
 import sysconfig
+import zoneinfo
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,10 @@ FRAMEWORKS = ("torch", "keras", "jax", "xgboost", "flax")
 
 for _name in ("utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "cp437", "idna"):
     codecs.lookup(_name)  # JSON and zip files need them; an import while they are read is noted
+
+
+with suppress(zoneinfo.ZoneInfoNotFoundError):  # what it imports to look for one, too
+    zoneinfo.ZoneInfo("Nowhere/At_All")
 
 
 class Outside(Exception):

@@ -67,6 +67,8 @@ PYTHON: list[Any] = [
     {"$dict": [[{"$tuple": [1, {"$dict": []}]}, 2]]},
     items("set", members=[{"$tuple": [items("set", pairs=[])]}]),
     items("set", members=[[1]]),
+    *(() if slice.__hash__ else (items("set", members=[value("slice", 0, 1, None)]),)),
+    *(() if slice.__hash__ else ({"$dict": [[{"$tuple": [value("slice", 0, 1, None)]}, {}]]},)),
     items("set", members=[items("set", members=[])]),
     items("deque", items=[]),
     items("deque", items=[], maxlen=-1),
@@ -155,6 +157,9 @@ def record(**other: Any) -> dict[str, Any]:
 
 
 NUMPY: list[Any] = [
+    items("set", members=[scalar("|V8")]),
+    {"$dict": [[scalar("|V8"), 1]]},
+    {"$dict": [[{"$tuple": [scalar("{")]}, {}]]},
     {"$array": 4},
     {"$array": -1},
     {"$array": True},

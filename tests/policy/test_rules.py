@@ -121,6 +121,24 @@ def test_what_keeps_every_rule_passes():
         ("gcp:compute/projectMetadata:ProjectMetadata", {"metadata": {}}, "unjudged"),
         ("gcp:serviceaccount/key:Key", {}, "unjudged"),
         ("gcp:container/cluster:Cluster", {}, "unjudged"),
+        ("gcp:cloudrunv2/job:Job", {}, "unjudged"),
+        ("gcp:cloudfunctionsv2/function:Function", {}, "unjudged"),
+        ("gcp:bigquery/datasetAccess:DatasetAccess", {"iamMember": "allUsers"}, "unjudged"),
+        ("gcp:cloudidentity/groupMembership:GroupMembership", {}, "unjudged"),
+        ("gcp:deploymentmanager/deployment:Deployment", {}, "unjudged"),
+        ("gcp:osconfig/osPolicyAssignment:OsPolicyAssignment", {}, "unjudged"),
+        ("gcp:sql/databaseInstance:DatabaseInstance", {}, "unjudged"),
+        ("google-native:compute/v1:Instance", {}, "unjudged"),
+        ("command:local:Command", {"create": "id"}, "unjudged"),
+        ("kubernetes:core/v1:Pod", {}, "unjudged"),
+        ("aws:ec2/instance:Instance", {}, "unjudged"),
+        (PROJECT_MEMBER, {"member": "user:a@b.c", "role": "roles/admin"}, "primitive-role"),
+        (PROJECT_MEMBER, {"member": "user:a@b.c", "role": "roles/writer"}, "primitive-role"),
+        (
+            "gcp:storage/bucketIAMMember:BucketIAMMember",
+            {"member": "principalSet://goog/public:all", "role": "roles/storage.objectViewer"},
+            "public-access",
+        ),
         (
             rules.RANKED_GROUP,
             {"allInstancesConfig": {"metadata": {"token": "ghp_" + "a" * 36}}},
@@ -245,7 +263,9 @@ def test_what_a_rule_cannot_judge_is_allowed_by_name_only():
     good = {"policyData": policy("roles/storage.objectViewer", "user:a@b.c")}
     for kind in (BUCKET_POLICY, PROJECT_POLICY):
         assert broken(kind, good) == []
-    for kind in ("gcp:pubsub/topic:Topic", "gcp:serviceaccount/account:Account"):
+    harmless = ("gcp:pubsub/topic:Topic", "gcp:serviceaccount/account:Account")
+    others = ("pulumi:providers:gcp", "pulumi:pulumi:Stack", "my:training:Pair", "random:id:Id")
+    for kind in (*harmless, "gcp:secretmanager/secretVersion:SecretVersion", *others):
         assert broken(kind, {}) == []
     with pytest.raises(ValueError, match="^unjudged: allowed 'x' must be a list of types$"):
         rules.parse({"unjudged": {"allowed": "x"}})
