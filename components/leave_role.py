@@ -5,7 +5,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import projects
 
-from outlast.supervisor.group import LEAVE_PERMISSIONS
+from outlast.spec import permissions
 
 
 class LeaveRoleArgs(TypedDict):
@@ -39,7 +39,7 @@ class LeaveRole(pulumi.ComponentResource):
             project=args["project"],
             title=f"Outlast: leave the group ({args['stack']})",
             description="Lets a VM find itself in its managed instance group and leave it.",
-            permissions=list(LEAVE_PERMISSIONS),
+            permissions=list(permissions.LEAVE_GROUP),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.role = role.name

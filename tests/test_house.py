@@ -27,7 +27,7 @@ _FORBIDDEN = {
     "outlast/dynamic": {"cli", "settings", "supervisor"},
     "outlast/settings": {"cli", "dynamic", "localcloud"},
     "outlast/machines": {"cli", "settings", "components"},
-    "components": {"cli", "loop", "localcloud", "settings"},
+    "components": {"cli", "loop", "localcloud", "supervisor"},
 }
 FORBIDDEN = {
     folder: {f"outlast.{part}" for part in parts} | {"components", "trainers", "startup", "policy"}

@@ -9,7 +9,9 @@ TypedDicts and annotated attributes with the docstrings below them.
 
 import ast
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,16 @@ The provider has its own: `gcp:project` (required), `gcp:zone` and `gcp:region`.
 """
 KINDS = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
 """A key's type is its default's."""
+
+ARGUMENTS = '''"""The arguments of Experiment and Foundation. Made by `make tables` from `keys`."""
+
+from typing import Any, TypedDict
+
+
+class ExperimentArgs(TypedDict, total=False):
+    """Settings by their names in Python; each that is left out has its default."""
+'''
+TYPES = {str: "str", int: "int", bool: "bool", list: "list[Any]", dict: "dict[str, Any]"}
 
 COMPONENTS = """# Every component
 
@@ -69,6 +81,7 @@ def pages() -> dict[Path, str]:
     """The pages by their paths."""
     return {
         ROOT / "docs" / "configuration.md": configuration(),
+        ROOT / "outlast" / "settings" / "experiment_args.py": arguments(),
         ROOT / "Pulumi.yaml": project((ROOT / "Pulumi.yaml").read_text()),
         ROOT / "docs" / "components.md": components(
             sorted((ROOT / "components").glob("*.py"))
@@ -102,6 +115,28 @@ def project(text: str) -> str:
             lines.append(f"    description: {_scalar(entry['description'])}")
             lines.append(f"    default: {json.dumps(entry['default'])}")
     return "\n".join(lines) + "\n"
+
+
+def arguments() -> str:
+    """The module with ExperimentArgs."""
+    lines = [ARGUMENTS]
+    for heading, settings in _sections():
+        lines += [f"\n    # {heading}"] if len(lines) > 1 else [f"    # {heading}"]
+        for key, entry in settings.items():
+            kind = TYPES[type(entry["default"])]
+            default = json.dumps(entry["default"])
+            about = textwrap.wrap(f"{entry['description']}. Default: `{default}`", 90)
+            lines.append(f"    {_snake(key)}: {kind}")
+            if len(about) == 1 and len(about[0]) < 85:
+                lines.append(f'    """{about[0]}"""')
+            else:
+                about[0] = f'"""{about[0]}'
+                lines += [f"    {line}" for line in (*about, '"""')]
+    return "\n".join(lines) + "\n"
+
+
+def _snake(key: str) -> str:
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
 
 
 def _scalar(text: str) -> str:

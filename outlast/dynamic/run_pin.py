@@ -213,11 +213,11 @@ class RunPinProvider(ResourceProvider):
 
 
 class RunPinArgs(TypedDict):
-    """Inputs of RunPin; all plain, so that a preview knows them."""
+    """Inputs of RunPin; known at a preview, all of them."""
 
     project: str
     owner: str
-    bucket: str
+    bucket: pulumi.Input[str]
     prefix: str
     run: str
     resume: int

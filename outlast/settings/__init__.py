@@ -13,6 +13,7 @@ from outlast.settings.program import (
     bundle,
     foundation_outputs,
     load,
+    of_args,
     outputs,
     scripts,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "foundation_outputs",
     "load",
     "look_up",
+    "of_args",
     "outputs",
     "scripts",
 ]

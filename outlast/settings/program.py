@@ -1,10 +1,13 @@
 """What the program calls: settings in, and what follows from them before any resource."""
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pulumi
+from pydantic.alias_generators import to_snake
 
 from outlast.base.folders import PACKAGE
 from outlast.bucket.layout import Layout
@@ -29,7 +32,43 @@ class Code:
 
 def load() -> Settings:
     """The running stack's settings. Raises SettingsError."""
-    values = {**pulumi.runtime.config.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
+    return _checked(_stack_values())
+
+
+def of_args(args: Mapping[str, Any]) -> Settings:
+    """The settings that a program gives by their names in Python, instead of the stack's. Project,
+    region and zone are the stack's `gcp:` settings. Raises SettingsError."""
+    names = {to_snake(key): key for key in keys.declared()}
+    values = {key: value for key, value in _stack_values().items() if key.startswith("gcp:")}
+    for name, value in args.items():
+        if name not in names:
+            hint = reader.nearest(name, names, "docs/configuration.md lists them")
+            raise SettingsError(f"argument {name}: is not a setting of Outlast; {hint}")
+        if isinstance(value, pulumi.Output):
+            raise SettingsError(
+                f"argument {name}: is an output, whose value is not known before the update; give"
+                " a plain value"
+            )
+        values[f"{reader.NAMESPACE}:{names[name]}"] = _text(name, value)
+    return _checked(values)
+
+
+def _text(name: str, value: Any) -> str:
+    """As the engine hands a setting over."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except TypeError:
+        raise SettingsError(
+            f"argument {name} {value!r}: must be a text, a number, true or false, or a list or"
+            " mapping of these"
+        ) from None
+
+
+def _stack_values() -> dict[str, Any]:
+    return {**pulumi.runtime.config.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
+
+
+def _checked(values: Mapping[str, Any]) -> Settings:
     organization, project = pulumi.get_organization(), pulumi.get_project()
     name = foundation_name(values, organization, project)
     found = check(

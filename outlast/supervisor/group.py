@@ -23,14 +23,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outlast.base.console import Say
+from outlast.spec import permissions
 from outlast.supervisor.metadata import Absent, Metadata, MetadataError
 
 COMPUTE_ENDPOINT = "https://compute.googleapis.com/compute/v1/"
 RESOURCE_MANAGER_ENDPOINT = "https://cloudresourcemanager.googleapis.com/v1/"
-LEAVE_PERMISSIONS = (
-    "compute.instanceGroupManagers.get",
-    "compute.instanceGroupManagers.update",
-)
 ANSWER_TIMEOUT_SEC = 30.0
 BACKOFF_GROWTH_MAX = 60
 CREATED_BY_PATTERN = re.compile(
@@ -180,12 +177,12 @@ class Group:
         try:
             answer = self._call(
                 f"{self._projects_url}:testIamPermissions",
-                {"permissions": list(LEAVE_PERMISSIONS)},
+                {"permissions": list(permissions.LEAVE_GROUP)},
             )
         except _Answer as refusal:
             return Unknown(refusal.why)
         granted = answer.get("permissions") or []
-        return isinstance(granted, list) and set(LEAVE_PERMISSIONS) <= set(granted)
+        return isinstance(granted, list) and set(permissions.LEAVE_GROUP) <= set(granted)
 
     def _managed_instances(self) -> Iterator[Mapping[str, object]]:
         page = ""
@@ -258,7 +255,7 @@ def leave_for_good(
             say(f"left the group: {answer.why}")
             return answer
         if isinstance(answer, Refused):
-            say(f"stuck-leaving: {answer.why}; grant {' and '.join(LEAVE_PERMISSIONS)}")
+            say(f"stuck-leaving: {answer.why}; grant {' and '.join(permissions.LEAVE_GROUP)}")
         else:
             say(f"leaving: not known whether still a member ({answer.why}); asking again")
         sleep(wait_sec)

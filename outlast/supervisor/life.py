@@ -18,12 +18,12 @@ from outlast.bucket.store import (
     StoreError,
     put_new,
 )
+from outlast.spec import permissions
 from outlast.spec.identity import COMMAND
 from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.door import Door
 from outlast.supervisor.ending import END_RECORD_SEC, ended_head
 from outlast.supervisor.group import (
-    LEAVE_PERMISSIONS,
     Member,
     NoGroup,
     NotMember,
@@ -268,7 +268,7 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
     None once it may, or the run has ended, so that the table is gone through again.
     """
     site, waits = boot.site, boot.spec.waits
-    needed = " and ".join(LEAVE_PERMISSIONS)
+    needed = " and ".join(permissions.LEAVE_GROUP)
     for wait_sec in backoffs(waits.backoff):
         if isinstance(answer := site.group.membership(), NotMember):
             site.say(answer.why)

@@ -75,7 +75,7 @@ def test_a_foundation_has_no_run_and_a_guard_over_all_of_it(program):
     recorder = program(**BASE, **{"outlast:network": "isolated"})
     assert kinds(recorder) == {
         *("CheckpointBucket", "Bucket", "Network", "Subnetwork", "LeaveRole", "IAMCustomRole"),
-        "FoundationGuard",
+        *("Foundation", "FoundationGuard"),
     }
     guard = only(recorder, "FoundationGuard")
     waited = {urn.rpartition("::")[2] for urn in guard.dependencies}

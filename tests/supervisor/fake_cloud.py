@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from outlast.supervisor.group import LEAVE_PERMISSIONS
+from outlast.spec import permissions
 
 PROJECT = "test-project"
 ZONE = "test-zone1-a"
@@ -25,7 +25,7 @@ class FakeCloud:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.groups: dict[str, list[dict[str, str]]] = {}
-        self.permissions: list[str] = list(LEAVE_PERMISSIONS)
+        self.permissions: list[str] = list(permissions.LEAVE_GROUP)
         self.answers: dict[str, list[int]] = {}
         """Verb to statuses that its next calls get instead; the last one stays."""
         self.calls: list[str] = []

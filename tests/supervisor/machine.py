@@ -62,12 +62,13 @@ from outlast.cli import repair as repair_module
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import repair
 from outlast.protocol import Hello, row_part
+from outlast.spec import permissions
 from outlast.supervisor import attempt as attempt_module
 from outlast.supervisor import group as group_module
 from outlast.supervisor import life
 from outlast.supervisor import preparation as preparation_module
 from outlast.supervisor.attempt import Attempt
-from outlast.supervisor.group import LEAVE_PERMISSIONS, Group
+from outlast.supervisor.group import Group
 from outlast.supervisor.metadata import Machine, Spec, Waits
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import Next, Outcome, Site
@@ -781,7 +782,7 @@ class World:
     def answer(self, vm: Vm, verb: str) -> Mapping[str, object]:
         """The group's answer to a call of a machine."""
         if verb == "testIamPermissions":
-            return {"permissions": list(LEAVE_PERMISSIONS)}
+            return {"permissions": list(permissions.LEAVE_GROUP)}
         if group_name(vm.pair[0]) != group_name(self.pair[0]):
             raise NotFound("there is no such group")
         if verb == "listManagedInstances":

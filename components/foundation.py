@@ -1,0 +1,81 @@
+"""A foundation: what several experiments share, without a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulumi
+from outlast.settings.experiment_args import ExperimentArgs
+
+from outlast import settings
+from outlast.components import shared
+from outlast.components.shared import Shared
+from outlast.dynamic.foundation_guard import FoundationGuard
+from outlast.settings import Settings
+
+
+class Foundation(pulumi.ComponentResource):
+    """The bucket, the network, the role and the image that several experiments share, and a guard
+    that keeps them while an experiment uses them.
+
+    An experiment of another stack names it with `outlast:foundation`; `export` gives the stack the
+    outputs that those experiments read.
+    """
+
+    bucket: pulumi.Output[str]
+    """The bucket's name."""
+    network: pulumi.Output[str]
+    """The network's name or address."""
+    leave_role: pulumi.Output[str]
+    """The role by which a VM leaves its group."""
+
+    def __init__(
+        self,
+        name: str,
+        args: ExperimentArgs | Settings,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`args` as Experiment has them, without those of a run. Raises SettingsError."""
+        if not isinstance(args, Settings):
+            args = settings.of_args({**args, "part": "foundation"})
+        shared.refuse_second("Foundation", name)
+        found = settings.look_up(args)
+        super().__init__("outlast:index:Foundation", name, {}, opts)
+        base = shared.declare(args, found, pulumi.ResourceOptions(parent=self))
+        self.outputs: dict[str, Any] = {
+            **_declare(self, base), "bucketLocation": found.location}  # fmt: skip
+        self.bucket = pulumi.Output.from_input(base.bucket)
+        self.network = pulumi.Output.from_input(base.network)
+        self.leave_role = pulumi.Output.from_input(base.leave_role)
+        self.register_outputs(
+            {"bucket": self.bucket, "network": self.network, "leave_role": self.leave_role}
+        )
+
+    @classmethod
+    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Foundation:
+        """The foundation that the stack's `outlast:` settings describe. Raises SettingsError."""
+        return cls(name, settings.load(), opts)
+
+    def export(self) -> None:
+        """Makes its outputs the stack's, as experiments and the `outlast` command read them."""
+        for key, value in self.outputs.items():
+            pulumi.export(key, value)
+
+
+def _declare(parent: pulumi.Resource, base: Shared) -> dict[str, Any]:
+    config = base.config
+    if recipe := config.recipe:
+        code = settings.bundle(config)
+        bundle = base.bundle(code) if recipe.trainers else None
+        by = base.identity() if recipe.needs_token else None
+        base.resources.append(base.image(code, by=by, bundle=bundle))
+    FoundationGuard(
+        "foundation", {"owner": config.owner, "bucket": config.bucket},
+        pulumi.ResourceOptions(parent=parent, depends_on=base.resources))  # fmt: skip
+    return {
+        **settings.foundation_outputs(config),
+        "bucket": base.bucket,
+        "network": base.network,
+        "subnetwork": base.subnetwork,
+        "leaveRole": base.leave_role,
+    }

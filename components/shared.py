@@ -1,0 +1,111 @@
+"""What an experiment and a foundation both declare: bucket, network, role, code and image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pulumi
+
+from outlast import settings
+from outlast.components.bundle_object import BundleObject
+from outlast.components.checkpoint_bucket import CheckpointBucket
+from outlast.components.image_family import ImageFamily
+from outlast.components.leave_role import LeaveRole
+from outlast.components.network import Network
+from outlast.components.vm_identity import VmIdentity
+from outlast.settings import Code, FoundBucket, Settings, SettingsError
+
+_declared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""What each running program has declared. One process can run several: inline programs, tests."""
+
+
+def refuse_second(kind: str, name: str) -> None:
+    """Raises SettingsError if this program has declared an experiment or a foundation already: the
+    stack's run, its group and its outputs have one owner."""
+    program = pulumi.runtime.settings.get_monitor()  # each run of a program has its own
+    if first := _declared.get(program):
+        raise SettingsError(
+            f"{kind} {name!r}: {first} is declared already, and a stack has one experiment or one"
+            " foundation; make another stack for it (pulumi stack init)"
+        )
+    _declared[program] = f"{kind} {name!r}"
+
+
+@dataclass
+class Shared:
+    """What may outlive an experiment, as far as this stack declares it."""
+
+    config: Settings
+    opts: pulumi.ResourceOptions
+    """Of every component: the parent."""
+    bucket: pulumi.Input[str]
+    network: pulumi.Input[str]
+    subnetwork: pulumi.Input[str]
+    leave_role: pulumi.Input[str]
+    resources: list[pulumi.Resource] = field(default_factory=list)
+    """What must be there before a VM boots."""
+
+    def identity(self) -> VmIdentity:
+        """Who this stack's VMs are."""
+        config = self.config
+        return VmIdentity("identity", {
+            "project": config.project, "experiment": config.experiment, "bucket": self.bucket,
+            "prefix": config.prefix, "leave_role": self.leave_role, "reads": config.reads,
+            "secrets": config.secret_owners}, self.opts)  # fmt: skip
+
+    def bundle(self, code: Code) -> BundleObject:
+        """The code, in the bucket."""
+        return BundleObject(
+            "bundle", {"bucket": self.bucket, "object": code.object, "path": code.path}, self.opts
+        )
+
+    def image(
+        self, code: Code, *, by: VmIdentity | None, bundle: BundleObject | None
+    ) -> ImageFamily:
+        """The image of this stack's recipe. `by`: who its builder is, if it reads the bucket."""
+        config, baked = self.config, settings.baked(self.config, code)
+        where = pulumi.Output.concat("gs://", self.bucket, "/", bundle.object) if bundle else ""
+        return ImageFamily("image", {
+            "recipe": baked.state, "hash": baked.hash, "family": baked.recipe.family,
+            "project": baked.recipe.project, "users": baked.recipe.share_with,
+            "labels": config.labels, "waits": config.waits,
+            "service_account": by.email if by else "",
+            "bundle": where, "bundle_sha256": code.sha256,
+            "network": self.network, "subnetwork": self.subnetwork,
+            "external_ip": config.reach.external_ip,
+            "after": [
+                *self.resources, *(by.bindings if by else []), *([bundle] if bundle else [])],
+        }, self.opts)  # fmt: skip
+
+
+def declare(config: Settings, found: FoundBucket, opts: pulumi.ResourceOptions) -> Shared:
+    """The bucket, the network and the role, those of them that the stack itself keeps."""
+    shared = Shared(
+        config,
+        opts,
+        config.bucket,
+        config.reach.network,
+        config.reach.subnetwork,
+        config.leave_role,
+    )
+    if config.bucket_mode == "managed":
+        bucket = CheckpointBucket("bucket", {
+            "bucket": config.bucket, "project": config.project, "location": config.region,
+            "adopt": found.adopt, "soft_delete_days": config.soft_delete_days,
+            "versioning": config.versioning, "leave": found.leave,
+        }, opts)  # fmt: skip
+        shared.bucket = bucket.bucket
+        shared.resources.append(bucket)
+    if config.reach.isolated:
+        network = Network("network", {
+            "project": config.project, "region": config.region, "nat": config.reach.nat,
+        }, opts)  # fmt: skip
+        shared.network, shared.subnetwork = network.network, network.subnetwork
+        shared.resources.append(network)
+    if not config.leave_role:
+        role = LeaveRole("leave", {"project": config.project, "stack": config.experiment}, opts)
+        shared.leave_role = role.role
+        shared.resources.append(role)
+    return shared

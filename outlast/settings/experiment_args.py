@@ -1,0 +1,293 @@
+"""The arguments of Experiment and Foundation. Made by `make tables` from `keys`."""
+
+from typing import Any, TypedDict
+
+
+class ExperimentArgs(TypedDict, total=False):
+    """Settings by their names in Python; each that is left out has its default."""
+
+    # What is trained
+    experiment: str
+    """Name of the experiment, 1 to 40 lower-case letters, digits and dashes, the first a letter,
+    the last no dash; empty is the stack's name. Default: `""`
+    """
+    trainer: str
+    """Name of the trainer, a module of trainers/. Default: `"digits"`"""
+    args: dict[str, Any]
+    """The trainer's flags without dashes, such as {epochs 5, learning-rate 0.1}; true is a bare
+    flag. Default: `{}`
+    """
+    command: str
+    """Runs instead of a trainer: a line for the shell, or a JSON list of a program and its
+    arguments; {checkpoint}, {result}, {data} and {output_uri} are filled in. Default: `""`
+    """
+    source: str
+    """Folder of the checkout whose files the command finds in its working folder, or that holds
+    the trainer's module; empty is none. Default: `""`
+    """
+    requirements: str
+    """Requirements file of the checkout, or a folder with pyproject.toml or requirements.txt,
+    installed into an environment of the trainer's or the command's own; with git, below
+    gitPath; empty is none. Default: `""`
+    """
+    delivery: str
+    """Where a VM takes the code from: bucket, image (it was baked in), or git (a commit of a
+    repository). Default: `"bucket"`
+    """
+    git_url: str
+    """Address of the repository, https or ssh, without a password. Default: `""`"""
+    git_commit: str
+    """The commit, all 40 digits; outlast up --latest writes it. Default: `""`"""
+    git_path: str
+    """Folder of the repository that is worked in, or that holds the trainer; empty is the whole.
+    Default: `""`
+    """
+    git_ref: str
+    """Branch that outlast up --latest takes the commit from. Default: `""`"""
+    git_secret: str
+    """Secret of Secret Manager that lets the VM read the repository: a token for https, a deploy
+    key for ssh; NAME or projects/PROJECT/secrets/NAME; empty for a public one. Default: `""`
+    """
+    git_host_keys: list[Any]
+    """Lines of known_hosts of the ssh host, as ssh-keyscan prints them. Default: `[]`"""
+    secret_env: dict[str, Any]
+    """Variables that only the trainer or the command gets, each with the secret of Secret
+    Manager that holds its value, such as WANDB_API_KEY: wandb; NAME or
+    projects/PROJECT/secrets/NAME. Default: `{}`
+    """
+    quiet_sec: int
+    """Seconds without a change after which a command's checkpoint folder counts as complete,
+    unless the command says so itself. Default: `10`
+    """
+    checkpoint_files: list[Any]
+    """Globs of the files that are a command's checkpoint; empty: all but logs and by-products.
+    Default: `[]`
+    """
+    log_files: list[Any]
+    """More globs of files that only grow and make no checkpoint by themselves; others are known
+    by default. Default: `[]`
+    """
+    by_product_files: list[Any]
+    """More globs of files that come with a checkpoint but make none by themselves; others are
+    known by default. Default: `[]`
+    """
+    checkpoint_dir: str
+    """Folder where a command saves, below the one that it runs in; empty: the folder that
+    CHECKPOINT_DIR names. Default: `""`
+    """
+    allow_no_output: bool
+    """Whether a command that exits with 0 is done even if it saved nothing. Default: `false`
+    """
+    result_gb: int
+    """Limit in GB for new files in a command's working folder, which become the result; above
+    it, the run fails as result-too-large and its VM stays for an hour. Default: `20`
+    """
+    data_paths: list[Any]
+    """gs:// paths that the VM may read in addition to data/ in its own bucket: objects or
+    folders; a command finds them in DATA_DIR. Default: `[]`
+    """
+    init: str
+    """Another run's checkpoint to begin with, as outlast checkpoints EXPERIMENT prints it; empty
+    is none. Default: `""`
+    """
+    rerun: int
+    """Counter; with another number, the same spec is another run. Default: `0`"""
+
+    # How it continues
+    checkpoint_every: str
+    """When a checkpoint is made: auto, seconds such as 30s, or steps such as 200. Default:
+    `"auto"`
+    """
+    keep_every_steps: int
+    """In addition to the last checkpoints and the best, keep one every so many steps; 0 keeps
+    none of these. Default: `0`
+    """
+    trainer_python: str
+    """The trainer's interpreter on the VM, an absolute path on the image; empty is the
+    supervisor's own. Default: `""`
+    """
+    trainer_user: str
+    """The user that the trainer or the command runs as on the VM: root; or own, a user without
+    rights, for code that others wrote: it can write only to its own folders and cannot get
+    the VM's token (docs/teams.md). Default: `"root"`
+    """
+    processes: int
+    """Processes that train together on the VM (torchrun's ranks); the trainer's interpreter
+    needs torch for more than 1. Default: `1`
+    """
+    run: str
+    """Pins the run by its ten digits, even if code or args change; empty names it by its
+    content. Default: `""`
+    """
+    resume: int
+    """Counter; a higher number reopens a run that failed, was stopped or has lost its group.
+    Default: `0`
+    """
+    on_new_run: str
+    """What to do if changed code or args would replace an open run that has checkpoints: refuse
+    or replace. Default: `"refuse"`
+    """
+    update: str
+    """When a change applies to a running VM: opportunistic, when the VM is next recreated; or
+    now, which interrupts it. Default: `"opportunistic"`
+    """
+    retries_failures: int
+    """How many of the trainer's own failures are retried; preemptions never count. Default: `0`
+    """
+    on_end: str
+    """What to do with the VM at the run's end: delete it, or keep it for keepMinutes, but no
+    longer than the limit. Default: `"delete"`
+    """
+    keep_minutes: int
+    """Minutes that a kept VM stays after the run's end. Default: `60`"""
+
+    # Limits
+    limit_run_minutes: int
+    """Time after which no VM of the run exists any more, counted from when the run was first
+    declared; a higher value applies from the next resume. Default: `1440`
+    """
+    limit_stall_minutes: int
+    """Minutes without a step after which a trainer is restarted, which counts as its own
+    failure. Default: `30`
+    """
+
+    # Where and on what
+    zone: str
+    """Zone of the VM; empty is gcp:zone. Default: `""`"""
+    zones: list[Any]
+    """Zones of one region, instead of zone: the VM is created in the first that has room, and
+    recreated in another if need be. Default: `[]`
+    """
+    region: str
+    """Region whose zones may all be used; instead of zone. Default: `""`"""
+    machine_type: str
+    """Machine type of the VM, a bare name. Default: `"e2-standard-2"`"""
+    unlisted: list[Any]
+    """Regions, zones and machine types that are newer than Outlast's lists; they are not
+    checked. Default: `[]`
+    """
+    mode: str
+    """survive (resumes after any interruption), burst (a large machine, ends with its first
+    failure) or dedicated (a VM that is not preempted). Default: `"survive"`
+    """
+    provisioning: str
+    """spot (cheap and preemptible) or standard; empty is the mode's: standard for dedicated,
+    else spot. Default: `""`
+    """
+    machine_types: list[Any]
+    """Other machine types in order of preference, used if the region has no room for
+    machineType; for a regional group. Default: `[]`
+    """
+    accelerator: str
+    """GPU that is attached to an N1 machine, such as nvidia-tesla-t4; machine types that include
+    GPUs need none. Default: `""`
+    """
+    accelerator_count: int
+    """How many of them. Default: `0`"""
+    local_ssd: int
+    """How many local SSDs are attached; they are mounted as one disk, for data and snapshots.
+    Default: `0`
+    """
+    min_cpu_platform: str
+    """The oldest acceptable CPU platform, such as Intel Ice Lake; empty is any. Default: `""`
+    """
+    image: str
+    """Image or image family of the boot disk; needs Python 3.11 to 3.13. Default:
+    `"projects/debian-cloud/global/images/family/debian-13"`
+    """
+    image_recipe: dict[str, Any]
+    """What the stack's own image is baked from, on top of outlast:image unless the recipe names
+    a base: family, packages, requirements, driver, cuda, script, data, trainers
+    (docs/machines.md); empty bakes none. Default: `{}`
+    """
+    boot_disk_gb: int
+    """Size of the boot disk. Default: `50`"""
+    boot_disk_type: str
+    """Type of the boot disk. Default: `"pd-balanced"`"""
+    bucket: str
+    """Bucket of all checkpoints and results, kept at destroy; empty is <gcp:project>-outlast.
+    Default: `""`
+    """
+    bucket_mode: str
+    """managed: the bucket is created, or adopted by its label; existing: someone else manages
+    it, and it is used as it is. Default: `"managed"`
+    """
+    soft_delete_days: int
+    """Days for which a managed bucket keeps deleted objects, 7 to 90, billed each day; 0 is
+    none; a bucket that has more keeps its value. Default: `0`
+    """
+    versioning: bool
+    """Whether a managed bucket keeps old versions of objects, billed until you delete them; a
+    bucket with versioning keeps it. Default: `false`
+    """
+
+    # What is shared, and how VMs are reached
+    part: str
+    """What the stack declares: experiment, or foundation (a bucket, network, role and image that
+    experiments share). Default: `"experiment"`
+    """
+    foundation: str
+    """Stack that declares the foundation of this experiment, by its name or as
+    organization/project/stack; empty: the stack declares everything itself. Default: `""`
+    """
+    network: str
+    """default, isolated (the stack's own network, without external addresses), or the name of an
+    existing one. Default: `"default"`
+    """
+    subnetwork: str
+    """Subnetwork of an existing network; empty is the network's own in the region. Default: `""`
+    """
+    external_ip: str
+    """Whether VMs have external addresses, true or false; empty: in the default network only.
+    Default: `""`
+    """
+    nat: bool
+    """Whether VMs without external addresses reach the internet through a NAT; an isolated
+    network gets one, an existing network must have one. Default: `false`
+    """
+    ssh: str
+    """iap allows SSH through Identity-Aware Proxy and OS Login; empty allows none. Default: `""`
+    """
+    health: str
+    """off, observe (the group shows which VM makes no progress) or repair (and replaces it).
+    Default: `"off"`
+    """
+    health_limit_sec: int
+    """Seconds without progress before a VM counts as unhealthy; 0: half of limitStallMinutes for
+    observe, limitStallMinutes plus 600 s for repair. Default: `0`
+    """
+    labels: dict[str, Any]
+    """Labels for every resource that can have labels. Default: `{}`"""
+    webhook: str
+    """An https address that gets a message when a run ends or needs a person; empty is none.
+    Default: `""`
+    """
+    webhook_secret: str
+    """Secret of Secret Manager that holds the webhook's address, if the address itself is a
+    secret; NAME or projects/PROJECT/secrets/NAME; empty is none. Default: `""`
+    """
+
+    # Waits, in seconds
+    notice_sec: int
+    """Seconds of notice before a preemption: 120, or 0 for none. Default: `120`"""
+    stop_sec: int
+    """Seconds from SIGTERM to the end of the machine; 0 is what the platform gives: 30 for a
+    Spot VM, 90 for a standard one. Default: `0`
+    """
+    wait_beat_sec: int
+    """Seconds between two heartbeats in the bucket. Default: `10`"""
+    wait_verdict_sec: int
+    """A failure counts only if the machine keeps running for this many seconds. Default: `45`
+    """
+    wait_backoff_sec: int
+    """Seconds to wait after the first refused call. Default: `10`"""
+    wait_iam_sec: int
+    """Seconds that new permissions may take to reach the VM. Default: `600`"""
+    wait_driver_sec: int
+    """Seconds that a VM with GPUs may take to install its driver. Default: `600`"""
+    wait_silent_sec: int
+    """Seconds without a heartbeat after which a successor counts as dead. Default: `600`"""
+    wait_store_sec: int
+    """Seconds that the upload of a chunk of 8 MiB may take before it is sent again; an answer
+    may take twice as long. Default: `30`
+    """
