@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pulumi
-from outlast.settings.experiment_args import ExperimentArgs
 
 from outlast import settings
 from outlast.components import metadata as instance_metadata
@@ -20,6 +19,7 @@ from outlast.components.vm_identity import VmIdentity
 from outlast.components.vm_template import VmTemplate
 from outlast.dynamic.run_pin import RunPin
 from outlast.settings import Code, Settings
+from outlast.settings.experiment_args import ExperimentArgs
 
 
 class Experiment(pulumi.ComponentResource):

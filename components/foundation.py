@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pulumi
-from outlast.settings.experiment_args import ExperimentArgs
 
 from outlast import settings
 from outlast.components import shared
 from outlast.components.shared import Shared
 from outlast.dynamic.foundation_guard import FoundationGuard
 from outlast.settings import Settings
+from outlast.settings.experiment_args import ExperimentArgs
 
 
 class Foundation(pulumi.ComponentResource):
