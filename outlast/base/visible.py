@@ -21,6 +21,14 @@ def one_line(text: str) -> str:
     return " ".join(visible(text).splitlines()).replace("\t", " ")
 
 
+class VisibleError(Exception):
+    """Base of errors whose message may quote text from outside: a program that does not catch one
+    shows it in Python's own traceback, which passes everything on to the terminal."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(visible(arg) if isinstance(arg, str) else arg for arg in args))
+
+
 def _seen(char: str) -> str:
     if char.isprintable() or char in "\n\t":
         return char

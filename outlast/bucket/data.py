@@ -40,6 +40,7 @@ from urllib.parse import quote
 from outlast.base.names import BUCKET, check_file_names, check_object_name
 from outlast.base.places import cache_home
 from outlast.base.retry import BRIEF, Patience
+from outlast.base.visible import VisibleError
 from outlast.bucket.codec import canonical_json
 from outlast.bucket.head import DataFingerprint
 from outlast.bucket.layout import (
@@ -91,7 +92,7 @@ def same_data(one: DataFingerprint, other: DataFingerprint) -> bool:
     return (one.size, one.crc32c) == (other.size, other.crc32c)
 
 
-class DataError(Exception):
+class DataError(VisibleError):
     """The data cannot be used; the message is one sentence for people."""
 
 

@@ -5,8 +5,10 @@ CommitError
 └── RestoreError      no checkpoint of the chain can be read
 """
 
+from outlast.base.visible import VisibleError
 
-class CommitError(Exception):
+
+class CommitError(VisibleError):
     """Base of what this module raises itself."""
 
 

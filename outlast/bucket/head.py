@@ -24,6 +24,7 @@ from outlast.base.exits import Reason, State
 from outlast.base.names import Crc32c, Digest, Label, Nonce
 from outlast.base.numbers import Ordinal, Size, Steps
 from outlast.base.retry import BRIEF, Patience, Trouble
+from outlast.base.visible import VisibleError
 from outlast.bucket.codec import Record
 from outlast.bucket.layout import (
     EndCopy,
@@ -43,7 +44,7 @@ LEVEL_MAX = 60
 """Pages of so many levels hold more entries than any number has room for."""
 
 
-class HeadError(Exception):
+class HeadError(VisibleError):
     """Base of what HEAD says against going on; by itself: HEAD changed in no known way."""
 
 

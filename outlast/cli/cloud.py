@@ -29,6 +29,7 @@ from outlast.cli.engine import (
     scrubbed,
 )
 from outlast.cli.errors import CloudError
+from outlast.cli.terminal import say
 
 PROJECT = "outlast-rehearsal"
 """The project of Pulumi.dev.yaml; it exists in local clouds only."""
@@ -282,7 +283,7 @@ def start(
         raise
     for line in _lines_of(log, said_before):
         if line.startswith(NOTE):
-            print(line, file=sys.stderr)
+            say(line, err=True)
     return replace(found, process=process)
 
 

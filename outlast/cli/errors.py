@@ -11,9 +11,10 @@ import contextlib
 from collections.abc import Iterator
 
 from outlast.base import exits
+from outlast.base.visible import VisibleError
 
 
-class OperateError(Exception):
+class OperateError(VisibleError):
     """One sentence for a person; `exit_code` is the command's."""
 
     exit_code = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.base.visible import one_line
+from outlast.base.visible import one_line, visible
 from outlast.bucket import metrics, pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
 from outlast.bucket.fetch import cached_result, place_of
@@ -201,7 +201,7 @@ class OpenedRun:
         best, of each part, is tagged so; the last one of a part that is done is tagged ``done``."""
         kept = pages.kept(self._place.store, self._place.layout, self._head())
         for lost in kept.lost:
-            warnings.warn(lost, stacklevel=2)
+            warnings.warn(visible(lost), stacklevel=2)
         chain = kept.chain
         best = {entry.part: entry for entry in chain if BEST in entry.tags}
         done = {part.state for part in parts_of(chain) if part.done}

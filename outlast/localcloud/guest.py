@@ -338,7 +338,9 @@ class Hypervisor:
         if machine.image and images.is_baked(machine.image):
             images.unpack(machine.image, root)
         _make_folders(root)
-        (root / "etc/hostname").write_text(machine.name + "\n")
+        hostname = root / "etc/hostname"
+        hostname.unlink(missing_ok=True)  # the image's may be a link
+        hostname.write_text(machine.name + "\n")
         python = root / "usr/local/bin/python3"
         python.unlink(missing_ok=True)
         if python.name not in machine.missing_tools:
@@ -480,13 +482,16 @@ class Hypervisor:
 
 
 def _make_folders(root: Path) -> None:
-    """A disk's folders, with the rights that they have on a machine."""
+    """A disk's folders, with the rights that they have on a machine. OSError if one is a link,
+    which may lead off the disk: an image may be somebody else's."""
     root.mkdir(exist_ok=True)
     root.chmod(0o755)
     for name in FOLDERS:
         folder = root
         for part in name.split("/"):
             folder /= part
+            if folder.is_symlink():
+                raise OSError(f"{folder}: is a link in the VM's image, but must be a folder there")
             if not folder.is_dir():
                 folder.mkdir()
                 folder.chmod(MODES.get(name, 0o755))

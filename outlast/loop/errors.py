@@ -16,10 +16,11 @@ import sys
 from types import TracebackType
 
 from outlast.base import exits
+from outlast.base.visible import VisibleError
 from outlast.loop.words import say
 
 
-class LoopError(Exception):
+class LoopError(VisibleError):
     """Base of all errors of outlast.loop; the message is one sentence for people."""
 
 

@@ -36,6 +36,7 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.base.places import NotPrivate, private_folder
+from outlast.base.visible import visible
 from outlast.loop import notes, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
 from outlast.protocol import Channel, Closed, Listener, ProtocolError
@@ -246,7 +247,7 @@ class _Watch:
         with contextlib.suppress(Exception):
             self._before_exit(why)
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"outlast: {why}; this rank ends too\n")
+            sys.stderr.write(visible(f"outlast: {why}; this rank ends too\n"))
             sys.stderr.flush()
         os._exit(FAILED_EXIT)
 

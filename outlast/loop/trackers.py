@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from outlast.base.visible import visible
 from outlast.loop.errors import LoopError
 from outlast.protocol import Welcome
 
@@ -281,7 +282,7 @@ _SENDERS: dict[str, Any] = {"mlflow": _Mlflow, "wandb": _Wandb}
 
 def _say(message: str) -> None:
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"outlast: {message}\n")
+        sys.stderr.write(visible(f"outlast: {message}\n"))
         sys.stderr.flush()
 
 

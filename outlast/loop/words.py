@@ -17,7 +17,7 @@ def say(sentence: str) -> None:
         drop(sys.stderr)
     except RuntimeError:  # a signal handler, in the middle of another line
         with contextlib.suppress(OSError):
-            os.write(2, f"outlast: {sentence}\n".encode(errors="replace"))
+            os.write(2, f"outlast: {visible(sentence)}\n".encode(errors="replace"))
     except (OSError, ValueError, AttributeError):
         pass  # closed, or there is none
 

@@ -1,9 +1,11 @@
 """Text from a bucket, a log or a trainer is text: it sets no clipboard, clears no screen, forges
 no link and no mention."""
 
+import hashlib
 import json
 import os
 import pty
+import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,13 +15,17 @@ import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.base.visible import one_line, visible
-from outlast.bucket.head import Checkpoint, Head, Lineage
-from outlast.bucket.layout import AttemptEnd, Last, Layout
-from outlast.bucket.store import open_store
+from outlast.bucket.data import DataError
+from outlast.bucket.errors import CommitError
+from outlast.bucket.head import Checkpoint, End, Head, HeadError, Lineage, Result
+from outlast.bucket.layout import AttemptEnd, Last, Layout, ResultFile, ResultManifest
+from outlast.bucket.store import StoreError, open_store
 from outlast.cli import draw
+from outlast.cli.errors import OperateError
 from outlast.cli.runs import Table
 from outlast.dynamic import host
 from outlast.loop import words
+from outlast.loop.errors import LoopError
 from tests.cli.records import beat_record, start_record
 
 CLIPBOARD = "\x1b]52;c;Y3VybA==\x1b\\"
@@ -30,6 +36,8 @@ REVERSED = "\u202egpj.exe\u2066"
 MARKUP = "[link=https://evil.example]x[/link][/b] :bomb:"
 HOSTILE = CLIPBOARD + CLEAR + TITLE + C1 + REVERSED + MARKUP
 START = datetime(2026, 1, 1, tzinfo=UTC)
+
+COUNTS = {"failures": 0, "barren": 0, "data": None, "nonce": "0" * 32}
 
 
 @pytest.fixture
@@ -168,3 +176,50 @@ def test_what_a_terminal_obeys_is_replaced(text: str, seen: str) -> None:
 
 def test_one_line_is_one_line() -> None:
     assert one_line("a\nb\r\nc\td\x0be\u2029f") == "a b c d e f"
+
+
+@pytest.mark.parametrize(
+    "kind", [OperateError, LoopError, HeadError, StoreError, DataError, CommitError]
+)
+def test_an_error_that_no_program_catches_is_text(kind: type[Exception]) -> None:
+    """Python's own traceback passes on what a message quotes."""
+    said = str(kind(f"x{HOSTILE}"))
+    assert said.startswith("x?]52;c;") and "\x1b" not in said and "\u202e" not in said
+
+
+READ = """
+import sys, warnings
+import outlast
+from outlast.loop import snapshot, state
+from outlast.loop.state import Blobs
+if sys.argv[1] == "load":
+    outlast.open(sys.argv[2] + "/").load("model")
+box = {"mode": 1}
+state.restore_all({"box": box}, {"box": {"mode": {"$value": ["enum", sys.argv[3], sys.argv[3]]}}},
+                  Blobs())
+"""
+
+
+@pytest.mark.parametrize("act", ["load", "restore"])
+def test_a_program_that_reads_a_hostile_run_writes_text(tmp_path: Path, act: str) -> None:
+    """What a checkpoint or a result holds may be the message of an error."""
+    name = f"a.{HOSTILE}"
+    text = {"format": 2, "values": {"model": {"$value": ["enum", name, name]}}, "arrays": []}
+    files = {"model.json": json.dumps(text).encode(), "model.bin": b""}
+    store, layout = open_store(str(tmp_path / "run")), Layout("", "")
+    listed = []
+    for file, content in files.items():
+        store.put(layout.result(1) + file, content)
+        listed.append(ResultFile(file, len(content), hashlib.sha256(content).hexdigest()))
+    manifest = ResultManifest.of(listed)
+    put = store.put(layout.result_manifest(1), manifest.to_json())
+    result = Result(layout.result(1), put.generation, manifest.digest)
+    end = End(Reason.DONE, 0, 1, result)
+    times = {"started": START, "deadline": START}
+    head = Head("folder/a/b", 0, 0, 1, State.DONE, end, **times, chain=(), lineage=(), **COUNTS)
+    store.put(layout.head, head.to_json())
+    env = {**os.environ, "OUTLAST_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", READ, act, str(tmp_path / "run"), name]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path.cwd())
+    assert ended.returncode and "?]52;c;" in ended.stderr, ended.stderr
+    assert "\x1b" not in ended.stderr and "\u202e" not in ended.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.localcloud import images
+from outlast.localcloud import guest, images
 
 
 @pytest.fixture
@@ -37,3 +37,19 @@ def test_a_name_that_leads_off_the_disk_is_refused(image: Path, tmp_path: Path, 
     with pytest.raises(OSError, match="does not lie on the image's disk"):
         images.unpack(image, tmp_path / "new")
     assert (tmp_path / "home/keep").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["tmp", "etc", "usr", "usr/local/bin", "var/tmp", "run", "home"])
+def test_a_folder_of_the_image_that_is_a_link_is_not_followed(
+    image: Path, tmp_path: Path, name: str
+) -> None:
+    """A new disk gets its folders, with their modes, and a name: none of it off the disk."""
+    home = tmp_path / "home"
+    home.chmod(0o700)
+    link = image / "disk" / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(home)
+    images.unpack(image, tmp_path / "new")
+    with pytest.raises(OSError, match=f"{name}: is a link in the VM's image"):
+        guest._make_folders(tmp_path / "new")
+    assert home.stat().st_mode & 0o777 == 0o700 and [p.name for p in home.iterdir()] == ["keep"]

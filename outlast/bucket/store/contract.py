@@ -30,6 +30,7 @@ import google_crc32c
 from outlast.base.names import check_object_name
 from outlast.base.plain_files import PlainFile
 from outlast.base.retry import BRIEF, Patience, Trouble
+from outlast.base.visible import VisibleError
 
 CHUNK_BYTES = 8 * 1024 * 1024
 
@@ -43,7 +44,7 @@ STALL_SEC = 30.0
 """A chunk that takes longer than this is sent again; an answer may take twice as long."""
 
 
-class StoreError(Exception):
+class StoreError(VisibleError):
     """Base of everything that a store raises."""
 
     trouble: Trouble | None = None
