@@ -146,3 +146,13 @@ def test_every_row_of_a_table_has_its_columns(page: Path):
             else:
                 assert not before.startswith("|"), f"{page.name}: {line}"
         before = row
+
+
+def test_every_decision_is_listed_under_its_number_and_title():
+    folder = ROOT / "docs" / "decisions"
+    listed = dict(
+        re.findall(r"^\| \[\d+\]\((\S+)\) \| (.*?) \|$", (folder / "README.md").read_text(), re.M)
+    )
+    for page in folder.glob("[0-9]*.md"):
+        number, _, title = page.read_text().partition("\n")[0].removeprefix("# ").partition(". ")
+        assert listed[page.name] == title and int(page.name[:4]) == int(number)
