@@ -15,7 +15,8 @@ from outlast import protocol
 from outlast.loop import local
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_SEC = 60.0
+WAIT_SEC = 180.0
+"""Programs that import PyTorch on a busy machine begin after a minute."""
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
