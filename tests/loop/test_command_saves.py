@@ -13,7 +13,7 @@ from outlast.loop.command.command import Command
 from outlast.loop.command.folder import Copier
 from outlast.loop.command.globs import GlobError, common_name, matches
 from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
-from outlast.protocol import Complete, Error, Snapshot, Warn
+from outlast.protocol import Complete, Snapshot, Warn
 from tests.loop import programs
 from tests.loop.test_command import RUNNER, Place, place, wait_until
 
@@ -356,7 +356,7 @@ PIPED = "python train.py --lr 1 | tee train.log\n"
         ("run.sh", f"#!/bin/bash\nset -eo pipefail\n{PIPED}", ""),
         ("run.sh", f"{PIPED}exit ${{PIPESTATUS[0]}}\n", ""),
         ("run.sh", "n=$(python -c 'print(1)' | tail -n 1)\npython train.py || exit 3\n", ""),
-        ("run.sh", "#!/bin/sh\npython train.py  # python a.py | tee log\nls | head\n", ""),
+        ("run.sh", "#!/bin/bash\npython train.py  # python a.py | tee log\nls | head\n", ""),
         ("run", f"#!/usr/bin/env python3\n# {PIPED}print('a | tee b')\n", ""),
     ],
 )
@@ -370,16 +370,16 @@ def test_a_script_whose_pipe_hides_a_crash_is_named(
     assert not list(Command(("bash", "-o", "pipefail", name)).lost_failures(tmp_path))
 
 
-def test_a_crash_behind_a_pipe_after_a_save_was_warned_of(place: Place) -> None:
-    """Its end cannot be told from success; the warning is in the run's status."""
+def test_a_crash_behind_a_pipe_after_a_save_is_a_failure(place: Place) -> None:
     (place.folder / "source").mkdir()
     (place.folder / "source/run.sh").write_text(
         "#!/bin/bash\n{ echo 1 > $CHECKPOINT_DIR/a; outlast mark; false; } | tee train.log\n"
     )
     place.options += ["--source", str(place.folder / "source")]
     code, _, err = place.run("--", "bash", "run.sh")
-    assert code == 0 and "warning: command: run.sh has " in err
+    assert code == 1 and "warning: command: run.sh has " in err
     assert "no pipefail" in place.supervisor.of(Warn)[0].message
+    assert place.saved() == {"a": "1\n"} and not place.supervisor.of(Complete)
 
 
 def test_a_script_that_hides_a_crash_is_not_done(place: Place) -> None:
@@ -390,4 +390,4 @@ def test_a_script_that_hides_a_crash_is_not_done(place: Place) -> None:
     (place.folder / "source").mkdir()
     (place.folder / "source/run.sh").write_text(script)
     code, _, err = place.run("--", "./run.sh")
-    assert code == 1 and place.supervisor.of(Error)[0].kind == "no-output", err
+    assert code == 1 and not place.supervisor.of(Complete), err

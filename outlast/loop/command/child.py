@@ -97,6 +97,11 @@ class Child:
             os.read(self._reads, 4096)
 
     @property
+    def pid(self) -> int:
+        """Its process; -1 before it is started."""
+        return -1 if self._process is None else self._process.pid
+
+    @property
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         # Not poll(): the thread that waits is the only one to reap it.

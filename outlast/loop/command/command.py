@@ -12,7 +12,7 @@ from outlast.loop.command import fields
 from outlast.loop.command.errors import CommandError
 from outlast.loop.command.globs import GlobError
 from outlast.loop.command.kinds import Kinds
-from outlast.loop.command.shell import loses_failure, shell_of, words_of
+from outlast.loop.command.shell import losing_lines, runs_in_bash, shell_of, words_of
 
 QUIET_SEC = 10.0
 RESULT_GB_MAX = 20.0
@@ -20,6 +20,7 @@ RESULT_GB_MAX = 20.0
 
 _SAVES = ("checkpoint", "result")
 _SAVING_WORDS = ("CHECKPOINT_DIR", "RESULT_DIR", "OUTPUT_URI", "output_uri", "outlast mark")
+_LINE_SHOWN = 80
 _SCRIPT_BYTES_MAX = 1 << 20
 
 
@@ -125,17 +126,27 @@ class Command:
         """Whether its words say where its result is kept."""
         return "result" in fields.FIELD.findall(self.text) or "RESULT_DIR" in self.text
 
+    def scripts(self, folder: Path | None) -> list[tuple[str, str]]:
+        """The files in ``folder`` that its words name, and their texts."""
+        return list(_scripts(self.text, folder))
+
     def lost_failures(self, folder: Path | None) -> Iterator[str]:
-        """Sentences about shell scripts in ``folder`` that end with 0 where their training fails
-        before a pipe."""
+        """Sentences about bash scripts in ``folder`` that end with 0 if their training fails before
+        a pipe. CommandError for such a script of another shell, which nothing can look after."""
         if "pipefail" in self.text:
             return
-        for name, text in _scripts(self.text, folder):
-            if line := loses_failure(name, text):
+        words = list(words_of(self.text))
+        for name, text in self.scripts(folder):
+            for line in losing_lines(name, text)[:1]:
+                shown = f"command: {name} has {line[:_LINE_SHOWN]!r} and no pipefail, so that a"
+                if not runs_in_bash(words, name, text):
+                    raise CommandError(
+                        f"{shown} crash before the | would look like an end with 0, and its shell "
+                        f"has no way to tell; run it with bash, as in bash -eo pipefail {name}"
+                    )
                 yield (
-                    f"command: {name} has {line!r} and no pipefail, so that a crash before the | "
-                    "looks like an end with 0, and the run may count as done; put set -o pipefail "
-                    "in front of it, in a script that bash runs"
+                    f"{shown} crash before the | looks like an end with 0: the script runs with "
+                    "pipefail, and such an end is a failure; put set -eo pipefail in front of it"
                 )
 
     def cannot_save(self, folder: Path | None) -> str | None:
@@ -144,7 +155,7 @@ class Command:
         names_field = any(field in _SAVES for field in fields.FIELD.findall(self.text))
         if self.checkpoint_dir or names_field or fields.CHANGING.search(self.text):
             return None
-        texts = [self.text, *(text for _, text in _scripts(self.text, folder))]
+        texts = [self.text, *(text for _, text in self.scripts(folder))]
         if any(word in text for text in texts for word in _SAVING_WORDS):
             return None
         return (

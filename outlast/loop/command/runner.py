@@ -29,6 +29,7 @@ from outlast.loop.command.errors import (
 )
 from outlast.loop.command.folder import Copier
 from outlast.loop.command.handover import Handover
+from outlast.loop.command.hidden import Hidden
 from outlast.loop.command.left import Left
 from outlast.loop.command.listing import look
 from outlast.loop.command.mark import SOCKET_VARIABLE as MARK_VARIABLE
@@ -144,6 +145,7 @@ class Runner:
             try:
                 self._watch(marks)
                 self._note_what_is_left()
+                self._failed_unnoticed = self._hidden.found(self._child.pid)
             finally:
                 self._child.kill()
             return self._judge()
@@ -247,6 +249,10 @@ class Runner:
         self._poll = select.poll()
         self._poll.register(self._child, select.POLLIN)
         self._poll.register(marks, select.POLLIN)
+        self._hidden = Hidden(marks.folder, self.cwd)
+        scripts = self._command.scripts(self.cwd)
+        old = environment.get("BASH_ENV", "")
+        environment |= self._hidden.environment(scripts, old)
         self._child.start(argv, self.cwd, environment)
 
     def _environment(self, marks: Marks) -> dict[str, str]:
@@ -380,11 +386,16 @@ class Runner:
             self._stop = _Stop(now_sec, now_sec + left_sec, True)
         if self._stop is not None:
             return self._end_stopped(self._stop, code)
-        if code == exits.DONE:
+        hidden = None if code != exits.DONE else self._failed_unnoticed
+        if code == exits.DONE and hidden is None:
             self._complete()
             return exits.DONE
         self._saves.take_last(saved=False)
         self._hand_over_last()
+        if hidden is not None:
+            say(f"the command exited with 0, but {hidden}")
+            lines = [*self._child.last_lines, str(hidden)]
+            raise CommandFailed(hidden.code, lines, self._goes_on())
         raise CommandFailed(code, self._child.last_lines, self._goes_on())
 
     def _hand_over_last(self) -> None:

@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from outlast.loop.command.errors import CommandError
@@ -19,7 +19,7 @@ _PIPED = re.compile(
     r"|\b(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|uv run|poetry run)\s[^|;]*\|(?!\|)"
 )
 """A training before a pipe: what writes its log, or what starts it."""
-_LINE_SHOWN = 80
+_SHELLS = re.compile(r"(?:ba|da|k|z)?sh")
 _FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))--?[A-Za-z][\w-]*\s+$")
 
 
@@ -42,21 +42,32 @@ def shell_of(line: str) -> list[str]:
     return ["/bin/sh", "-c"]
 
 
-def loses_failure(name: str, text: str) -> str:
-    """The line of a shell's script that hides a failed training behind a pipe; empty where none
-    is seen, or the file is no shell's script. A guess, for a warning."""
+def losing_lines(name: str, text: str) -> list[str]:
+    """The lines of a shell's script that hide a failed training behind a pipe; empty where none is
+    seen, or the file is no shell's script. A guess."""
     first = text.partition("\n")[0]
     if not (name.endswith((".sh", ".bash")) or _SHELL.match(first)):
-        return ""
+        return []
     if re.search("pipefail|pipestatus", text, re.IGNORECASE):
-        return ""
+        return []
+    found = []
     for line in text.replace("\\\n", " ").splitlines():
         own, before = line, ""
         while own != before:
             own, before = _INSIDE.sub("", own), own
         if _PIPED.search(own):
-            return " ".join(line.split())[:_LINE_SHOWN]
-    return ""
+            found.append(" ".join(line.split()))
+    return found
+
+
+def runs_in_bash(words: Sequence[str], name: str, text: str) -> bool:
+    """Whether the script ``name``, which a command's ``words`` have, is bash's to run."""
+    before = words[words.index(name) - 1] if words.index(name) else ""
+    shell = before.rpartition("/")[2]
+    if _SHELLS.fullmatch(shell):
+        return shell == "bash"
+    first = text.partition("\n")[0]
+    return not _SHELL.match(first) or "bash" in first
 
 
 class Quoting(Enum):
