@@ -51,6 +51,7 @@ KEY_FILES = (
     *("*credentials*.json", "*service-account*.json", "*service_account*.json"),
     *("client_secret*.json", "kaggle.json", "*.tfstate", "*.tfstate.*"),
     *("secrets.json", "secrets.toml", "secrets.yml", "secrets.yaml"),
+    *("*.env", "*.tfvars", "*.keytab", "*.netrc", "_netrc", "credentials", "kubeconfig*"),
 )
 """Names of files that never leave the machine, whatever a repository says of them."""
 

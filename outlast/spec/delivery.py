@@ -29,6 +29,10 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _SCP = re.compile(
     r"(?P<user>(?!-)[\w.-]+)@(?P<host>(?!-)[\w.-]+):(?P<path>(?!//|-)[^\s:]+)", re.ASCII
 )
+# One that begins with a dash would be an option to ssh; a shell may read what ssh's own
+# configuration does with them.
+_HOST = re.compile(r"(?!-)[\w.-]+|[0-9A-Fa-f:.]+", re.ASCII)
+_USER = re.compile(r"(?!-)[\w.+%~-]*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REF = re.compile(r"(?![-/.])(?!.*(?:\.\.|//|@\{|\.lock$|[/.]$))[^\s~^:?*\[\\\x00-\x1f]+")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -73,9 +77,8 @@ class Remote:
             )
         local = parts.scheme == "http" and parts.hostname in _LOOPBACK
         host = parts.hostname or ""
-        # A host or user that begins with a dash would be an option to ssh.
-        good = (parts.scheme in ("https", "ssh") or local) and re.match(r"[^-]", host)
-        good = good and not user.startswith("-")
+        good = (parts.scheme in ("https", "ssh") or local) and _HOST.fullmatch(host)
+        good = good and _USER.fullmatch(user)
         if not good or not parts.path.strip("/") or re.search(r"\s", url):
             raise DeliveryError(
                 f"gitUrl {url!r}: must be an address such as https://HOST/OWNER/NAME.git,"

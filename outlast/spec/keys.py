@@ -41,6 +41,11 @@ LOOKS = (
         rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
         rb"PuTTY-User-Key-File-\d: ",
         rb"AGE-SECRET-KEY-1[0-9A-Z]{20}",
+        rb"---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----",
+        rb"client-key-data[\"']?\s*:\s*[\"']?[A-Za-z0-9+/]{20}",
+        # PKCS #8 and PKCS #1 in their binary form
+        rb"\x30\x82[\s\S]{2}\x02\x01\x00\x30[\s\S]\x06[\s\S]\x2a\x86\x48",
+        rb"\x30\x82[\s\S]{2}\x02\x01\x00\x02\x82[\s\S]{2}\x00",
     ),
     _look("a service account's key", rb'"private_key(?:_id)?\\?"\s*:\s*\\?"[^"\\]'),
     _look(
@@ -62,7 +67,14 @@ LOOKS = (
     _look("a Google API key", rb"AIza[0-9A-Za-z_-]{35}"),
     _look("a Google access token", rb"ya29\.[0-9A-Za-z_-]{20,}"),
     _look("a Hugging Face token", rb"hf_[0-9A-Za-z]{30,}"),
-    _look("a Weights & Biases key", rb"wandb_v\d+_[0-9A-Za-z_]{20,}"),
+    _look(
+        "a Weights & Biases key",
+        rb"wandb_v\d+_[0-9A-Za-z_]{20,}",
+        rb"WANDB_API_KEY[\"']?\s*[=:]\s*[\"']?[0-9a-f]{40}",
+    ),
+    _look("a Pulumi token", rb"pul-[0-9a-f]{40}"),
+    _look("a login of netrc", rb"machine\s+\S+\s+login\s+\S+\s+password\s+[^\s{$<%*\"']"),
+    _look("a login of Docker", rb'"auth"\s*:\s*"[A-Za-z0-9+/]{12,}={0,2}"'),
     _look(
         "an OpenAI or Anthropic key",
         rb"sk-(?:ant|proj|svcacct|or-v1)-[0-9A-Za-z_-]{20,}",
@@ -102,8 +114,19 @@ def without_person(text: str) -> str:
     return _PERSON.sub("…@", text)
 
 
+_LOOKED_AT = 64
+
+
+def _without_mark(begin: bytes) -> str | None:
+    """UTF-16 by its zeros: of letters every other byte is one."""
+    for coding, zeros in (("utf-16-le", begin[1::2]), ("utf-16-be", begin[::2])):
+        if len(begin) > 3 and zeros.count(0) * 4 > len(zeros) * 3:
+            return coding if begin.count(0) == zeros.count(0) else None
+    return None
+
+
 def _bytes(text: bytes | str) -> bytes:
     if isinstance(text, str):
         return text.encode("utf-8", "replace")
-    coding = _BOMS.get(text[:2])
+    coding = _BOMS.get(text[:2]) or _without_mark(text[:_LOOKED_AT])
     return text.decode(coding, "replace").encode("utf-8", "replace") if coding else text
