@@ -81,7 +81,7 @@ check: setup ## ruff, pyright, then every test
 fmt: setup ## formats Python and shell
 	$(VENV)/ruff check --fix-only .
 	$(VENV)/ruff format .
-	$(VENV)/shfmt -w -i 2 startup/*.sh tools/hosts/*.sh tools/hosts/pulumi-*
+	$(VENV)/shfmt -w -i 2 startup/*.sh outlast/cli/hosts/*.sh outlast/cli/hosts/pulumi-*
 
 lock: setup ## locks requirements/*.in anew, with hashes
 	cd requirements && for set in runtime dev vm pip frameworks policy; do \
@@ -90,5 +90,5 @@ lock: setup ## locks requirements/*.in anew, with hashes
 	cd bench && ../$(COMPILE) --no-annotate requirements.in -o requirements.txt
 
 clean: ## removes what was made here; the cache outside the checkout stays
-	rm -rf .venv $(FRAMEWORKS) $(BENCH) $(POLICY) .outlast tools/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv $(FRAMEWORKS) $(BENCH) $(POLICY) .outlast outlast/cli/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

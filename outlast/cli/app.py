@@ -87,6 +87,21 @@ def rehearse(
     sys.exit(exits.DONE if report.held else 2)
 
 
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("."))
+def init(folder: Path) -> None:
+    """Write a new project: a program of ten lines, a trainer, a stack to rehearse.
+
+    FOLDER is made if it does not exist; the default is this folder.
+    """
+    from outlast.cli import init as projects
+
+    for name in projects.write(folder):
+        say(str(folder / name))
+    where = "" if folder == Path(".") else f"cd {folder} && "
+    say(f"next: {where}outlast rehearse")
+
+
 class _Verbatim(click.Command):
     """A command that parses its own words, ``--`` among them."""
 
@@ -447,7 +462,7 @@ def start(state: Path | None, port: int) -> None:
         )
     started = found is None
     if found is None:
-        pace = settings.pace_of(settings.read_config(settings.STACK))
+        pace = settings.pace_of(settings.LOCAL_SETTINGS)
         found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
     try:
         variables = _stack_ready(found)

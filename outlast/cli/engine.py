@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.base import folders
 from outlast.base.folders import PACKAGE, PROJECT_FILE
+from outlast.cli import parts
 from outlast.cli.errors import EngineError, NoEngine
 
 if TYPE_CHECKING:
@@ -75,20 +76,17 @@ class Parts:
 
 
 def find_parts() -> Parts:
-    """The parts of this checkout's setup. EngineError: something is missing; says what to run."""
-    root = PACKAGE.parent
-    script = root / "tools" / "setup.py"
-    if not script.exists():
-        raise EngineError(
-            f"{root}: holds no Outlast checkout; run outlast from the checkout's .venv/bin."
-        )
-    spec = importlib.util.spec_from_file_location("outlast_setup", script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The engine, the image and the rest. EngineError: something is missing; says what to run."""
+    script = PACKAGE.parent / "tools" / "setup.py"
     try:
+        if not script.exists():
+            return Parts(**parts.installed())
+        spec = importlib.util.spec_from_file_location("outlast_setup", script)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
         return Parts(**module.parts())
-    except module.SetupError as error:
+    except parts.SetupError as error:
         raise EngineError(str(error)) from None
 
 

@@ -47,12 +47,6 @@ def test_enter_replaces_the_whole_environment(monkeypatch):
     assert environ == {"HOME": "/home/me", "PULUMI_HOME": "/p"}
 
 
-def test_outside_a_checkout_says_where_to_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(engine, "PACKAGE", tmp_path / "outlast")
-    with pytest.raises(EngineError, match="holds no Outlast checkout; run outlast from"):
-        engine.find_parts()
-
-
 def test_without_an_engine_on_path_it_is_one_sentence(tmp_path):
     with pytest.raises(EngineError, match="pulumi: is not on PATH; take over"):
         engine.run_engine(["stack", "ls"], env={"PATH": str(tmp_path)})

@@ -87,13 +87,17 @@ def test_a_value_of_another_kind_is_left_to_the_program(checkout: Path, key: str
             assert found[full] == value
 
 
-def test_an_example_that_lacks_what_a_rehearsal_takes_from_it(checkout: Path) -> None:
-    loaded = yaml.safe_load(EXAMPLE.read_text())
-    for key in ("gcp:zone", "outlast:image"):
-        left = {name: value for name, value in loaded["config"].items() if name != key}
-        (checkout / EXAMPLE.name).write_text(yaml.safe_dump({"config": left}))
-        with pytest.raises(OperateError, match=f"lacks {key}, which every rehearsal takes"):
-            settings.read_config("dev")
+def test_the_examples_file_has_the_local_clouds_place_and_pace() -> None:
+    example = yaml.safe_load(EXAMPLE.read_text())["config"]
+    local = {**settings.LOCAL_PLACE, **settings.LOCAL_SETTINGS}
+    assert {key: example.get(key) for key in local} == local
+
+
+def test_a_file_without_place_and_pace_gets_the_local_clouds(checkout: Path) -> None:
+    (checkout / EXAMPLE.name).write_text("config:\n  outlast:trainer: mine\n")
+    found = settings.read_own("dev")
+    assert found["gcp:zone"] == "europe-west4-a" and found["outlast:noticeSec"] == "3"
+    assert found["outlast:image"].startswith("projects/outlast-rehearsal/")
 
 
 def test_a_folder_of_data_with_a_name_that_no_system_takes() -> None:

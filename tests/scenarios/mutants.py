@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LINKED = (".venv", "tools/hosts")
+LINKED = (".venv", "outlast/cli/hosts")
 """What a copy has of the checkout itself: made by `make setup`, and untouched by a mutant."""
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv*", ".outlast", "hosts", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from outlast.cli import parts
 from tests.tools.conftest import SETUP
 
 ROOT = SETUP.parents[1]
@@ -84,7 +85,7 @@ def test_an_engine_that_does_not_run_is_passed_over(setup: ModuleType, monkeypat
     broken = fake_engine(tmp_path / "bin", "v3.300.0")
     broken.write_text("#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("PATH", str(broken.parent))
-    assert setup._engine_on_path()[0] is None
+    assert setup.engine_on_path()[0] is None
 
 
 def test_the_caches_own_engine_on_path_changes_nothing(setup: ModuleType, monkeypatch):
@@ -180,11 +181,11 @@ def test_stand_ins_are_used_only_where_official_hosts_lack(
 ):
     engine = fake_engine(tmp_path / "engine", "v3.300.0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert setup.hosts_for(engine) == setup.hosts_dir()
-    for name in (setup.LANGUAGE_HOST, setup.DYNAMIC_HOST):
+    assert setup.hosts_for(engine) == setup.HOSTS
+    for name in (parts.LANGUAGE_HOST, parts.DYNAMIC_HOST):
         (engine.parent / name).symlink_to("/bin/true")
     assert setup.hosts_for(engine) is None
-    (engine.parent / setup.DYNAMIC_HOST).rename(tmp_path / setup.DYNAMIC_HOST)
+    (engine.parent / parts.DYNAMIC_HOST).rename(tmp_path / parts.DYNAMIC_HOST)
     assert setup.hosts_for(engine) is None
 
 
@@ -195,12 +196,13 @@ def test_the_caches_engine_gets_a_second_name_among_the_stand_ins(
     engine = fake_engine(setup.built_engine_dir() / "bin", setup.engine_version())
     fake_engine(hosts, "v3.272.0")  # an older setup's
     for _ in range(2):
-        assert setup.engine_beside(hosts, engine) == hosts / "pulumi"
+        assert setup.engine_beside(hosts, engine, Path(sys.executable)) == hosts / "pulumi"
         assert (hosts / "pulumi").samefile(engine)
-        assert [path.name for path in hosts.iterdir()] == ["pulumi"]
+        assert sorted(path.name for path in hosts.iterdir()) == ["interpreter", "pulumi"]
+        assert (hosts / "interpreter").read_text() == f"{sys.executable}\n"
     # On the PATH of a shell it is still the cache's own, this checkout's or another's.
     monkeypatch.setenv("PATH", str(hosts))
-    assert setup._foreign_engine() is None
+    assert setup.foreign_engine() is None
 
 
 def test_an_engine_that_can_have_no_second_name_stays_where_it_is(
@@ -215,8 +217,8 @@ def test_an_engine_that_can_have_no_second_name_stays_where_it_is(
     monkeypatch.setattr(os, "link", other_file_system)
     for engine in (cached, on_path):
         fake_engine(hosts, "v3.272.0")  # an older setup's would come first on PATH
-        assert setup.engine_beside(hosts, engine) == engine
-        assert list(hosts.iterdir()) == []
+        assert setup.engine_beside(hosts, engine, Path(sys.executable)) == engine
+        assert [path.name for path in hosts.iterdir()] == ["interpreter"]
 
 
 @pytest.mark.parametrize("name", ["pulumi-language-python", "pulumi-resource-pulumi-python"])
@@ -224,7 +226,7 @@ def test_a_stand_in_on_path_steps_aside(name, tmp_path):
     official = tmp_path / name
     official.write_text('#!/bin/sh\necho official "$@"\n')
     official.chmod(0o755)
-    hosts = ROOT / "tools" / "hosts"
+    hosts = parts.HOSTS
     done = subprocess.run(
         [hosts / name, "engine:1", "a b"],
         env={"PATH": f"{hosts}:{tmp_path}:/usr/bin:/bin"},
@@ -237,7 +239,7 @@ def test_a_stand_in_on_path_steps_aside(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["pulumi-language-python", "pulumi-resource-pulumi-python"])
 def test_a_stand_in_prints_its_port_and_ends_with_the_engine(name):
-    hosts = ROOT / "tools" / "hosts"
+    hosts = parts.HOSTS
     process = subprocess.Popen(
         [hosts / name, "127.0.0.1:1"],
         env={"PATH": f"{hosts}:/usr/bin:/bin", "OUTLAST_STAND_IN": "1"},
@@ -351,7 +353,7 @@ def test_the_editable_install_has_one_package_only(tmp_path):
 
 
 def test_the_stand_ins_pass_the_shell_checks():
-    hosts = ROOT / "tools" / "hosts"
+    hosts = parts.HOSTS
     scripts = [*sorted(hosts.glob("pulumi-*")), hosts / "step_aside.sh"]
     assert len(scripts) == 3
     tools = Path(sys.executable).parent

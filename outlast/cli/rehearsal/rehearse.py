@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.rehearsal import guarantees, scenario, secrets
@@ -18,6 +19,7 @@ from outlast.cli.rehearsal.cleanup import end_strays, scratch, terminable, unint
 from outlast.cli.rehearsal.rehearsal import Rehearsal, Watcher
 from outlast.cli.rehearsal.report import Report
 from outlast.cli.rehearsal.settings import (
+    LOCAL_PLACE,
     STACK,
     Delivery,
     compose,
@@ -40,21 +42,22 @@ def rehearse(
     """Run the whole rehearsal in a temporary folder and leave nothing behind.
 
     `name`: a scenario's name or file; None: the default for the trainer or command. `stack`: the
-    stack to rehearse; None: the example. `data`: files for the local cloud's buckets, each
-    `gs://BUCKET/PATH=FOLDER`. `args` override the stack's hyperparameters. OperateError: the
-    rehearsal could not be carried out. KeyboardInterrupt passes through after everything that was
-    started has ended.
+    stack to rehearse; None: `dev`, which in the checkout is the example. `data`: files for the
+    local cloud's buckets, each `gs://BUCKET/PATH=FOLDER`. `args` override the stack's
+    hyperparameters. OperateError: the rehearsal could not be carried out. KeyboardInterrupt passes
+    through after everything that was started has ended.
     """
     deliveries = [Delivery.parse(text) for text in data]
-    settings = read_config(STACK) if stack is None else read_own(stack)
+    own = stack is not None or engine.project() != PACKAGE.parent
+    settings = read_own(stack or STACK) if own else read_config(STACK)
     path = scenario.find(name or scenario.default_of(settings))
     parts = engine.find_parts()
     played = scenario.read(path, parts)
     args = {**(args or {}), **({} if limit_rows is None else {"limit-rows": limit_rows})}
-    config = compose(settings, played, args, own=stack is not None)
+    config = compose(settings, played, args, own=own)
     played.check_moments(command=bool(config.get("outlast:command")))
-    if stack is not None:
-        played = played.moved(str(read_config(STACK)["gcp:zone"]), zone_of(config))
+    if own:
+        played = played.moved(LOCAL_PLACE["gcp:zone"], zone_of(config))
     config, held = secrets.take_over(config, os.environ)
     started = time.monotonic()
     with terminable(), scratch() as folder:

@@ -16,23 +16,29 @@ from outlast.cli.errors import RehearsalError, UsageError
 from outlast.cli.rehearsal.scenario import Scenario
 
 STACK = "dev"
-"""The stack whose settings are rehearsed where none is named."""
+"""The stack that is rehearsed if none is named."""
 
 BASELINE = "-baseline"
 LONGEST_BEFORE = 40 - len(BASELINE)
 """Characters that an experiment's name has left for it; `layout.EXPERIMENT_PATTERN` is the rule."""
 
-LOCAL_SETTINGS = (
-    "outlast:image",
-    "outlast:checkpointEvery",
-    "outlast:noticeSec",
-    "outlast:stopSec",
-    "outlast:waitBeatSec",
-    "outlast:waitVerdictSec",
-    "outlast:waitBackoffSec",
-    "outlast:waitDriverSec",
-)
-"""What a stack of one's own takes over from the example's: the local cloud's image and pace."""
+LOCAL_SETTINGS = {
+    "outlast:image": "projects/outlast-rehearsal/global/images/family/outlast",
+    "outlast:checkpointEvery": "2s",
+    "outlast:noticeSec": "3",
+    "outlast:stopSec": "2",
+    "outlast:waitBeatSec": "1",
+    "outlast:waitVerdictSec": "3",
+    "outlast:waitBackoffSec": "1",
+    "outlast:waitDriverSec": "2",
+}
+"""The local cloud's image and pace, which every rehearsed stack gets."""
+LOCAL_PLACE = {
+    "gcp:project": "outlast-rehearsal",
+    "gcp:region": "europe-west4",
+    "gcp:zone": "europe-west4-a",
+}
+"""Where the local cloud is."""
 LONGEST_SEC = 86_400
 """A day, the most that a wait may be."""
 TRAINING_SETTINGS = frozenset({"outlast:trainer", "outlast:args", "outlast:command"})
@@ -73,8 +79,8 @@ class Delivery:
 
 
 def read_config(stack: str) -> dict[str, Any]:
-    """The settings of `Pulumi.<stack>.yaml` of the checkout, by full key. The example's are whole.
-    RehearsalError: the file cannot be read as a stack's."""
+    """The settings of the project's `Pulumi.<stack>.yaml`, by full key. RehearsalError: the file
+    cannot be read as a stack's."""
     import yaml
 
     path = engine.project() / f"Pulumi.{stack}.yaml"
@@ -100,13 +106,6 @@ def read_config(stack: str) -> dict[str, Any]:
                 f"{path.name}: config {key!r}: must be a setting's name, such as outlast:trainer;"
                 " correct the file."
             )
-    if stack == STACK:
-        for key in ("gcp:project", "gcp:region", "gcp:zone", *LOCAL_SETTINGS):
-            if not found.get(key):
-                raise RehearsalError(
-                    f"{path.name}: lacks {key}, which every rehearsal takes from it; restore it"
-                    " from git."
-                )
     return dict(found)
 
 
@@ -127,7 +126,7 @@ def read_own(stack: str) -> dict[str, Any]:
             f"--stack {stack}: there is no Pulumi.{stack}.yaml in {engine.project()}; "
             f"the stacks there are {', '.join(known)}."
         )
-    config, example = read_config(stack), read_config(STACK)
+    config = read_config(stack)
     # A rehearsal reaches nobody outside.
     config.pop("outlast:webhook", None)
     for key, value in config.items():
@@ -139,11 +138,7 @@ def read_own(stack: str) -> dict[str, Any]:
     project = config.get("gcp:project") or stack
     config.setdefault("outlast:bucket", f"{project}-outlast")  # as its own paths name it
     config.setdefault("outlast:experiment", stack)
-    config["gcp:project"] = example["gcp:project"]
-    for key in ("gcp:region", "gcp:zone"):
-        config.setdefault(key, example[key])
-    config |= {key: example[key] for key in LOCAL_SETTINGS}
-    return config
+    return {**LOCAL_PLACE, **config, "gcp:project": LOCAL_PLACE["gcp:project"], **LOCAL_SETTINGS}
 
 
 def compose(
