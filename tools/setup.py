@@ -47,7 +47,7 @@ if sys.version_info[:2] >= PYTHONS[0]:  # an older one cannot read the module
     from outlast.cli.parts import (
         HOSTS,
         Progress,
-        SetupError,
+        SetupError,  # type: ignore[assignment]
         cache_dir,
         clock,
         digest,
