@@ -150,7 +150,10 @@ def run_limit(resource: Resource, _limits: Limits) -> str | None:
     if resource.type not in MACHINES:
         return None
     scheduling = resource.inputs.get("scheduling") or {}
-    if scheduling.get("terminationTime") or scheduling.get("maxRunDuration"):
+    duration = scheduling.get("maxRunDuration")
+    if isinstance(duration, Mapping):
+        duration = str(duration.get("seconds", "0")).strip("0 ")
+    if scheduling.get("terminationTime") or duration:
         return None
     return (
         "scheduling has neither terminationTime nor maxRunDuration: a VM that hangs would bill for"
@@ -174,7 +177,8 @@ def public_access(resource: Resource, _limits: Limits) -> str | None:
     acl = re.sub(r"[^a-z]", "", str(resource.inputs.get("predefinedAcl", "")).lower())
     if acl in PUBLIC_ACLS:
         return f"predefinedAcl {resource.inputs['predefinedAcl']} opens it; leave it out"
-    found = EVERYONE & {who for _, who in _grants(resource)}
+    known = {who.strip().lower() for _, who in _grants(resource)}
+    found = {who for who in EVERYONE if who.lower() in known}
     if not found:
         return None
     return f"grants {min(found)} access; name the accounts that need it"
@@ -461,13 +465,28 @@ def _bindings(resource: Resource) -> list[dict[str, Any]] | None:
     """Role and members of each binding of a policy document; None: there is none, or none that can
     be read (https://cloud.google.com/iam/docs/reference/rest/v1/Policy)."""
     try:
-        policy = json.loads(resource.inputs["policyData"])
+        policy = json.loads(resource.inputs["policyData"], object_pairs_hook=_once)
+        bindings = policy.get("bindings") or ()
+        if not policy.keys() <= _POLICY or any(not one.keys() <= _BINDING for one in bindings):
+            return None
         return [
             {"role": str(one["role"]), "members": [str(who) for who in one.get("members") or ()]}
-            for one in policy.get("bindings") or ()
+            for one in bindings
         ]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None
+
+
+_POLICY = frozenset({"auditConfigs", "bindings", "etag", "version"})
+_BINDING = frozenset({"condition", "members", "role"})
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; ValueError for a key that is there twice, in whatever case: the provider reads
+    names without it, and takes another one than Python does."""
+    if len({key.lower() for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is there twice")
+    return dict(pairs)
 
 
 def _metadata(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -31,9 +31,12 @@ class Form:
     pattern: str
     rule: str
 
+    def matches(self, text: object) -> bool:
+        return isinstance(text, str) and bool(_compiled(self.pattern).fullmatch(text))
+
     def check(self, text: str, where: str) -> str:
         """``text`` itself, or a ValueError that begins with ``where``."""
-        if not isinstance(text, str) or not _compiled(self.pattern).fullmatch(text):
+        if not self.matches(text):
             shown = repr(text) if len(str(text)) <= 200 else f"{str(text)[:200]!r}…"
             raise ValueError(f"{where} {shown}: must be {self.rule}")
         return text

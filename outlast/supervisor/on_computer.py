@@ -15,6 +15,7 @@ from pathlib import Path
 from outlast import protocol
 from outlast.base import exits
 from outlast.base.console import write_line
+from outlast.base.names import LABEL
 from outlast.base.retry import Limits, Patience
 from outlast.bucket.data import Cache, DataError, user_cache
 from outlast.bucket.fetch import place_of
@@ -159,7 +160,9 @@ def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
     head = reading.head
     if head.owner == owner or head.state.ended or head.chain or not over:
         return
-    aside = run_dir.with_name(f"{run_dir.name}.{head.owner.rpartition('/')[2]}-{head.nonce[:6]}")
+    run = head.owner.rpartition("/")[2]
+    named = f"{run}-{head.nonce[:6]}" if LABEL.matches(run) else head.nonce[:6]
+    aside = run_dir.with_name(f"{run_dir.name}.{named}")
     run_dir.rename(aside)
     say(f"run folder {run_dir}: held another run, without a checkpoint; that is in {aside} now")
 

@@ -15,6 +15,8 @@ from blake3 import blake3
 from outlast.bucket.head import Checkpoint, Head
 from outlast.bucket.layout import Manifest, ManifestObject
 from outlast.bucket.store import open_store
+from tests.loop import programs
+from tests.loop.test_local import PROGRAM
 
 TRAIN = """
 import json, os, subprocess, sys, time
@@ -123,3 +125,19 @@ def test_notes_of_a_command_are_not_written_through_a_link(victim: Victim, name:
     (victim.run / name).symlink_to(victim.home / "lake/keep")
     assert victim.train().returncode == 3
     assert (victim.home / "lake/keep").read_text() == "precious"
+
+
+@pytest.mark.parametrize("owner", ["folder/a/\0x", f"folder/a/{'y' * 300}", "folder/x/.."])
+def test_a_stale_run_is_set_aside_under_a_name_that_it_does_not_choose(
+    tmp_path: Path, owner: str
+) -> None:
+    (tmp_path / "walk.py").write_text(PROGRAM)
+    argv = [sys.executable, "walk.py", str(tmp_path / "run")]
+    assert programs.run(tmp_path, [*argv, "1.0"], FAIL_AT="1").returncode == 1
+    store = open_store(str(tmp_path / "run"))
+    head = {**json.loads(store.get("HEAD")[0]), "owner": owner, "chain": [], "lineage": []}
+    store.put("HEAD", json.dumps(head).encode())
+    again = programs.run(tmp_path, [*argv, "2.0"])
+    assert again.returncode == 0, again.stderr
+    (aside,) = tmp_path.glob("run.*")
+    assert aside.name == f"run.{head['nonce'][:6]}"

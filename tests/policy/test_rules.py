@@ -95,6 +95,24 @@ def test_what_keeps_every_rule_passes():
         (PROJECT_POLICY, {"policyData": policy("roles/owner", "user:a@b.c")}, "primitive-role"),
         (PROJECT_POLICY, {"policyData": "unknown before up"}, "unjudged"),
         (PROJECT_POLICY, {"policyData": {"bindings": []}}, "unjudged"),
+        *(
+            (PROJECT_POLICY, {"policyData": text}, "unjudged")
+            for text in (
+                '{"bindings": [{"role": "roles/owner", "members": ["user:a"]}], "bindings": []}',
+                '{"bindings": [], "Bindings": [{"role": "roles/owner", "members": ["user:a"]}]}',
+                '{"Bindings": [{"role": "roles/owner", "members": ["user:a"]}]}',
+                '{"bindings": [{"Role": "roles/owner", "members": ["user:a"]}]}',
+                '{"bindings": [{"role": "roles/x", "members": [], "Members": ["allUsers"]}]}',
+                '{"bindings": {"role": "roles/owner", "members": ["user:a"]}}',
+            )
+        ),
+        (
+            "gcp:storage/bucketIAMMember:BucketIAMMember",
+            {"member": " allusers", "role": "roles/storage.objectViewer"},
+            "public-access",
+        ),
+        (TEMPLATE, template(scheduling={"maxRunDuration": {"seconds": 0}}), "run-limit"),
+        (TEMPLATE, template(scheduling={"maxRunDuration": {"nanos": 1}}), "run-limit"),
         ("gcp:storage/bucketACL:BucketACL", {"predefinedAcl": "publicRead"}, "public-access"),
         ("gcp:storage/bucketACL:BucketACL", {"defaultAcl": "READER:allUsers"}, "public-access"),
         (
