@@ -2,6 +2,8 @@
 
 import hashlib
 import inspect
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from google.protobuf import struct_pb2
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
-from outlast.localcloud.provider import changes, values
+from outlast.localcloud.provider import changes, rest, values
 from outlast.localcloud.provider.kind import DEFAULTS, auto_name
 from outlast.localcloud.provider.server import KINDS, start
 from outlast.localcloud.provider.values import (
@@ -647,6 +649,32 @@ def test_a_policy_that_changed_under_way_is_written_again(engine: Engine, whole_
     assert engine.read(MEMBER, id, checked, state)[0] == id
     whole_cloud.call("DELETE", f"/_local/faults/{rule}")
     engine.delete(MEMBER, id, state)
+
+
+def test_a_binding_waits_for_an_account_that_iam_does_not_know_yet(engine: Engine):
+    """As the plugin does: IAM hears of a new account late."""
+    name = unique("late")
+    project = engine.create(ACCOUNT, {"accountId": unique("vm")})[2]["member"].rpartition("@")[2]
+    inputs = {"role": "roles/compute.viewer", "member": f"serviceAccount:{name}@{project}"}
+    begun = time.monotonic()
+    made: list[Any] = []
+    late = threading.Timer(2.0, lambda: made.append(engine.create(ACCOUNT, {"accountId": name})))
+    late.start()
+    id, checked, state = engine.create(MEMBER, inputs)
+    late.join()
+    assert made and time.monotonic() - begun >= 2.0
+    assert engine.read(MEMBER, id, checked, state)[0] == id
+    engine.delete(MEMBER, id, state)
+
+
+def test_a_binding_of_an_account_that_never_comes_ends_with_its_name(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rest, "NEW_ACCOUNT_SEC", 1.5)
+    project = engine.create(ACCOUNT, {"accountId": unique("vm")})[2]["member"].rpartition("@")[2]
+    inputs = {"role": "roles/compute.viewer", "member": f"serviceAccount:nobody@{project}"}
+    with pytest.raises(grpc.RpcError, match="nobody@.* does not exist"):
+        engine.create(MEMBER, inputs)
 
 
 # ------------------------------------------------------------------------- what is only declared

@@ -1,16 +1,22 @@
 """How real programs leave their training on a laptop: a test for each row of the guide's table."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.loop import programs
+from tests.stores import BUCKET, storage_api
+
+__all__ = ["storage_api"]
 
 TOTAL = 40
 PROGRAM = f"""
@@ -222,6 +228,68 @@ def test_a_supervisor_without_a_trainer_takes_no_term(tmp_path: Path) -> None:
             process.send_signal(number)
             assert process.wait(20) == code
         programs.wait_until_alone(tmp_path)
+
+
+@contextlib.contextmanager
+def forwarded(port: int, address: str) -> Iterator[None]:
+    """``port`` is the server at ``address`` meanwhile."""
+    host, _, to = address.rpartition("/")[2].partition(":")
+    ours, its = (f"Host: {host}:{number}".encode() for number in (port, to))
+    threads: list[threading.Thread] = []
+    ends: list[socket.socket] = []
+
+    def begin(target: Callable[..., None], *arguments: object) -> None:
+        threads.append(threading.Thread(target=target, args=arguments))
+        threads[-1].start()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with source, contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data.replace(ours, its))  # it answers for its own address alone
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here = listener.accept()[0]
+                there = socket.create_connection((host, int(to)))
+                ends.extend((here, there))
+                begin(pump, here, there)
+                begin(pump, there, here)
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        begin(accept)
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for end in ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+
+def test_once_the_network_is_back_the_same_command_trains_to_its_end(
+    tmp_path: Path, storage_api: str
+) -> None:
+    """A run in a bucket that was begun offline and given up has left nothing in the way."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"gs://{BUCKET}/experiments/back/first"
+    command = argv(tmp_path, f"train(run_dir={url!r})")
+    more = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+    more |= {"OUTLAST_CACHE": str(tmp_path / "cache")}
+    with programs.started(tmp_path, command, **more) as process:
+        programs.wait_for(lambda: bool(programs.supervisors(tmp_path)), process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 75
+    programs.wait_until_alone(tmp_path)
+    with forwarded(port, storage_api):
+        done = programs.run(tmp_path, command, **more)
+    assert done.returncode == 0 and "term 1: starts from scratch" in done.stderr, done.stderr
+    assert f"the run is done; its result is in {url}" in done.stderr
 
 
 # Programs that reach outlast.train again.

@@ -18,6 +18,7 @@ import torch
 import outlast
 
 run_dir, die_at = sys.argv[1], int(sys.argv[2])
+workers, kill = int(os.environ.get("WORKERS", "2")), int(os.environ.get("KILL", "0"))
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self): return 40
@@ -30,7 +31,8 @@ def main():
     torch.manual_seed(0)
     sampler = outlast.BatchSampler(40, batch_size=4, seed=1)
     loader = torch.utils.data.DataLoader(
-        Rows(), batch_sampler=sampler, num_workers=2, multiprocessing_context="fork"
+        Rows(), batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 2,
+        multiprocessing_context="fork" if workers else None
     )
     rows = []
     state = {"sampler": sampler, "rows": rows, "rng": torch.random}
@@ -40,6 +42,8 @@ def main():
         for step, batch in zip(run.steps(), sampler.over(loader)):
             rows.append(batch.tolist())
             run._session.wait_committed(60)
+            if step == kill:
+                os._exit(9)
         run.result("out.json").write_text(json.dumps(rows))
 
 if __name__ == "__main__":
@@ -73,3 +77,24 @@ def test_a_dead_worker_is_an_exception_and_the_run_resumes(
     again = run("failed")
     assert again.returncode == 0, again.stderr
     assert json.loads(programs.result_of(tmp_path / "failed")["out.json"]) == rows
+
+
+def test_the_number_of_workers_may_change_between_two_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "WAIT_SEC", 240.0)
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def run(folder: str, **more: str):
+        done = programs.run(tmp_path, [sys.executable, "program.py", folder, "-1"], **more)
+        programs.wait_until_alone(tmp_path)
+        return done
+
+    assert run("baseline", WORKERS="0").returncode == 0
+    for workers, kill in (("2", "4"), ("0", "7")):
+        assert run("killed", WORKERS=workers, KILL=kill).returncode == 9
+        assert programs.newest(tmp_path / "killed") >= int(kill) - 2
+    again = run("killed", WORKERS="3")
+    assert again.returncode == 0 and "resumes at step" in again.stderr, again.stderr
+    ends = [programs.result_of(tmp_path / each)["out.json"] for each in ("baseline", "killed")]
+    assert json.loads(ends[0]) == json.loads(ends[1])

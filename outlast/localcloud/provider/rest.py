@@ -1,6 +1,7 @@
 """Requests to the local cloud's APIs."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,10 @@ BUSY_TRIES = 5
 BUSY_WAIT_SEC = 0.5
 CONFLICTS = (409, 412)
 CONFLICT_TRIES = 12
+NEW_ACCOUNT_SEC = 60.0
+"""A binding of an account that IAM does not know yet is tried for so long."""
+NEW_ACCOUNT_WAIT_SEC = 1.0
+_NEW_ACCOUNT = re.compile(r"[Ss]ervice account \S+ does not exist")
 CONFLICT_WAIT_SEC = 0.2
 MAX_CONNECTIONS = 32
 
@@ -168,7 +173,8 @@ def edit_policy(
     with _policy_locks_guard:
         lock = _policy_locks.setdefault(key, threading.Lock())
     with lock:
-        for attempt in range(1, CONFLICT_TRIES + 1):
+        tries, until_sec = 0, time.monotonic() + NEW_ACCOUNT_SEC
+        while True:
             policy = read()
             if not change(policy):
                 return
@@ -176,6 +182,15 @@ def edit_policy(
                 write(policy)
                 return
             except ApiFailure as failure:
-                if failure.status not in CONFLICTS or attempt == CONFLICT_TRIES:
+                if _is_of_new_account(failure) and time.monotonic() < until_sec:
+                    time.sleep(NEW_ACCOUNT_WAIT_SEC)
+                    continue
+                tries += 1
+                if failure.status not in CONFLICTS or tries == CONFLICT_TRIES:
                     raise
-            time.sleep(CONFLICT_WAIT_SEC * attempt)
+            time.sleep(CONFLICT_WAIT_SEC * tries)
+
+
+def _is_of_new_account(failure: ApiFailure) -> bool:
+    """Whether IAM does not know an account yet, which may have been created a moment ago."""
+    return failure.status == 400 and bool(_NEW_ACCOUNT.search(str(failure)))
