@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import zip_longest
+from shlex import quote
 
 from blake3 import blake3
 
@@ -69,7 +70,9 @@ def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Repaire
         raise OperateError(f"{place.name}: {what}.")
     if not owner.startswith(NO_STACK):
         stack = owner.rpartition("/")[2]
-        raise OperateError(f"{place.name}: is the run of stack {stack}; outlast repair {stack}.")
+        raise OperateError(
+            f"{place.name}: is the run of stack {stack}; outlast repair {quote(stack)}."
+        )
     return repair(place.store, place.layout, owner, silent_sec=silent_sec)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pulumi.dynamic import CheckFailure
 
 from outlast.cloud import fit, images
-from outlast.dynamic.host import say
+from outlast.dynamic.host import failure, say
 
 KEYS = ("owner", "bucket", "prefix", "run", "resume")
 """Inputs that say which run is pinned; any other one is another pin."""
@@ -46,7 +46,7 @@ def failures(olds: Props, news: Props) -> list[CheckFailure]:
     try:
         _fitting(setting, reference, news)
     except NoImage as error:
-        return [CheckFailure("image", str(error))]
+        return [failure("image", str(error))]
     except Unanswered:
         pass  # a preview needs no cloud, and `create` fails without
     return []

@@ -8,6 +8,8 @@ import traceback
 from types import SimpleNamespace
 from typing import Any
 
+from pulumi.dynamic import CheckFailure
+
 from outlast.base.visible import visible
 
 _said: set[str] = set()
@@ -17,14 +19,25 @@ def say(sentence: str) -> None:
     """To the engine, which shows a plugin's stderr; once a process, checks being repeated."""
     if sentence not in _said:
         _said.add(sentence)
-        print(visible(sentence), file=sys.stderr, flush=True)
+        print(as_text(sentence), file=sys.stderr, flush=True)
+
+
+def as_text(sentence: str) -> str:
+    """A sentence that the engine shows as it is: it may quote a bucket's records, and the engine
+    passes control characters on and takes ``<{%red%}>`` for a colour."""
+    return visible(sentence).replace("<{%", "< {%")
+
+
+def failure(name: str, reason: str) -> CheckFailure:
+    """What a check says against an input, as text."""
+    return CheckFailure(name, as_text(reason))
 
 
 def _format_exc() -> str:
     """What the engine shows of an error: ours are sentences, of others it is all there is."""
     error = sys.exception()
     if type(error).__module__.partition(".")[0] == "outlast":
-        return visible(str(error))
+        return as_text(str(error))
     return traceback.format_exc()
 
 

@@ -8,7 +8,6 @@ from typing import Any, TypedDict
 
 import pulumi
 from pulumi.dynamic import (
-    CheckFailure,
     CheckResult,
     CreateResult,
     DiffResult,
@@ -18,7 +17,7 @@ from pulumi.dynamic import (
 )
 
 from outlast.base import folders
-from outlast.dynamic.host import say
+from outlast.dynamic.host import failure, say
 
 
 class ImageBakeProvider(ResourceProvider):
@@ -38,7 +37,7 @@ class ImageBakeProvider(ResourceProvider):
                 say(f"outlast:imageRecipe.base {recipe['base']!r}: not looked up ({found.why})")
             refusal = bake.base_refusal(recipe["base"], found)
             if refusal:
-                failures.append(CheckFailure("recipe", refusal))
+                failures.append(failure("recipe", refusal))
         return CheckResult(news, failures)
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:

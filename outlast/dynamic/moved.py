@@ -5,6 +5,7 @@ backend has another name; one whose experiment, bucket or project has changed ha
 """
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 OWNER_PARTS = ("organization", "project", "stack")
@@ -86,9 +87,9 @@ def _back(before: str, now: str) -> str:
     if len(old) != len(OWNER_PARTS):
         return "go on with it as it was started"  # a run without a stack
     if old[:2] == new[:2]:
-        return f"rename it back: pulumi stack rename {old[2]}"
+        return f"rename it back: pulumi stack rename {quote(old[2])}"
     if old[0] == new[0]:
-        return f"rename it back: pulumi stack rename {before}"
+        return f"rename it back: pulumi stack rename {quote(before)}"
     return f"go on with it in organization {old[0]}, where it is {before}"
 
 

@@ -28,7 +28,7 @@ from outlast.bucket.head import Head
 from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.store import NotFound, Store, StoreError, open_store
 from outlast.dynamic import boot_image, moved
-from outlast.dynamic.host import say
+from outlast.dynamic.host import failure, say
 from outlast.spec import changes
 
 _WHERE = ("bucket", "prefix", "run")
@@ -288,7 +288,7 @@ def _pin_of(props: dict[str, Any]) -> Pin:
 
 
 def _foreign(head: Head, olds: Mapping[str, Any], news: Mapping[str, Any]) -> CheckFailure:
-    return CheckFailure("owner", moved.foreign(head.owner, olds, news))
+    return failure("owner", moved.foreign(head.owner, olds, news))
 
 
 def _stack(props: dict[str, Any]) -> str:
@@ -324,7 +324,7 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
         )
     except (StoreError, GoogleAuthError):
         why = None  # a preview needs no cloud, and `create` fails without
-    return [CheckFailure("run", why)] if why else []
+    return [failure("run", why)] if why else []
 
 
 def _replaced(head: Head, olds: dict[str, Any], news: dict[str, Any], now: datetime) -> str | None:
@@ -350,7 +350,7 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
             content = _recorded_content(store, layout, head) or {}
             why = guard(head, layout.run, content, news, up=False, now=store.now())
             if why:
-                return [CheckFailure("run", why)]
+                return [failure("run", why)]
     except (StoreError, GoogleAuthError, Unreadable):
         pass
     return []
@@ -401,4 +401,4 @@ def _unchangeable(
         f"run {news['run']}, named by outlast:run, at step {head.step}: {why}; take the change"
         " back, or leave outlast:run out to begin another run"
     )
-    return [CheckFailure("run", reason)]
+    return [failure("run", reason)]

@@ -666,3 +666,23 @@ def test_a_placement_that_a_vm_wrote_never_locks_later_vms_out(place):
     assert found.place == 1_000_000 and found.size == 0
     assert "outlast resume continues with placement 0" in (obstacle(head, resume=1, now=NOW) or "")
     assert pin(head, resume=2, limit_minutes=60, now=NOW).place == 0
+
+
+def test_what_a_bucket_says_reaches_the_engine_as_text(store, capsys):
+    """The engine passes control characters on to the terminal, and reads its own colour marks."""
+    hostile = "\x1b]52;c;eA==\x07\x1b[2J<{%red%}>\u202e"
+    put(store, dataclasses.replace(OPEN, owner=f"organization/{hostile}/dev"))
+    said = reasons({}, PROPS)
+    host.say(f"x {hostile}")
+    said += [capsys.readouterr().err, host.failure("run", f"x {hostile}").reason]
+    assert len(said) == 3
+    for one in said:
+        assert "?]52;c;" in one and "<{%" not in one
+        assert not {"\x1b", "\x07", "\u202e"} & set(one)
+
+
+def test_a_command_that_is_shown_runs_nothing_that_a_bucket_wrote(store):
+    """People copy it to a shell."""
+    put(store, dataclasses.replace(OPEN, owner="organization/outlast/x; touch pwned"))
+    (reason,) = reasons({}, PROPS)
+    assert "pulumi stack rename 'x; touch pwned'; otherwise" in reason
