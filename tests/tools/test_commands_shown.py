@@ -35,6 +35,7 @@ RUN_BY = {
     "outlast cloud stop": ("tests/cli/test_cloud.py", 'cloud("stop"'),
     "outlast costs": ("tests/bucket/test_hostile_folder.py", '"costs"'),
     "outlast destroy": ("tests/engine/test_changes.py", 'outlast("destroy", "dev"'),
+    "outlast init": ("tests/engine/test_wheel.py", '"outlast", "init", "demo"'),
     "outlast mark": ("tests/engine/trainer_view.py", '"outlast", "mark"'),
     "outlast preview": ("tests/program/test_stack_changes.py", 'outlast("preview", "dev"'),
     "outlast preview --json": ("tests/cli/test_preview.py", "as_json"),
@@ -223,8 +224,13 @@ def test_every_extra_to_install_is_declared() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    named = [re.fullmatch(r"(?:\.|outlast)\[(\w+)\]", one.words[-1]) for one in of("pip")]
-    assert all(match and match[1] in extras for match in named), of("pip")
+    built = (ROOT / "tests/engine/test_wheel.py").read_text()
+    for one in of("pip"):
+        if is_by_name(one, ["pip wheel --no-deps -w dist .", "pip install dist/outlast-*.whl"]):
+            assert '"wheel", "--quiet", "--no-deps"' in built and '"install"' in built
+            continue
+        named = re.fullmatch(r"(?:\.|outlast)\[(\w+)\]", one.words[-1])
+        assert one.words[1] == "install" and named and named[1] in extras, one
 
 
 def test_the_option_of_uv_is_one() -> None:
