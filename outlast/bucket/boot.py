@@ -180,6 +180,8 @@ def _decide_on(
         return Decision(
             Act.TAKE, None, f"resume {claim.resume}: takes term {reopened.term}", reopened
         )
+    # HEAD is the VMs' to write; the stack's own limit, which the pin has, bounds what it says.
+    head = replace(head, deadline=min(head.deadline, claim.deadline))
     if now >= head.deadline:
         return _ending(head, Reason.LIMIT, "the run's deadline has passed", nonce)
     barren = min(head.barren, MAX_BARREN)

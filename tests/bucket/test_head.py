@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -166,6 +166,18 @@ def test_a_higher_resume_reopens(look: Head) -> None:
         deadline=LATER,
         nonce="new",
     )
+
+
+@pytest.mark.parametrize("said", [LATER, LATER + timedelta(days=3000)])
+def test_a_deadline_that_a_vm_wrote_is_bounded_by_the_pins(said: datetime) -> None:
+    """HEAD is the VMs' to write: a forged one gives no attempt more time than its stack does."""
+    own = Claim("org/demo/dev", 1, 1, DEADLINE)
+    taken = decision(head(deadline=said), own).head
+    assert taken.deadline == DEADLINE
+    late = decide(head(deadline=said), own, has_attempts=True, now=DEADLINE, nonce="new")
+    assert (late.act, late.reason, late.head.deadline) == (Act.END, Reason.LIMIT, DEADLINE)
+    earlier = DEADLINE - timedelta(hours=1)
+    assert decision(head(deadline=earlier), own).head.deadline == earlier
 
 
 @pytest.mark.parametrize("late", [timedelta(0), timedelta(seconds=1)])

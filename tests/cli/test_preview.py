@@ -227,6 +227,19 @@ def test_a_first_up_starts_anew_and_costs_its_whole_limit():
     assert "(24.0 h, its whole limit)" in found.after.at_the_limit
 
 
+def test_a_forged_deadline_costs_no_more_than_the_stacks_own_limit():
+    """A pin that is made again takes the deadline from HEAD, which the VMs write, and bounds it."""
+    steps = [
+        Step("create", PIN, "run", {}, NEW_PIN),
+        Step("create", TEMPLATES[0], "template", {}, TEMPLATE),
+        Step("create", GROUPS[0], "group", {}, GROUP),
+    ]
+    forged = replace(OPEN, deadline=NOW + timedelta(days=3000))
+    assert reviewed(steps, _aaaaaaaaaa=forged).after.hours == 24
+    soon = replace(OPEN, deadline=NOW + timedelta(hours=2))
+    assert reviewed(steps, _aaaaaaaaaa=soon).after.hours == 2
+
+
 def test_a_machine_is_priced_before_and_after():
     found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
     assert found.after.sum.hour == pytest.approx(2 * found.before.sum.hour)

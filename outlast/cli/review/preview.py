@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -548,7 +548,7 @@ def _side(
     head = looks.get(pin.run)
     deadline = pin.deadline
     if anew and isinstance(head, Head) and head.resume == pin.resume:
-        deadline = head.deadline
+        deadline = min(head.deadline, now + timedelta(minutes=pin.limit_minutes))
     elif anew:
         deadline = None
     if deadline is None:
