@@ -11,7 +11,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup tables check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup tables coverage check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -71,6 +71,9 @@ $(POLICY)/installed: requirements/policy.txt | setup
 tables: setup ## docs/configuration.md, components.md and machine-types.md, from what the code declares
 	$(VENV)/python tools/tables.py
 	$(VENV)/python tools/machines_table.py
+
+coverage: setup ## branch coverage by the tests without engine and VMs
+	$(PYTEST) $(SIDE_BY_SIDE) --cov=outlast --cov-branch --cov-report=term:skip-covered
 
 check: setup ## ruff, pyright, then every test
 	$(VENV)/ruff check .

@@ -19,9 +19,23 @@ if TYPE_CHECKING:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="outlast")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, asked: _show_version(context) if asked else None,
+    help="Show the version and the commit.",
+)
 def cli() -> None:
     """Training on preemptible Compute Engine VMs, so that preemption does not matter."""
+
+
+def _show_version(context: click.Context) -> None:
+    from outlast.cli import version
+
+    say(f"outlast {version.text()}")
+    context.exit()
 
 
 @cli.command()

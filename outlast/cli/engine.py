@@ -155,12 +155,12 @@ class Stack:
         self.name = name
         folder.mkdir(parents=True)
         root = project()
-        definition = yaml.safe_load((root / PROJECT_FILE).read_text())
+        definition: dict[str, Any] = yaml.safe_load((root / PROJECT_FILE).read_text())
         definition["main"] = str(Path("project", definition.get("main") or "."))
         runtime = definition["runtime"]
-        runtime = {"name": runtime} if isinstance(runtime, str) else runtime
-        options = {**(runtime.get("options") or {}), "virtualenv": str(Path(sys.prefix))}
-        definition["runtime"] = {**runtime, "options": options}
+        named: dict[str, Any] = {"name": runtime} if isinstance(runtime, str) else runtime
+        options = {**(named.get("options") or {}), "virtualenv": str(Path(sys.prefix))}
+        definition["runtime"] = {**named, "options": options}
         (folder / "project").symlink_to(root, target_is_directory=True)
         (folder / PROJECT_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
         settings = {"config": dict(config)}

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "pulumi", "interpreter")
     for name in parts_of_it:
         shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "tools/build_backend.py"):
+        (sources / name).parent.mkdir(exist_ok=True)
         shutil.copy2(ROOT / name, sources / name)
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
     subprocess.run([sys.executable, "-m", "pip", *build], cwd=sources, check=True, timeout=300)
@@ -144,6 +146,23 @@ def test_a_new_project_is_rehearsed_and_reviewed_and_comes_up(
     finally:
         stopped = called(environment, "outlast", "cloud", "stop", "--state", state, cwd=demo)
     assert stopped.returncode == 0, stopped.stderr
+
+
+def test_a_wheel_knows_the_commit_that_it_is_built_from(environment: Path, tmp_path: Path) -> None:
+    sources = environment.parent / "checkout"
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "All"]):
+        subprocess.run(["git", *words], cwd=sources, check=True, timeout=60)
+    head = ["git", "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(head, cwd=sources, capture_output=True, text=True, check=True).stdout
+    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    subprocess.run([sys.executable, "-m", "pip", *build], cwd=sources, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("outlast/cli/commit.txt").decode() == commit.strip()
+    assert not (sources / "outlast/cli/commit.txt").exists()
+    done = called(environment, "outlast", "--version", cwd=tmp_path)
+    assert done.stdout == "outlast 0.1.0\n"  # that one was built without a repository
 
 
 def test_the_engine_of_the_cache_fits(environment: Path) -> None:

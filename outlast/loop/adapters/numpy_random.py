@@ -147,8 +147,8 @@ def _check(value: Any, path: str) -> None:
         count, place, end = _WORDS[name]
         held = value if name == "Philox" else inner
         words, at = held.get("buffer" if name == "Philox" else "key"), held.get(place)
-        fits = isinstance(words, np.ndarray) and words.shape == (count,) and type(at) is int
-        if not fits or not 0 <= at <= end:
+        fits = isinstance(words, np.ndarray) and words.shape == (count,)
+        if not fits or type(at) is not int or not 0 <= at <= end:
             raise DoesNotFit(f"{path}: the checkpoint holds a {name} at word {at!r} of {count}")
 
 
