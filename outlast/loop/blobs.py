@@ -81,6 +81,8 @@ class Blobs:
         self.loose: dict[str, Any] = {}
         """What stands in attributes of modules and cannot be saved, by path."""
         self.open: set[int] = set()
+        self.outside: Exception | None = None
+        """An error that came while something was captured, and not from that."""
         self.depth = 0
         self.detached = 0
         """Above 0 within what is restored from plain data, without a live object."""

@@ -218,6 +218,10 @@ def capture(value: object, path: str, blobs: Blobs) -> Node:
     except RecursionError:
         raise StateError(f"{path[:80]}… is nested too deep to be saved; make it flatter") from None
     except Exception as error:  # whatever foreign code raises means the same
+        # But for a signal's handler, as torch's for a DataLoader worker that was killed.
+        if blobs.outside is error or _is_readable(value, path, blobs):
+            blobs.outside = error
+            raise
         raise StateError(
             f"{path} is {kind_of(value)}, whose state cannot be read: "
             f"{type(error).__name__}: {error}"
@@ -225,6 +229,12 @@ def capture(value: object, path: str, blobs: Blobs) -> Node:
     finally:
         blobs.depth -= 1
     return _placed(value, node, path, blobs)
+
+
+def _is_readable(value: object, path: str, blobs: Blobs) -> bool:
+    """Whether a value that could not be captured can be captured now."""
+    fresh = Blobs(adapters=blobs.adapters, begun=blobs.begun)
+    return _succeeds(lambda: _capture_once(value, path, fresh))
 
 
 def _capture_once(value: object, path: str, blobs: Blobs) -> Node:
@@ -373,13 +383,25 @@ def _capture_random(value: Any, path: str, blobs: Blobs) -> Node:
     return {**node, "module": True} if value is random else node
 
 
+def _succeeds(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except Exception:
+        return False
+    return True
+
+
 def foreign(what: str, call: Callable[..., Any], *args: Any, fits: bool = False) -> Any:
-    """``call(*args)``, whose failure is the user's: StateError, or DoesNotFit for ``fits``."""
+    """``call(*args)``, whose failure is the user's: StateError, or DoesNotFit for ``fits``. One
+    without arguments, which reads, is tried again: an error that does not come again came from
+    outside, and is raised as it is."""
     try:
         return call(*args)
     except StateError:
         raise
     except Exception as error:  # whatever foreign code raises means the same
+        if not (args or fits) and _succeeds(call):
+            raise
         kind = DoesNotFit if fits else StateError
         raise kind(f"{what}: {error or type(error).__name__}") from error
 

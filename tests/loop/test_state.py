@@ -499,3 +499,30 @@ def test_differences_are_found_by_path() -> None:
     assert verify.difference(captured(1), captured(1)) is None
     for one, two in [(1, 1.0), (0.0, -0.0), (np.zeros(2), np.zeros(3)), ((1,), [1]), (True, 1)]:
         assert verify.difference(captured(one), captured(two)) == "state['x']['deep'][0]"
+
+
+class Interrupted:
+    """Its state can be read, but a signal's handler raises the first time."""
+
+    def __init__(self, errors: int) -> None:
+        self.errors = errors
+
+    def state_dict(self) -> dict[str, int]:
+        if self.errors:
+            self.errors -= 1
+            raise RuntimeError("DataLoader worker (pid 9) is killed by signal: Killed.")
+        return {"n": 1}
+
+    def load_state_dict(self, values: dict[str, int]) -> None:
+        raise NotImplementedError
+
+
+def test_an_error_from_outside_is_not_one_of_the_state() -> None:
+    """The state is sound: what ends the run is a failure of its own, which may be retried."""
+    places: list[dict[str, Any]] = [{"x": Interrupted(1)}, {"x": {"in": [Interrupted(1)]}}]
+    for values in places:
+        with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid 9\)"):
+            state.capture_all(values)
+        assert state.capture_all(values)[0]
+    with pytest.raises(state.StateError, match=r"state\['x'\]\['in'\].*DataLoader worker"):
+        state.capture_all({"x": {"in": Interrupted(1000)}})
