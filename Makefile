@@ -51,7 +51,7 @@ fuzz: setup ## changed checkpoints, results and records, which must be read or r
 kill-matrix: setup ## 30 kills each of the trainers dummy and digits; bench/README.md has the rest
 	$(VENV)/python -m bench.kill_matrix --trainer dummy --trainer digits --points 30 --seed 1
 
-scenarios: setup ## every named scenario and its planted twin, with a table; about half an hour
+scenarios: setup ## every named scenario and its planted mutant, with a table; about half an hour
 	$(VENV)/python -m tests.scenarios.play
 
 bench-setup: $(BENCH)/installed ## .venv-bench: the peers that the benches measure beside us
@@ -86,7 +86,7 @@ fmt: setup ## formats Python and shell
 	$(VENV)/ruff format .
 	$(VENV)/shfmt -w -i 2 startup/*.sh outlast/cli/hosts/*.sh outlast/cli/hosts/pulumi-*
 
-lock: setup ## locks requirements/*.in anew, with hashes
+lock: setup ## locks requirements/*.in again, with hashes
 	cd requirements && for set in runtime dev vm pip frameworks policy; do \
 	  ../$(COMPILE) $$set.in -o $$set.txt || exit 1; \
 	done

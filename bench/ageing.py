@@ -23,7 +23,7 @@ from typing import Any
 from bench import table
 from bench.sites import scratch
 from outlast.base.exits import DONE
-from outlast.bucket import blocks, ledger
+from outlast.bucket import blocks, history
 from outlast.bucket.boot import Claim
 from outlast.bucket.codec import Record
 from outlast.bucket.commit import Committer
@@ -31,7 +31,7 @@ from outlast.bucket.head import read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import (
     AttemptStart,
-    Beat,
+    Heartbeat,
     Layout,
 )
 from outlast.bucket.retention import Retention
@@ -167,7 +167,7 @@ class _Run:
         self.step += 1
         if self.step % COLLECTED_EVERY == 1:
             gc.collect()
-            gc.freeze()  # what the store holds in this process is no cost of a commit
+            gc.freeze()  # what the store holds in this process costs no commit
         (self._folder / "state").write_text(str(self.step))
         before = self.counted.operations, self.counted.seconds
         begun = time.process_time()
@@ -233,7 +233,7 @@ def _unsynced() -> Iterator[None]:
 
 
 def _status(work: Path) -> Iterator[Row]:
-    young, old = (_ledger(attempts) for attempts in (10, ATTEMPTS))
+    young, old = (_history(attempts) for attempts in (10, ATTEMPTS))
     yield _row(f"status of 10 and {ATTEMPTS} attempts: operations", young[1], old[1])
     yield _row(f"status of 10 and {ATTEMPTS} attempts: ms", young[0], old[0])
 
@@ -263,7 +263,7 @@ def _still(work: Path, history: History) -> float:
     return 1000 * took
 
 
-def _ledger(attempts: int) -> tuple[float, float]:
+def _history(attempts: int) -> tuple[float, float]:
     """(ms, operations) of reading the history of a run with so many attempts, ten steps each."""
     counted, layout = Counted(), Layout("experiments/old", "0123456789")
     bucket = MemoryStore()
@@ -277,7 +277,7 @@ def _ledger(attempts: int) -> tuple[float, float]:
     for _ in range(5):
         counted.operations = 0
         begun = time.process_time()
-        book = ledger.read(bucket.view(counted.around), layout)
+        book = history.read(bucket.view(counted.around), layout)
         found.append(time.process_time() - begun)
         assert book is not None and len(book.attempts) == attempts
     return 1000 * statistics.median(found), counted.operations
@@ -290,7 +290,7 @@ def _records(layout: Layout, term: int) -> Iterator[tuple[str, Record]]:
         AttemptStart(
             term=term,
             resume=0,
-            place=0,
+            placement=0,
             instance="vm",
             instance_id=str(term),
             boot_id="b",
@@ -306,8 +306,8 @@ def _records(layout: Layout, term: int) -> Iterator[tuple[str, Record]]:
         ),
     )
     yield (
-        layout.beat(term),
-        Beat(
+        layout.heartbeat(term),
+        Heartbeat(
             term=term,
             step=10 * term,
             total=None,

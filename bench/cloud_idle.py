@@ -1,4 +1,4 @@
-"""What the local cloud costs while nobody asks it for anything: processor and memory.
+"""What an idle local cloud costs: processor and memory.
 
     python -m bench.cloud_idle --seconds 30
 

@@ -5,11 +5,11 @@
 
 The VMs have no processes (`--no-guests`): what is measured is the platform. Over HTTP, one client
 declares the groups and waits until all are stable (create), then kills every VM and waits until all
-have successors (heal), then deletes the groups one by one (delete); told are the clock and what the
-cloud's process took of the processor, which tells more where the machine does much besides. The
-model alone, without HTTP and without keeping anything, is driven with a clock that stands still and
-measured in processor time. Both sizes take turns; a figure is the best of the rounds.
-Exit codes: 0 all targets met, 1 one is not, 69 the bench could not run.
+have successors (heal), then deletes the groups one by one (delete); the report shows the clock and
+what the cloud's process took of the processor, which tells more where the machine does much
+besides. The model alone, without HTTP and without keeping anything, is driven with a clock that
+stands still and measured in processor time. Both sizes take turns; a figure is the best of the
+rounds. Exit codes: 0 all targets met, 1 one is not, 69 the bench could not run.
 """
 
 import argparse

@@ -70,7 +70,7 @@ class Seen:
     fate: str
     said: str
     finished: bool | None = None
-    """Whether the run then reached the undisturbed bytes; None where it was not tried."""
+    """Whether the run then reached the undisturbed bytes; None if it was not tried."""
 
 
 class Subject:
@@ -226,7 +226,7 @@ def finish(subject: Subject, index: int, digest: str) -> bool:
 def make_subject(work: Path, dice: random.Random) -> tuple[Subject, str]:
     """A run that was cut with several checkpoints, the HEADs that it had, and the digest that the
     undisturbed one has."""
-    calm = FolderSite(JOB, work).calm()
+    baseline = FolderSite(JOB, work).baseline()
     folder = work / "subject"
     point = Point(0, "folder", "SIGKILL", "machine", "final upload", 1, 0.0)
     plan = make_plan(folder / "plan", point)
@@ -242,7 +242,7 @@ def make_subject(work: Path, dice: random.Random) -> tuple[Subject, str]:
     now = subject.store.get(LAYOUT.head)[0]
     before = [head for head in old if head != now]
     subject.old_heads = [*before[:1], *before[1:][-2:]]  # the first has no checkpoint yet
-    return subject, calm.digest
+    return subject, baseline.digest
 
 
 class _Heads:
@@ -273,7 +273,7 @@ class _Heads:
 
 def result_cases(work: Path, dice: random.Random) -> list[tuple[str, Seen]]:
     """The finished run's result, spoilt in each of its files and read by `fetch_result`."""
-    folder = work / "folder-calm" / "run"
+    folder = work / "folder-baseline" / "run"
     store = FolderStore(folder)
     head = read_head(store, LAYOUT).head
     assert head.end is not None and head.end.result is not None

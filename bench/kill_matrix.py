@@ -5,7 +5,7 @@
     python -m bench.kill_matrix --trainer digits --points 60 --peers --python …
 
 An undisturbed run comes first: its result, its rows and how long its phases took are the measure.
-Each point is then one run that is struck once (SIGKILL, SIGTERM, a notice) at a moment drawn from
+Each point is then one run that is hit once (SIGKILL, SIGTERM, a notice) at a moment drawn from
 the seed, and started again. Exit codes: 0 all hold, 1 something does not, 64 bad usage, 69 the
 bench could not run.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import census_rows, peers, table
 from bench.points import Verdict, as_json, draw, kinds, summary
-from bench.sites import BenchError, Calm, CloudSite, FolderSite, Job, Site, local_cloud, scratch
+from bench.sites import Baseline, BenchError, CloudSite, FolderSite, Job, Site, local_cloud, scratch
 from outlast import trainers
 from outlast.base.exits import DONE, USAGE
 from outlast.cli.errors import OperateError
@@ -33,7 +33,7 @@ PARALLEL = 2
 FAILED = 1
 CANNOT = 69
 REDRAWS = 3
-"""A blow that fell after the run had ended is drawn anew so often."""
+"""How often a fault that came after the run's end is drawn again."""
 CLOUD_SHARE = 5
 """With `--where both` every so many-th point is on VMs, which take several times as long."""
 
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
                 missing = True
     lines = [line for name, found in verdicts.items() for line in summary(name, found)]
     print(table.show(f"Kill matrix, seed {args.seed}; {table.machine()}", lines))
-    ours = [v for name in args.trainer for v in verdicts.get(name, ()) if v.struck]
+    ours = [v for name in args.trainer for v in verdicts.get(name, ()) if v.hit]
     bad = [verdict for verdict in ours if not verdict.good]
     for verdict in bad:
         print(f"point {verdict.point.number}: {verdict.why or 'differs'}: {verdict}")
@@ -128,7 +128,7 @@ def _trainer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:
             image = args.image or _image_with(args.python, work / "image")
             cloud = stack.enter_context(local_cloud(work, plans, image))
             sites["cloud"] = CloudSite(job, cloud, plans)
-        return _strike_all(args, name, args.points, sites, kinds)
+        return _inject_all(args, name, args.points, sites, kinds)
 
 
 def _image_with(python: str, image: Path) -> Path | None:
@@ -145,10 +145,10 @@ def _image_with(python: str, image: Path) -> Path | None:
 
 def _peer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:
     site = peers.PeerSite(name, args.peer_python, work)
-    return _strike_all(args, name, args.peer_points, {"folder": site}, peers.kinds)
+    return _inject_all(args, name, args.peer_points, {"folder": site}, peers.kinds)
 
 
-def _strike_all(
+def _inject_all(
     args: argparse.Namespace,
     name: str,
     points: int,
@@ -156,32 +156,32 @@ def _strike_all(
     kinds_of: Callable[[str], Sequence[tuple[str, str]]],
 ) -> list[Verdict]:
     begun = time.monotonic()
-    calms = {where: site.calm() for where, site in sites.items()}
-    _say_calm(name, calms)
+    baselines = {where: site.baseline() for where, site in sites.items()}
+    _say_baseline(name, baselines)
     both = len(sites) > 1
     places = ["cloud" if both and n % CLOUD_SHARE == CLOUD_SHARE - 1 else "" for n in range(points)]
     numbers = range(points) if args.only is None else [args.only]
     first = next(iter(sites))
 
-    def strike(number: int) -> Verdict:
+    def inject(number: int) -> Verdict:
         where = places[number] if number < len(places) and places[number] else first
         verdict: Verdict | None = None
         index = _index_there(places, number, where) if both else number
         for redraw in range(REDRAWS):
             seed = args.seed + 1_000_003 * redraw
-            point = draw(seed, index, where, calms[where].phases, kinds_of(where))
-            # A number of its own for each try: a run's folder is named by it.
+            point = draw(seed, index, where, baselines[where].phases, kinds_of(where))
+            # Each try has its own number, which names the run's folder.
             point = replace(point, number=number + 100_000 * redraw)
-            verdict = sites[where].strike(point, calms[where])
-            if verdict.struck:
+            verdict = sites[where].inject(point, baselines[where])
+            if verdict.hit:
                 break
         assert verdict is not None
-        if verdict.struck and not verdict.good and name not in peers.JOBS:
+        if verdict.hit and not verdict.good and name not in peers.JOBS:
             print(f"{name} point {number}: {json.dumps(as_json(verdict))}", file=sys.stderr)
         return verdict
 
     with ThreadPoolExecutor(args.parallel) as pool:
-        found = list(pool.map(strike, numbers))
+        found = list(pool.map(inject, numbers))
     took = time.monotonic() - begun
     print(f"{name}: {len(found)} points in {took:.0f} s", file=sys.stderr)
     return found
@@ -193,14 +193,14 @@ def _index_there(places: Sequence[str], number: int, where: str) -> int:
     return sum(1 for place in places[:number] if place == mine)
 
 
-def _say_calm(name: str, calms: dict[str, Calm]) -> None:
-    for where, calm in calms.items():
+def _say_baseline(name: str, baselines: dict[str, Baseline]) -> None:
+    for where, baseline in baselines.items():
         phases: dict[str, Any] = {
             phase: f"{len(times)} x {sum(times) / len(times):.3f} s"
-            for phase, times in calm.phases.seconds.items()
+            for phase, times in baseline.phases.seconds.items()
         }
         told = ", ".join(f"{phase} {text}" for phase, text in phases.items())
-        steps = f"{calm.seconds:.1f} s, {calm.phases.steps} steps"
+        steps = f"{baseline.seconds:.1f} s, {baseline.phases.steps} steps"
         print(f"{name} undisturbed in {where}: {steps}; {told}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Moments to strike at: drawn from a seed and from what an undisturbed run showed of its phases."""
+"""Moments for a fault: drawn from a seed and from what an undisturbed run showed of its phases."""
 
 import json
 import random
@@ -97,7 +97,7 @@ class Verdict:
     """What became of one point's run."""
 
     point: Point
-    struck: bool
+    hit: bool
     """The blow fell before the run had ended."""
     resumed: bool
     """The next attempt resumed from the newest checkpoint, and the run was finished."""
@@ -135,21 +135,21 @@ def summary(name: str, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
 def _line(
     name: str, where: str, kind: str, phase: str, verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
-    struck = [verdict for verdict in verdicts if verdict.struck]
-    lost = [verdict.lost for verdict in struck if verdict.lost is not None]
+    hit = [verdict for verdict in verdicts if verdict.hit]
+    lost = [verdict.lost for verdict in hit if verdict.lost is not None]
     return {
         "trainer": name,
         "where": where,
         "kind": kind,
         "phase": phase,
-        "points": len(struck),
-        "resumed %": _share([verdict.resumed for verdict in struck]),
-        "equal bytes %": _share([verdict.equal for verdict in struck]),
+        "points": len(hit),
+        "resumed %": _share([verdict.resumed for verdict in hit]),
+        "equal bytes %": _share([verdict.equal for verdict in hit]),
         "lost median": statistics.median(lost) if lost else None,
         "lost max": max(lost, default=None),
-        "duplicate rows": sum(verdict.duplicate for verdict in struck),
-        "missing rows": sum(verdict.missing for verdict in struck),
-        "ended before": len(verdicts) - len(struck),
+        "duplicate rows": sum(verdict.duplicate for verdict in hit),
+        "missing rows": sum(verdict.missing for verdict in hit),
+        "ended before": len(verdicts) - len(hit),
     }
 
 

@@ -3,7 +3,7 @@
     python -m bench.save_cost --mb 1 100 1000
     python -m bench.save_cost --mb 100 --peers --peer-python …
 
-Every subject is a process of its own; they take turns, `--rounds` times, and a figure is the median
+Every subject is a separate process; they take turns, `--rounds` times, and a figure is the median
 over all saves of all rounds, with the least and the most beside it. The targets are ratios within
 this run. Exit codes: 0 all targets met, 1 one is not, 69 the bench could not run.
 """

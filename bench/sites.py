@@ -62,7 +62,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Calm:
+class Baseline:
     """What an undisturbed run gave: the measure of all others."""
 
     digest: str
@@ -76,12 +76,12 @@ class Site(Protocol):
 
     where: str
 
-    def calm(self) -> Calm:
+    def baseline(self) -> Baseline:
         """One undisturbed run. BenchError: it did not finish."""
         ...
 
-    def strike(self, point: Point, calm: Calm) -> Verdict:
-        """One run that is struck and resumed."""
+    def inject(self, point: Point, baseline: Baseline) -> Verdict:
+        """One run that is hit and resumed."""
         ...
 
 
@@ -108,23 +108,25 @@ def terms(head: Head) -> range:
     return range(1, head.term + 1)
 
 
-def measured(point: Point, calm: Calm, found: Found, plan: Path, before: int, why: str) -> Verdict:
+def measured(
+    point: Point, baseline: Baseline, found: Found, plan: Path, before: int, why: str
+) -> Verdict:
     """The verdict on a run that has ended; `before` is HEAD's step between blow and restart."""
-    fired = json.loads((plan / "fired.json").read_bytes()) if _struck(plan) else None
+    fired = json.loads((plan / "fired.json").read_bytes()) if _is_hit(plan) else None
     started = [start.step for start in found.starts]
     later = started[1:] if len(started) > 1 else started
     steps = 0 if fired is None else fired["steps"]
     if len(started) == 1 and (steps or before):
         later = [max(steps, before)]  # the blow did not keep the first attempt from finishing
     resumed = not why and bool(later) and later[-1] >= before
-    duplicate, missing = row_faults([row["step"] for row in found.rows], len(calm.rows))
-    if found.rows != calm.rows and not (duplicate or missing):
+    duplicate, missing = row_faults([row["step"] for row in found.rows], len(baseline.rows))
+    if found.rows != baseline.rows and not (duplicate or missing):
         why = why or "a row differs from the undisturbed run's"
     return Verdict(
         point=point,
-        struck=fired is not None,
+        hit=fired is not None,
         resumed=resumed and not why,
-        equal=found.digest == calm.digest,
+        equal=found.digest == baseline.digest,
         lost=None if fired is None or not later else max(0, steps - later[0]),
         duplicate=duplicate,
         missing=missing,
@@ -132,7 +134,7 @@ def measured(point: Point, calm: Calm, found: Found, plan: Path, before: int, wh
     )
 
 
-def _struck(plan: Path) -> bool:
+def _is_hit(plan: Path) -> bool:
     return (plan / "fired.json").exists()
 
 
@@ -157,8 +159,8 @@ class FolderSite:
         self._job = job
         self._work = work
 
-    def calm(self) -> Calm:
-        folder = self._work / "folder-calm"
+    def baseline(self) -> Baseline:
+        folder = self._work / "folder-baseline"
         plan = make_plan(folder / "plan", None)
         begun = time.monotonic()
         code = self._run(folder, plan)
@@ -167,14 +169,14 @@ class FolderSite:
             raise BenchError(f"{self._job.trainer}: ended with {code}; see {folder / 'log'}")
         found = read_run(open_store(str(folder / "run")), Layout("", ""))
         assert found.digest is not None
-        return Calm(found.digest, found.rows, Phases.read(plan), seconds)
+        return Baseline(found.digest, found.rows, Phases.read(plan), seconds)
 
-    def strike(self, point: Point, calm: Calm) -> Verdict:
+    def inject(self, point: Point, baseline: Baseline) -> Verdict:
         folder = self._work / f"folder-{point.number:04d}"
         plan = make_plan(folder / "plan", point)
         first = self._run(folder, plan)
         why = ""
-        if point.kind == "SIGTERM" and _struck(plan) and first not in (INTERRUPTED, DONE, -15):
+        if point.kind == "SIGTERM" and _is_hit(plan) and first not in (INTERRUPTED, DONE, -15):
             why = f"the first attempt ended with {first}"
         layout = Layout("", "")
         store = open_store(str(folder / "run"))
@@ -185,9 +187,9 @@ class FolderSite:
         if code != DONE:
             why = f"the second attempt ended with {code}"
         try:
-            verdict = measured(point, calm, read_run(store, layout), plan, before, why)
+            verdict = measured(point, baseline, read_run(store, layout), plan, before, why)
         except (HeadError, StoreError) as error:
-            verdict = Verdict(point, _struck(plan), False, False, None, 0, 0, why or str(error))
+            verdict = Verdict(point, _is_hit(plan), False, False, None, 0, 0, why or str(error))
         if verdict.good:
             shutil.rmtree(folder)
         return verdict
@@ -255,7 +257,15 @@ DISK_GB = 20
 GROUPS = f"{BASE}/zones/{ZONE}/instanceGroupManagers"
 ACCOUNT = f"outlast-bench@{clouds.PROJECT}.iam.gserviceaccount.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-WAITS = {"beat": 1, "verdict": 0.5, "backoff": 0.2, "iam": 5, "silent": 60, "notice": 3, "stop": 2}
+TIMEOUTS = {
+    "heartbeat": 1,
+    "failure_grace": 0.5,
+    "backoff": 0.2,
+    "iam_propagation": 5,
+    "successor_silence": 60,
+    "notice": 3,
+    "stop": 2,
+}
 
 
 class CloudSite:
@@ -272,8 +282,8 @@ class CloudSite:
         os.environ.pop("GCE_METADATA_HOST", None)
         self.bundle = self._put_bundle()
 
-    def calm(self) -> Calm:
-        layout = Layout(f"experiments/{self._job.trainer}", "calm")
+    def baseline(self) -> Baseline:
+        layout = Layout(f"experiments/{self._job.trainer}", "baseline")
         plan, begun = make_plan(self._plans / self.group(layout), None), time.monotonic()
         self.raise_group(layout)
         self._wait_for_end(layout)
@@ -282,9 +292,9 @@ class CloudSite:
         self.drop_group(layout)
         if found.digest is None:
             raise BenchError(f"{self._job.trainer} on a VM: ended {found.head.state}")
-        return Calm(found.digest, found.rows, Phases.read(plan), seconds)
+        return Baseline(found.digest, found.rows, Phases.read(plan), seconds)
 
-    def strike(self, point: Point, calm: Calm) -> Verdict:
+    def inject(self, point: Point, baseline: Baseline) -> Verdict:
         layout = Layout(f"experiments/{self._job.trainer}", f"p{point.number:04d}")
         plan = make_plan(self._plans / self.group(layout), point)
         store, why, before = self.store(), "", 0
@@ -297,9 +307,9 @@ class CloudSite:
                     before = max(before, head.step)
                 if head and head.state.ended:
                     break
-            verdict = measured(point, calm, read_run(store, layout), plan, before, why)
+            verdict = measured(point, baseline, read_run(store, layout), plan, before, why)
         except (BenchError, HeadError, StoreError) as error:
-            verdict = Verdict(point, _struck(plan), False, False, None, 0, 0, str(error))
+            verdict = Verdict(point, _is_hit(plan), False, False, None, 0, 0, str(error))
         self.drop_group(layout)
         return verdict
 
@@ -370,7 +380,7 @@ class CloudSite:
             "outlast-prefix": layout.prefix,
             "outlast-run": layout.run,
             "outlast-resume": "0",
-            "outlast-place": "0",
+            "outlast-placement": "0",
             "outlast-owner": f"bench/{layout.run}",
             "outlast-bundle": name,
             "outlast-bundle-sha256": sha256,
@@ -379,7 +389,7 @@ class CloudSite:
                 (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
             ),
             "outlast-checkpoint-every": job.checkpoint_every,
-            "outlast-waits": json.dumps(WAITS),
+            "outlast-timeouts": json.dumps(TIMEOUTS),
             **{f"outlast-arg-{flag}": value or "true" for flag, _, value in pairs},
             **python,
         }
@@ -433,7 +443,7 @@ def local_cloud(
         parts = engine.Parts("", None, str(image), "", sys.executable)
     (plans / ASKED).mkdir(parents=True, exist_ok=True)
     guest = {"BENCH_PLANS": str(plans), **_threads("1"), **(more or {})}
-    pace = clouds.Pace(notice_sec=WAITS["notice"], grace_sec=WAITS["stop"])
+    pace = clouds.Pace(notice_sec=TIMEOUTS["notice"], grace_sec=TIMEOUTS["stop"])
     cloud = clouds.start(work / "cloud", parts, guest_env=guest, pace=pace, dies_with_us=True)
     try:
         uniform = {"uniformBucketLevelAccess": {"enabled": True}}

@@ -36,7 +36,7 @@ def machine() -> str:
 
 
 def write_json(path: Path | None, body: Any) -> None:
-    """The same figures for programs, where they were asked for."""
+    """The same figures for programs, if they were asked for."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(body, indent=1, default=str) + "\n")

@@ -6,7 +6,7 @@ Real VMs of a local cloud: the first of a run is frozen (SIGSTOP of all its proc
 operation; the group gets another one in its place, which takes the run over; then the first is
 thawed and goes on where it was. Every write that it sends from the take-over on is noted with the
 store's answer. Writes under names that only it can have (its own term's objects and records) may
-still be taken: nobody reads them, the sweep removes them; they have a column of their own.
+still be taken: no reader uses them, the sweep removes them; a separate column counts them.
 
 Exit codes: 0 nothing was accepted and every run has the undisturbed result, 1 otherwise, 69 the
 bench could not run.
@@ -29,8 +29,8 @@ from bench.sites import (
     GROUPS,
     RUN_SEC,
     ZONE,
+    Baseline,
     BenchError,
-    Calm,
     CloudSite,
     Job,
     local_cloud,
@@ -89,7 +89,7 @@ MOMENTS = (
     Moment("end: HEAD", r"put .*/HEAD$", after=True, armed_by=RESULT),
     Moment("end record", r"put .*/END-r0\.json"),
     Moment("attempt's end record", r"put .*/attempts/000001/end\.json"),
-    Moment("beat", r"put .*/attempts/000001/beat\.json", armed_by=r"put .*MANIFEST"),
+    Moment("heartbeat", r"put .*/attempts/000001/heartbeat\.json", armed_by=r"put .*MANIFEST"),
     Moment("leaving the group", r"call deleteInstances"),
 )
 THAWS = ("at the take-over", "after its end")
@@ -107,7 +107,7 @@ class Seen:
     accepted: list[str]
     """Those of names that others read, or deletions, that were accepted: must be none."""
     leftovers: int
-    """Accepted under names of its own."""
+    """Accepted under its own names."""
     harmed: list[str]
     """What of the run was not as it must be."""
 
@@ -142,7 +142,7 @@ class Zombies:
         self._site = site
         self._plans = plans
 
-    def wake(self, number: int, moment: Moment, thaw: str, calm: Calm) -> Seen:
+    def wake(self, number: int, moment: Moment, thaw: str, baseline: Baseline) -> Seen:
         layout = Layout(f"experiments/{JOB.trainer}", f"z{number:04d}")
         name = self._site.group(layout)
         plan = self._plans / name
@@ -167,7 +167,7 @@ class Zombies:
             for _ in _waiting(f"{old} goes"):
                 if not any(vm["name"] == old and vm["pid"] for vm in self._cloud.vms()):
                     break
-            return self._judge(moment, thaw, plan, store, layout, taken_at, calm)
+            return self._judge(moment, thaw, plan, store, layout, taken_at, baseline)
         except (BenchError, OperateError, HeadError, StoreError) as error:
             return Seen(moment, thaw, (plan / "fired.json").exists(), 0, [], 0, [str(error)])
         finally:
@@ -197,7 +197,7 @@ class Zombies:
         store: Store,
         layout: Layout,
         taken_at: float,
-        calm: Calm,
+        baseline: Baseline,
     ) -> Seen:
         lines = [json.loads(line) for line in (plan / "ops.jsonl").read_text().splitlines()]
         late = [op for op in lines if op["at"] > taken_at and _changes(op)]
@@ -210,7 +210,7 @@ class Zombies:
         harmed = []
         if found.head.state is not State.DONE:
             harmed.append(f"HEAD is {found.head.state}")
-        if found.digest != calm.digest or found.rows != calm.rows:
+        if found.digest != baseline.digest or found.rows != baseline.rows:
             harmed.append("result or rows are not the undisturbed run's")
         entries = [entry.term for entry in found.head.lineage]
         if entries != sorted(set(entries)):
@@ -266,11 +266,11 @@ def main(argv: Sequence[str]) -> int:
             print(
                 "stale creation, swap and deletion: refused by the cloud's store and the folder's"
             )
-            calm = site.calm()
+            baseline = site.baseline()
             zombies = Zombies(cloud, site, work / "plans")
             with ThreadPoolExecutor(args.parallel) as pool:
                 woken = [
-                    pool.submit(zombies.wake, number, moment, thaw, calm)
+                    pool.submit(zombies.wake, number, moment, thaw, baseline)
                     for number, (moment, thaw) in enumerate(cases)
                 ]
                 seen = [future.result() for future in woken]

@@ -13,7 +13,7 @@ class BundleObjectArgs(TypedDict):
     object: str
     """Object name, which holds the bundle's sha256: new code is a new object."""
     path: str
-    """The bundle's file on this machine. The engine compares its bytes, not where it lies."""
+    """The bundle's file on this machine. The engine compares its bytes, not its place."""
 
 
 class BundleObject(pulumi.ComponentResource):

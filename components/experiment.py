@@ -97,10 +97,10 @@ def _declare(base: Shared, code: Code) -> dict[str, Any]:
         FoundationUse("use", {
             "bucket": base.bucket, "object": config.foundation_note, "owner": config.owner,
         }, opts)  # fmt: skip
-    if config.reach.tagged:
+    if config.network_rules.tagged:
         VmAccess("access", {
             "project": config.project, "network": base.network, "tag": config.tags[0],
-            "health_port": config.health_port, "ssh": config.reach.ssh}, opts)  # fmt: skip
+            "health_port": config.health_port, "ssh": config.network_rules.ssh}, opts)  # fmt: skip
     identity = base.identity()
     bundle = None
     if config.delivery.kind != "image" or (config.recipe and config.recipe.trainers):
@@ -116,7 +116,7 @@ def _declare(base: Shared, code: Code) -> dict[str, Any]:
         "group": group.group,
         "template": template.template,
         "serviceAccount": identity.email,
-        "place": pin.place,
+        "placement": pin.placement,
         "deadline": pin.deadline,
         "image": pin.bootImage,
     }
@@ -139,7 +139,7 @@ def _pin(base: Shared, image: pulumi.Input[str]) -> RunPin:
         "project": config.project, "owner": config.owner, "bucket": base.bucket,
         "prefix": config.prefix, "run": config.run, "resume": config.resume,
         "zone": config.location, "image": image, "boot": config.boot,
-        "limitRunMinutes": config.limit_run_minutes, "content": config.content,
+        "maxRunMinutes": config.max_run_minutes, "content": config.content,
         "named": config.named, "mutable": config.mutable, "onNewRun": config.on_new_run,
     }, base.opts)  # fmt: skip
 
@@ -150,9 +150,10 @@ def _metadata(
     config = base.config
     return instance_metadata.compose({
         "scripts": settings.scripts(), "bucket": base.bucket, "prefix": config.prefix,
-        "run": config.run, "resume": config.resume, "place": pin.place, "owner": config.owner,
+        "run": config.run, "resume": config.resume, "placement": pin.placement,
+        "owner": config.owner,
         "bundle": bundle, "bundle_sha256": code.sha256, "trainer": config.trainer,
-        "arguments": config.args, "deadline": pin.deadline, "waits": config.waits,
+        "arguments": config.args, "deadline": pin.deadline, "timeouts": config.timeouts,
         "checkpoint_every": config.checkpoint_every, "webhook": config.webhook,
         "webhook_secret": config.webhook_secret, "secret_env": config.secret_env,
         "retries_failures": config.retries_failures, "trainer_python": config.trainer_python,
@@ -162,7 +163,7 @@ def _metadata(
         "command": config.command, "quiet_sec": config.quiet_sec, "init": config.init,
         "command_options": config.command_options,
         "data": config.data_paths, "content": config.content, "health": config.health,
-        "oslogin": config.reach.ssh, "billed": config.billed,
+        "oslogin": config.network_rules.ssh, "billed": config.billed,
     })  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def _template(
         "restarts": config.restarts, "notice": config.notice_sec > 0,
         "service_account": identity.email, "labels": config.labels,
         "network": base.network, "subnetwork": base.subnetwork,
-        "external_ip": config.reach.external_ip, "tags": config.tags,
+        "external_ip": config.network_rules.external_ip, "tags": config.tags,
         "deadline": pin.deadline, "metadata": metadata,
     }, base.opts)  # fmt: skip
 
@@ -187,14 +188,14 @@ def _group(
     base: Shared, pin: RunPin, template: VmTemplate, after: list[pulumi.Resource]
 ) -> HealingGroup:
     config, health = base.config, None
-    if config.reach.checked:
+    if config.network_rules.checked:
         health = HealthCheck("health", {
             "project": config.project, "port": config.health_port}, base.opts)  # fmt: skip
     return HealingGroup("trainer", {
         "project": config.project, "zone": config.zone, "region": config.region,
         "zones": config.zones, "machine_types": (config.machine_type, *config.more_types),
         "experiment": config.experiment, "run": config.run, "resume": config.resume,
-        "place": pin.place, "size": pin.size, "template": template.self_link_unique,
+        "placement": pin.placement, "size": pin.size, "template": template.self_link_unique,
         "update": config.update, "health": health.self_link if health else None,
-        "repairs": config.reach.health == "repair", "after": [*after, *base.resources],
+        "repairs": config.network_rules.health == "repair", "after": [*after, *base.resources],
     }, base.opts)  # fmt: skip

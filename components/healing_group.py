@@ -1,4 +1,4 @@
-"""The managed instance group: the engine that makes a lost VM anew."""
+"""The managed instance group: it recreates a lost VM."""
 
 from collections.abc import Sequence
 from typing import TypedDict
@@ -46,14 +46,14 @@ class HealingGroupArgs(TypedDict):
     experiment: str
     run: str
     resume: int
-    place: pulumi.Input[int]
+    placement: pulumi.Input[int]
     """How often the run has changed its zones; a change makes a new group."""
     size: pulumi.Input[int]
     """VMs at the group's creation: 1, or 0 for a run that has nothing left to do."""
     template: pulumi.Input[str]
     """The template's `self_link_unique`."""
     health: pulumi.Input[str] | None
-    """The health check's address; None where VMs are not asked. Whether it is there decides the
+    """The health check's address; None if VMs are not asked. Whether it is there decides the
     shape of the group."""
     repairs: bool
     """Whether a VM that is UNHEALTHY is recreated, or only shown."""
@@ -66,9 +66,9 @@ class HealingGroupArgs(TypedDict):
 class HealingGroup(pulumi.ComponentResource):
     """A group of one VM, in a zone or in zones of a region, that works on one run.
 
-    A new run, resume or place is a new group, the old one deleted first: two VMs never work side by
-    side. Any other change only gives it another template, which a live VM meets at its next
-    recreation (OPPORTUNISTIC with `force_update_on_repair`), or at once where `update` says so.
+    A new run, resume or placement is a new group, the old one deleted first: two VMs never work
+    side by side. Any other change only gives it another template, which a live VM meets at its next
+    recreation (OPPORTUNISTIC with `force_update_on_repair`), or at once if `update` says so.
     """
 
     group: pulumi.Output[str]
@@ -100,7 +100,7 @@ class HealingGroup(pulumi.ComponentResource):
             depends_on=list(args["after"]),
             delete_before_replace=True,
             replace_on_changes=["name", "baseInstanceName", *place, "description"],
-            # A VM that is done takes itself out of the group; nobody puts it back.
+            # A VM that is done takes itself out of the group, and no `up` puts it back.
             ignore_changes=["targetSize"],
         )
         if args["zone"]:
@@ -188,8 +188,8 @@ def _on_failed_check(args: HealingGroupArgs) -> "_LifecyclePolicy":
 
 
 def _description(args: HealingGroupArgs) -> pulumi.Output[str]:
-    """Says which place it is: the one property that changes when only the place does."""
+    """Says which placement it is: the one property that changes when only the placement does."""
     return pulumi.Output.concat(
-        f"Outlast: run {args['run']} of {args['experiment']}, resume {args['resume']}, place ",
-        pulumi.Output.from_input(args["place"]).apply(lambda place: str(int(place))),
+        f"Outlast: run {args['run']} of {args['experiment']}, resume {args['resume']}, placement ",
+        pulumi.Output.from_input(args["placement"]).apply(lambda n: str(int(n))),
     )

@@ -25,16 +25,16 @@ class ImageFamilyArgs(TypedDict):
     service_account: pulumi.Input[str]
     """Of the builder, where it reads the bucket."""
     bundle: pulumi.Input[str]
-    """`gs://` path of the bundle; empty where no trainers are baked in."""
+    """`gs://` path of the bundle; empty if no trainers are baked in."""
     bundle_sha256: str
-    waits: str
+    timeouts: str
     """JSON object of seconds."""
     network: pulumi.Input[str]
     """The builder's: a name or an address."""
     subnetwork: pulumi.Input[str]
     """Empty for the network's own in the region."""
     external_ip: bool
-    """Whether the builder has an address of its own on the internet."""
+    """Whether the builder has its own address on the internet."""
     after: Sequence[pulumi.Resource]
     """What the builder needs to be there: a way out, permissions, the bundle."""
     users: Sequence[str]
@@ -74,7 +74,7 @@ class ImageFamily(pulumi.ComponentResource):
                 "service_account": args["service_account"],
                 "bundle": args["bundle"],
                 "bundle_sha256": args["bundle_sha256"],
-                "waits": args["waits"],
+                "timeouts": args["timeouts"],
                 "network": args["network"],
                 "subnetwork": args["subnetwork"],
                 "external_ip": args["external_ip"],

@@ -24,7 +24,7 @@ class MetadataArgs(TypedDict):
     prefix: str
     run: str
     resume: int
-    place: pulumi.Input[int]
+    placement: pulumi.Input[int]
     owner: str
     bundle: pulumi.Input[str]
     bundle_sha256: str
@@ -33,7 +33,7 @@ class MetadataArgs(TypedDict):
     """Trainer's flags without dashes."""
     deadline: pulumi.Input[str]
     checkpoint_every: str
-    waits: str
+    timeouts: str
     """JSON object of seconds."""
     retries_failures: int
     keep_every_steps: int
@@ -71,7 +71,7 @@ class MetadataArgs(TypedDict):
     """JSON of what is paid for beside the machine type, for the attempts' records."""
     health: str
     """Where the VM answers for its health, and the age in seconds above which the answer is bad;
-    empty where nobody asks."""
+    empty without health checks."""
     oslogin: bool
     """Whether people come in, by OS Login."""
 
@@ -85,14 +85,16 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         "outlast-prefix": args["prefix"],
         "outlast-run": args["run"],
         "outlast-resume": str(args["resume"]),
-        "outlast-place": pulumi.Output.from_input(args["place"]).apply(lambda n: str(int(n))),
+        "outlast-placement": pulumi.Output.from_input(args["placement"]).apply(
+            lambda n: str(int(n))
+        ),
         "outlast-owner": args["owner"],
         "outlast-bundle": args["bundle"],
         "outlast-bundle-sha256": args["bundle_sha256"],
         "outlast-trainer": args["trainer"],
         "outlast-deadline": args["deadline"],
         "outlast-checkpoint-every": args["checkpoint_every"],
-        "outlast-waits": args["waits"],
+        "outlast-timeouts": args["timeouts"],
         "outlast-mode": args["mode"],
         "outlast-retries-failures": str(args["retries_failures"]),
         "outlast-content": identity.canonical_json(args["content"]),
@@ -113,7 +115,7 @@ def compose(args: MetadataArgs) -> dict[str, pulumi.Input[str]]:
         items["outlast-processes"] = str(args["processes"])
     if args["command"]:
         items["outlast-command"] = args["command"]
-        items["outlast-quiet-sec"] = str(args["quiet_sec"])
+        items["outlast-checkpoint-quiet-sec"] = str(args["quiet_sec"])
         if args["command_options"]:
             items["outlast-command-options"] = args["command_options"]
         if args["data"]:

@@ -70,11 +70,11 @@ class Shared:
         return ImageFamily("image", {
             "recipe": baked.state, "hash": baked.hash, "family": baked.recipe.family,
             "project": baked.recipe.project, "users": baked.recipe.share_with,
-            "labels": config.labels, "waits": config.waits,
+            "labels": config.labels, "timeouts": config.timeouts,
             "service_account": by.email if by else "",
             "bundle": where, "bundle_sha256": code.sha256,
             "network": self.network, "subnetwork": self.subnetwork,
-            "external_ip": config.reach.external_ip,
+            "external_ip": config.network_rules.external_ip,
             "after": [
                 *self.resources, *(by.bindings if by else []), *([bundle] if bundle else [])],
         }, self.opts)  # fmt: skip
@@ -86,8 +86,8 @@ def declare(config: Settings, found: FoundBucket, opts: pulumi.ResourceOptions) 
         config,
         opts,
         config.bucket,
-        config.reach.network,
-        config.reach.subnetwork,
+        config.network_rules.network,
+        config.network_rules.subnetwork,
         config.leave_role,
     )
     if config.bucket_mode == "managed":
@@ -98,9 +98,9 @@ def declare(config: Settings, found: FoundBucket, opts: pulumi.ResourceOptions) 
         }, opts)  # fmt: skip
         shared.bucket = bucket.bucket
         shared.resources.append(bucket)
-    if config.reach.isolated:
+    if config.network_rules.isolated:
         network = Network("network", {
-            "project": config.project, "region": config.region, "nat": config.reach.nat,
+            "project": config.project, "region": config.region, "nat": config.network_rules.nat,
         }, opts)  # fmt: skip
         shared.network, shared.subnetwork = network.network, network.subnetwork
         shared.resources.append(network)

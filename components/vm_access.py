@@ -6,7 +6,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from outlast.components import reach
+from outlast.components import network_rules
 
 SSH_PORT = 22
 
@@ -27,7 +27,7 @@ class VmAccessArgs(TypedDict):
 
 class VmAccess(pulumi.ComponentResource):
     """The firewall rules of one stack's VMs: health checks and SSH through Identity-Aware Proxy,
-    each where it is asked for; nothing else comes in by them."""
+    each if it is asked for; nothing else comes in by them."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class VmAccess(pulumi.ComponentResource):
         super().__init__("outlast:index:VmAccess", name, {}, opts)
         if args["health_port"]:
             port = args["health_port"]
-            self._rule(f"{name}-health", args, "health checks", port, reach.HEALTH_SOURCES)
+            self._rule(f"{name}-health", args, "health checks", port, network_rules.HEALTH_SOURCES)
         if args["ssh"]:
             whose = "SSH through Identity-Aware Proxy"
-            self._rule(f"{name}-ssh", args, whose, SSH_PORT, reach.IAP_SOURCES)
+            self._rule(f"{name}-ssh", args, whose, SSH_PORT, network_rules.IAP_SOURCES)
         self.register_outputs({})
 
     def _rule(

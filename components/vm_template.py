@@ -29,7 +29,7 @@ class VmTemplateArgs(TypedDict):
     """Bare name: a URL is an internal error of the platform."""
     image: pulumi.Input[str]
     accelerator: str
-    """GPU to attach; empty where the machine type needs none or has its own."""
+    """GPU to attach; empty if the machine type needs none or has its own."""
     accelerator_count: int
     local_ssd: int
     """Local SSDs to attach."""
@@ -84,7 +84,7 @@ class VmTemplate(pulumi.ComponentResource):
         super().__init__("outlast:index:VmTemplate", name, {}, opts)
         merged = labels.merge(args["labels"], COMPONENT)
         if args["external_ip"]:
-            # Reviewers ask why; whoever has a better reason says it in the stack's own labels.
+            # Reviewers ask why; the stack's own labels can give a better reason.
             merged = {"external-ip": "no-nat", **merged}
         template = compute.InstanceTemplate(
             f"{name}-template",
@@ -154,7 +154,7 @@ def _scheduling(args: VmTemplateArgs) -> compute.InstanceTemplateSchedulingArgsD
     """The scheduling facts that only work together.
 
     Spot is said twice (`preemptible` and the model) and forbids automatic restart. The termination
-    action is DELETE: the group makes a preempted VM anew either way, a stopped one would bill its
+    action is DELETE: the group recreates a preempted VM either way, a stopped one would bill its
     disk meanwhile, and it is the only action that a group allows for a time limit. A VM with a GPU
     cannot be moved, and its dead host would be noticed late.
     """

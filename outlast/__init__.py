@@ -32,7 +32,7 @@ _HOMES = {
     "train": "outlast.loop",
 }
 _NAMES = {"open": "open_run"}
-"""What a public name is called at its home, where that differs."""
+"""What a public name is called at its home, if that differs."""
 
 
 def __getattr__(name: str) -> object:

@@ -19,7 +19,7 @@ from trainer    means                                      answer
 ``exit``        the program of named parts ends            none
 ==============  =========================================  =====================================
 
-``fetch`` may also be the first and only message on a connection of its own: a trainer asks for its
+``fetch`` may also be the first and only message on a separate connection: a trainer asks for its
 data before it knows how many steps it will make.
 
 A program that trains named parts of a run sends ``hello`` for each on the same connection, once the
@@ -103,7 +103,7 @@ def parse_every(text: str) -> Every:
 
 
 def check_part_name(name: str) -> str:
-    """``name`` itself, where it can name a part; a ValueError with a sentence for anything else."""
+    """``name`` itself, if it can name a part; a ValueError with a sentence for anything else."""
     if not isinstance(name, str) or not _PART_NAME.fullmatch(name) or name in _TAKEN_NAMES:
         raise ValueError(
             f"part {name!r}: must be letters, digits, '_', '.' and '-', begin with a letter or a "
@@ -119,7 +119,7 @@ def row_part(part: str, before: int) -> list[typing.Any]:
 
 
 def own_row(row: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
-    """A row of the bucket with the name and the steps of its own part; one of a run without parts
+    """A row of the bucket with the name and the steps of its part; one of a run without parts
     as it is."""
     match row.get("part"):
         case [str(part), int(before)]:
@@ -227,7 +227,7 @@ class Welcome:
     restore: str | None
     step: int
     work: str
-    """Existing folder for ``tmp-*`` and ``snap-*``, on the file system of its own choice."""
+    """Existing folder for ``tmp-*`` and ``snap-*``, on the file system that the trainer chose."""
     rows: str
     """File to append rows to; empty at the start of every attempt."""
     term: int
@@ -241,12 +241,12 @@ class Welcome:
     """Existing folder whose files are kept with the attempt, TensorBoard's for example."""
     result: str = ""
     """Existing folder for the result's files, on a disk; empty for in ``work``."""
-    places: list[str] = field(default_factory=list)
+    scratch: list[str] = field(default_factory=list)
     """Other existing folders for snapshots, in order, where ``work`` has no room for two."""
     machine_age_sec: float = 0.0
     """Since this machine was started."""
     commit_sec: float | None = None
-    """What the last commit of an earlier attempt took; null where none is known."""
+    """What the last commit of an earlier attempt took; null if none is known."""
     init: bool = False
     """``restore`` holds another run's state: take it, and start at step 0 without a history."""
     before: int = 0
@@ -317,7 +317,7 @@ class Stop:
 
     seconds: float
     snapshot: bool = True
-    """False where none could be committed in time any more: exit 75 at once."""
+    """False if none could be committed in time any more: exit 75 at once."""
 
 
 @dataclass(frozen=True)
@@ -498,7 +498,7 @@ class Channel:
         self.close()
 
 
-class Listener:
+class ServerSocket:
     """The supervisor's end: a socket file that only this user can reach."""
 
     def __init__(self, path: str | Path) -> None:
@@ -535,7 +535,7 @@ class Listener:
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
-    def __enter__(self) -> "Listener":
+    def __enter__(self) -> "ServerSocket":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -110,7 +110,7 @@ def _resources(args: StackValidationArgs) -> list[rules.Resource]:
 
 
 def _zone(inputs: Mapping[str, Any]) -> str:
-    """A zone, since prices are its region's; empty where the resource has no place."""
+    """A zone, since prices are its region's; empty if the resource has no place."""
     region = inputs.get("region")
     return str(inputs.get("zone") or (f"{region}-a" if region else ""))
 

@@ -1,7 +1,7 @@
 """What a reviewer refuses, as pure functions over what the engine is asked to make.
 
 A resource is its type, its name and its inputs, as the engine has them (camelCase). Values that
-nobody knows before `up` are texts like any other: a deadline that is still to be set is set.
+are unknown before `up` are texts like any other: a deadline that is still to be set is set.
 A document that grants rights is read; what cannot be judged, because its type or its document is
 not known here, is refused. `outlast preview` and the policy pack beside this file call `check`.
 """
@@ -119,7 +119,7 @@ class Limits:
 
 MANDATORY, ADVISORY, DISABLED = "mandatory", "advisory", "disabled"
 LEVELS = {MANDATORY: MANDATORY, "remediate": MANDATORY, ADVISORY: ADVISORY, DISABLED: DISABLED}
-"""The engine's enforcement levels: what each means here, where nothing is remediated."""
+"""The engine's enforcement levels: what each means here, if nothing is remediated."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Config:
 
     limits: Limits = Limits()
     levels: Mapping[str, str] = field(default_factory=dict)
-    """By rule, where it is not mandatory."""
+    """By rule, if it is not mandatory."""
 
     def level(self, rule: str) -> str:
         return self.levels.get(rule, MANDATORY)
@@ -157,7 +157,7 @@ def run_limit(resource: Resource, _limits: Limits) -> str | None:
         return None
     return (
         "scheduling has neither terminationTime nor maxRunDuration: a VM that hangs would bill for"
-        " ever; set outlast:limitRunMinutes, or give it a maxRunDuration"
+        " ever; set outlast:maxRunMinutes, or give it a maxRunDuration"
     )
 
 
@@ -204,7 +204,7 @@ def external_ip(resource: Resource, _limits: Limits) -> str | None:
 
 
 def primitive_role(resource: Resource, _limits: Limits) -> str | None:
-    """Nobody gets owner or editor."""
+    """No account gets owner or editor."""
     grants = [(role, who) for role, who in _grants(resource) if role in PRIMITIVE_ROLES]
     if not grants:
         return None
@@ -222,7 +222,7 @@ def unjudged(resource: Resource, limits: Limits) -> str | None:
         if "policyData" not in resource.inputs or _bindings(resource) is not None:
             return None
         return (
-            "policyData is no policy document that can be read before up; write it out, or grant"
+            "policyData is not a policy document that can be read before up; write it out, or grant"
             " with members and bindings"
         )
     if kind in JUDGED:
@@ -344,7 +344,7 @@ def parse(config: Any) -> Config:
         raise ValueError("must be an object, by rule")
     unknown = sorted(config.keys() - {*NAMES, "all"})
     if unknown:
-        raise ValueError(f"{unknown[0]}: is no rule; there are {', '.join(NAMES)}")
+        raise ValueError(f"{unknown[0]}: is not a rule; there are {', '.join(NAMES)}")
     levels, own = {}, {}
     for rule in NAMES:
         values = config.get(rule, {})

@@ -3,7 +3,7 @@
 # What the builder of an image does, as root, once, started by the guest agent as the VM's
 # `startup-script`: installs what the recipe names under /opt/outlast, takes away what is this
 # machine's alone, says how it went, and waits to be stopped. The disk then becomes the image. A VM
-# that is off keeps a disk which nobody may come for; one that runs goes at its limit, with it.
+# that is off keeps its disk for ever if no bake comes back; one that runs is deleted at its limit, with its disk.
 #
 # Metadata (instance/attributes): outlast-sh-lib, -system and -boot (the scripts whose functions
 #   this one shares), outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's requirements),
@@ -70,9 +70,9 @@ bake::tell() {
     "$METADATA_URL/instance/guest-attributes/outlast/$1"
 }
 
-# bake::tell_state TEXT...: nobody may be listening, which is no failure.
+# bake::tell_state TEXT...: a missing listener is not a failure.
 bake::tell_state() {
-  printf '%s' "$*" | bake::tell state || log::warn tell "state: not told"
+  printf '%s' "$*" | bake::tell state || log::warn tell "state: not sent"
 }
 
 # bake::report: what the step at work has said last, in case this VM ends before the step does.
@@ -83,8 +83,8 @@ bake::report() {
   while sleep "$REPORT_SEC"; do
     : >"$BAKE_DIR/telling"
     file="$(find "$BAKE_DIR" "$LOG_DIR" -maxdepth 1 -name '*.log' ! -name boot.log \
-      -newer "$BAKE_DIR/told" -printf '%T@ %p\n' 2>/dev/null | LC_ALL=C sort -n | tail -n 1)"
-    mv -f "$BAKE_DIR/telling" "$BAKE_DIR/told"
+      -newer "$BAKE_DIR/sent" -printf '%T@ %p\n' 2>/dev/null | LC_ALL=C sort -n | tail -n 1)"
+    mv -f "$BAKE_DIR/telling" "$BAKE_DIR/sent"
     if [[ -n $file ]]; then
       {
         tail -n "$LAST_LINES" "${file#* }" | tail -c "$LOG_BYTES"
@@ -94,9 +94,9 @@ bake::report() {
   done
 }
 
-# bake::start_reporter: in a process group of its own, so that what it waits for ends with it.
+# bake::start_reporter: in a separate process group, so that what it waits for ends with it.
 bake::start_reporter() {
-  : >"$BAKE_DIR/told"
+  : >"$BAKE_DIR/sent"
   set -m
   bake::report >/dev/null 2>&1 3>&- 9>&- </dev/null &
   set +m
@@ -111,7 +111,7 @@ bake::stop_reporter() {
   fi
 }
 
-# bake::step NAME COMMAND...: a step that is told, whose output is kept for whom it fails.
+# bake::step NAME COMMAND...: a step whose state is reported, and whose output is kept for a failure.
 bake::step() {
   local name="$1"
   STEP_LOG="$BAKE_DIR/$name.log"
@@ -343,7 +343,7 @@ bake::seal() {
 # ---- entry --------------------------------------------------------------------------------------
 
 # bake::on_exit: whatever ends this script before it is done is a bake that failed, but for a system
-# that goes down: what the step said last has been told, and its VM is gone or off in a moment.
+# that goes down: what the step said last has been sent, and its VM is gone or off in a moment.
 bake::on_exit() {
   local rc=$?
   set +e
@@ -357,11 +357,11 @@ bake::on_exit() {
         printf '%s\n' "$LAST_ERROR"
       fi
       tail -n "$LAST_LINES" "${STEP_LOG:-/dev/null}"
-    } | tail -c "$LOG_BYTES" | bake::tell log || log::warn tell "log: not told"
+    } | tail -c "$LOG_BYTES" | bake::tell log || log::warn tell "log: not sent"
     bake::tell_state "failed $CURRENT_STEP"
     log::error "$CURRENT_STEP" "the bake failed with status $rc"
   fi
-  # Whoever has read it stops the VM, with which it goes.
+  # Its reader stops the VM, and it ends with the VM.
   sleep infinity
   poweroff || true
 }
@@ -376,7 +376,7 @@ bake::run() {
   trap bake::on_exit EXIT
   trap 'STOPPING=1; exit "$EXIT_INTERRUPTED"' TERM INT
   system::use_scratch
-  waits::read "$(bake::get waits)"
+  timeouts::read "$(bake::get timeouts)"
   bake::start_reporter
   bake::step read bake::read
   recipe="$(bake::get recipe)"

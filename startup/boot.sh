@@ -8,12 +8,12 @@
 #        boot.sh supervise PYTHON BUNDLE   run the supervisor to its end; the systemd unit's command
 #
 # Metadata (instance/attributes): outlast-sh-lib, -system, -leave and -ssd (other scripts),
-#   outlast-bucket, outlast-prefix, outlast-run, outlast-resume, outlast-place, outlast-bundle,
-#   outlast-bundle-sha256, outlast-delivery (`image`), outlast-waits (`iam`, `backoff`), outlast-health (PORT and LIMIT_SEC).
+#   outlast-bucket, outlast-prefix, outlast-run, outlast-resume, outlast-placement, outlast-bundle,
+#   outlast-bundle-sha256, outlast-delivery (`image`), outlast-timeouts (`iam`, `backoff`), outlast-health (PORT and LIMIT_SEC).
 # Environment: lib.sh lists it; PIP_* reaches pip where the image has no interpreter baked in.
 #
-# A failure powers the VM off, so that its group tries anew; MAX_BARREN boots in a row of the same
-# resume and place without an attempt leave the group first. The supervisor ends only when it wants
+# A failure powers the VM off, so that its group tries again; MAX_NO_PROGRESS boots in a row of the same
+# resume and placement without an attempt leave the group first. The supervisor ends only when it wants
 # the machine to end, or by its own crash, so whatever its exit code is, a power-off follows.
 #
 # Exit codes: 0 the supervisor runs (systemd) or is done; 75 stopped by a signal before it ran; 1 or
@@ -38,7 +38,7 @@ readonly LAST_WORDS_TENTHS=300
 # Set by boot::read_metadata.
 BUCKET=""
 RESUME=""
-PLACE=""
+PLACEMENT=""
 BUNDLE_NAME=""
 BUNDLE_SHA256=""
 INSTANCE_ID=""
@@ -111,9 +111,9 @@ boot::check_tools() {
 
 # boot::read_metadata: who this VM is, which run it works on, and the names that follow from it.
 boot::read_metadata() {
-  local keys=(bucket prefix run resume place bundle bundle-sha256)
+  local keys=(bucket prefix run resume placement bundle bundle-sha256)
   retry::run "$METADATA_TRIES" metadata::load id name zone \
-    "${keys[@]/#/attributes/outlast-}" attributes/outlast-waits attributes/outlast-health \
+    "${keys[@]/#/attributes/outlast-}" attributes/outlast-timeouts attributes/outlast-health \
     attributes/outlast-delivery \
     network-interfaces/0/ip || return
   metadata::require id name zone "${keys[@]/#/attributes/outlast-}" || return
@@ -122,12 +122,12 @@ boot::read_metadata() {
   ZONE="${METADATA["zone"]##*/}"
   BUCKET="${METADATA["attributes/outlast-bucket"]}"
   RESUME="${METADATA["attributes/outlast-resume"]}"
-  PLACE="${METADATA["attributes/outlast-place"]}"
+  PLACEMENT="${METADATA["attributes/outlast-placement"]}"
   BUNDLE_NAME="${METADATA["attributes/outlast-bundle"]}"
   BUNDLE_SHA256="${METADATA["attributes/outlast-bundle-sha256"]}"
   boot::check_count outlast-resume "$RESUME" || return
-  boot::check_count outlast-place "$PLACE" || return
-  waits::read "${METADATA["attributes/outlast-waits"]:-}"
+  boot::check_count outlast-placement "$PLACEMENT" || return
+  timeouts::read "${METADATA["attributes/outlast-timeouts"]:-}"
   BOOT_ID="$(<"$ROOT/proc/sys/kernel/random/boot_id")" || return
   RUN_PREFIX="${METADATA["attributes/outlast-prefix"]}/${METADATA["attributes/outlast-run"]}"
   BOOT_RECORD="$RUN_PREFIX/boots/$INSTANCE_ID-$BOOT_ID.json"
@@ -144,7 +144,7 @@ boot::check_count() {
 # boot::record: the record that this boot began. outlast/bucket/layout.py has its schema.
 boot::record() {
   json::object format:=1 boot_id="$BOOT_ID" instance="$INSTANCE" instance_id="$INSTANCE_ID" \
-    place:="$PLACE" resume:="$RESUME" time="$(time::now)" zone="$ZONE" >"$RUN_DIR/record" || return
+    placement:="$PLACEMENT" resume:="$RESUME" time="$(time::now)" zone="$ZONE" >"$RUN_DIR/record" || return
   http::persist "boot record gs://$BUCKET/$BOOT_RECORD" \
     gcs::create "$BUCKET" "$BOOT_RECORD" "$RUN_DIR/record"
 }
@@ -206,9 +206,9 @@ boot::fetch_bundle() {
       "${baked:+bake the image again, or }run pulumi up again"
     return 1
   fi
-  # -I: the current folder is nobody's business here.
+  # -I: the current folder must not matter here.
   if ! "$BASE_PYTHON" -I -m zipfile -e "$work/bundle.zip" "$work/bundle" >&2; then
-    log::error "$CURRENT_STEP" "$where: is no zip file"
+    log::error "$CURRENT_STEP" "$where: is not a zip file"
     return 1
   fi
   mv -T "$work/bundle" "$BUNDLE_DIR" && rm -rf "$work"
@@ -259,7 +259,7 @@ boot::make_interpreter() {
 
 # boot::make_environment VENV FILE HINT [PIP ARGUMENTS...]: a virtual environment of the bundle's
 # requirements/FILE. Its marker holds their sha256: without it, or with another one, the environment
-# is incomplete or of another bundle, and is built anew. The first boot takes the packages from the
+# is incomplete or of another bundle, and is built again. The first boot takes the packages from the
 # index and keeps them in the bucket; later ones install those, hashes checked as ever, and ask no
 # index.
 boot::make_environment() {
@@ -316,7 +316,7 @@ print(sys.implementation.cache_tag, platform.machine(), *platform.libc_ver())')"
   printf '%s/environments/vm-%s.zip' "${METADATA["attributes/outlast-prefix"]}" "${key%% *}"
 }
 
-# wheels::fetch NAME FOLDER: the packages that an earlier boot has kept. Fails where there are none;
+# wheels::fetch NAME FOLDER: the packages that an earlier boot has kept. Fails if there are none;
 # whether they are the right ones is for pip to say, by their hashes.
 wheels::fetch() {
   local rc=0
@@ -329,7 +329,7 @@ wheels::fetch() {
   return "$rc"
 }
 
-# wheels::unpack ZIP FOLDER: nobody has checked the file, so that it must be no larger unpacked than
+# wheels::unpack ZIP FOLDER: the file is not checked yet, so that it must be no larger unpacked than
 # it is: wheels are stored as they are, and pip asks each for its hash.
 wheels::unpack() {
   "$BASE_PYTHON" -I -c 'import os, sys, zipfile
@@ -355,7 +355,7 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
 
 # boot::make_venv VENV WHEELS: an environment with pip. Debian and Ubuntu leave ensurepip out of their
 # images: pip is then the wheel that the bundle pins, of WHEELS or of the index of PIP_INDEX_URL, and
-# apt's python3-venv only where it is in neither. That wheel stays in VENV for the environments to come.
+# apt's python3-venv only if it is in neither. That wheel stays in VENV for the environments to come.
 boot::make_venv() {
   local venv="$1" found="$STATE_DIR/pip-wheel" wheel
   STEP_LOG="$LOG_DIR/venv.log"
@@ -399,7 +399,7 @@ boot::install_ensurepip() {
 
 # ---- the supervisor -----------------------------------------------------------------------------
 
-# boot::start_unit: the supervisor as a unit of its own, because the guest agent's unit is killed
+# boot::start_unit: the supervisor as a separate unit, because the guest agent's unit is killed
 # without its children at shutdown. KillMode=mixed: SIGTERM to this script alone, which passes it
 # on; SIGKILL to all at the end. It is ordered after whatever may run the network, by name too, as a
 # target that is not active orders nothing: so it stops before the network. It is not ordered
@@ -496,13 +496,13 @@ boot::judge_crash() {
 
 # ---- a boot that failed -------------------------------------------------------------------------
 
-# boots::find_unattempted: RUN_DIR/unattempted names the boot records of this resume and place that
+# boots::find_unattempted: RUN_DIR/unattempted names the boot records of this resume and placement that
 # are younger, by the server's clock, than the start record of the newest attempt: the boots in a
 # row without an attempt, this one among them. Other resumes and places do not count: somebody has
 # changed something in between.
 boots::find_unattempted() {
   local newest="" folder start names=() argv=() name n=0
-  local same="\"place\":$PLACE,\"resume\":$RESUME,"
+  local same="\"placement\":$PLACEMENT,\"resume\":$RESUME,"
   http::persist "attempts" gcs::list "$BUCKET" "$RUN_PREFIX/attempts/" "$RUN_DIR/list" || return
   while IFS= read -r folder; do
     start="$RUN_DIR/start"
@@ -514,7 +514,7 @@ boots::find_unattempted() {
     fi
   done < <(grep '/$' "$RUN_DIR/list" | LC_ALL=C sort -r)
   http::persist "boots" gcs::list "$BUCKET" "$RUN_PREFIX/boots/" "$RUN_DIR/list" || return
-  # The newest are enough to count to MAX_BARREN, whatever else lies there.
+  # The newest are enough to count to MAX_NO_PROGRESS, whatever else lies there.
   mapfile -t names < <(
     awk -F '\t' -v newest="$newest" '
       $1 ~ /\.json$/ && $1 !~ /\.end\.json$/ && $2 > newest { print $2 "\t" $1 }
@@ -546,8 +546,8 @@ boots::find_unattempted() {
 boot::leave_if_hopeless() {
   local count
   count="$(wc -l <"$RUN_DIR/unattempted")"
-  log::warn "$CURRENT_STEP" "boot $count in a row without an attempt; $MAX_BARREN leave the group"
-  if ((count >= MAX_BARREN)); then
+  log::warn "$CURRENT_STEP" "boot $count in a row without an attempt; $MAX_NO_PROGRESS leave the group"
+  if ((count >= MAX_NO_PROGRESS)); then
     leave::group "$INSTANCE_ID"
   fi
 }
@@ -566,10 +566,10 @@ boot::record_end() {
     "$RUN_DIR/record" || true
 }
 
-# boot::give_last_words: a short budget of its own and a fresh token for the calls that follow.
+# boot::give_last_words: its own short budget and a fresh token for the calls that follow.
 boot::give_last_words() {
   rm -f "$RUN_DIR/authorization"
-  IAM_UNTIL=$(($(time::tenths) + (WAIT_IAM < LAST_WORDS_TENTHS ? WAIT_IAM : LAST_WORDS_TENTHS)))
+  IAM_UNTIL=$(($(time::tenths) + (IAM_PROPAGATION < LAST_WORDS_TENTHS ? IAM_PROPAGATION : LAST_WORDS_TENTHS)))
 }
 
 # boot::fail RC: the end of a boot whose step CURRENT_STEP failed.

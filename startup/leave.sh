@@ -14,7 +14,7 @@ readonly LEAVE_DELAY_MAX_TENTHS=3000
 
 readonly GROUP_RULE='^projects/[^/]+/((zones|regions)/[^/]+/instanceGroupManagers/[^/]+)$'
 
-# leave::group INSTANCE_ID: returns once the VM may be powered off: it is no member, or its leaving
+# leave::group INSTANCE_ID: returns once the VM may be powered off: it is not a member, or its leaving
 # was accepted. Until then it waits, however long: the template's deadline ends the VM anyway.
 leave::group() {
   local group
@@ -22,7 +22,7 @@ leave::group() {
     log::info leave "no managed group made this VM"
     return 0
   fi
-  local delay="$((WAIT_BACKOFF > 0 ? WAIT_BACKOFF : 1))" rc self
+  local delay="$((BACKOFF > 0 ? BACKOFF : 1))" rc self
   while :; do
     rc=0
     self="$(leave::find_self "$group" "$1")" || rc=$?
@@ -63,7 +63,7 @@ leave::find_group() {
     if ((rc == STATUS_ABSENT)); then
       return "$STATUS_ABSENT"
     fi
-    time::sleep_tenths "$((WAIT_BACKOFF > 0 ? WAIT_BACKOFF : 1))"
+    time::sleep_tenths "$((BACKOFF > 0 ? BACKOFF : 1))"
   done
 }
 
@@ -81,7 +81,7 @@ leave::find_self() {
       log::warn leave "listManagedInstances of $group: status $HTTP_STATUS"
       return 1
     fi
-    # An answer that was not this call's kind of JSON is no proof of absence.
+    # An answer that was not this call's kind of JSON is not proof of absence.
     if ! grep -q '{' "$RUN_DIR/answer"; then
       log::warn leave "listManagedInstances of $group: the answer is not JSON"
       return 1

@@ -18,7 +18,7 @@ readonly EXIT_DONE=0
 readonly EXIT_USAGE=64
 readonly EXIT_INTERRUPTED=75
 readonly EXIT_FENCED=76
-readonly MAX_BARREN=10
+readonly MAX_NO_PROGRESS=10
 readonly REASON_SETUP_FAILED=setup-failed
 readonly REASON_FORBIDDEN=forbidden
 
@@ -32,7 +32,7 @@ readonly LOG_DIR="$ROOT/var/log/outlast"
 readonly LOG_FILE="$LOG_DIR/boot.log"
 readonly SERIAL_PORT="$ROOT/dev/ttyS0"
 
-# Its age is how long ago this VM got on; there only where VMs are asked for their health.
+# Its age is how long ago this VM got on; there only if VMs are asked for their health.
 readonly SIGN_FILE="$RUN_DIR/sign"
 
 readonly METADATA_URL="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}"
@@ -51,9 +51,9 @@ HTTP_STATUS=000
 # The last error that log::write saw; what a boot's end record says.
 LAST_ERROR=""
 
-# Tenths of a second; settings, read by waits::read.
-WAIT_IAM=6000
-WAIT_BACKOFF=100
+# Tenths of a second; settings, read by timeouts::read.
+IAM_PROPAGATION=6000
+BACKOFF=100
 
 # When the boot's own budget for calls that are not allowed yet ends, as time::tenths counts.
 IAM_UNTIL=0
@@ -113,7 +113,7 @@ log::error() {
 }
 
 # step::run NAME COMMAND...: the command between a line at its start and one at its end with its
-# status, which it returns. CURRENT_STEP names the step for whoever reports a failure.
+# status, which it returns. CURRENT_STEP names the step for reports of a failure.
 CURRENT_STEP=start
 step::run() {
   CURRENT_STEP="$1"
@@ -147,12 +147,12 @@ retry::run() {
 # the `backoff` setting.
 retry::first_delay() {
   local delay=2
-  printf '%d' "$((delay > WAIT_BACKOFF ? (WAIT_BACKOFF > 0 ? WAIT_BACKOFF : 1) : delay))"
+  printf '%d' "$((delay > BACKOFF ? (BACKOFF > 0 ? BACKOFF : 1) : delay))"
 }
 
 retry::next_delay() {
   local delay="$(($1 * 2))"
-  printf '%d' "$((delay > WAIT_BACKOFF ? (WAIT_BACKOFF > 0 ? WAIT_BACKOFF : 1) : delay))"
+  printf '%d' "$((delay > BACKOFF ? (BACKOFF > 0 ? BACKOFF : 1) : delay))"
 }
 
 # ---- JSON ---------------------------------------------------------------------------------------
@@ -288,16 +288,16 @@ metadata::token() {
   printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# waits::read JSON: takes `iam` and `backoff` from the object in outlast-waits; what it lacks keeps
-# its default.
-waits::read() {
-  WAIT_IAM="$(waits::tenths iam "$1" "$WAIT_IAM")"
-  WAIT_BACKOFF="$(waits::tenths backoff "$1" "$WAIT_BACKOFF")"
-  IAM_UNTIL=$(($(time::tenths) + WAIT_IAM))
+# timeouts::read JSON: takes `iam_propagation` and `backoff` from the object in outlast-timeouts; a
+# key that it lacks keeps its default.
+timeouts::read() {
+  IAM_PROPAGATION="$(timeouts::tenths iam_propagation "$1" "$IAM_PROPAGATION")"
+  BACKOFF="$(timeouts::tenths backoff "$1" "$BACKOFF")"
+  IAM_UNTIL=$(($(time::tenths) + IAM_PROPAGATION))
 }
 
-# waits::tenths KEY JSON DEFAULT
-waits::tenths() {
+# timeouts::tenths KEY JSON DEFAULT
+timeouts::tenths() {
   if [[ $2 =~ \"$1\"[[:space:]]*:[[:space:]]*([0-9]+)(\.([0-9]))? ]]; then
     printf '%d' "$((10#${BASH_REMATCH[1]} * 10 + ${BASH_REMATCH[3]:-0}))"
   else
@@ -342,7 +342,7 @@ http::call() {
     return 1
   fi
   : >"$body"
-  # curl prints 200 as soon as the headers are there: a body that was cut is no answer.
+  # curl prints 200 as soon as the headers are there: a body that was cut is not an answer.
   HTTP_STATUS="$("${CURL[@]}" --max-time 120 --header "@$RUN_DIR/authorization" \
     --output "$body" --write-out '%{http_code}' "$@" "$url")" || HTTP_STATUS=000
   if [[ $HTTP_STATUS == 401 ]]; then

@@ -4,8 +4,8 @@
 # and system.sh; sets no shell options and does nothing by itself.
 #
 # What is on them is gone with the machine, so each boot that finds them unmounted makes them new: a
-# RAID 0 of all, or the first of them where no array can be made. outlast/base/places.py finds them by
-# the names used here. A disk that cannot be used is no reason not to train: the boot disk serves.
+# RAID 0 of all, or the first of them if no array can be made. outlast/base/scratch_space.py finds them by
+# the names used here. A disk that cannot be used is not a reason not to train: the boot disk serves.
 
 readonly SSD_FOLDER="$ROOT/mnt/local-ssd"
 readonly SSD_ARRAY="$ROOT/dev/md/outlast"

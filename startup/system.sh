@@ -49,7 +49,7 @@ system::quiet() {
   if system::has_systemd && system::owns systemctl; then
     systemctl mask --runtime "${UPGRADE_UNITS[@]}" >/dev/null 2>&1 || true
     systemctl stop --no-block "${UPGRADE_UNITS[@]}" >/dev/null 2>&1 || true
-    # Of all folders the last name counts, and unattended-upgrades has a file of its own.
+    # Of all folders the last name counts, and unattended-upgrades has its own file.
     if mkdir -p "$folder" &&
       printf '%s\n' '[Login]' InhibitDelayMaxSec=0 PowerKeyIgnoreInhibited=yes \
         >"$folder/zz-outlast.conf"; then
@@ -77,7 +77,7 @@ apt::get() {
 }
 
 # apt::install NAME...: from fresh lists, into STEP_LOG. Lists of a broken repository are no reason
-# to fail where the packages are in another. Waits for locks: whoever has them ends within minutes.
+# to fail where the packages are in another. Waits for locks: their holders end within minutes.
 apt::install() {
   local names=("$@") output="$STATE_DIR/apt-output" until delay n=0 rc
   until=$(($(time::tenths) + APT_PATIENCE))

@@ -1,4 +1,4 @@
-"""A copy of the checkout that a test may change and nobody else edits meanwhile."""
+"""A copy of the checkout that only the test changes."""
 
 import shutil
 import sys

@@ -36,7 +36,7 @@ class Tiers:
         self._ran: Counter[str] = Counter({tier: 0 for tier in ("fast", *SLOW_TIERS)})
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """A report tells its test's tier to whoever counts, in whatever process that is."""
+        """A report carries its test's tier to the process that counts."""
         for item in items:
             tier = next((tier for tier in SLOW_TIERS if item.get_closest_marker(tier)), "fast")
             item.user_properties.append(("tier", tier))

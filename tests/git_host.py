@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def git(folder: Path, *argv: str) -> str:
-    """What git printed, with nobody's configuration."""
+    """What git printed, without any configuration."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": "/nonexistent",
@@ -27,7 +27,7 @@ def git(folder: Path, *argv: str) -> str:
 
 
 def commit(folder: Path, files: Mapping[str, str], *, programs: tuple[str, ...] = ()) -> str:
-    """The name of a commit of these files in the folder's repository, made where there is none."""
+    """The name of a commit of these files in the folder's repository, made if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ".git").exists():
         git(folder, "init", "--quiet", "--initial-branch=main")
@@ -45,7 +45,7 @@ class GitHost:
     """Serves the repositories below a folder."""
 
     def __init__(self, folder: Path, token: str = "") -> None:
-        """With a token, whoever does not send it as the password gets 401."""
+        """With a token, a client that does not send it as the password gets 401."""
         self.token = token
         self.users: list[str] = []
         """Who has named the right token."""

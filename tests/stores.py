@@ -96,7 +96,8 @@ def memory(clock: FakeClock) -> MemoryStore:
 
 @pytest.fixture
 def claim() -> Claim:
-    return Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelta(days=36_500))
+    deadline = START + timedelta(days=36_500)
+    return Claim(owner="org/demo/dev", resume=0, placement=0, deadline=deadline)
 
 
 @pytest.fixture(scope="session")

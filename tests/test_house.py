@@ -42,7 +42,7 @@ STANDARD_LIBRARY_ONLY = (
     "outlast/base/names.py",
     "outlast/base/numbers.py",
     "outlast/protocol.py",
-    "outlast/base/places.py",
+    "outlast/base/scratch_space.py",
 )
 
 

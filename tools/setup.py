@@ -173,7 +173,7 @@ def _engine_in_cache() -> Path | None:
 
 
 def ensure_engine(say: Progress) -> Path:
-    """The engine, fetched or built where none is at hand."""
+    """The engine, fetched or built if none is at hand."""
     on_path, passed_over = engine_on_path()
     if passed_over:
         say.line(passed_over)
@@ -185,7 +185,7 @@ def ensure_engine(say: Progress) -> Path:
 
 
 def _install_engine(say: Progress) -> Path | None:
-    """Fetches the engine by the SDK's installer; None, and a sentence, where that fails."""
+    """Fetches the engine by the SDK's installer; None, and a sentence, if that fails."""
     if not _reachable(INSTALLER):
         say.line("engine: the installer's site cannot be reached; building instead")
         return None
@@ -371,7 +371,7 @@ def _state() -> dict[str, object]:
 
 
 def finished() -> dict[str, Any] | None:
-    """The parts of an earlier setup that still holds; None where something is to be done."""
+    """The parts of an earlier setup that still holds; None if something is to be done."""
     try:
         stamp = json.loads(stamp_path().read_text())
         state, made = stamp["state"], stamp["parts"]
@@ -384,7 +384,7 @@ def finished() -> dict[str, Any] | None:
 
 
 def parts() -> dict[str, Any]:
-    """Where the parts are, by the names of `outlast.cli.engine.Parts`. Raises SetupError where
+    """Where the parts are, by the names of `outlast.cli.engine.Parts`. Raises SetupError if
     `make setup` has something to do."""
     found = finished()
     if not found:

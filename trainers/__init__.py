@@ -2,7 +2,7 @@
 
 A trainer has ``parser()``, a frozen ``Config``, ``build``, ``next_batch``, ``train_step``,
 ``evaluate``, ``state_dict``, ``parameters``, ``save_model``, ``load_model`` and ``main(argv)``;
-``dummy`` explains each of them and is the file to copy; ``MUTABLE``, where there is one, lists what
+``dummy`` explains each of them and is the file to copy; ``MUTABLE``, if there is one, lists what
 may change in the middle of a run. What they share is in ``flags``,
 ``training`` and ``datasets``. A trainer's module imports its framework only inside functions, so
 that the parser can be asked without it.

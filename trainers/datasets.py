@@ -36,7 +36,7 @@ IDX_UNSIGNED_BYTE = 8
 class Split:
     """Rows to train on and rows to test on, each pixels and labels.
 
-    UsageError where the former have one class only, or both are not images of one size.
+    UsageError if the former have one class only, or both are not images of one size.
     """
 
     train: "Rows"
@@ -101,7 +101,7 @@ def csv(path: str) -> "Rows":
 
 
 def images(config: flags.Config) -> Split:
-    """MNIST's rows of the folder ``config.data``, scikit-learn's scans where none is given.
+    """MNIST's rows of the folder ``config.data``, scikit-learn's scans if none is given.
 
     A folder has four files in MNIST's own names and format (IDX), plain or with ``.gz``; with
     ``config.eval_data`` the test rows come from that folder.
@@ -154,7 +154,7 @@ def _idx_array(folder: Path, name: str, *, dimensions: int) -> "np.ndarray":
     shape = struct.unpack(f">{dimensions}I", content[4:start]) if good else ()
     if not good or int(np.prod(shape, dtype=object)) != len(content) - start:
         raise flags.UsageError(
-            f"data {file}: is no IDX file of bytes in {dimensions} dimensions, or was cut; "
+            f"data {file}: is not an IDX file of bytes in {dimensions} dimensions, or was cut; "
             "fetch it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -44,7 +44,7 @@ the trainer says so in a sentence, before anything else happens."""
 
 MUTABLE = {**flags.MUTABLE, "learning-rate": "any", "step-ms": "any"}
 """Flags that may change in the middle of a run, when it is resumed: ``raised`` or to ``any`` value.
-List one only where the next step takes it up and what is saved does not hold the old value: the
+List one only if the next step takes it up and what is saved does not hold the old value: the
 rate here is read at each step, a framework's optimiser mostly keeps its own."""
 
 COLUMNS = 8
@@ -181,7 +181,7 @@ def state_dict(state: State) -> dict[str, object]:
 
 
 def parameters(state: State) -> "dict[str, np.ndarray]":
-    """The model's weights by name, for whoever looks into it."""
+    """The model's weights by name, for inspection."""
     return {"weight": state.weights[:-1], "bias": state.weights[-1:]}
 
 

@@ -96,7 +96,7 @@ def parser() -> flags.Parser:
 
 
 def build(config: Config) -> State:
-    """A training before its first step, on an accelerator where there is one."""
+    """A training before its first step, on an accelerator if there is one."""
     # Read when JAX first computes: the threads of its CPU, which decide about the last digits.
     os.environ["NPROC"] = os.environ["PJRT_NPROC"] = str(config.thread_count)
     import jax  # pyright: ignore[reportMissingImports]  # an extra

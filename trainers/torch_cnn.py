@@ -86,7 +86,7 @@ def parser() -> flags.Parser:
 
 
 def build(config: Config) -> State:
-    """A training before its first step, on a GPU where there is one."""
+    """A training before its first step, on a GPU if there is one."""
     # Read when CUDA starts; without it cuBLAS has no deterministic algorithm.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch  # pyright: ignore[reportMissingImports]  # an extra

@@ -29,7 +29,7 @@ from outlast.trainers import flags
 if TYPE_CHECKING:
     import numpy as np
 
-BEGUN_ANEW = frozenset({"order", "rng", "environment"})
+FROM_SCRATCH = frozenset({"order", "rng", "environment"})
 """What a run that begins with another run's checkpoint does not take from there: where that one was
 in its data, its random numbers, and what it ran on."""
 CONFIG_FILE = "config.json"
@@ -79,7 +79,7 @@ def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> 
         arguments=arguments(args),
         source=trainer.__file__,
         checkpoint_every=args.checkpoint_every,
-        init_only=changing.keys() - BEGUN_ANEW,
+        init_only=changing.keys() - FROM_SCRATCH,
         model_output_path=args.model_output_path,
     ) as run:
         for step in run.steps():
@@ -96,7 +96,8 @@ def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> 
 
 
 def _show(values: Mapping[str, Any]) -> None:
-    """A line of JSON on stdout; where nobody reads that any more, the training goes on without."""
+    """Print a line of JSON on stdout; if stdout has no reader any more, training continues
+    without."""
     try:
         print(json.dumps(values), flush=True)
     except BrokenPipeError:
@@ -104,7 +105,7 @@ def _show(values: Mapping[str, Any]) -> None:
 
 
 def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
-    """Print the last row of a finished run's metrics, computed anew from its model."""
+    """Print the last row of a finished run's metrics, computed again from its model."""
     source = Path(trainer.__file__ or "")
     run_dir = args.run_dir or local.default_folder(trainer.NAME, arguments(args), source)
     result = local.finished_result(run_dir)
@@ -156,7 +157,7 @@ def due(before: int, now: int, *, every: int, last: int) -> bool:
 def data(path: str) -> Path:
     """The local path of the data that a flag names, fetched if it lies in a bucket.
 
-    Raises UsageError for data that cannot be used, LoopError where nobody answers for it.
+    Raises UsageError for data that cannot be used, LoopError if the supervisor does not answer.
     """
     try:
         return outlast.data(path)
@@ -173,11 +174,11 @@ def table(path: str, *, columns: int, form: str, least: float, most: float) -> "
     import numpy as np
 
     try:
-        with warnings.catch_warnings():  # of a file without rows, which is told below
+        with warnings.catch_warnings():  # of a file without rows, which is reported below
             warnings.simplefilter("ignore", UserWarning)
             rows = np.loadtxt(data(path), delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
-        raise flags.UsageError(f"data {path}: is no CSV of numbers ({error})") from None
+        raise flags.UsageError(f"data {path}: is not a CSV of numbers ({error})") from None
     if not rows.size:
         raise flags.UsageError(f"data {path}: has no rows")
     if rows.shape[1] != columns:
@@ -208,7 +209,7 @@ def check_classes(labels: "np.ndarray") -> None:
 @contextlib.contextmanager
 def limited(threads: int) -> Iterator[None]:
     """Arithmetic of numpy and scikit-learn with so many threads, where threadpoolctl is installed
-    (scikit-learn brings it); other frameworks are told in a trainer's ``build``.
+    (scikit-learn brings it); other frameworks take it in a trainer's ``build``.
 
     It limits only what is imported already: build first.
     """
@@ -224,7 +225,7 @@ def limited(threads: int) -> Iterator[None]:
 def seed_of(*numbers: int) -> int:
     """One seed of 31 bits, which every framework takes, out of several numbers.
 
-    ``seed_of(config.seed, step)`` gives each step random numbers of its own that are a function of
+    ``seed_of(config.seed, step)`` gives each step its own random numbers, a function of
     its number: there is no generator whose state would have to be saved.
     """
     import numpy as np

@@ -45,7 +45,7 @@ def resident_mb(pid="self", key="VmHWM"):
 
 
 def forget_peak(pid="self"):
-    """The largest resident memory is counted anew from what it is now; gives that."""
+    """Restart the count of the largest resident memory from the present value; return that."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return resident_mb(pid, "VmRSS")
 

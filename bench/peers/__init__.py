@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.points import Phases, Point, Verdict
-from bench.sites import BenchError, Calm, make_plan, run_to_end
+from bench.sites import Baseline, BenchError, make_plan, run_to_end
 from outlast.base.exits import DONE
 
 JOBS = {
@@ -37,17 +37,17 @@ class PeerSite:
         self._python = python
         self._work = work
 
-    def calm(self) -> Calm:
-        folder = self._work / "calm"
+    def baseline(self) -> Baseline:
+        folder = self._work / "baseline"
         plan = make_plan(folder / "plan", None)
         begun = time.monotonic()
         if (code := self._run(folder, plan)) != DONE:
             raise BenchError(f"{self._name}: ended with {code}; see {folder / 'log'}")
         rows = [{"step": step} for step in self._rows(folder)]
         seconds = time.monotonic() - begun
-        return Calm(self._digest(folder) or "", rows, Phases.read(plan), seconds)
+        return Baseline(self._digest(folder) or "", rows, Phases.read(plan), seconds)
 
-    def strike(self, point: Point, calm: Calm) -> Verdict:
+    def inject(self, point: Point, baseline: Baseline) -> Verdict:
         folder = self._work / f"{point.number:04d}"
         plan = make_plan(folder / "plan", point)
         first = self._run(folder, plan)
@@ -56,7 +56,7 @@ class PeerSite:
         ).read_text()
         fired = plan / "fired.json"
         code = DONE if first == DONE else self._run(folder, None)
-        rows, wanted = self._rows(folder), {row["step"] for row in calm.rows}
+        rows, wanted = self._rows(folder), {row["step"] for row in baseline.rows}
         starts = _json_lines(folder / "job" / "starts.jsonl")
         lost = None
         if fired.exists() and starts:
@@ -64,9 +64,9 @@ class PeerSite:
         went_on = bool(starts) and (starts[-1]["step"] > 0 or not saved or first == DONE)
         verdict = Verdict(
             point=point,
-            struck=fired.exists(),
+            hit=fired.exists(),
             resumed=code == DONE and went_on,
-            equal=self._digest(folder) == calm.digest,
+            equal=self._digest(folder) == baseline.digest,
             lost=lost,
             duplicate=len(rows) - len(set(rows)),
             missing=len(wanted - set(rows)),

@@ -3,7 +3,7 @@
 """One bit flipped in a file that a peer saved: does loading it fail, or give other numbers?
 
 Prints a line for each flip: `refused`, `unchanged` or `silent`. A loader may also crash or hang;
-whoever started this counts that as refused and starts it again from the flip after.
+its starter counts that as refused and starts it again from the next flip.
 """
 
 import argparse

@@ -69,16 +69,16 @@ class Probe:
             self.seen[phase] = nth = self.seen.get(phase, 0) + 1
         plan = self.plan
         if plan and plan.get("phase") == phase and plan["nth"] == nth:
-            threading.Thread(target=self.strike, daemon=True).start()
+            threading.Thread(target=self.inject, daemon=True).start()
 
     def leave(self, phase, seconds):
         line = json.dumps({"phase": phase, "seconds": seconds, "role": self.role}) + "\n"
         with open(os.path.join(self.folder, "marks.jsonl"), "a") as file:
             file.write(line)
 
-    def strike(self):
+    def inject(self):
         time.sleep(self.plan["offset_sec"])
-        claimed = os.path.join(self.folder, "struck")
+        claimed = os.path.join(self.folder, "hit")
         with contextlib.suppress(FileExistsError):
             os.close(os.open(claimed, os.O_CREAT | os.O_EXCL))
             self.shared.flush()
@@ -190,7 +190,7 @@ def begin():
 
 @contextlib.contextmanager
 def phase(name):
-    """The phase that the body is; nothing where the process is not measured."""
+    """The phase that the body is; nothing if the process is not measured."""
     if probe is None:
         yield
         return

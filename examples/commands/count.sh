@@ -1,6 +1,6 @@
 #!/bin/sh
 # A training in a shell: counts to TOTAL, one second's work at a time. It keeps where it is in a
-# file of its own, and says so when that file is complete.
+# separate file, and says so when that file is complete.
 total="${TOTAL:-20}"
 place="${CHECKPOINT_DIR:-.}/place"
 

@@ -13,7 +13,7 @@ Say = Callable[[str], None]
 
 def write_stderr(text: str) -> None:
     """Write to stderr whatever the text is. Never raises: a full disk behind it, a reader that has
-    gone or a closed stderr is no reason to end a run."""
+    gone or a closed stderr is not a reason to end a run."""
     stream = sys.stderr
     try:
         try:
@@ -58,7 +58,8 @@ def fill_streams() -> None:
 
 
 def crash_report(error: BaseException) -> str:
-    """What a supervisor says of its own crash: the traceback, and one last line with the reason."""
+    """What a supervisor reports about its own crash: the traceback, and one last line with the
+    reason."""
     trace = "".join(traceback.format_exception(error))
     return f"{trace}outlast: the supervisor crashed: {reason_of_crash(error)}\n"
 

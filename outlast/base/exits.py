@@ -19,8 +19,9 @@ CTRL_C = 130
 OUT_OF_MEMORY = 137
 """Killed by SIGKILL on a machine that lives on: the kernel's answer to too much memory."""
 
-MAX_BARREN = 10
-"""Barren terms, driver or restore errors, or boots without an attempt, in a row: the run ends."""
+MAX_NO_PROGRESS = 10
+"""Terms without progress, driver or restore errors, or boots without an attempt, in a row: the run
+ends."""
 
 BOOT_SEC = 1800
 """A VM that has come to no attempt by then is late: its health is asked for, and status says that
@@ -48,7 +49,7 @@ class Reason(StrEnum):
     DONE = "done"
     PREEMPTED = "preempted"
     HOST_ERROR = "host-error"
-    CUT = "cut"
+    VM_LOST = "vm-lost"
     INTERRUPTED = "interrupted"
     MAINTENANCE = "maintenance"
     NEVER_STARTED = "never-started"
@@ -63,7 +64,7 @@ class Reason(StrEnum):
     LIMIT = "limit"
     EXPIRED = "expired"
     STALLED = "stalled"
-    BARREN = "barren"
+    NO_PROGRESS = "no-progress"
     DATA_CHANGED = "data-changed"
     NO_OUTPUT = "no-output"
     RESULT_TOO_LARGE = "result-too-large"
@@ -83,7 +84,7 @@ INFRASTRUCTURE_REASONS = frozenset(
     {
         Reason.PREEMPTED,
         Reason.HOST_ERROR,
-        Reason.CUT,
+        Reason.VM_LOST,
         Reason.INTERRUPTED,
         Reason.MAINTENANCE,
         Reason.NEVER_STARTED,
@@ -109,8 +110,8 @@ FINAL_USER_REASONS = frozenset(
 )
 """Ends of the user's own making that the same input meets again: they end the run at once."""
 
-SHORT_BARREN_REASONS = frozenset({Reason.DRIVER, Reason.RESTORE_ERROR, Reason.SETUP_FAILED})
-"""Ends that count as barren however short the attempt lived."""
+NO_PROGRESS_REASONS = frozenset({Reason.DRIVER, Reason.RESTORE_ERROR, Reason.SETUP_FAILED})
+"""Ends that count as no progress however short the attempt lived."""
 
 BOOT_REASONS = frozenset(
     {
@@ -125,7 +126,7 @@ BOOT_REASONS = frozenset(
         Reason.SUPERSEDED,
         Reason.ENDED,
         Reason.LIMIT,
-        Reason.BARREN,
+        Reason.NO_PROGRESS,
         Reason.RESTORE_ERROR,
         Reason.FENCED,
         Reason.REFUSED,
@@ -140,7 +141,7 @@ SHELL_BOOT_REASONS = frozenset(
 """The part of BOOT_REASONS that the startup scripts themselves may write."""
 
 SUPERVISOR_EXITS = frozenset({DONE, USAGE, INTERRUPTED, FENCED})
-"""Exit codes with which a supervisor ends on purpose; any other is a crash of its own."""
+"""Exit codes with which a supervisor ends on purpose; any other is its own crash."""
 
 
 def reason_of_exit(code: int) -> Reason:

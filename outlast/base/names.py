@@ -1,6 +1,6 @@
 """Texts from outside that become part of a path, a pattern or a command: what they may look like.
 
-Whoever writes a bucket, a record, an archive or a header chooses these texts. Each is checked where
+The writer of a bucket, a record, an archive or a header chooses these texts. Each is checked where
 it is parsed, by its alphabet and its length, and never cleaned up: a text that breaks its rule is a
 `ValueError` that says where it stands and what it must be. Standard library only.
 """
@@ -60,9 +60,9 @@ Digest = Annotated[str, DIGEST]
 Crc32c = Annotated[str, CRC32C]
 Nonce = Annotated[str, NONCE]
 Id = Annotated[str, ID]
-"""Of an instance or a boot; empty on a machine that is no VM."""
+"""Of an instance or a boot; empty on a machine that is not a VM."""
 Zone = Annotated[str, ZONE]
-"""Empty on a machine that is no VM."""
+"""Empty on a machine that is not a VM."""
 Host = Annotated[str, HOST]
 """Name of a machine."""
 Label = Annotated[str, LABEL]

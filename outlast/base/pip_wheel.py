@@ -4,7 +4,7 @@
 
 Prints the path of a wheel that has a pinned hash: one of the folders, or of those in
 PIP_FIND_LINKS, else the one that the index of PIP_INDEX_URL has, which is then in the first folder.
-Ends with 1 and a sentence where there is none.
+Ends with 1 and a sentence if there is none.
 
 Standard library only: it runs before any package is installed.
 """

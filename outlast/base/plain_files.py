@@ -84,7 +84,7 @@ def plain_files(folder: Path, owner: int | None = None) -> Iterator[PlainFile]:
 
 
 def entries(folder: Path, owner: int | None = None) -> Iterator[tuple[PlainFile, NotPlain | None]]:
-    """As `plain_files`, with the reason why an entry is no plain file instead of raising it."""
+    """As `plain_files`, with the reason why an entry is not a plain file instead of raising it."""
     _check_top(folder, owner)
     for path, _, _, descriptor in os.fwalk(folder, follow_symlinks=False, onerror=_raise):
         below = os.path.relpath(path, folder)

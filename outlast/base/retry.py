@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 
 from outlast.base.clock import SYSTEM_CLOCK, Clock
 from outlast.base.console import Say
-from outlast.base.places import FULL
+from outlast.base.scratch_space import FULL
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ _OWN = random.SystemRandom()
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """What trouble an error is; None where it is final, or was tried for long enough."""
+    """What trouble an error is; None if it is final, or was tried for long enough."""
     if getattr(error, "tried_enough", False):
         return None
     if isinstance(error, OSError) and error.errno in FULL:
@@ -136,7 +136,7 @@ class Patience:
                     return value
 
     def spell(self, what: str = "") -> "Spell":
-        """One action's trouble, for a caller with a loop of its own."""
+        """One action's trouble, for a caller with its own loop."""
         return Spell(self, what)
 
     def fresh(self) -> "Patience":

@@ -1,7 +1,7 @@
 """Records of old attempts, those of `BLOCK` attempts in one object, so that the history of a run
 takes few reads however many attempts it had.
 
-A block only repeats what the attempts' own records say, and decides nothing. Where there is none,
+A block only repeats what the attempts' own records say, and decides nothing. If there is none,
 or one that cannot be read, the records themselves are read. An attempt writes the missing blocks
 once it has committed, but none of the last `BLOCK` attempts: a machine that was taken for dead may
 still write the record of its end.
@@ -19,7 +19,7 @@ from outlast.bucket.codec import Record
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
-    Beat,
+    Heartbeat,
     Layout,
 )
 from outlast.bucket.store import NotFound, PreconditionFailed, Store
@@ -31,7 +31,7 @@ BLOCK = 32
 WRITTEN_AT_ONCE = 2
 """Blocks that one attempt writes at most: many may be missing after a repair."""
 
-AnyAttemptRecord = AttemptStart | Beat | AttemptEnd
+AnyAttemptRecord = AttemptStart | Heartbeat | AttemptEnd
 
 
 class Found(NamedTuple):
@@ -106,13 +106,17 @@ def write_missing(
 
 _KINDS: Mapping[str, type[AnyAttemptRecord]] = {
     "start": AttemptStart,
-    "beat": Beat,
+    "heartbeat": Heartbeat,
     "end": AttemptEnd,
 }
 
 
 def _path(layout: Layout, term: int, kind: str) -> str:
-    paths = {"start": layout.attempt_start, "beat": layout.beat, "end": layout.attempt_end}
+    paths = {
+        "start": layout.attempt_start,
+        "heartbeat": layout.heartbeat,
+        "end": layout.attempt_end,
+    }
     return paths[kind](term)
 
 

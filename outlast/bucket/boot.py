@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
-from outlast.base.exits import MAX_BARREN, SHORT_BARREN_REASONS, Reason, State
+from outlast.base.exits import MAX_NO_PROGRESS, NO_PROGRESS_REASONS, Reason, State
 from outlast.bucket.head import End, Head
-from outlast.bucket.layout import AttemptEnd, Beat, Layout
+from outlast.bucket.layout import AttemptEnd, Heartbeat, Layout
 from outlast.bucket.store import Forbidden, Store, StoreError, Throttled, Unavailable
 
-BARREN_SECONDS = 600.0
-"""A term without a commit is barren after this long where no time to a commit is known."""
+NO_PROGRESS_SECONDS = 600.0
+"""A term without a commit counts as no progress after this long if no time to a commit is
+known."""
 
-BARREN_FACTOR = 3.0
-"""A term without a commit is barren after this many times the last time to a commit."""
+NO_PROGRESS_FACTOR = 3.0
+"""A term without a commit counts as no progress after this many times the last time to a commit."""
 
 
 NUMBERS_MAX = 100_000_000
@@ -60,14 +61,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class LastTerm:
-    """How the term before ended, for the count of barren ones."""
+    """How the term before ended, for the count of terms without progress."""
 
     lived_seconds: float
-    """From its start record to its last beat, both in server time."""
+    """From its start record to its last heartbeat, both in server time."""
     seconds_to_commit: float | None
-    """Of the last term that committed; None where none did."""
+    """Of the last term that committed; None if none did."""
     reason: Reason | None
-    """Of its end record; None where it was cut."""
+    """Of its end record; None if its VM was lost."""
     repeats: bool = False
     """Whether its end is one that the next machine meets again."""
     message: str = ""
@@ -75,16 +76,16 @@ class LastTerm:
     @property
     def repeated(self) -> bool:
         """Whether its end counts however short it lived."""
-        return self.repeats or self.reason in SHORT_BARREN_REASONS
+        return self.repeats or self.reason in NO_PROGRESS_REASONS
 
     @property
-    def barren(self) -> bool:
+    def no_progress(self) -> bool:
         """Whether it counts, given that it committed nothing."""
         if self.repeated:
             return True
         if self.seconds_to_commit is None:
-            return self.lived_seconds > BARREN_SECONDS
-        return self.lived_seconds > BARREN_FACTOR * self.seconds_to_commit
+            return self.lived_seconds > NO_PROGRESS_SECONDS
+        return self.lived_seconds > NO_PROGRESS_FACTOR * self.seconds_to_commit
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Claim:
 
     owner: str
     resume: int
-    place: int
+    placement: int
     deadline: datetime
 
 
@@ -140,13 +141,13 @@ def decide(
 def _decide_on(
     head: Head, claim: Claim, *, now: datetime, nonce: str, last_term: LastTerm | None
 ) -> Decision:
-    mine, theirs = (claim.resume, claim.place), (head.resume, head.place)
+    mine, theirs = (claim.resume, claim.placement), (head.resume, head.placement)
     if head.owner != claim.owner:
         return Decision(
             Act.REFUSE,
             Reason.OTHER_OWNER,
             f"owner {claim.owner}: HEAD belongs to {head.owner}; choose another experiment or "
-            "bucket; `outlast repair` writes over nobody's HEAD but its own stack's",
+            "bucket; `outlast repair` writes over its own stack's HEAD only",
             head,
         )
     if said := beyond(head):
@@ -159,8 +160,8 @@ def _decide_on(
         return Decision(
             Act.LEAVE,
             Reason.SUPERSEDED,
-            f"resume {mine[0]}, place {mine[1]}: the run is at resume {theirs[0]}, "
-            f"place {theirs[1]}",
+            f"resume {mine[0]}, placement {mine[1]}: the run is at resume {theirs[0]}, "
+            f"placement {theirs[1]}",
         )
     if head.state is State.DONE or (head.state.ended and claim.resume == head.resume):
         return Decision(Act.LEAVE, Reason.ENDED, f"the run has ended: {head.state}", head)
@@ -170,10 +171,10 @@ def _decide_on(
             state=State.OPEN,
             end=None,
             resume=claim.resume,
-            place=claim.place,
+            placement=claim.placement,
             term=head.term + 1,
             failures=0,
-            barren=0,
+            no_progress=0,
             deadline=claim.deadline,
             nonce=nonce,
         )
@@ -184,19 +185,21 @@ def _decide_on(
     head = replace(head, deadline=min(head.deadline, claim.deadline))
     if now >= head.deadline:
         return _ending(head, Reason.LIMIT, "the run's deadline has passed", nonce)
-    barren = min(head.barren, MAX_BARREN)
-    if last_term is not None and last_term.barren and not head.committed_by(head.term):
-        barren += 1
-    if barren >= MAX_BARREN:
+    no_progress = min(head.no_progress, MAX_NO_PROGRESS)
+    if last_term is not None and last_term.no_progress and not head.committed_by(head.term):
+        no_progress += 1
+    if no_progress >= MAX_NO_PROGRESS:
         repeated = last_term if last_term is not None and last_term.repeated else None
         why = f"; the last one: {repeated.message}" if repeated and repeated.message else ""
         return _ending(
-            replace(head, barren=barren),
-            (repeated.reason if repeated else None) or Reason.BARREN,
-            f"{barren} terms in a row committed nothing{why}",
+            replace(head, no_progress=no_progress),
+            (repeated.reason if repeated else None) or Reason.NO_PROGRESS,
+            f"{no_progress} terms in a row committed nothing{why}",
             nonce,
         )
-    taken = replace(head, place=claim.place, term=head.term + 1, barren=barren, nonce=nonce)
+    taken = replace(
+        head, placement=claim.placement, term=head.term + 1, no_progress=no_progress, nonce=nonce
+    )
     return Decision(Act.TAKE, None, f"takes term {taken.term}", taken)
 
 
@@ -212,7 +215,7 @@ def _first_head(claim: Claim, now: datetime, nonce: str) -> Head:
     return Head(
         owner=claim.owner,
         resume=claim.resume,
-        place=claim.place,
+        placement=claim.placement,
         term=1,
         state=State.OPEN,
         end=None,
@@ -221,7 +224,7 @@ def _first_head(claim: Claim, now: datetime, nonce: str) -> Head:
         chain=(),
         lineage=(),
         failures=0,
-        barren=0,
+        no_progress=0,
         data=None,
         nonce=nonce,
     )
@@ -237,7 +240,7 @@ def _ending(head: Head, reason: Reason, message: str, nonce: str) -> Decision:
 
 
 def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
-    """How HEAD's term went, from its records; None where it wrote neither start nor end.
+    """How HEAD's term went, from its records; None if it wrote neither start nor end.
 
     Times are those at which the store wrote the records, so that no VM's clock counts.
     """
@@ -250,9 +253,9 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
     if started is None:
         # The state was never restored: only the reason can count.
         return None if end is None else LastTerm(0.0, None, reason, repeats, message)
-    beat = _updated(store, layout.beat(head.term)) or started
+    heartbeat = _updated(store, layout.heartbeat(head.term)) or started
     return LastTerm(
-        lived_seconds=max((beat - started).total_seconds(), 0.0),
+        lived_seconds=max((heartbeat - started).total_seconds(), 0.0),
         seconds_to_commit=_seconds_to_commit(store, layout, head),
         reason=reason,
         repeats=repeats,
@@ -261,7 +264,7 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
 
 
 def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
-    """What the records tell that HEAD does not know; None where nothing.
+    """What the records tell that HEAD does not know; None if nothing.
 
     Such a HEAD is an older one that was put back. Its own term's heartbeat or end, or the next
     term's start record, tell of what came after it. One without a checkpoint would start the run
@@ -270,7 +273,7 @@ def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
     """
     committed = None
     with _where_whole():
-        committed = Beat.from_json(store.get(layout.beat(head.term))[0]).committed
+        committed = Heartbeat.from_json(store.get(layout.heartbeat(head.term))[0]).committed
     if committed is None:
         with _where_whole():
             committed = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0]).committed
@@ -300,19 +303,19 @@ def newest(head: Head) -> str:
 
 
 def _updated(store: Store, path: str) -> datetime | None:
-    """Server time of the object's last write; None where there is none."""
+    """Server time of the object's last write; None if there is none."""
     with _where_whole():
         return store.stat(path).updated
     return None
 
 
 def _seconds_to_commit(store: Store, layout: Layout, head: Head) -> float | None:
-    """What the last term that committed needed for its first commit, as its beat says."""
+    """What the last term that committed needed for its first commit, as its heartbeat says."""
     for entry in reversed(head.lineage):
         with _where_whole():
-            beat = Beat.from_json(store.get(layout.beat(entry.term))[0])
-            if beat.seconds_to_commit is not None:
-                return beat.seconds_to_commit
+            heartbeat = Heartbeat.from_json(store.get(layout.heartbeat(entry.term))[0])
+            if heartbeat.seconds_to_commit is not None:
+                return heartbeat.seconds_to_commit
     return None
 
 
@@ -328,14 +331,14 @@ def _where_whole() -> Iterator[None]:
 
 
 def silent_seconds(store: Store, layout: Layout, term: int, since: datetime) -> float:
-    """Server time since the last sign of life of `term`: its beat, its start, or `since`.
+    """Server time since the last sign of life of `term`: its heartbeat, its start, or `since`.
 
-    For a fenced attempt that is still a member of its group: after `waits.silent` of it the
-    table at boot is gone through again.
+    A fenced attempt that is still a member of its group goes through the table at boot again after
+    `timeouts.successor_silence` of it.
     """
     signs = [
         sign
-        for path in (layout.beat(term), layout.attempt_start(term))
+        for path in (layout.heartbeat(term), layout.attempt_start(term))
         if (sign := _updated(store, path)) is not None
     ]
     return (store.now() - max([since, *signs])).total_seconds()

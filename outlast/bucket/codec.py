@@ -28,7 +28,7 @@ _LEVELS_MAX = 100
 
 
 def format_time(moment: datetime) -> str:
-    """RFC 3339 in UTC, `2026-11-27T23:59:59Z`, with milliseconds where there are any."""
+    """RFC 3339 in UTC, `2026-11-27T23:59:59Z`, with milliseconds if there are any."""
     if moment.tzinfo is None:
         raise ValueError(f"time {moment.isoformat()}: has no time zone; give it UTC")
     utc = moment.astimezone(UTC)
@@ -122,7 +122,7 @@ class _Field(typing.NamedTuple):
     key: str
     """Its name in JSON: `from_step` is kept as `from`, which Python reserves."""
     omitted: bool
-    """Whether the JSON leaves it out where it has its default."""
+    """Whether the JSON leaves it out if it has its default."""
     default: Any
     decode: "_Decode"
 

@@ -1,7 +1,7 @@
 """Commits, restores and ends: what may be lost, and what cannot be.
 
-A commit is: rows flushed and objects under a name that nobody else has, a manifest of their hashes,
-and HEAD swapped to name it. A large file goes in parts, each an object of its own; what is equal to
+A commit is: rows flushed and objects under a unique name, a manifest of their hashes,
+and HEAD swapped to name it. A large file goes in parts, each a separate object; what is equal to
 an object of the checkpoint before is copied inside the store. Only what HEAD's chain names was ever
 committed. What a swap that is known to have succeeded dropped is deleted after it, generation by
 generation; a write whose fate is unknown is left for a later term's sweep.
@@ -135,7 +135,7 @@ class Committer:
 
         Every byte is hashed before anybody reads it as anything else. A hash that fails on a
         second download too goes to the checkpoint before; that is said, and the next swap drops
-        the bad one. Raises RestoreError where all fail, StoreError where the store does not
+        the bad one. Raises RestoreError if all fail, StoreError if the store does not
         answer (which says nothing about a checkpoint), Fenced or HeadEnded where HEAD went on.
 
         Begins a trainer's life, also one after a user failure in the same term: its rows are
@@ -212,7 +212,7 @@ class Committer:
         wanted: Callable[[str], bool] = lambda name: True,
     ) -> Path:
         """Reads one checkpoint of the chain, or its `wanted` files, into a folder, as `restore`
-        does; RestoreError where it cannot be read, for there is none to go back to."""
+        does; RestoreError if it cannot be read, for there is none to go back to."""
         try:
             return self._reader.read(checkpoint, into, place, wanted)[1]
         except (Damaged, NotFound) as error:
@@ -298,7 +298,7 @@ class Committer:
             return replace(
                 folded.with_lineage(term, self._from_step),
                 chain=self._retention.kept([*others, checkpoint], folded.older_chain),
-                barren=0,
+                no_progress=0,
             )
 
         after = self._head_file.swap(change, term=self.term)
@@ -315,7 +315,7 @@ class Committer:
         return self._whole(self._head_file.held(self.term)).chain
 
     def parts(self) -> tuple[Part, ...]:
-        """The run's parts, those in pages too, as far as `chain` goes. RestoreError where a page
+        """The run's parts, those in pages too, as far as `chain` goes. RestoreError if a page
         cannot be read."""
         head = self._whole(self._head_file.held(self.term))
         try:
@@ -384,7 +384,7 @@ class Committer:
         self._dropped = left
 
     def _delete_folder(self, folder: str) -> bool:
-        """Deletes what is in the folder now, by generation; True where all of it is gone."""
+        """Deletes what is in the folder now, by generation; True if all of it is gone."""
         gone = in_parallel(
             [
                 lambda found=found: delete_quietly(self._store, found.path, found.generation)
@@ -451,7 +451,7 @@ class Committer:
         copy.
         """
         if not state.ended:
-            raise ValueError(f"state {state}: is no end")
+            raise ValueError(f"state {state}: is not an end")
         written = None
         if result is not None:
             written = put_result(

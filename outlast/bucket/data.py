@@ -8,7 +8,7 @@ or all objects below ``PATH/``. Objects of a bucket are read by generation into 
                                                        parts/          while it is being fetched
 
 Ranges of a large object are fetched side by side into one file; a mark beside it says which ones
-are there, so that whoever comes after a cut fetches only the rest. Of data that was rewritten in
+are there, so that a fetch after an interruption takes only the rest. Of data that was rewritten in
 between, nothing is mixed: it has another generation and another folder.
 
 **The fingerprint** of an object or file is its size and CRC32C, of a folder the sum of the sizes
@@ -38,8 +38,8 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from outlast.base.names import BUCKET, check_file_names, check_object_name
-from outlast.base.places import cache_home
 from outlast.base.retry import BRIEF, Patience
+from outlast.base.scratch_space import cache_home
 from outlast.base.visible import VisibleError
 from outlast.bucket.codec import canonical_json
 from outlast.bucket.head import DataFingerprint
@@ -65,7 +65,7 @@ RANGE_BYTES = CHUNK_BYTES
 SIGN_SEC = 1.0
 """Between two signs of life of a download."""
 LOOKS = 3
-"""Data that is rewritten while it is fetched is begun anew so often."""
+"""How often a fetch starts again because the data was rewritten meanwhile."""
 ROOM_SPARE_BYTES = 16 << 20
 NAME_BYTES_MAX = 200
 FILE_NAME_BYTES_MAX = 255
@@ -158,7 +158,7 @@ def find(
     patience: Patience = BRIEF,
     progress: Progress = lambda done, of: None,
 ) -> Source:
-    """What the path names now. Raises DataError where nothing is there or a name cannot be a
+    """What the path names now. Raises DataError if nothing is there or a name cannot be a
     file's, and the store's errors; `progress` is called before each try."""
     _, path = parse_url(url)
     clean = url.rstrip("/")
@@ -172,7 +172,8 @@ def find(
             except NotFound:
                 pass
             except Forbidden as error:
-                # Whoever may read what is below a path need not be allowed to read the path.
+                # An account that may read what is below a path need not be allowed to read the
+                # path.
                 refused = error
         listed = list(store.list(f"{path}/"))
         if refused is not None and not listed:
@@ -201,7 +202,7 @@ def find(
 
 
 def _check_names(url: str, names: list[str]) -> None:
-    """DataError where no disk can hold files of these names: every machine would meet it again."""
+    """DataError if no disk can hold files of these names: every machine would meet it again."""
     try:
         check_file_names(names, "object")
     except ValueError as error:
@@ -269,7 +270,7 @@ def _listed(entries: Iterable[tuple[str, int, str]]) -> tuple[int, str]:
 # What a trainer asks for
 
 
-class Desk:
+class DataService:
     """Answers one attempt's trainer, and keeps to the data that the run was begun on.
 
     Safe to use from several threads: each rank of a trainer asks for itself.
@@ -354,12 +355,12 @@ class Desk:
         if is_new:
             some = ", ".join(added[:5]) + (f" and {len(added) - 5} more" if len(added) > 5 else "")
             self._say(
-                f"data {url}: files were added since the run began, which is no change: {some}"
+                f"data {url}: files were added since the run began, which is not a change: {some}"
             )
         return Staged(staged.path, before)
 
     def _named(self, found: DataFingerprint, path: Path) -> DataFingerprint:
-        """With a name of its own where another local path of the same base name came before."""
+        """With its own name where another local path of the same base name came before."""
         key = os.path.abspath(path)
         with self._lock:
             if key not in self._names:
@@ -385,7 +386,7 @@ class Listings:
             put_new(self._store, self._layout.data_listing(found.size, found.crc32c), data)
 
     def read(self, found: DataFingerprint) -> Files | None:
-        """The list that was kept; None where there is none."""
+        """The list that was kept; None if there is none."""
         try:
             data, _ = self._store.get(self._layout.data_listing(found.size, found.crc32c))
             files = [
@@ -439,8 +440,8 @@ class Cache:
     def stage(self, url: str, progress: Progress = lambda done, of: None) -> Staged:
         """The data of a ``gs://`` path, fetched unless it is here already, every byte checked.
 
-        Raises DataError (absent, forbidden, no room), StoreError where the store gives no usable
-        answer for long, and OSError where this machine's disk does not work.
+        Raises DataError (absent, forbidden, no room), StoreError if the store gives no usable
+        answer for long, and OSError if this machine's disk does not work.
         """
         bucket, _ = parse_url(url)
         store = self._opener(f"gs://{bucket}")
@@ -548,7 +549,7 @@ class _Part:
         return self.final.is_file() and self.final.stat().st_size == self.found.size
 
     def missing(self) -> list[int]:
-        """Numbers of the ranges still to fetch; makes the files where they are not whole."""
+        """Numbers of the ranges still to fetch; makes the files if they are not whole."""
         try:
             marks = self._marks.read_bytes()
             whole = len(marks) == self.ranges and self._file.stat().st_size == self.found.size
@@ -576,7 +577,7 @@ class _Part:
         _write_at(self._marks, b"\1", number)
 
     def finish(self) -> bool:
-        """Put it into its place if its bytes are right; False where they are not."""
+        """Put it into its place if its bytes are right; False if they are not."""
         if checksum_of(self._file) != (self.found.size, self.found.crc32c):
             return False
         self.final.parent.mkdir(parents=True, exist_ok=True)

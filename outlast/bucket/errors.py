@@ -1,7 +1,7 @@
 """What commits and restores raise themselves.
 
 CommitError
-├── BadSnapshot       the trainer's folder is no snapshot
+├── BadSnapshot       the trainer's folder is not a snapshot
 └── RestoreError      no checkpoint of the chain can be read
 """
 
@@ -13,7 +13,7 @@ class CommitError(VisibleError):
 
 
 class BadSnapshot(CommitError):
-    """The folder that a trainer handed over is no snapshot."""
+    """The folder that a trainer handed over is not a snapshot."""
 
 
 class RestoreError(CommitError):

@@ -100,7 +100,7 @@ def _is_run(url: str) -> bool:
 
 
 def _copied_result(url: str, store: Store, layout: Layout, home: Path) -> Path:
-    """Of a place that ``deliver`` has copied a result to; DataError where that is none either."""
+    """Of a place that ``deliver`` has copied a result to; DataError if that is none either."""
     try:
         store.stat(layout.root + RESULT_FILE)
     except NotFound:

@@ -4,7 +4,7 @@ One small object per run, always rewritten by compare-and-swap on its generation
 raises `term`, the fencing number: from then on every write of the one before names a generation
 that no longer exists.
 
-    HeadError                 said loudly; nobody may go on
+    HeadError                 reported; no process may continue
     ├── Fenced                a higher term holds the run
     ├── HeadEnded             the run has ended
     ├── HeadLost              HEAD is gone
@@ -79,7 +79,7 @@ class HeadForbidden(HeadError):
 
 
 class NotMember(HeadError):
-    """This VM is no member of its group any more and may not take a term."""
+    """This VM is not a member of its group any more and may not take a term."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Head(Record):
 
     owner: str
     resume: Ordinal
-    place: Ordinal
+    placement: Ordinal
     term: Ordinal
     state: State
     end: End | None
@@ -206,7 +206,7 @@ class Head(Record):
     lineage: tuple[Lineage, ...]
     """The newest terms that committed; the older ones are in pages."""
     failures: Ordinal
-    barren: Ordinal
+    no_progress: Ordinal
     data: tuple[DataFingerprint, ...] | None
     """One entry for each path of data that a trainer asked for, set once; None before the first."""
     nonce: Nonce
@@ -220,7 +220,7 @@ class Head(Record):
     def __post_init__(self) -> None:
         if self.term < 1:
             raise ValueError(f"Head.term {self.term}: must be 1 or more")
-        for name in ("resume", "place", "failures", "barren"):
+        for name in ("resume", "placement", "failures", "no_progress"):
             if getattr(self, name) < 0:
                 raise ValueError(f"Head.{name} {getattr(self, name)}: must not be negative")
         if (self.end is not None) != self.state.ended:
@@ -241,7 +241,7 @@ class Head(Record):
         return any(entry.term == term for entry in self.lineage)
 
     def with_lineage(self, term: int, from_step: int) -> "Head":
-        """With the term's entry; it moves only where the term itself went back further."""
+        """With the term's entry; it moves only if the term itself went back further."""
         others = tuple(entry for entry in self.lineage if entry.term != term)
         own = [entry.from_step for entry in self.lineage if entry.term == term]
         return replace(self, lineage=(*others, Lineage(term, min([from_step, *own]))))
@@ -254,7 +254,7 @@ class Head(Record):
         return replace(self, data=(*known, found))
 
     def wheels_of(self, key: str) -> str | None:
-        """The digest of the wheels that the run has begun with; None where none is recorded."""
+        """The digest of the wheels that the run has begun with; None if none is recorded."""
         return next((entry.digest for entry in self.wheels if entry.key == key), None)
 
     def with_wheels(self, key: str, digest: str) -> "Head":
@@ -326,13 +326,13 @@ def check_pages(layout: Layout, refs: Iterable[PageRef]) -> None:
     """ValueError for a page that lies elsewhere than this run's do."""
     for ref in refs:
         if layout.page_of(ref.path) is None:
-            raise ValueError(f"Head page {ref.path!r}: is no page of this run")
+            raise ValueError(f"Head page {ref.path!r}: is not a page of this run")
 
 
 def _check_folder(layout: Layout, path: str, term: int | None) -> None:
     place = layout.folder_of(f"{path}MANIFEST.json")
     if place is None or place[1] != path or (term is not None and place[0] != term):
-        raise ValueError(f"Head path {path!r}: is no folder of this run")
+        raise ValueError(f"Head path {path!r}: is not a folder of this run")
 
 
 def end_copy(layout: Layout, head: Head) -> EndCopy:

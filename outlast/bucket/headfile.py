@@ -109,7 +109,7 @@ class HeadFile:
     A writer that holds the term keeps the generation it wrote last and swaps from there: it never
     writes over a HEAD that it has not seen.
 
-    One process may take several terms, one attempt each. Whoever reads or writes for an attempt
+    One process may take several terms, one attempt each. Code that reads or writes for an attempt
     says the attempt's own term: once this process took a later one, that is Fenced too.
     """
 
@@ -157,10 +157,10 @@ class HeadFile:
         return self._holding(term).head
 
     def check(self, *, term: int) -> Head:
-        """The look at HEAD of the term's holder, with each beat.
+        """The look at HEAD of the term's holder, with each heartbeat.
 
         Raises HeadEnded or Fenced as after a 412, HeadLost and its kind as `read_head` does;
-        StoreError where the store does not answer now.
+        StoreError if the store does not answer now.
         """
         self._holding(term)
         found = read_head(self.store, self.layout).head
@@ -243,7 +243,7 @@ class HeadFile:
     def _demand_member(self, still_member: Callable[[], bool]) -> None:
         if not still_member():
             raise NotMember(
-                "this VM is no member of its group any more; it may take no term"
+                "this VM is not a member of its group any more; it may take no term"
             ) from None
 
     def _contradicted(self, look: Head, patience: Patience) -> str | None:
@@ -253,7 +253,7 @@ class HeadFile:
         """Rewrites HEAD by the term's holder; gives what it is then.
 
         Raises Fenced, HeadEnded, HeadLost or HeadError by the table for 412, Fenced too where
-        this process took another term, Unavailable where the fate of the write stayed unknown.
+        this process took another term, Unavailable if the fate of the write stayed unknown.
         """
         with self._lock:
             while True:
@@ -267,7 +267,7 @@ class HeadFile:
                 # the change is made on top of it.
 
     def count_failure(self, *, term: int, before: int, retries: int) -> bool:
-        """Counts the term's user failure before its retry; True where the retry is granted.
+        """Counts the term's user failure before its retry; True if the retry is granted.
 
         `before` are those that HEAD had when the term was taken: a second try, after one of
         unknown fate, counts the same failure.
@@ -291,7 +291,7 @@ class HeadFile:
     def end_from_outside(self, state: State, reason: Reason) -> Head:
         """Ends an open run for the operator (stopped, expired); an ended one stays as it is.
 
-        Keeps what was committed. The attempt that holds the term sees it with its next beat.
+        Keeps what was committed. The attempt that holds the term sees it with its next heartbeat.
         """
         with self.patience.spell() as spell:
             while True:
@@ -315,7 +315,7 @@ class HeadFile:
                     spell.wait(error)
 
     def _look(self, patience: Patience, say: Callable[[str], None]) -> tuple[Look, int]:
-        """A patient look at HEAD, and the generation to swap from; 0 where it is absent."""
+        """A patient look at HEAD, and the generation to swap from; 0 if it is absent."""
         try:
             found = self._read(patience)
             return found.head, found.object.generation
@@ -355,7 +355,7 @@ class HeadFile:
         return decision
 
     def _applied(self, wanted: Head, generation: int) -> bool:
-        """Whether HEAD is `wanted` now; False where an own earlier write had gone before it.
+        """Whether HEAD is `wanted` now; False if an own earlier write had gone before it.
 
         The same bytes against the same generation in every try: at most one is applied, however
         late an answer or a replay comes.

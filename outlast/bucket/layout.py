@@ -91,8 +91,8 @@ class Layout:
     def attempt_end(self, term: int) -> str:
         return self.attempt(term) + "end.json"
 
-    def beat(self, term: int) -> str:
-        return self.attempt(term) + "beat.json"
+    def heartbeat(self, term: int) -> str:
+        return self.attempt(term) + "heartbeat.json"
 
     def log_piece(self, term: int, index: int) -> str:
         return self.attempt(term) + f"log/{_padded(index, _PIECE_DIGITS)}.log"
@@ -246,7 +246,7 @@ class BootRecord(Record):
     instance: Host
     zone: Zone
     resume: Ordinal
-    place: Ordinal
+    placement: Ordinal
     time: datetime
 
 
@@ -270,7 +270,7 @@ class AttemptStart(Record):
 
     term: Ordinal
     resume: Ordinal
-    place: Ordinal
+    placement: Ordinal
     instance: Host
     instance_id: Id
     boot_id: Id
@@ -299,18 +299,19 @@ class Last:
 
 @dataclass(frozen=True)
 class AttemptEnd(Record):
-    """`attempts/000003/end.json`; an attempt without one reads as cut at its last beat."""
+    """`attempts/000003/end.json`; an attempt without one reads as lost with its VM at the last
+    heartbeat."""
 
     term: Ordinal
     reason: Reason
     state: State
     """State in which the attempt left the run."""
     exit: int | None
-    """The trainer's exit code; None where no trainer ended."""
+    """The trainer's exit code; None if no trainer ended."""
     step: Steps
     """Last step that the trainer did."""
     committed: Steps | None
-    """Step of this attempt's last checkpoint; None where it committed nothing."""
+    """Step of this attempt's last checkpoint; None if it committed nothing."""
     message: str
     stderr: tuple[str, ...]
     """Last lines of the trainer's stderr."""
@@ -325,8 +326,8 @@ class AttemptEnd(Record):
 
 
 @dataclass(frozen=True)
-class Beat(Record):
-    """`attempts/000003/beat.json`, rewritten at most every `beat` seconds."""
+class Heartbeat(Record):
+    """`attempts/000003/heartbeat.json`, rewritten at most every `heartbeat` seconds."""
 
     term: Ordinal
     step: Steps
@@ -334,16 +335,17 @@ class Beat(Record):
     """All steps of the run, as its trainer said; None until it did."""
     phase: str
     rate: Seconds | None
-    """Steps a second since the beat before; None where not measured."""
+    """Steps a second since the heartbeat before; None if not measured."""
     committed: Steps | None
-    """Step of this attempt's last checkpoint; None where it committed nothing so far."""
+    """Step of this attempt's last checkpoint; None if it committed nothing so far."""
     seconds_to_commit: Seconds | None
-    """From the start record to this attempt's first commit; measures barren terms later."""
+    """From the start record to this attempt's first commit; measures terms without progress
+    later."""
     rows: tuple[dict[str, Any], ...]
     """The last rows, newest last."""
     time: datetime
     commit_sec: Seconds | None = None
-    """What this attempt's last commit took; None where it committed nothing so far."""
+    """What this attempt's last commit took; None if it committed nothing so far."""
     warnings: tuple[str, ...] = ()
     """What the trainer said that people should look at."""
     metrics: dict[str, Last] = dataclasses.field(default_factory=dict)
@@ -368,7 +370,7 @@ class ManifestObject:
     blake3: Digest
     generation: Size
     file: str | None = None
-    """The file that it is a part of; None where it is all of the file `name`."""
+    """The file that it is a part of; None if it is all of the file `name`."""
     offset: Size = 0
     """Where in the file its bytes begin."""
 

@@ -4,7 +4,7 @@ HEAD is read with each heartbeat and rewritten with each commit, so it keeps onl
 entries. The older ones go to pages. A page is written once, under the term of its writer and the
 digest of its bytes, and HEAD names it by generation and digest. Only what HEAD names counts: a page
 that no swap of HEAD named is a small file that is never read. Pages are never changed and never
-deleted, so an older HEAD still finds all of its own.
+deleted, so an older HEAD still finds all its pages.
 
 A page names the pages before it. `FAN` references of one level become one reference of the next
 level, to the newest of these pages, which has the others in its own list. So finding an entry among
@@ -100,7 +100,7 @@ class _Pages(Generic[Entry]):
         self._patience = patience
 
     def read(self, ref: PageRef) -> Page:
-        """Raises PageLost, and StoreError where the store does not answer."""
+        """Raises PageLost, and StoreError if the store does not answer."""
         try:
             data, _ = self._patience(lambda: self._store.get(ref.path, generation=ref.generation))
             found = blake3(data).hexdigest()
@@ -119,7 +119,7 @@ class _Pages(Generic[Entry]):
             ) from None
 
     def refs(self, ref: PageRef | None) -> tuple[PageRef, ...]:
-        """The list that the page after this one has; one reference where it cannot be read."""
+        """The list that the page after this one has; one reference if it cannot be read."""
         if ref is None:
             return ()
         try:
@@ -177,7 +177,7 @@ def newest_first(
     patience: Patience = BRIEF,
 ) -> Iterator[Checkpoint]:
     """All kept checkpoints, newest first; pages are read as they are needed, and `lost` is called
-    for one that cannot be. Raises StoreError where the store does not answer."""
+    for one that cannot be. Raises StoreError if the store does not answer."""
     waiting = sorted(head.chain, key=_age)
     for page in _chain(store, layout, patience).newest_first(head.older_chain, lost):
         assert isinstance(page, ChainPage)
@@ -192,7 +192,7 @@ def newest_first(
 
 def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> Kept:
     """All kept checkpoints, oldest first, without those behind a page that cannot be read. Raises
-    StoreError where the store does not answer."""
+    StoreError if the store does not answer."""
     older, lost = _chain(store, layout, patience).all(head.older_chain)
     return Kept(tuple(sorted((*older, *head.chain), key=_age)), tuple(lost))
 
@@ -200,7 +200,7 @@ def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
 def parts(
     store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
 ) -> tuple[Part, ...]:
-    """The parts of a run in the order in which they began; no page is read where it has none.
+    """The parts of a run in the order in which they began; no page is read if it has none.
     Raises PageLost where a page cannot be read, and StoreError."""
     if head.older_chain is None or not (head.chain and head.chain[-1].part):
         return parts_of(head.chain)
@@ -230,7 +230,7 @@ def entries(
 def find(
     store: Store, layout: Layout, head: Head, step: int, *, patience: Patience = BRIEF
 ) -> Checkpoint | None:
-    """The newest kept checkpoint of a step; None where there is none. Raises PageLost, where the
+    """The newest kept checkpoint of a step; None if there is none. Raises PageLost, where the
     page that may have it cannot be read, and StoreError."""
     for entry in reversed(head.chain):
         if entry.step == step:
@@ -488,7 +488,7 @@ class Folder:
         """What the next page names, by what HEAD names now."""
 
     def fold(self, head: Head) -> Fold | None:
-        """A page with the oldest entries of HEAD, where it has enough of them; the swap that
+        """A page with the oldest entries of HEAD, if it has enough of them; the swap that
         follows names it. Raises what the store does; tried again, it is the same page."""
         staying = self._stays(head)
         if len(staying) >= CHAIN_PAGE:

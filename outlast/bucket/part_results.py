@@ -50,7 +50,7 @@ def put_manifest(ended: Path, owner: int | None = None) -> None:
 
 def result_of(store: Store, done: Checkpoint, *, patience: Patience = BRIEF) -> Result:
     """The result of a part that is done, as `fetch_result` takes it; `done` is its entry. Damaged
-    or NotFound where it is not what HEAD names."""
+    or NotFound if it is not what HEAD names."""
     objects = _objects_of(store, done, patience)
     found = _manifest_of_result(store, done, objects, patience)
     generation = objects[_RESULT_MANIFEST].generation
@@ -66,7 +66,7 @@ def put_results(
     patience: Patience = BRIEF,
 ) -> Result:
     """The result of a run with parts, all of them done: the files of each in a folder of its name,
-    copied inside of the store, a few parts at a time. RestoreError where one is not what its
+    copied inside of the store, a few parts at a time. RestoreError if one is not what its
     manifest says."""
 
     def copy(part: Part) -> list[ResultFile]:

@@ -29,7 +29,7 @@ class Part:
     newest: Checkpoint
     """Its newest entry."""
     state: Checkpoint | None = None
-    """Its newest entry with a state; None where only its end is left."""
+    """Its newest entry with a state; None if only its end is left."""
 
     @property
     def done(self) -> bool:

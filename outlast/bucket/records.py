@@ -10,7 +10,7 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def read_record(store: Store, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
-    """The record at `path`; None where there is none, Damaged where it is not one."""
+    """The record at `path`; None if there is none, Damaged if it is not one."""
     try:
         data, _ = store.get(path)
     except NotFound:

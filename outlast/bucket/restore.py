@@ -70,7 +70,7 @@ class Reader:
         that name in the folder that `place` gives for so many bytes; gives the manifest and the
         folder.
 
-        Raises Damaged or NotFound where two downloads failed, and what the store raises.
+        Raises Damaged or NotFound if two downloads failed, and what the store raises.
         """
         manifest = self._twice(checkpoint, lambda: self._manifest(checkpoint))
         files = {name: found for name, found in manifest.files().items() if wanted(name)}
@@ -141,7 +141,7 @@ class Reader:
 
 
 def _make(path: Path, size: int, checkpoint: Checkpoint) -> None:
-    """A file of so many bytes; Damaged where no file can have as many."""
+    """A file of so many bytes; Damaged if no file can have as many."""
     with path.open("wb") as file:
         try:
             file.truncate(size)

@@ -45,7 +45,7 @@ def put_result(
 def fetch_result(
     store: Store, result: Result, into: Path, *, patience: Patience = BRIEF
 ) -> ResultManifest:
-    """Downloads a result into the folder `into` and verifies each file; Damaged where one fails."""
+    """Downloads a result into the folder `into` and verifies each file; Damaged if one fails."""
     data, _ = patience(lambda: store.get(f"{result.path}RESULT.json", generation=result.generation))
     try:
         manifest = ResultManifest.from_json(data)

@@ -246,7 +246,7 @@ def _row(path: str, line: bytes) -> dict[str, Any]:
         if type(row) is not dict:
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Damaged(f"{path}: holds a line that is no row: {line[:80]!r}") from None
+        raise Damaged(f"{path}: holds a line that is not a row: {line[:80]!r}") from None
     if type(step) is not int:
         raise Damaged(f"{path}: step {step!r}: must be a whole number")
     return row

@@ -1,6 +1,6 @@
-"""Uploads a snapshot's folder under a name that nobody else has.
+"""Uploads a snapshot's folder under a unique name.
 
-A large file goes in parts, each an object of its own; what is equal to an object of the checkpoint
+A large file goes in parts, each a separate object; what is equal to an object of the checkpoint
 before is copied inside the store; what failed is sent again alone.
 """
 
@@ -198,7 +198,7 @@ class Uploader:
         return sent_bytes
 
     def _copied(self, piece: _Piece, digest: str, path: str) -> Object | None:
-        """A copy of the same bytes in the newest checkpoint; None where there are none."""
+        """A copy of the same bytes in the newest checkpoint; None if there are none."""
         known = self._known.get((piece.size, digest))
         if known is None:
             return None

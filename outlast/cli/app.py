@@ -62,7 +62,7 @@ def rehearse(
 ) -> None:
     """Run the stack on this machine, in a scenario, and check the guarantees.
 
-    Without a scenario it is struck three times. docs/scenarios.md has the scenarios, and how to
+    Without a scenario it is hit three times. docs/scenarios.md has the scenarios, and how to
     write one.
 
     \b
@@ -71,10 +71,10 @@ def rehearse(
       1   a guarantee is broken
       2   none is broken, and nothing put some of them to the test
     """
-    from outlast.cli.draw import Screen, show_report, show_scenarios
     from outlast.cli.rehearsal import rehearse as rehearsal
     from outlast.cli.rehearsal import scenario as scenarios
     from outlast.cli.rehearsal.guarantees import Verdict
+    from outlast.cli.render import Screen, show_report, show_scenarios
 
     if lists or scenario == "list":
         listed = scenarios.listed()
@@ -150,7 +150,7 @@ def status(experiment: str, as_json: bool) -> None:
     """
     from outlast.cli import runs
     from outlast.cli import status as states
-    from outlast.cli.draw import show_status
+    from outlast.cli.render import show_status
 
     found = states.read(runs.find(experiment))
     if as_json:
@@ -169,7 +169,7 @@ def costs(experiment: str, as_json: bool) -> None:
     """
     from outlast.cli import costs as counting
     from outlast.cli import runs
-    from outlast.cli.draw import show_costs
+    from outlast.cli.render import show_costs
 
     found = counting.count(runs.find(experiment))
     if as_json:
@@ -315,8 +315,8 @@ def stop_run(experiment: str) -> None:
     with reading(experiment):
         head = resuming.stop(stack.find(experiment))
     say(
-        f"{experiment}: stopped at step {head.step}; its VM leaves with its next beat, go on with: "
-        f"outlast resume {experiment}"
+        f"{experiment}: stopped at step {head.step}; its VM leaves with its next heartbeat, go on"
+        f" with: outlast resume {experiment}"
     )
 
 
@@ -390,7 +390,7 @@ def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path 
       1   there is no preview: the program refuses the settings, or the engine failed
       64  bad usage
     """
-    from outlast.cli.draw import as_markdown, show_review
+    from outlast.cli.render import as_markdown, show_review
     from outlast.cli.review import preview as previews
 
     if markdown and as_json:

@@ -1,6 +1,6 @@
 """What goes on while a run has no attempt at work: is there a VM, does it boot, does none come?
 
-The boot records tell what got as far as the startup script; the group, where it can be asked, of
+The boot records tell what got as far as the startup script; the group, if it can be asked, of
 VMs that did not. `wait_of` is the rule, `look` asks.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from outlast.base.exits import BOOT_SEC
 from outlast.bucket.codec import format_time, parse_time
-from outlast.bucket.ledger import Boot
+from outlast.bucket.history import Boot
 from outlast.cloud.compute import Compute, ComputeError, Group
 
 _BOOT = timedelta(seconds=BOOT_SEC)
 _FIRST_VM = timedelta(seconds=300)
-"""A group makes its first VM sooner, unless it is told why not."""
+"""A group makes its first VM sooner, unless it reports an error."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Seen:
     """What kept it from creating VMs, by code; oldest first."""
 
 
-class Waits(StrEnum):
+class BootState(StrEnum):
     """What a run without an attempt waits for."""
 
     WAITING = "waiting"
@@ -58,7 +58,7 @@ class Waits(StrEnum):
 class Wait:
     """What is waited for, since when, and what is known of it."""
 
-    what: Waits
+    what: BootState
     since: datetime | None
     why: str
 
@@ -73,7 +73,7 @@ def wait_of(
     """What a run waits for.
 
     `attempt`: the start of its newest attempt, None for none; `boots`: those since, oldest first;
-    `seen`: None where the group could not be asked.
+    `seen`: None if the group could not be asked.
     """
     failed = [boot for boot in boots if boot.reason]
     said = ""
@@ -81,7 +81,7 @@ def wait_of(
         count = f"{len(failed)} boots have" if len(failed) > 1 else "1 boot has"
         said = f"{count} come to nothing, the last as {failed[-1].reason}"
     if seen and seen.size == 0:
-        what = Waits.NEVER_STARTED if boots else Waits.WAITING
+        what = BootState.NEVER_STARTED if boots else BootState.WAITING
         return Wait(what, None, _joined(said, "its group is to have no VM"))
     if seen and seen.vm is None:
         last = boots[-1].start if boots else attempt or seen.made
@@ -90,7 +90,7 @@ def wait_of(
         if errors:
             codes = ", ".join(dict.fromkeys(code for _, code in errors))
             why = f"its group cannot create a VM: {codes} (tries: {len(errors)})"
-        return Wait(Waits.WAITING, errors[0][0] if errors else None, _joined(said, why))
+        return Wait(BootState.WAITING, errors[0][0] if errors else None, _joined(said, why))
     if seen and seen.vm:
         again = bool(boots) and boots[-1].instance_id == seen.vm.id
         since = boots[-1].start if again else seen.vm.created
@@ -100,20 +100,22 @@ def wait_of(
             gone = f"VMs before {seen.vm.name} have gone without a boot record"
             late = now - seen.made >= _BOOT
             return Wait(
-                Waits.NEVER_STARTED if late else Waits.BOOTING, seen.made if late else since, gone
+                BootState.NEVER_STARTED if late else BootState.BOOTING,
+                seen.made if late else since,
+                gone,
             )
     elif boots and not boots[-1].reason:
         since, name = boots[-1].start, f"VM {boots[-1].instance_id}"
     else:
-        return Wait(Waits.NEVER_STARTED if boots else Waits.WAITING, None, said)
+        return Wait(BootState.NEVER_STARTED if boots else BootState.WAITING, None, said)
     if now - since >= _BOOT:
         why = f"{name} has come to no attempt in {BOOT_SEC // 60} minutes"
-        return Wait(Waits.NEVER_STARTED, since, _joined(said, why))
-    return Wait(Waits.BOOTING, since, _joined(said, f"{name} boots"))
+        return Wait(BootState.NEVER_STARTED, since, _joined(said, why))
+    return Wait(BootState.BOOTING, since, _joined(said, f"{name} boots"))
 
 
 def look(group: Group) -> Seen | None:
-    """What the group says now; None where nobody can be asked, or there is no such group."""
+    """What the group says now; None if the API does not answer or there is no such group."""
     compute = Compute(group.project)
     path = f"{group.place}/instanceGroupManagers/{group.name}"
     try:

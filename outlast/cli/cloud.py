@@ -1,6 +1,6 @@
 """The local cloud as this machine's commands see it: start, stop, and its control calls.
 
-The local cloud is a program of its own (`python -m outlast.localcloud`); nothing of it is imported
+The local cloud is a separate program (`python -m outlast.localcloud`); nothing of it is imported
 here. Where it listens stands in `endpoint.json` of its state folder.
 """
 
@@ -101,7 +101,7 @@ class LocalCloud:
         self.call("POST", f"/_local/vms/{quote(vm, safe='')}/{action}")
 
     def group_size(self, group: str, place: str) -> int | None:
-        """The target size of a group in a zone or region; None where there is no such group."""
+        """The target size of a group in a zone or region; None if there is no such group."""
         listed = self.call("GET", _groups(place))
         sizes = {item["name"]: item["targetSize"] for item in listed.get("items", [])}
         return sizes.get(group)
@@ -126,7 +126,7 @@ class LocalCloud:
         self.call("POST", f"/storage/v1/b?project={PROJECT}", bucket)
 
     def play(self, scenario: Mapping[str, Any], *, target: str) -> None:
-        """Lets a scenario happen to the experiment `target` and to nobody else."""
+        """Starts a scenario for the experiment `target` only."""
         self.call("PUT", "/_local/scenario", {"document": scenario, "target": target})
 
     def played(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class LocalCloud:
         except ProcessLookupError:
             handle = -1
         try:
-            # The handle stays the cloud's, whoever gets its number once it has ended.
+            # The handle stays the cloud's, even if another process gets its number after its end.
             if handle >= 0 and (self.process or _is_cloud(self.pid, self.state)):
                 self._end(handle)
         finally:
@@ -199,7 +199,7 @@ def _groups(place: str) -> str:
 
 
 def find(state: Path) -> LocalCloud | None:
-    """The local cloud that runs on this state folder; None where none does."""
+    """The local cloud that runs on this state folder; None if none does."""
     try:
         kept = json.loads((state / "endpoint.json").read_bytes())
         found = LocalCloud(state, int(kept["pid"]), int(kept["port"]), int(kept["provider_port"]))
@@ -220,8 +220,8 @@ def start(
 ) -> LocalCloud:
     """Starts a local cloud and returns when it serves.
 
-    `dies_with_us`: it ends when this process does, however that ends; otherwise it is in a session
-    of its own and stays until it is stopped. Without `guests` VMs come and go, but nothing runs on
+    `dies_with_us`: it ends when this process does, however that ends; otherwise it is in a separate
+    session and stays until it is stopped. Without `guests` VMs come and go, but nothing runs on
     them. CloudError: one runs there already, or it did not
     start; says why.
     """
@@ -252,7 +252,7 @@ def start(
     if dies_with_us:
         command += ["--parent-pid", str(os.getpid())]
     with sink:
-        # A session of its own in both cases: Ctrl-C is ours to handle, then we stop it in order.
+        # A separate session in both cases: Ctrl-C is ours to handle, then we stop it in order.
         process = subprocess.Popen(
             command,
             cwd=PACKAGE.parent,

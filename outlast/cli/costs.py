@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from outlast.bucket import ledger
+from outlast.bucket import history
 from outlast.bucket.codec import format_time
 from outlast.bucket.head import HeadError
+from outlast.bucket.history import Attempt, History
 from outlast.bucket.layout import (
     AttemptStart,
     BootRecord,
     Layout,
 )
-from outlast.bucket.ledger import Attempt, Ledger
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.cli.errors import OperateError, about
 from outlast.cli.runs import Place
@@ -28,7 +28,7 @@ from outlast.costs import pricing
 LEAST = timedelta(minutes=1)
 """What the platform bills of a VM at least."""
 SILENT = timedelta(minutes=5)
-"""A VM without a beat for so long is counted to its last one: it may be gone."""
+"""A VM without a heartbeat for so long is counted to its last one: it may be gone."""
 GIB = 2**30
 
 
@@ -126,7 +126,7 @@ def count(place: Place) -> Costs:
     if place.folder is not None:
         raise OperateError(f"{place.name}: a run in a folder has no VMs, and nothing is counted")
     try:
-        book = ledger.read(place.store, place.layout)
+        book = history.read(place.store, place.layout)
         lives = _lives(place.store, place.layout, book)
         size = sum(item.size for item in place.store.list(place.layout.root))
     except (HeadError, StoreError) as error:
@@ -144,7 +144,7 @@ def count(place: Place) -> Costs:
     )
 
 
-def _lives(store: Store, layout: Layout, book: Ledger | None) -> tuple[Life, ...]:
+def _lives(store: Store, layout: Layout, book: History | None) -> tuple[Life, ...]:
     """Every VM that booted for the run, oldest first."""
     seen: dict[str, list[datetime]] = {}
     """By instance id: the times of its records."""
@@ -183,7 +183,7 @@ def _lives(store: Store, layout: Layout, book: Ledger | None) -> tuple[Life, ...
 def _last_sign(store: Store, layout: Layout, attempt: Attempt) -> datetime:
     """Of an attempt that has no end."""
     try:
-        return store.get(layout.beat(attempt.term))[1].updated
+        return store.get(layout.heartbeat(attempt.term))[1].updated
     except NotFound:
         return attempt.start
 
@@ -191,14 +191,14 @@ def _last_sign(store: Store, layout: Layout, attempt: Attempt) -> datetime:
 def _keep(
     seen: Mapping[str, list[datetime]],
     machines: dict[str, AttemptStart],
-    book: Ledger,
+    book: History,
     now: datetime,
 ) -> None:
     """The last VM, where it stays after the run's end."""
     end = book.attempts[-1].end
     instance_id, start = next(reversed(machines.items()))
-    waits = start.spec.get("waits")
-    stays_sec = _within(waits.get("keep") if isinstance(waits, dict) else 0, _STAYS_SEC_MAX)
+    timeouts = start.spec.get("timeouts")
+    stays_sec = _within(timeouts.get("keep") if isinstance(timeouts, dict) else 0, _STAYS_SEC_MAX)
     if end and stays_sec:
         until = min(end + timedelta(seconds=stays_sec), book.head.deadline, now)
         seen[instance_id].append(max(until, end))
@@ -217,7 +217,7 @@ _BILLED_MAX = {"disk_gb": 65536, "ssds": 64, "accelerators": 64}
 
 
 def _within(value: Any, most: float) -> float | None:
-    """A number of a record, which a VM wrote, where it can be one; None otherwise."""
+    """A number of a record, which a VM wrote, if it can be one; None otherwise."""
     fits = type(value) in (int, float) and 0 <= value <= most
     return value if fits else None
 

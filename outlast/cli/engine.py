@@ -66,7 +66,7 @@ class Parts:
     engine: str
     """The `pulumi` executable."""
     hosts: str | None
-    """Folder of the stand-in hosts for PATH; None where the official ones are found."""
+    """Folder of the stand-in hosts for PATH; None if the official ones are found."""
     image: str
     """Root folder of the rehearsal's image: holds opt/outlast/venv."""
     wheels: str
@@ -109,7 +109,7 @@ def scrubbed(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def backend_variables(home: Path) -> dict[str, str]:
-    """Variables of a Pulumi backend of its own under `home`."""
+    """Variables of a separate Pulumi backend under `home`."""
     backend = home / "backend"
     backend.mkdir(parents=True, exist_ok=True)
     return {
@@ -194,7 +194,7 @@ class Stack:
 
 
 def _reason(text: str) -> str:
-    """The lines of a failed command that say why, without the frame around them; empty where none
+    """The lines of a failed command that say why, without the frame around them; empty if none
     does."""
     if text.lstrip().startswith("{"):
         text = _diagnosed(text) or text

@@ -4,7 +4,7 @@ OperateError
 ├── EngineError     no engine that fits, or the engine ended with an error
 │   └── NoEngine    it is not on PATH
 ├── CloudError      the local cloud did not start or does not answer
-└── RehearsalError  the rehearsal could not be carried out (a broken guarantee is no error)
+└── RehearsalError  the rehearsal could not be carried out (a broken guarantee is not an error)
 """
 
 import contextlib

@@ -131,7 +131,7 @@ def format_version(version: Version) -> str:
 
 
 def unfit_reason(version_text: str) -> str | None:
-    """Why an engine of this version does not fit; None where it does."""
+    """Why an engine of this version does not fit; None if it does."""
     least = sdk_version()
     rule = f"it must be at least {format_version(least)} (the SDK's) and below {ENGINE_MAJOR_LIMIT}"
     try:
@@ -144,7 +144,7 @@ def unfit_reason(version_text: str) -> str | None:
 
 
 def engine_version_text(engine: Path) -> str:
-    """What `pulumi version` prints; the error's text where it does not run."""
+    """What `pulumi version` prints; the error's text if it does not run."""
     env = {**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "1"}
     try:
         done = subprocess.run(
@@ -361,7 +361,7 @@ def made_whole(target: Path) -> Iterator[Path]:
     """A draft folder that becomes `target` at once if the block succeeds; nothing is left if not.
 
     A virtual environment made in it can be moved so: `bin/python` finds it by its own place, and
-    only the scripts beside it, which nobody runs, hold the draft's path.
+    only the scripts beside it, which are not used, hold the draft's path.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     holder = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))

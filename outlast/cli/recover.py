@@ -68,7 +68,7 @@ class Recovered:
 def recover(
     stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Recovered | None:
-    """Recovers the stack, or the selected one; None where nothing was wrong. OperateError: somebody
+    """Recovers the stack, or the selected one; None if nothing was wrong. OperateError: somebody
     works on it now."""
     of = ["-s", stack] if stack else []
     export = ["stack", "export", *of]
@@ -131,7 +131,7 @@ def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
             id += f"/{title}"
         found = {**resource, "id": id, "outputs": inputs}
         if same and same[0].get("pendingReplacement"):
-            # Deleted already to make room; whoever depends on it stands behind it in the list.
+            # Deleted already to make room; what depends on it comes later in the list.
             resources[resources.index(same[0])] = found
         else:
             if same:

@@ -39,7 +39,7 @@ from outlast.bucket.store import NotFound, PreconditionFailed, Store
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
-from outlast.supervisor.metadata import NO_DEADLINE, NO_STACK, Waits
+from outlast.supervisor.metadata import NO_DEADLINE, NO_STACK, Timeouts
 
 UNRECORDED_TERMS = 100
 """A term is taken in HEAD before its attempt writes its first record, so a lost HEAD may have been
@@ -59,7 +59,7 @@ class Repaired:
     """Newer checkpoints in the bucket that could not be used."""
 
 
-def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Repaired:
+def repair_alone(place: Place, *, silent_sec: float = Timeouts().successor_silence) -> Repaired:
     """As `repair`, of a run without a stack, in a folder or a bucket. OperateError: it is a
     stack's."""
     owner = _recorded_owner(place.store, place.layout)
@@ -77,12 +77,12 @@ def repair_alone(place: Place, *, silent_sec: float = Waits().silent) -> Repaire
 
 
 def repair(
-    store: Store, layout: Layout, owner: str, *, silent_sec: float = Waits().silent
+    store: Store, layout: Layout, owner: str, *, silent_sec: float = Timeouts().successor_silence
 ) -> Repaired:
     """Rebuilds and writes HEAD. OperateError: it needs no repair, cannot be rebuilt, or an attempt
     has given a sign of life within `silent_sec` and has not ended.
 
-    Raises StoreError where the store does not answer, HeadForbidden where HEAD may not be read.
+    Raises StoreError if the store does not answer, HeadForbidden where HEAD may not be read.
     """
     expected = 0
     known = None
@@ -123,7 +123,8 @@ def rebuild(
 ) -> Repaired:
     """The HEAD that the bucket's records and manifests give; nothing is written.
 
-    `known` is the HEAD that is there, where it can be read: its term, resume and place only rise.
+    `known` is the HEAD that is there, if it can be read: its term, resume and placement only
+    rise.
     """
     terms, starts = _attempts(store, layout)
     if not terms:
@@ -156,22 +157,22 @@ def rebuild(
         if not chain:
             continue
         tip = chain[-1]
-        pairs = [(start.resume, start.place) for start in starts.values()]
+        pairs = [(start.resume, start.placement) for start in starts.values()]
         highest = max([*terms, *(place[0] for place, _ in manifests)]) + UNRECORDED_TERMS
         if known is not None:
-            pairs.append((known.resume, known.place))
+            pairs.append((known.resume, known.placement))
             highest = max(highest, known.term)  # an older HEAD put back knows too little
         if highest + 1 >= NUMBERS_MAX:
             raise OperateError(
                 f"{_run(layout)}: its records count to attempt {highest}, which must be less than "
                 f"{NUMBERS_MAX}; {_from_scratch(owner)} to start from scratch."
             )
-        resume, place = max(pairs)
+        resume, placement = max(pairs)
         alone = owner.startswith(NO_STACK)
         head = Head(
             owner=owner,
             resume=resume,
-            place=place,
+            placement=placement,
             term=highest + 1,
             state=State.OPEN if alone else State.STOPPED,
             end=None if alone else End(Reason.STOPPED, None, tip.step, None),
@@ -181,7 +182,7 @@ def rebuild(
             older_chain=older_chain,
             lineage=tuple(entry for entry in lineage if entry.term <= tip.term),
             failures=0,
-            barren=0,
+            no_progress=0,
             data=known.data if known is not None else None,
             nonce=new_nonce(),
         )
@@ -203,7 +204,7 @@ def _plausible(head: Head) -> Head:
         head,
         term=head.term if head.term < NUMBERS_MAX else 1,
         resume=0 if alone or head.resume >= NUMBERS_MAX else head.resume,
-        place=0 if alone else head.place,
+        placement=0 if alone else head.placement,
     )
 
 
@@ -291,7 +292,7 @@ def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> 
 
 
 def living_attempt(store: Store, layout: Layout, silent_sec: float) -> tuple[int, float] | None:
-    """The newest attempt and the seconds since its last sign of life, where it has not ended and
+    """The newest attempt and the seconds since its last sign of life, if it has not ended and
     gave one within `silent_sec`."""
     signs: dict[int, datetime] = {}
     ended: set[int] = set()
@@ -301,7 +302,7 @@ def living_attempt(store: Store, layout: Layout, silent_sec: float) -> tuple[int
             continue
         if name == "end.json":
             ended.add(term)
-        elif name in ("start.json", "beat.json"):
+        elif name in ("start.json", "heartbeat.json"):
             signs[term] = max(item.updated, signs.get(term, item.updated))
     now = store.now()
     term = max(signs, default=0)
@@ -336,7 +337,7 @@ def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, Attempt
             continue
         terms.add(term)
         if name == "start.json":
-            # What an unreadable one would tell is told by no other.
+            # What an unreadable one says is in no other record.
             with contextlib.suppress(ValueError, NotFound):
                 starts[term] = AttemptStart.from_json(store.get(item.path)[0])
     return terms, starts
@@ -436,7 +437,7 @@ def _whole_parts(
 def _lineage(
     layout: Layout, starts: Mapping[int, AttemptStart], newest: int
 ) -> tuple[Lineage, ...] | None:
-    """Which terms led to the newest attempt; None where a start record on the way is missing."""
+    """Which terms led to the newest attempt; None if a start record on the way is missing."""
     entries: list[Lineage] = []
     term = newest
     while (start := starts.get(term)) is not None:

@@ -43,7 +43,7 @@ def resume(deployed: Deployed) -> Resumed:
     The program itself is asked, by a preview, what the run would be now, and whether it can go on
     so; where it refuses, the stack's settings are left as they were. A run that is open past its
     deadline is ended as expired, so that its end is on record. OperateError: the run is done, or
-    cannot go on so. Raises HeadError and StoreError where HEAD cannot be read.
+    cannot go on so. Raises HeadError and StoreError if HEAD cannot be read.
     """
     head_file = deployed.head_file()
     head = head_file.read().head
@@ -69,8 +69,8 @@ def resume(deployed: Deployed) -> Resumed:
 
 
 def stop(deployed: Deployed) -> Head:
-    """Ends an open run as stopped. Its VM sees it with the next beat, keeps what was committed and
-    leaves; the group stays, empty. OperateError: it is not open."""
+    """Ends an open run as stopped. Its VM sees it with the next heartbeat, keeps what was committed
+    and leaves; the group stays, empty. OperateError: it is not open."""
     head_file = deployed.head_file()
     try:
         head = head_file.read().head
@@ -113,7 +113,7 @@ def _planned(stack: str) -> dict[str, Any]:
 
 
 def _content_of(deployed: Deployed, head: Head) -> dict[str, Any] | None:
-    """The content with which the newest checkpoint was made; None where nobody can tell."""
+    """The content with which the newest checkpoint was made; None if it is unknown."""
     if not head.chain:
         return None
     path = deployed.layout.attempt_start(head.chain[-1].term)

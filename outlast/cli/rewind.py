@@ -20,7 +20,7 @@ from outlast.bucket.parts import is_done, own_step, parts_of, shown
 from outlast.bucket.store import PreconditionFailed, Store
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import living_attempt
-from outlast.supervisor.metadata import NO_STACK, Waits
+from outlast.supervisor.metadata import NO_STACK, Timeouts
 
 NEAREST = 5
 """Steps on each side that a refusal names, of a run with many checkpoints."""
@@ -61,12 +61,16 @@ def parse(text: str) -> tuple[str, int]:
 
 
 def plan(
-    store: Store, layout: Layout, where: str | int, *, silent_sec: float = Waits().silent
+    store: Store,
+    layout: Layout,
+    where: str | int,
+    *,
+    silent_sec: float = Timeouts().successor_silence,
 ) -> Rewound:
     """What setting the run back to ``where``, as ``parse`` takes it, would do; nothing is written.
 
     OperateError: there is no such checkpoint, the run is done, or an attempt works on it. Raises
-    StoreError where the store does not answer.
+    StoreError if the store does not answer.
     """
     name = _named(layout)
     try:
@@ -99,7 +103,7 @@ def plan(
         state=State.OPEN if is_alone else head.state,
         end=end,
         failures=0,
-        barren=0,
+        no_progress=0,
         nonce=new_nonce(),
     )
     dropped = head.kept - rewound.kept

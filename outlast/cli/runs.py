@@ -89,7 +89,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return f"<table><tr>{head}</tr>{body}</table>{html.escape(self._more())}"
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame; OperateError where pandas is not installed."""
+        """A pandas.DataFrame; OperateError if pandas is not installed."""
         try:
             import pandas  # type: ignore[import-not-found]
         except ImportError:
@@ -137,7 +137,7 @@ class Place:
 
 
 class OpenedRun:
-    """A run, read anew with each call: one that is still training shows what it has by then."""
+    """A run, read again with each call: a run that is still training shows its present state."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -186,7 +186,7 @@ class OpenedRun:
             return Table(self.rows())
         try:
             return Table(_evaluations(folder / METRICS_FILE))
-        except ValueError:  # a command's own file of that name has a form of its own
+        except ValueError:  # a command's own file of that name has its own form
             return Table(self.rows())
 
     def parts(self) -> Table:
@@ -326,7 +326,7 @@ class OpenedRun:
         return reading(self._place.name)
 
     def _cached(self, result: Result) -> Path:
-        """The result's files in the cache folder, under their digest; checked anew each time."""
+        """The result's files in the cache folder, under their digest; checked each time."""
         home = user_cache()
         try:
             with self._reading():
@@ -365,7 +365,7 @@ def find(where: str | Path, *, bucket: str | None = None) -> Place:
         return _in_folder(Path(text))
     if not EXPERIMENT_PATTERN.fullmatch(text):
         raise UsageError(
-            f"{text!r}: is no experiment, folder or gs:// path; an experiment's name matches "
+            f"{text!r}: is not an experiment, folder or gs:// path; an experiment's name matches "
             f"{EXPERIMENT_PATTERN.pattern}, a folder in this one is written ./{text}"
         )
     bucket = bucket or os.environ.get(BUCKET_VARIABLE)
@@ -433,7 +433,7 @@ def _in_folder(folder: Path) -> Place:
 def _no_run(folder: Path) -> str:
     if not folder.exists():
         return "no such folder"
-    return "the folder holds no run" if folder.is_dir() else "is no folder"
+    return "the folder holds no run" if folder.is_dir() else "is not a folder"
 
 
 def _near(folder: Path) -> str:
@@ -527,7 +527,7 @@ def _arrays(path: Path) -> Any:
 
 
 def _keras_model(path: Path) -> Any:
-    """By a backend that is installed, where nobody has chosen one."""
+    """Chooses an installed backend if the user has chosen none."""
     there = (name for name in KERAS_BACKENDS if importlib.util.find_spec(name))
     os.environ.setdefault("KERAS_BACKEND", next(there, KERAS_BACKENDS[0]))
     import keras  # type: ignore[import-not-found]

@@ -7,15 +7,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.bucket import ledger, metrics, pages
+from outlast.bucket import history, metrics, pages
 from outlast.bucket.codec import format_time
 from outlast.bucket.head import HeadError
+from outlast.bucket.history import Boot, History
 from outlast.bucket.layout import (
     METRICS_FILE,
     Last,
     Layout,
 )
-from outlast.bucket.ledger import Boot, Ledger
 from outlast.bucket.parts import parts_of, table
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
@@ -37,7 +37,7 @@ class Status:
     home: str
     """What the names of the run's objects are below: a bucket, or a folder."""
     url: str
-    ledger: Ledger | None
+    history: History | None
     """None: no VM of the run has got as far as taking a term yet."""
     boots: int
     """VM boots on record, those that never took a term included."""
@@ -47,31 +47,31 @@ class Status:
     wait: Wait | None = None
     """What an open run waits for that has no attempt at work."""
     parts: Sequence[Mapping[str, Any]] = ()
-    """The run's parts in the order in which they began, with their own steps; empty where it has
+    """The run's parts in the order in which they began, with their own steps; empty if it has
     none."""
 
     @property
     def result(self) -> str | None:
         """Where a finished run's result is."""
-        end = self.ledger.head.end if self.ledger else None
+        end = self.history.head.end if self.history else None
         return f"{self.home}/{end.result.path}" if end and end.result else None
 
     @property
     def state(self) -> str:
         """HEAD's state; `expired` for a run still open past its deadline, and before HEAD what is
         waited for."""
-        if self.ledger is None:
-            return self.wait.what if self.wait else boots.Waits.WAITING
-        head = self.ledger.head
+        if self.history is None:
+            return self.wait.what if self.wait else boots.BootState.WAITING
+        head = self.history.head
         if head.state is State.OPEN and self.now >= head.deadline:
             return "expired"
         return head.state
 
     @property
     def left(self) -> timedelta | None:
-        """How long the steps that are left take at the newest attempt's rate; None where no
+        """How long the steps that are left take at the newest attempt's rate; None if no
         attempt makes steps, or their number is not known."""
-        book = self.ledger
+        book = self.history
         if book is None or not (book.attempts and book.total and book.rate):
             return None
         if self.state != State.OPEN or book.attempts[-1].reason is not None:
@@ -79,7 +79,7 @@ class Status:
         return timedelta(seconds=max(0, book.total - book.step) / book.rate)
 
     def as_json(self) -> dict[str, Any]:
-        book = self.ledger
+        book = self.history
         end = book.head.end if book else None
         return {
             "experiment": self.experiment,
@@ -106,8 +106,8 @@ def read(place: Place) -> Status:
     """The status of a run, wherever it lives. OperateError: it cannot be read."""
     store, layout = place.store, place.layout
     try:
-        book = ledger.read(store, layout)
-        booted = ledger.read_boots(store, layout)
+        book = history.read(store, layout)
+        booted = history.read_boots(store, layout)
         parts = _parts(store, layout, book)
         last = _last_metrics(store, book, [part["part"] for part in parts])
         now = store.now()
@@ -121,7 +121,7 @@ def read(place: Place) -> Status:
     return Status(place.name, run, place.home, place.url, book, len(booted), now, last, wait, parts)
 
 
-def _parts(store: Store, layout: Layout, book: Ledger | None) -> list[dict[str, Any]]:
+def _parts(store: Store, layout: Layout, book: History | None) -> list[dict[str, Any]]:
     """Those behind a page that cannot be read are left out; what needs them names it."""
     if book is None:
         return []
@@ -132,8 +132,8 @@ def _parts(store: Store, layout: Layout, book: Ledger | None) -> list[dict[str, 
     return table(found, now=book.part, before=book.before, step=book.step)
 
 
-def _wait(place: Place, book: Ledger | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
-    """What is waited for; None where an attempt is at work, or nothing is to come."""
+def _wait(place: Place, book: History | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
+    """What is waited for; None if an attempt is at work, or nothing is to come."""
     if place.folder or (book and (book.head.state.ended or now >= book.head.deadline)):
         return None
     seen = boots.look(place.group) if place.group else None
@@ -145,7 +145,7 @@ def _wait(place: Place, book: Ledger | None, booted: Sequence[Boot], now: dateti
     return boots.wait_of(later, seen, now=now, attempt=last)
 
 
-def _last_metrics(store: Store, book: Ledger | None, parts: Sequence[str]) -> Mapping[str, Last]:
+def _last_metrics(store: Store, book: History | None, parts: Sequence[str]) -> Mapping[str, Last]:
     """Of a finished run metrics.json counts, too: it has the evaluations after the loop. Of many
     parts, those of the last ones are read."""
     if book is None:
@@ -168,5 +168,5 @@ def _last_metrics(store: Store, book: Ledger | None, parts: Sequence[str]) -> Ma
 def _last_evaluations(store: Store, path: str) -> dict[str, Last]:
     try:
         return metrics.last_values(metrics.read_table(store.get(path)[0]))
-    except (NotFound, ValueError):  # a command's result has no such file, or one of its own form
+    except (NotFound, ValueError):  # a command's result has no such file, or another form of it
         return {}

@@ -1,4 +1,4 @@
-"""Brings a stack up, with the newest commit of its branch where that is asked for, and down."""
+"""Brings a stack up, with the newest commit of its branch if that is asked for, and down."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def up(name: str | None) -> None:
 
 
 def destroy(name: str) -> str:
-    """`pulumi destroy` of the stack; what stays of its run, in words, where there is any.
+    """`pulumi destroy` of the stack; what stays of its run, in words, if there is any.
 
     A run that is open past its deadline is ended as expired, since no VM will. EngineError: as
     `up`.
@@ -99,7 +99,7 @@ def resolve(url: str, ref: str) -> str:
             capture_output=True,
             text=True,
             timeout=ASK_SEC,
-            # Nobody is there to be asked.
+            # There is no terminal to ask at.
             env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": _ssh()},
         )
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def resolve(url: str, ref: str) -> str:
     except subprocess.TimeoutExpired:
         raise OperateError(f"gitUrl {url}: no answer in {ASK_SEC:.0f} s; try again.") from None
     if done.returncode == 2:
-        raise OperateError(f"gitRef {ref}: is no branch of {url}; set outlast:gitRef.")
+        raise OperateError(f"gitRef {ref}: is not a branch of {url}; set outlast:gitRef.")
     commit = done.stdout.partition("\t")[0].strip()
     if done.returncode or not re.fullmatch("[0-9a-f]{40}", commit):
         # By this machine's own configuration git may ask another address, with a password in it.

@@ -1,9 +1,9 @@
 """Bakes an image: a temporary VM installs the recipe, its disk joins the family as an image.
 
-Everything has a name that follows from the recipe's hash, so that whoever comes after a bake that
+Everything has a name that follows from the recipe's hash, so that an `up` after a bake that
 was killed, at whatever stage, finds what it left: a builder that is at work is gone on with, one
 whose disk is ready becomes the image, anything else is deleted. The builder is a standard VM that
-runs until it is told to stop, so that one whom nobody tells any more is deleted by the platform at
+runs until a bake stops it, so that the platform deletes an abandoned one at
 its time limit, with its disk. Only the insertion of the image moves the family, in one step;
 nothing that fails before it does.
 """
@@ -76,7 +76,7 @@ class Order:
     bundle: str = ""
     """`gs://` path of the bundle, where the trainers are baked in."""
     bundle_sha256: str = ""
-    waits: str = "{}"
+    timeouts: str = "{}"
     network: str = "default"
     """Name or path."""
     subnetwork: str = ""
@@ -115,8 +115,8 @@ def remove(family: str, project: str, labels: Mapping[str, str], say: Say) -> No
 
 
 def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -> bool:
-    """Whether a bake of the stack that was killed has left something: a builder, or another image
-    of its own as the family's newest than `image`, a self link. Raises ComputeError."""
+    """Whether a bake of the stack that was killed has left something: a builder, or an image
+    other than `image`, a self link, as the family's newest. Raises ComputeError."""
     compute = Compute(project)
     if _builders(compute, labels):
         return True
@@ -167,7 +167,7 @@ class _Bake:
     # The image
 
     def _finished_image(self) -> Json | None:
-        """The image, where an earlier bake has made it; None where there is none to use."""
+        """The image, where an earlier bake has made it; None if there is none to use."""
         try:
             found = self._compute.call("GET", self._image)
         except Missing:
@@ -371,7 +371,7 @@ class _Bake:
             "cuda": self._recipe.cuda,
             "data": "\n".join(f"{one.sha256} {one.url} {one.path}" for one in self._recipe.data),
             "recipe": self._baked.hash,
-            "waits": self._order.waits,
+            "timeouts": self._order.timeouts,
             **{name: recipe.encoded(data) for name, data in self._baked.files.items()},
         }
         if self._recipe.trainers:
@@ -385,13 +385,13 @@ class _Bake:
         }
 
     def _watch(self) -> None:
-        """Waits until the builder says that it is done. Raises BakeError where it will not."""
+        """Waits until the builder says that it is done. Raises BakeError if it will not."""
         said = log = ""
         for _ in _polls(None):
             vm, told = self._patiently(lambda: (self._builder(), self._told()))
             state, log = told.get("state", ""), told.get("log", log).rstrip()
             if vm is not None and not state:
-                log = self._serial() or log  # nobody has told anything: is it booting?
+                log = self._serial() or log  # no report so far: is it booting?
             last = f"; its last lines:\n{log}" if log else ""
             if vm is None:
                 raise BakeError(
@@ -456,7 +456,7 @@ class _Bake:
         raise BakeError(f"builder {self._baked.builder}: does not stop; run pulumi up again")
 
     def _abandon(self) -> None:
-        """Leaves nothing of a bake that came to nothing, as far as the platform can be told."""
+        """Removes all that a failed bake left, as far as the platform answers."""
         try:
             if self._is_ours:
                 _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
@@ -488,9 +488,9 @@ class _Bake:
         self._compute.order(method, path, body, limit_sec=limit_sec)
 
 
-def base_refusal(base: str, found: images.Image | images.Gone | images.Unknown) -> str:
-    """Why nothing can be baked upon a base; empty where it can, or nobody knows."""
-    if isinstance(found, images.Gone):
+def base_refusal(base: str, found: images.Image | images.ImageMissing | images.Unknown) -> str:
+    """Why a base cannot be used for a bake; empty if it can, or if that is unknown."""
+    if isinstance(found, images.ImageMissing):
         return f"{recipe.KEY}.base {base!r}: {found.why}"
     if isinstance(found, images.Image) and not found.usable:
         instead = f"; use {found.replacement}" if found.replacement else "; name another base"
@@ -536,7 +536,7 @@ def _zone_of(vm: Json) -> str:
 
 
 def _clear_left(compute: Compute, vm: Json, say: Say) -> None:
-    """Deletes a builder that nobody resumes from, once no image is being made of its disk."""
+    """Deletes a builder that no bake continues, once no image is being made of its disk."""
     image = f"global/images/{vm['name'].removeprefix(recipe.BUILDER)}"
     for _ in _polls(IMAGE_LIMIT_SEC):
         try:

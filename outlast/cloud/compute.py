@@ -4,7 +4,7 @@ Where it is follows the provider's own variable (`GOOGLE_COMPUTE_CUSTOM_ENDPOINT
 cloud serves it too; who asks, the provider's `GOOGLE_OAUTH_ACCESS_TOKEN` or else Google's default
 credentials. Nothing here waits long: a call has one try and its own time limit.
 
-ComputeError          an answer that is no success, or none
+ComputeError          an answer that is not a success, or none
 ├── Missing           404
 └── CannotAsk         no network, no credentials, no permission, no sense in the answer
 """
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 
 class ComputeError(Exception):
-    """An answer that is no success; `status` 0 without any."""
+    """An answer that is not a success; `status` 0 without any."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -48,7 +48,7 @@ class Missing(ComputeError):
 
 
 class CannotAsk(ComputeError):
-    """Nobody could tell."""
+    """The answer is unknown."""
 
 
 class OperationFailed(ComputeError):
@@ -174,7 +174,7 @@ def _token() -> str:
 @functools.cache
 def _credentials() -> "Credentials | str":
     """The default credentials, or why there are none: looked for once, since that takes seconds
-    where there are none."""
+    if there are none."""
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 

@@ -22,14 +22,14 @@ class Needs:
 
 def refusal(setting: str, reference: str, image: images.Image, needs: Needs) -> str:
     """Why no VM with these needs is to boot from `image`, which `setting` names by `reference`: one
-    sentence, then what to do. Empty where it may."""
+    sentence, then what to do. Empty if it may."""
     if needs.gpus and image.lacks_driver:
         return _without_driver(f"{setting} {reference!r}: image {image.name}", needs)
     return size_refusal(f"image {image.name}", image.size_gb, needs)
 
 
 def reference_refusal(setting: str, reference: str, needs: Needs) -> str:
-    """The same as far as the reference alone says it; empty where only the cloud knows more."""
+    """The same as far as the reference alone says it; empty if only the cloud knows more."""
     project = images.named_project(reference)
     if needs.gpus and project in images.WITHOUT_DRIVER:
         return _without_driver(f"{setting} {reference!r}: a stock image of {project}", needs)
@@ -47,7 +47,7 @@ def recipe_refusal(baked: recipe.Recipe, needs: Needs) -> str:
 
 
 def size_refusal(image: str, size_gb: int, needs: Needs) -> str:
-    """Why a boot disk cannot be made of an image of this size; empty where it can."""
+    """Why a boot disk cannot be made of an image of this size; empty if it can."""
     if size_gb <= needs.disk_gb:
         return ""
     return (

@@ -1,9 +1,9 @@
 """What an image or an image family means now: the concrete image, or why there is none.
 
 A template that names a family boots whatever is newest when a VM is made; a run that is to stay
-reproducible names the image. Four answers are told apart: an image (that may be deprecated or
+reproducible names the image. There are four answers: an image (that may be deprecated or
 obsolete), a family or image that is gone, and *cannot be asked* (no network, no credentials, no
-permission), which is no error: a preview needs no cloud.
+permission), which is not an error: a preview needs no cloud.
 """
 
 import fnmatch
@@ -87,12 +87,12 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Gone:
+class ImageMissing:
     """There is no such image or family: it never was, or its owner took it away."""
 
     reference: str
     successor: str
-    """What to name instead; empty where nobody knows."""
+    """What to name instead; empty if unknown."""
     since: str
     """When it went, in words; with a successor only."""
 
@@ -106,12 +106,12 @@ class Gone:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nobody could be asked."""
+    """The API could not be asked."""
 
     why: str
 
 
-def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | Gone | Unknown:
+def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | ImageMissing | Unknown:
     """The image that `reference` means now, in any of the forms that the provider takes.
 
     `project`: where references without one are looked up. One or two calls, ten seconds each at
@@ -130,7 +130,7 @@ def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | Gone
 
 
 def named_project(reference: str) -> str:
-    """The project that a reference names; empty where it names none."""
+    """The project that a reference names; empty if it names none."""
     match = _PATH.fullmatch(reference) or _SHORT.fullmatch(reference)
     project = (match["project"] if match else "") or ""
     return "" if project == "family" else project
@@ -167,10 +167,10 @@ def _image(owner: str, answer: Mapping[str, Any]) -> Image:
     )
 
 
-def _gone(reference: str, candidates: list[tuple[str, str]]) -> Gone:
+def _gone(reference: str, candidates: list[tuple[str, str]]) -> ImageMissing:
     for owner, path in candidates:
         family = path.removeprefix("family/")
         for project, pattern, since, successor in RETIRED:
             if owner == project and fnmatch.fnmatchcase(family, pattern):
-                return Gone(reference, successor, since)
-    return Gone(reference, "", "")
+                return ImageMissing(reference, successor, since)
+    return ImageMissing(reference, "", "")

@@ -1,7 +1,7 @@
 """What an image is made of: the recipe in `outlast:imageRecipe`, checked, and its hash.
 
 Pure but for the files of the checkout that a recipe names. The hash covers what the image will
-hold and nothing of how its builder runs, so that a larger builder bakes nothing anew.
+hold and nothing of how its builder runs, so that a larger builder causes no new bake.
 """
 
 import base64
@@ -121,7 +121,7 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
         if key not in _KEYS:
             near = difflib.get_close_matches(str(key), sorted(_KEYS), n=1)
             hint = f"did you mean {near[0]}?" if near else f"its parts are {_words(_KEYS)}"
-            raise RecipeError(f"{KEY}.{key}: is no part of a recipe; {hint}")
+            raise RecipeError(f"{KEY}.{key}: is not part of a recipe; {hint}")
     recipe = Recipe(
         family=_text(given, "family", DEFAULT_FAMILY, _FAMILY, "must be a name such as outlast"),
         base=_text(given, "base", base, re.compile(r"\S+"), "must name an image or a family"),
@@ -153,7 +153,7 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
         raise _bad("zone", "", "must be the builder's zone, such as europe-west4-a")
     paths = [one.path for one in recipe.data]
     if len(set(paths)) < len(paths):
-        raise _bad("data", ", ".join(paths), "each must have a path of its own; set path")
+        raise _bad("data", ", ".join(paths), "each must have its own path; set path")
     installed = (recipe.packages, recipe.requirements, recipe.driver, recipe.cuda, recipe.script)
     if not (any(installed) or recipe.data or recipe.trainers):
         raise RecipeError(

@@ -101,7 +101,7 @@ def shape(machine_type: str) -> Shape | None:
         )
     custom = _CUSTOM.fullmatch(machine_type)
     if custom:
-        # With extended memory (-ext) they are priced otherwise, by what nobody here knows.
+        # With extended memory (-ext) their price differs and is not listed here.
         keys = (f"{custom['family'] or 'n1'}-custom",)
         return Shape(keys, int(custom["cpus"]), int(custom["mib"]) / 1024)
     predefined = _PREDEFINED.fullmatch(machine_type)

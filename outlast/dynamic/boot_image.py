@@ -23,7 +23,7 @@ class NoImage(Exception):
 
 
 class Unanswered(Exception):
-    """Nobody could tell what the image is."""
+    """What the image is could not be found out."""
 
 
 def path(props: Props) -> str:
@@ -112,7 +112,7 @@ def _image(setting: str, reference: str, project: str) -> images.Image:
             f"{setting} {reference!r}: cannot be looked up now ({found.why}); run"
             " pulumi up again once Compute Engine answers"
         )
-    if isinstance(found, images.Gone):
+    if isinstance(found, images.ImageMissing):
         raise NoImage(f"{setting} {reference!r}: {found.why}")
     if not found.usable:
         instead = f"; name {found.replacement} instead" if found.replacement else ""

@@ -1,4 +1,4 @@
-"""The guard of a foundation: it goes only where no experiment stands on it.
+"""The guard of a foundation: it goes only if no experiment stands on it.
 
 Pickled by reference into a stack's state: this module's path and its classes' names never change,
 or no stack of an older version could be destroyed.
@@ -19,7 +19,7 @@ class InUse(Exception):
 
 
 class FoundationGuardProvider(ResourceProvider):
-    """Lets a foundation go only where no experiment has its note in the bucket."""
+    """Lets a foundation go only if no experiment has its note in the bucket."""
 
     serialize_as_secret_always = False
 

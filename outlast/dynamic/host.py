@@ -1,6 +1,6 @@
 """What the dynamic providers share: how they tell the engine something, and the SDK's host of them.
 
-Importing this module fits the host, where there is one.
+Importing this module fits the host, if there is one.
 """
 
 import sys

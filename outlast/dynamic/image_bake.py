@@ -42,12 +42,13 @@ class ImageBakeProvider(ResourceProvider):
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         """Another content is another image, of another family another resource; how the builder
-        runs is no difference. What a bake that was killed has left is one: the update clears it."""
+        runs is not a difference. What a bake that was killed has left is one: the update clears
+        it."""
         replaces = [key for key in ("family", "project") if olds.get(key) != news.get(key)]
         changed = olds.get("hash") != news.get("hash")
         # One without an image was taken up after a kill (outlast recover); its update makes it.
-        anew = changed or bool(replaces) or not olds.get("image")
-        return DiffResult(changes=anew or self._has_left(olds["image"], news), replaces=replaces)
+        rebakes = changed or bool(replaces) or not olds.get("image")
+        return DiffResult(changes=rebakes or self._has_left(olds["image"], news), replaces=replaces)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(f"{props['project']}/{props['family']}", self._baked(props))
@@ -87,7 +88,7 @@ class ImageBakeProvider(ResourceProvider):
             service_account=props["service_account"],
             bundle=props["bundle"],
             bundle_sha256=props["bundle_sha256"],
-            waits=props["waits"],
+            timeouts=props["timeouts"],
             network=props["network"],
             subnetwork=props["subnetwork"],
             external_ip=props["external_ip"],
@@ -108,7 +109,7 @@ class ImageBakeArgs(TypedDict):
     service_account: pulumi.Input[str]
     bundle: pulumi.Input[str]
     bundle_sha256: str
-    waits: str
+    timeouts: str
     network: pulumi.Input[str]
     subnetwork: pulumi.Input[str]
     external_ip: bool

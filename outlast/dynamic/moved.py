@@ -28,7 +28,7 @@ def foreign(owner: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> str
 
 def causes(olds: Mapping[str, Any], news: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Why the run of the stack is looked for in another place than until now, each with what puts
-    it back; empty where it is the same place."""
+    it back; empty if it is the same place."""
     found = []
     if olds["prefix"] != news["prefix"]:
         before, now = _last(olds["prefix"]), _last(news["prefix"])

@@ -1,4 +1,4 @@
-"""The run that a stack has pinned: its deadline, place and image, and what stands against it.
+"""The run that a stack has pinned: its deadline, placement and image, and what stands against it.
 
 Pickled by reference into a stack's state: this module's path and its classes' names never change,
 or no stack of an older version could be destroyed.
@@ -33,7 +33,7 @@ from outlast.spec import changes
 
 _WHERE = ("bucket", "prefix", "run")
 
-PLACES_MAX = 999_999
+PLACEMENTS_MAX = 999_999
 """Placements that a run may have. A VM writes HEAD, and a number beyond the nine digits of the
 instance template would lock all later VMs out."""
 
@@ -43,24 +43,24 @@ _pinned_before: set[str] = set()
 
 @dataclass(frozen=True)
 class Pin:
-    """What a run's VMs are told, and what stays the same while they come and go."""
+    """What a run's VMs get, and what stays the same while they come and go."""
 
     deadline: str
-    place: int
+    placement: int
     size: int
-    """VMs to start with: 0 where there is nothing left to do."""
+    """VMs to start with: 0 if there is nothing left to do."""
 
 
 class Unreadable(Exception):
-    """HEAD is there and is no HEAD of this version."""
+    """HEAD is there and is not a HEAD of this version."""
 
 
 def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) -> Pin:
     """The pin of a run that had none in this stack, from its HEAD.
 
-    An open run of the same resume continues: its own deadline, one place further, so that a VM of a
-    group that is gone can never come before one of the new group. A VM writes HEAD, so the stack's
-    own limit bounds that deadline.
+    An open run of the same resume continues: its own deadline, one placement further, so that a VM
+    of a group that is gone can never come before one of the new group. A VM writes HEAD, so the
+    stack's own limit bounds that deadline.
     """
     limit = timedelta(minutes=limit_minutes)
     fresh = _text(now + limit)
@@ -71,7 +71,9 @@ def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) ->
         deadline = min(head.deadline, now + limit)
         if resume == 0:  # a later resume began later than the run
             deadline = min(deadline, min(head.started, now) + limit)
-        return Pin(_text(deadline), min(head.place, PLACES_MAX) + 1, size if deadline > now else 0)
+        return Pin(
+            _text(deadline), min(head.placement, PLACEMENTS_MAX) + 1, size if deadline > now else 0
+        )
     return Pin(fresh, 0, size)
 
 
@@ -96,12 +98,12 @@ def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
     if head.deadline <= now:
         return (
             f"has passed its limit of {head.deadline:%Y-%m-%d %H:%M} UTC, nothing is started;"
-            " raise outlast:limitRunMinutes, and outlast resume reopens it"
+            " raise outlast:maxRunMinutes, and outlast resume reopens it"
         )
-    if head.place >= PLACES_MAX:
+    if head.placement >= PLACEMENTS_MAX:
         return (
-            f"has placement {head.place} in its HEAD, which must be less than {PLACES_MAX}; nothing"
-            " is started; outlast resume continues with placement 0"
+            f"has placement {head.placement} in its HEAD, which must be less than"
+            f" {PLACEMENTS_MAX}; nothing is started; outlast resume continues with placement 0"
         )
     return None
 
@@ -154,7 +156,7 @@ def read_head(store: Store, layout: Layout) -> Head | None:
 
 
 class RunPinProvider(ResourceProvider):
-    """Keeps a run's deadline, place and image, and tells what HEAD has against going on."""
+    """Keeps a run's deadline, placement and image, and tells what HEAD has against going on."""
 
     serialize_as_secret_always = False  # it holds no secret, and a readable state is mendable
 
@@ -188,7 +190,7 @@ class RunPinProvider(ResourceProvider):
         return CheckResult(news, failures)
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        """Another run or resume is another pin, another zone another place; the limit and the
+        """Another run or resume is another pin, another zone another placement; the limit and the
         image alone are no difference, they count at the next resume."""
         replaces = [key for key in boot_image.KEYS if olds.get(key) != news.get(key)]
         moved = olds.get("zone") != news.get("zone")
@@ -204,9 +206,9 @@ class RunPinProvider(ResourceProvider):
         )
 
     def update(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
-        """The run moves to another zone: one place further, by the same deadline and image."""
+        """The run moves to another zone: one placement further, by the same deadline and image."""
         moved = Pin(
-            deadline=olds["deadline"], place=int(olds["place"]) + 1, size=_pin_of(news).size
+            deadline=olds["deadline"], placement=int(olds["placement"]) + 1, size=_pin_of(news).size
         )
         kept = {key: olds[key] for key in ("image", "bootImage")}
         return UpdateResult({**news, **kept, **asdict(moved)})
@@ -228,7 +230,7 @@ class RunPinArgs(TypedDict):
     boot: dict[str, Any]
     """What the VMs need of that image: `disk_gb`, `gpus` and `machine_type`; and the image that it
     is baked from, `base` (empty: it is not baked by this stack) and `installs_driver`."""
-    limitRunMinutes: int
+    maxRunMinutes: int
     content: Mapping[str, Any]
     """What the run's name is made of, unless it has one by hand."""
     named: str
@@ -243,13 +245,13 @@ class RunPin(Resource, name="RunPin"):
     """One run at one resume, pinned in the stack's state.
 
     When it is recreated, it reads HEAD: an open run of the same resume keeps its deadline and gets
-    HEAD's place plus one; any other run gets a new deadline and place 0.
+    HEAD's placement plus one; any other run gets a new deadline and placement 0.
     """
 
     deadline: pulumi.Output[str]
     """End of the run, RFC 3339 in UTC; no VM lives past it."""
 
-    place: pulumi.Output[int]
+    placement: pulumi.Output[int]
     """How often the run has changed its zone."""
 
     bootImage: pulumi.Output[str]
@@ -261,7 +263,7 @@ class RunPin(Resource, name="RunPin"):
     def __init__(
         self, name: str, args: RunPinArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        outputs = {"deadline": None, "place": None, "size": None, "bootImage": None}
+        outputs = {"deadline": None, "placement": None, "size": None, "bootImage": None}
         super().__init__(RunPinProvider(), name, {**args, **outputs}, opts)
 
 
@@ -271,18 +273,18 @@ def _open(props: dict[str, Any]) -> tuple[Store, Layout]:
 
 def _pin_of(props: dict[str, Any]) -> Pin:
     store, layout = _open(props)
-    resume, limit = int(props["resume"]), int(props["limitRunMinutes"])
+    resume, limit = int(props["resume"]), int(props["maxRunMinutes"])
     try:
         head = read_head(store, layout)
     except Unreadable:
         fresh = pin(None, resume=resume, limit_minutes=limit, now=store.now())
-        return Pin(fresh.deadline, fresh.place, 0)  # a VM would only find the same and leave
+        return Pin(fresh.deadline, fresh.placement, 0)  # a VM would only find the same and leave
     now = store.now()
     made = pin(head, resume=resume, limit_minutes=limit, now=now)
     if head is not None and made.size == 0 and obstacle(head, resume=resume, now=now) is None:
         say(
-            f"run {props['run']} has run for longer than outlast:limitRunMinutes {limit}; nothing"
-            " is started; raise outlast:limitRunMinutes, and outlast resume reopens it"
+            f"run {props['run']} has run for longer than outlast:maxRunMinutes {limit}; nothing"
+            " is started; raise outlast:maxRunMinutes, and outlast resume reopens it"
         )
     return made
 
@@ -319,7 +321,7 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
     except Unreadable as error:
         why = (
             f"run {olds['run']} would be replaced by run {news['run']}, and whether it is open"
-            f" cannot be told, since its HEAD cannot be read ({error}); outlast repair"
+            f" is unknown, since its HEAD cannot be read ({error}); outlast repair"
             f" {_stack(olds)} repairs it, or set outlast:onNewRun to replace to give the run up"
         )
     except (StoreError, GoogleAuthError):
@@ -328,7 +330,8 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
 
 
 def _replaced(head: Head, olds: dict[str, Any], news: dict[str, Any], now: datetime) -> str | None:
-    """The guard of the run that is pinned until now; another place is said before another run."""
+    """The guard of the run that is pinned until now; another placement is said before another
+    run."""
     elsewhere = moved.causes(olds, news)
     if elsewhere and is_guarded(head, now):
         return moved.left_behind(head.step, olds, news, elsewhere)
@@ -370,7 +373,7 @@ def _heads(store: Store, prefix: str) -> list[tuple[Layout, Head]]:
 
 def _recorded_content(store: Store, layout: Layout, head: Head) -> Mapping[str, Any] | None:
     """What the run's name was made of at the attempt that made its newest checkpoint, as that
-    recorded it; None where nobody can tell."""
+    recorded it; None if it is unknown."""
     if not head.chain:
         return None
     try:

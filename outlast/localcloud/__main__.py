@@ -1,4 +1,4 @@
-"""`python -m outlast.localcloud serve …` runs the local cloud until it is told to stop; `check
+"""`python -m outlast.localcloud serve …` runs the local cloud until a signal stops it; `check
 FILE` reads a scenario file and prints it as JSON.
 
 Exit codes: 0 stopped, or the file is right; 64 bad flags, a bad scenario, port or state folder in

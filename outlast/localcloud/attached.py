@@ -15,7 +15,7 @@ NOT_THERE = {
     "boot": "boots no VM from a disk that was attached to it",
     "autoDelete": "deletes no attached disk with its VM",
 }
-"""Of an `attachDisk` body, and what the local cloud does not do where it is set."""
+"""Of an `attachDisk` body, and what the local cloud does not do if it is set."""
 
 
 def attached(disks: list[Disk], body: Mapping[str, Any], source: str) -> list[Disk]:

@@ -6,13 +6,13 @@ from typing import Any
 
 
 class Background:
-    """Work of one part of the cloud that nobody waits for. What fails there is a defect, and would
-    be a silence that never ends: `failed` is told."""
+    """Work of one part of the cloud in the background. What fails there is a defect, and would
+    be a silence that never ends: `failed` is called."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
-        """The loop itself would forget a task that nobody holds."""
+        """The event loop alone holds tasks weakly."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Lets the work go on by itself."""

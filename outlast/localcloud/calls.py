@@ -72,7 +72,7 @@ class Repeats:
         self._known: OrderedDict[tuple[str, ...], asyncio.Task[Json]] = OrderedDict()
 
     async def once(self, key: tuple[str, ...], do: Callable[[], Coroutine[Any, Any, Json]]) -> Json:
-        """The answer of `do`, which is called where none of that key is known. A call that was
+        """The answer of `do`, which is called if none of that key is known. A call that was
         refused may be made again."""
         task = self._known.get(key)
         if task is None:

@@ -100,7 +100,7 @@ CUSTOM_TYPE = re.compile(r"(?:[a-z][a-z0-9]*-)?custom-(?P<cpus>\d+)-(?P<memory_m
 
 
 def machine_type(name: str) -> MachineType | None:
-    """The machine type of that name, custom ones too; None where there is none."""
+    """The machine type of that name, custom ones too; None if there is none."""
     if custom := CUSTOM_TYPE.fullmatch(name):
         return MachineType(name, int(custom["cpus"]), int(custom["memory_mb"]))
     return MACHINE_TYPES.get(name)

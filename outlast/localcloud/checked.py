@@ -41,7 +41,9 @@ def _sentence(error: ErrorDetails, what: str) -> str:
     place = _place(error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            return f"{place}: is no key of a {what}; docs/scenarios.md lists those that there are"
+            return (
+                f"{place}: is not a key of a {what}; docs/scenarios.md lists those that there are"
+            )
         case "missing":
             return f"{place}: is missing; docs/scenarios.md says what it is"
         case "value_error":

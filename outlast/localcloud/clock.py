@@ -41,7 +41,7 @@ def to_rfc3339(seconds: float) -> str:
 
 
 def from_rfc3339(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time; ValueError where it has no time zone."""
+    """Seconds since the epoch of an RFC 3339 time; ValueError if it has no time zone."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r}: has no time zone; write it like 2026-11-27T23:59:59Z.")

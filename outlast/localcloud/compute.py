@@ -298,7 +298,7 @@ class Compute:
         self._change = asyncio.Event()
 
     async def _tick(self) -> None:
-        """Wakes the model whenever something is due that nobody announces."""
+        """Wakes the model when something becomes due by time alone."""
         while True:
             times = (self.fleet.next_time(), self.operations.next_time())
             due = min((time for time in times if time is not None), default=None)

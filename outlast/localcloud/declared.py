@@ -438,7 +438,7 @@ class Declared:
         return self._answers.image(image)
 
     def image_size_gb(self, reference: str) -> int:
-        """The size of the image that a field means; ApiError where there is none."""
+        """The size of the image that a field means; ApiError if there is none."""
         image = self._catalogue.image(reference)
         if image is None:
             raise rules.invalid(

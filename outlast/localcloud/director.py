@@ -26,8 +26,8 @@ from outlast.localcloud.faults import (
     Actions,
     Call,
     FaultRule,
+    Injection,
     Rule,
-    Strike,
 )
 from outlast.localcloud.iam import Caller
 from outlast.localcloud.metadata import Trouble
@@ -55,7 +55,7 @@ censored.
 """
 NOTHING = Actions.model_construct()
 ANY_VM = "any"
-"""As `match.vm` of an event's fault: whoever sends the request."""
+"""As `match.vm` of an event's fault: the sender of the request."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Moment:
 SNAPSHOT = r"/t(?P<term>\d{6,})/s(?P<step>\d{12,})-[0-9a-z]+/"
 MOMENTS = (
     Moment("setup", "after", re.compile(r"/boots/[^/]+(?<!\.end)\.json$")),
-    Moment("step", "after", re.compile(r"/attempts/(?P<term>\d{6,})/(start|beat)\.json$")),
+    Moment("step", "after", re.compile(r"/attempts/(?P<term>\d{6,})/(start|heartbeat)\.json$")),
     Moment("snapshot", "before", re.compile(SNAPSHOT)),
     Moment("upload", "mid-body", re.compile(SNAPSHOT)),
     Moment("commit", "after", re.compile(SNAPSHOT + r"MANIFEST\.json$")),
@@ -98,13 +98,13 @@ class Life:
     id: str
     name: str
     experiment: str
-    """The bucket prefix that the VM works under; empty where its metadata has none."""
+    """The bucket prefix that the VM works under; empty if its metadata has none."""
     boot: int
     term: int | None = None
     step: int = 0
     total: int | None = None
     part: str = ""
-    """The part of the run that it trains; empty where the run has none."""
+    """The part of the run that it trains; empty if the run has none."""
     before: int = 0
     """Steps of the parts before it, which step and total count."""
     commits: int = 0
@@ -215,7 +215,7 @@ class Director:
         self._bound.clear()
 
     def shown(self) -> Entry:
-        """{document, target, log, pending, waiting}; document None where no scenario is in force.
+        """{document, target, log, pending, waiting}; document None if no scenario is in force.
         `waiting` are the events that are to come, `pending` is how often in all."""
         waiting = [event for event in self._events if 0 < event.left < math.inf]
         return {
@@ -380,7 +380,7 @@ class Director:
             life.step = int(found["step"] or 0)
         match moment.phase:
             case "step":
-                self._read_beat(life, call)
+                self._read_heartbeat(life, call)
             case "commit":
                 life.committing = True
             case "committed":
@@ -389,17 +389,20 @@ class Director:
                 life.committing = False
                 life.commits += 1
         await self._reach(life, moment.phase)
-        if moment.phase == "snapshot":  # it tells the step, between two beats
+        if moment.phase == "snapshot":  # it tells the step, between two heartbeats
             await self._reach(life, "step")
 
-    def _read_beat(self, life: Life, call: Call) -> None:
+    def _read_heartbeat(self, life: Life, call: Call) -> None:
         bucket = re.search(r"/b/([^/]+)/o", call.subjects[1])
         content = self._cloud.storage.content(bucket[1], call.object or "") if bucket else None
         with suppress(ValueError, TypeError, AttributeError):
-            beat = json.loads(content or b"{}")
-            life.step = int(beat.get("step") or life.step)
-            life.total = int(beat["total"]) if beat.get("total") else life.total
-            life.part, life.before = str(beat.get("part") or ""), int(beat.get("before") or 0)
+            heartbeat = json.loads(content or b"{}")
+            life.step = int(heartbeat.get("step") or life.step)
+            life.total = int(heartbeat["total"]) if heartbeat.get("total") else life.total
+            life.part, life.before = (
+                str(heartbeat.get("part") or ""),
+                int(heartbeat.get("before") or 0),
+            )
         if life.total is None:  # an attempt before has said it
             totals = [other.total for other in self._lives.values() if self._is_ours(other)]
             life.total = next((total for total in reversed(totals) if total), None)
@@ -472,7 +475,7 @@ class Director:
         return entry
 
     async def _act(self, do: Do, life: Life | None) -> None:
-        """What each action does; KeyError and ModelError where it cannot be done."""
+        """What each action does; KeyError and ModelError if it cannot be done."""
         compute, options = self._compute, do.options
         match do.action:
             case "capacity":
@@ -727,7 +730,7 @@ VM_ACTIONS = frozenset(
 """Actions that need a VM."""
 
 
-class _Sight(Strike):
+class _Sight(Injection):
     """One request at which a moment is noticed; it ends with the VM, if that ends at it."""
 
     def __init__(
@@ -751,8 +754,8 @@ class _Sight(Strike):
         else:
             await super().run()
 
-    async def _strike(self) -> bool:
-        self._struck = True
+    async def _inject(self) -> bool:
+        self._injected = True
         refused = self._rule.when == "after" and not 200 <= self._status < 300
         if not refused and not await self._arrive():
             self._cut = True

@@ -56,7 +56,7 @@ class Method:
     api: str
     id: str
     request: str | None
-    """Name of the body's schema; None where there is no body."""
+    """Name of the body's schema; None if there is no body."""
     response: str | None
     parameters: Mapping[str, Any]
 
@@ -84,7 +84,7 @@ class Method:
         _Checker(_document(self.api)["schemas"], needs).check({"$ref": self.request}, body, "")
 
     def check_answer(self, content: Any) -> None:
-        """Raises AssertionError where the answer is not as the document says."""
+        """Raises AssertionError if the answer is not as the document says."""
         if self.response is None:
             assert content in (None, {}), f"{self.id} answers nothing"
             return
@@ -125,7 +125,7 @@ def check_body(api: str, schema: str, body: Any) -> None:
 
 
 def check_answer(api: str, schema: str, content: Any) -> None:
-    """Raises AssertionError where an answer does not fit the schema in every value's own form."""
+    """Raises AssertionError if an answer does not fit the schema in every value's own form."""
     for problem in _problems(_document(api)["schemas"], {"$ref": schema}, content, schema):
         raise AssertionError(problem)
 

@@ -34,7 +34,7 @@ STATUS_NAMES = {
     504: "DEADLINE_EXCEEDED",
 }
 
-# The `reason` that Google gives where nothing more precise is known.
+# The `reason` that Google gives if nothing more precise is known.
 REASONS = {
     400: "invalid",
     401: "authError",

@@ -256,7 +256,7 @@ class Faults:
             if not fired:
                 await watched(scope, receive, send)
                 return
-            await Strike(self._cloud, fired[0], call, watched, scope, receive, send).run()
+            await Injection(self._cloud, fired[0], call, watched, scope, receive, send).run()
 
         return apply
 
@@ -325,7 +325,7 @@ def reset_connection(scope: Scope) -> None:
     transport.abort()
 
 
-class Strike:
+class Injection:
     """One request that a rule has hit."""
 
     def __init__(
@@ -347,7 +347,7 @@ class Strike:
         self._send = send
         self._received = False
         """The request has been read to its end."""
-        self._struck = False
+        self._injected = False
         self._cut = False
         """The client gets nothing more from the app."""
         self._answering = False
@@ -373,16 +373,16 @@ class Strike:
 
     async def run(self) -> None:
         if self._rule.when == "before":
-            if await self._strike():
+            if await self._inject():
                 await self._app(self._scope, self._receive_slowly, self._send_slowly)
         elif self._rule.when == "after":
             await self._app(self._scope, self._receive, self._send_after)
         else:
             await self._run_mid_body()
 
-    async def _strike(self) -> bool:
+    async def _inject(self) -> bool:
         """Does what the rule says; whether the request goes on."""
-        self._struck = True
+        self._injected = True
         do = self._rule.do
         self._cloud.events.write(
             "fault",
@@ -425,7 +425,7 @@ class Strike:
             name = self._call.vm if target is True else str(target)
             try:
                 if name is None:
-                    raise KeyError("the sender is no VM")
+                    raise KeyError("the sender is not a VM")
                 await verbs[key](name)
             except KeyError as error:
                 self._cloud.events.write(
@@ -455,8 +455,8 @@ class Strike:
 
     async def _send_after(self, message: Message) -> None:
         self._status = message.get("status", self._status)
-        if not self._struck:
-            await self._strike()
+        if not self._injected:
+            await self._inject()
         if not self._cut:
             await self._send(message)
 
@@ -482,14 +482,14 @@ class Strike:
             nonlocal received, rest
             if self._cut:
                 return {"type": "http.disconnect"}
-            if received >= half and not self._struck and not await self._strike():
+            if received >= half and not self._injected and not await self._inject():
                 return {"type": "http.disconnect"}
             if rest is not None:
                 message, rest = rest, None
                 return message
             message = await self._receive()
             body = message.get("body", b"")
-            if not self._struck and received + len(body) > half:
+            if not self._injected and received + len(body) > half:
                 first = half - received
                 rest = {**message, "body": body[first:]}
                 message = {**message, "body": body[:first], "more_body": True}
@@ -512,11 +512,11 @@ class Strike:
                 await self._send(message)
                 return
             body = message.get("body", b"")
-            if not self._struck and sent + len(body) >= half:
+            if not self._injected and sent + len(body) >= half:
                 first = half - sent
                 await self._send({**message, "body": body[:first], "more_body": True})
                 sent += first
-                if not await self._strike():
+                if not await self._inject():
                     return
                 body = body[first:]
             sent += len(body)

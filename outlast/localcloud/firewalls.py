@@ -1,5 +1,5 @@
 """Which packets a network's firewall rules let in. Nothing is routed here: it is asked for the
-health checks' questions, which nobody lets in on the real platform either unless a rule says so."""
+health checks' questions, which the real platform does not let in either without a rule."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping

@@ -255,7 +255,7 @@ class Fleet:
         self._touch(group)
 
     def members(self, group: Group, names: Iterable[str]) -> list[Member]:
-        """The members of these names; Invalid where one is not of the group."""
+        """The members of these names; Invalid if one is not of the group."""
         return [check_member(group, name) for name in dict.fromkeys(names)]
 
     def delete_members(self, group: Group, names: Iterable[str]) -> None:
@@ -346,7 +346,7 @@ class Fleet:
 
     def late_create(self, group: Group, name: str = "", zone: str = "") -> Instance:
         """A VM of the group's main version whose creation was on its way when it was cancelled:
-        it boots and says whose it is, but is no member. The group may be gone."""
+        it boots and says whose it is, but is not a member. The group may be gone."""
         template = self.templates.get(group.main["template"])
         if template is None:
             raise NotFound(template_path(group.main["template"]))
@@ -363,12 +363,12 @@ class Fleet:
         self._inventory.start(instance, new_disk=False)
 
     def stop_instance(self, instance: Instance) -> None:
-        """As by `instances.stop`: a group creates it anew."""
+        """As by `instances.stop`: a group recreates it."""
         if instance.live:
             self._inventory.stop(instance)
 
     def delete_instance(self, instance: Instance) -> None:
-        """As by `instances.delete`: a group does not know the intent and creates it anew."""
+        """As by `instances.delete`: a group does not know the intent and recreates it."""
         if instance.live:
             instance.discard = True
             self._inventory.stop(instance)
@@ -384,7 +384,7 @@ class Fleet:
         self._inventory.commands.append(Kill(instance.id))
 
     def preempt_instance(self, instance: Instance) -> None:
-        """Begins a preemption; nothing where one has begun or the VM is on its way out."""
+        """Begins a preemption; nothing if one has begun or the VM is on its way out."""
         if instance.status in ("PROVISIONING", "STAGING", "RUNNING") and not instance.preempting:
             instance.preempting = True
             self._inventory.commands.append(Preempt(instance.id))
@@ -428,7 +428,7 @@ class Fleet:
         self._inventory.commands.append(SetMetadata(instance.id))
         self._inventory.keep("instances", instance.id)
 
-    # Events of the machines. They name a VM by id; one that is gone is no news.
+    # Events of the machines. They name a VM by id; an unknown id is ignored.
 
     def running(self, instance_id: str) -> None:
         """The VM's system has started."""
@@ -452,7 +452,7 @@ class Fleet:
             self._inventory.keep("instances", instance.id)
 
     def exited(self, instance_id: str, fault: Fault | None = None) -> None:
-        """The VM has no process any more; `fault` where it never got one."""
+        """The VM has no process any more; `fault` if it never got one."""
         instance = self.instances.get(instance_id)
         if instance is None or not instance.live or instance.held_until is not None:
             return
@@ -467,7 +467,7 @@ class Fleet:
 
     def lose(self, instance: Instance) -> None:
         """The platform takes the VM for dead, whatever its process does: its group creates it
-        anew at once, with its name and address, and what the old one still does is no news."""
+        again at once, with its name and address; what the old one still does is ignored."""
         if instance.live:
             self._inventory.lose(instance)
             self._end(instance, None, for_good=True)
@@ -502,7 +502,7 @@ class Fleet:
     # Keeping
 
     def take_changes(self) -> Changes:
-        """What is to be kept anew since the last call: by table and key, None for what is gone."""
+        """What has to be kept since the last call: by table and key, None for what is gone."""
         return self._inventory.take_changes()
 
     def to_json(self) -> dict[str, dict[str, Any]]:
@@ -558,7 +558,7 @@ class Fleet:
             raise Invalid(_not_ready(group.path))
 
     def _look_at(self, instance: Instance) -> None:
-        """A VM at a time of its own: its limit, its host's maintenance, the end that is seen."""
+        """A VM at its own time: its limit, its host's maintenance, the end that is seen."""
         now = self._clock.now()
         if instance.held_until is not None:
             if instance.held_until <= now:

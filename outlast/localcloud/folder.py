@@ -30,7 +30,8 @@ def claim(folder: Path) -> TextIO:
         mark = folder / MARK
         if not mark.exists() and {entry.name for entry in folder.iterdir()} - {LOG}:
             raise UsageError(
-                f"--state {folder}: holds files and is no local cloud's folder; name an empty one"
+                f"--state {folder}: holds files and is not a local cloud's folder; name an empty"
+                " one"
             )
         mark.touch()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The hypervisor: a VM is a process tree with a root folder of its own.
+"""The hypervisor: a VM is a process tree with its own root folder.
 
 Each boot starts `guest_init.py` as the tree's first process, in an environment made from nothing.
 Every process of a VM is below that one, or carries the boot's token in its environment; so none
@@ -135,7 +135,7 @@ class Hypervisor:
         grace_sec: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Disks are under `folder`/vms, serial output is kept in `folder`/serial. `report` is told
+        """Disks are under `folder`/vms, serial output is kept in `folder`/serial. `report` gets
         (instance id, what happened, why it failed), `failed` what the hypervisor itself fails of;
         `environment` is added to every guest's."""
         self._vms = folder / "vms"
@@ -237,7 +237,7 @@ class Hypervisor:
 
     async def out_of_memory(self, instance_id: str) -> int:
         """The VM's kernel finds no memory: its largest process is killed, and the VM lives on.
-        The pid, 0 where none ran."""
+        The pid, 0 if none ran."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None or guest.serial is None:
             return 0
@@ -263,8 +263,8 @@ class Hypervisor:
             signal_all(_below(guest.process.pid, guest.token), signal.SIGCONT)
 
     async def withdraw_address(self, instance_id: str) -> None:
-        """Nobody reaches the VM at its address any more, which a successor is about to have. The
-        loopback has no routes to change: whoever of the VM listens there is ended."""
+        """Cuts the VM off from its address, which a successor is about to have. The
+        loopback has no routes to change: processes of the VM that listen there are ended."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None:
             return
@@ -588,7 +588,7 @@ def read_serial(file: Path, start: int) -> tuple[bytes, int, int]:
 
 
 def service_account(properties: Mapping[str, Any], project_number: str) -> str:
-    """The e-mail of a VM's service account; empty where it has none."""
+    """The e-mail of a VM's service account; empty if it has none."""
     accounts = properties.get("serviceAccounts") or []
     if not accounts:
         return ""

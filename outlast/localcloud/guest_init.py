@@ -2,14 +2,14 @@
 
     guest_init.py ROOT GRACE_SEC MEMORY_MB
 
-Started by `outlast.localcloud.guest` as a script of its own, in the guest's environment; standard
+Started by `outlast.localcloud.guest` as a separate script, in the guest's environment; standard
 library only, for it must start in milliseconds. It reads one command a line on its standard input
 (`stop`, `stop GRACE_SEC`, `kill`) and on ROOT/run/initctl (`poweroff`, from the guest's own
 `poweroff`). It reports one word a line on its standard output (`running`, `stopping`). It ends when
 no process of the VM is left. The end of its input means that the cloud has gone: then it kills, and
 deletes the disk too.
 
-It also is the VM's limits, as no kernel of its own is there to be them, and as control groups need
+It also is the VM's limits, since the VM has no kernel to be them, and as control groups need
 rights that a person's account seldom has: it looks at what the VM's processes use, the more often
 the closer that comes, and kills as the kernel of a machine of this size would. MEMORY_MB 0: none.
 """
@@ -119,7 +119,7 @@ def used_kb(pids: Iterable[int]) -> int:
 
 
 def kill_largest(pids: Iterable[int]) -> tuple[int, str] | None:
-    """What the kernel does out of memory; its pid and words, None where there is nothing to kill.
+    """What the kernel does out of memory; its pid and words, None if there is nothing to kill.
 
     The victim has ended when this returns: memory is free only then.
     """
@@ -171,7 +171,7 @@ class Init:
         self._kill_at: float | None = None
         """When a stop under way becomes a kill, monotonic."""
         self._orphaned = False
-        """Whether the cloud has gone, and nobody else clears away."""
+        """Whether the cloud has gone, so that this process has to clean up."""
         self._serial = os.open(
             root / "dev/ttyS0", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         )
@@ -326,7 +326,7 @@ class Init:
         self._log("System is going down.")
 
     def _reap(self) -> bool:
-        """Collects what has ended; True where no process is left."""
+        """Collects what has ended; True if no process is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -19,7 +19,7 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 
 
 def reach(paths: list[str]) -> None:
-    """Opens the ways to the paths, in a new namespace. OSError where the kernel refuses."""
+    """Opens the ways to the paths, in a new namespace. OSError if the kernel refuses."""
     _checked(_libc().unshare(CLONE_NEWNS), "unshare")
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     for path in paths:

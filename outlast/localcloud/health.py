@@ -15,7 +15,7 @@ ADDRESSES = 254
 
 
 def vm_address(cloud_port: int, number: int) -> str:
-    """A VM's internal address by its number, from 1: one of its own on this machine's loopback, so
+    """A VM's internal address by its number, from 1: a separate one on this machine's loopback, so
     that two VMs may listen on one port, those of another local cloud too."""
     return f"127.{cloud_port >> 8}.{cloud_port & 255}.{(number - 1) % ADDRESSES + 1}"
 

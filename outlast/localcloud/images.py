@@ -60,7 +60,7 @@ def unpack(folder: Path, root: Path) -> None:
 
 
 def _copy(source: Path, target: Path, without: set[str]) -> None:
-    """Copies what is in a folder with modes, times and links; shares blocks where it can."""
+    """Copies what is in a folder with modes, times and links; shares blocks if it can."""
     entries = [str(entry) for entry in source.iterdir() if entry.name not in without]
     if not entries:
         return

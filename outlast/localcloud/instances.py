@@ -30,7 +30,7 @@ from outlast.localcloud.model import Fault, Instance
 if TYPE_CHECKING:
     from outlast.localcloud.compute import Compute
 
-# What a zone or a quota lacks is told by the operation, not by the call.
+# The operation, not the call, reports what a zone or a quota lacks.
 LACKS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED")
 CHANGED_WHILE_RUNNING = {"automaticRestart", "onHostMaintenance"}
 
@@ -99,7 +99,7 @@ class Instances:
         return self._shown_instance(self._instance(call))
 
     async def _insert_instance(self, call: Call) -> Json:
-        """A VM of no group. Unlike a group's it is refused where it cannot be created."""
+        """A VM of no group. Unlike a group's it is refused if it cannot be created."""
         name = rules.check_name("resource.name", call.body.get("name"))
         body = {key: value for key, value in call.body.items() if key not in ("name", "zone")}
         reference = call.query.get("sourceInstanceTemplate")

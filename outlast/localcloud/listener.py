@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NAMES = ("127.0.0.1", "localhost")
 MAX_BODY_BYTES = 10 << 20
-"""Of a request's body that is no object's bytes."""
+"""Of a request's body that is not an object's bytes."""
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers together."""
 CORK_BYTES = 16 << 10
@@ -67,7 +67,7 @@ class Listener:
 
 
 def _is_kept(request: Request) -> bool:
-    """Whether the body is no object's bytes, which go to the disk as they come."""
+    """Whether the body is not an object's bytes, which go to the disk as they come."""
     query = request.query_params
     if "upload_id" in query:
         return request.method != "PUT"
@@ -109,7 +109,7 @@ class _Corked:
         if not self._held:
             self._loop.call_soon(self._flush)
         self._held += data
-        if len(self._held) > CORK_BYTES:  # whoever sends more waits for the client to take it
+        if len(self._held) > CORK_BYTES:  # then the sender waits for the client to take it
             self._flush()
 
     def _flush(self) -> None:
@@ -147,7 +147,7 @@ class Protocol(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Called while the error of what is no request is handled; it knows the status."""
+        """Called while the error of what is not a request is handled; it knows the status."""
         if self.cycle and not self.cycle.response_complete:  # a body went bad under its request
             self.cycle.disconnected = True  # whose own answer would be a second one
             self.cycle.message_event.set()

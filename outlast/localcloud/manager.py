@@ -1,7 +1,7 @@
 """What a managed instance group does by itself: it keeps its size, heals, updates and spreads.
 
-It creates a VM that stopped, crashed, was preempted or deleted anew under the same name, with a
-new id and a new disk, and lowers its size only where it was told to.
+It recreates a VM that stopped, crashed, was preempted or deleted, under the same name, with a
+new id and a new disk, and lowers its size only on request.
 """
 
 import copy
@@ -124,7 +124,7 @@ class Manager:
 
     def update(self, group: Group, member: Member, minimal: str, most: str) -> bool:
         """Brings a member to the version that it is to have by the mildest action that does it;
-        False where that is harder than `most` allows, or nothing is to be done."""
+        False if that is harder than `most` allows, or nothing is to be done."""
         instance = self._inventory.instances.get(member.instance or "")
         version = group.due(member)
         needed = "NONE"
@@ -180,7 +180,7 @@ class Manager:
             self._inventory.wake(group, member)
 
     def came_up(self, instance: Instance) -> None:
-        """A VM runs; one that was booted again by itself is to be asked for its health anew."""
+        """A VM runs; after a reboot from inside its health is asked again."""
         found = self._inventory.owner(instance)
         if found and found[1].action in ("NONE", "VERIFYING"):
             self._forget_health(found[1])
@@ -545,7 +545,7 @@ def _substitutes(group: Group) -> bool:
 
 
 def check_member(group: Group, name: str) -> Member:
-    """The member of that name; Invalid where it is not of the group."""
+    """The member of that name; Invalid if it is not of the group."""
     if name not in group.members:
         raise Invalid(
             f"Invalid value for field 'instances': '{name}'. "

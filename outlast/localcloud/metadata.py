@@ -1,7 +1,7 @@
-"""The metadata server: one for each VM, on a loopback port of its own.
+"""The metadata server: one for each VM, on its own loopback port.
 
 A tree of values with the paths of the real one. Readers may wait for a change (`wait_for_change`,
-`last_etag`, `timeout_sec`). Every server has threads of its own, so that a guest is answered
+`last_etag`, `timeout_sec`). Every server has its own threads, so that a guest is answered
 whatever the rest of the cloud is doing.
 """
 
@@ -60,7 +60,7 @@ class Tree:
             self._changed.notify_all()
 
     def delete(self, path: str) -> bool:
-        """Takes a path away; False where it was not there."""
+        """Takes a path away; False if it was not there."""
         with self._changed:
             found = self._values.pop(path, None) is not None
             self._changed.notify_all()
@@ -74,7 +74,7 @@ class Tree:
             self._changed.notify_all()
 
     def value(self, path: str) -> Value | None:
-        """One value; None where there is none."""
+        """One value; None if there is none."""
         with self._changed:
             return self._values.get(path)
 
@@ -253,7 +253,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Frees the port; waits for nobody who is still reading."""
+        """Frees the port without waiting for readers."""
         self.tree.close()
         self._http.shutdown()
         self._http.server_close()
@@ -350,7 +350,7 @@ class Server:
             def answer(self) -> Answer:
                 length = self.headers.get("Content-Length") or "0"
                 if not (length.isascii() and length.isdigit()) or int(length) > MAX_BODY_BYTES:
-                    self.close_connection = True  # what follows on it cannot be told from a body
+                    self.close_connection = True  # what follows on it could be a body
                     return Answer(400, f"Content-Length: must be at most {MAX_BODY_BYTES}.\n")
                 body = self.rfile.read(int(length))
                 if len(body) < int(length):

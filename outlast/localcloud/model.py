@@ -143,7 +143,7 @@ class Switches:
     versions name it."""
     automatic_restart: bool = True
     """Whether a VM with automaticRestart whose host has failed boots again by itself, or is left
-    to its group, which creates it anew."""
+    to its group, which recreates it."""
     no_capacity: bool = False
     """Whether no zone has room for new VMs."""
     stays_stopping_sec: float = 0.0
@@ -233,7 +233,7 @@ class Instance:
     preempting: bool = False
     stop_requested: bool = False
     going_down: bool = False
-    """Whether its system said that it stops: its end is no failure of the host."""
+    """Whether its system said that it stops: its end is not a failure of the host."""
     discard: bool = False
     """Delete it once it has stopped."""
     restart: bool = False
@@ -316,7 +316,7 @@ class Group:
     zones: list[str] = field(default_factory=list)
     """Where its VMs may be."""
     health_check: str = ""
-    """Key of the health check of its autohealing policy; empty where it has none."""
+    """Key of the health check of its autohealing policy; empty if it has none."""
     fingerprint: int = 1
     deleting: bool = False
     named_ports: list[dict[str, Any]] = field(default_factory=list)
@@ -371,7 +371,7 @@ class Group:
 
     @property
     def healing(self) -> dict[str, Any]:
-        """The autohealing policy; empty where there is none."""
+        """The autohealing policy; empty if there is none."""
         return (self.body.get("autoHealingPolicies") or [{}])[0]
 
     def policy(self, section: str, key: str, default: str) -> str:
@@ -457,7 +457,7 @@ class Group:
         self.outdated.pop(member.name, None)
 
     def compare(self) -> None:
-        """Finds the outdated members anew, after a change of the versions or, where there are two,
+        """Finds the outdated members again, after a change of the versions or, where there are two,
         of the members: of a version that has too many, the latest are to get the other."""
         staying = [member for member in self.members.values() if not member.leaving]
         kept: set[str] = set()
@@ -488,7 +488,7 @@ def calculated(size: dict[str, Any], target_size: int) -> int:
 
 
 def _size_of(version: dict[str, Any]) -> dict[str, Any] | None:
-    """A version's target size; None where it takes the rest."""
+    """A version's target size; None if it takes the rest."""
     size = version.get("targetSize") or {}
     return size if {"fixed", "percent"} & {k for k, v in size.items() if v is not None} else None
 
@@ -520,7 +520,7 @@ def is_spot(scheduling: dict[str, Any]) -> bool:
 
 
 def duration_sec(duration: dict[str, Any] | None) -> float:
-    """Seconds of an API Duration; 0 where there is none."""
+    """Seconds of an API Duration; 0 if there is none."""
     if not duration:
         return 0.0
     return int(duration.get("seconds") or 0) + int(duration.get("nanos") or 0) / 1e9

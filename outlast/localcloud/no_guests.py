@@ -10,7 +10,7 @@ class NoGuests:
     """Stands where `outlast.localcloud.guest.Hypervisor` does."""
 
     def __init__(self, report: Report) -> None:
-        """`report` is told (instance id, what happened, why it failed)."""
+        """`report` gets (instance id, what happened, why it failed)."""
         self._report = report
         self._boots: dict[str, int] = {}
         self._on: set[str] = set()
@@ -46,7 +46,7 @@ class NoGuests:
         """Nothing runs."""
 
     async def withdraw_address(self, instance_id: str) -> None:
-        """Nobody listens."""
+        """Does nothing: there is no listener."""
 
     async def thaw(self, instance_id: str) -> None:
         """Nothing runs."""
@@ -60,14 +60,14 @@ class NoGuests:
         return 0
 
     def set_attributes(self, instance_id: str, attributes: Mapping[str, str]) -> None:
-        """Nobody reads them."""
+        """Does nothing: there is no reader."""
 
     async def close(self) -> None:
         """Nothing is left."""
         self._on.clear()
 
     def holder(self, access_token: str) -> Machine | None:
-        """Nobody has a token."""
+        """There are no tokens."""
         return None
 
     def sender(self, inode: int) -> Machine | None:
@@ -83,7 +83,7 @@ class NoGuests:
         return self._boots.get(name, 0)
 
     def serial(self, name: str) -> Path | None:
-        """Nobody writes any."""
+        """There is no writer."""
         return None
 
     def pids(self, instance_id: str | None = None) -> list[int]:

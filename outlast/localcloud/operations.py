@@ -89,7 +89,7 @@ class Operations:
         return self.shown(name)
 
     def shown(self, name: str) -> Json:
-        """An operation as it is now; KeyError where there is none."""
+        """An operation as it is now; KeyError if there is none."""
         operation = self._operations[name]
         answer = operation.answer
         if "endTime" not in answer and self.finished(name):
@@ -126,7 +126,7 @@ class Operations:
         """Forgets the operations; what befalls them stays."""
         self._operations.clear()
 
-    # Misfortune
+    # Faults
 
     def add(
         self,

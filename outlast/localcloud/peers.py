@@ -1,7 +1,7 @@
 """Who is at the other end of a loopback connection.
 
 The kernel knows the far end's socket by its inode, and the user who made it. The process that has
-that socket open is the sender. The kernel is asked for the one connection; only where it cannot be
+that socket open is the sender. The kernel is asked for the one connection; only if it cannot be
 asked its whole table is read, which may take 40 ms on a machine with much memory.
 """
 
@@ -64,7 +64,7 @@ class Connection(Protocol):
 
 
 def far_end(connection: Connection) -> Socket | None:
-    """The socket at the far end of an accepted connection; None where its process has closed it.
+    """The socket at the far end of an accepted connection; None if its process has closed it.
 
     Never that of a later connection that got the same port: while ours lasts no other can have
     its addresses, and after the look it still has to be there.
@@ -78,7 +78,7 @@ def far_end(connection: Connection) -> Socket | None:
 
 
 def far_socket(far: Address, near: Address) -> Socket | None:
-    """The far end's socket by both addresses (IPv4); None where no process has one."""
+    """The far end's socket by both addresses (IPv4); None if no process has one."""
     found = _ask(far, near) if _answers() else _look_up(far, near)
     return found if found and found.inode else None
 
@@ -109,7 +109,7 @@ def has_open(pids: Iterable[int], inode: int) -> bool:
 
 
 def _ask(far: Address, near: Address) -> Socket | None:
-    """OSError where the kernel cannot be asked."""
+    """OSError if the kernel cannot be asked."""
     ends = ENDS.pack(far[1], near[1], _packed(far), _packed(near))
     question = QUESTION.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
     question += ends + bytes(4) + NO_COOKIE
@@ -124,7 +124,7 @@ def _ask(far: Address, near: Address) -> Socket | None:
             return None
         raise OSError(code, os.strerror(code))
     state = ANSWER.unpack_from(answer, HEADER.size)[1]
-    # Where there is no such connection the kernel may answer with a socket that listens there.
+    # If there is no such connection the kernel may answer with a socket that listens there.
     if state in (CONNECTING, LISTENING) or not _is_between(answer, far, near):
         return None
     uid, inode = OWNER.unpack_from(answer, OWNER_AT)

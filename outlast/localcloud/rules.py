@@ -317,7 +317,7 @@ def _check_region(body: dict[str, Any], zones: Sequence[str], size: int) -> None
 
     The sentences about `fixed` and `percent` are the API's own, as gcloud and Terraform have shown
     them. Compute's discovery document (v1, revision 20261106) says of maxSurge and maxUnavailable,
-    in any group, "a fixed number or, if the group has 10 or more instances, a percentage"; nobody
+    in any group, "a fixed number or, if the group has 10 or more instances, a percentage"; no text
     was seen to be refused it in a zonal group, so it is taken there.
     """
     policy = body.get("updatePolicy") or {}

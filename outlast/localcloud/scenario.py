@@ -61,7 +61,7 @@ def _switches(value: Any) -> Any:
             checked_switch(name, setting)
         except KeyError:
             known = ", ".join(field.name for field in fields(Switches))
-            raise ValueError(f"{name!r} is no switch; must be one of {known}") from None
+            raise ValueError(f"{name!r} is not a switch; must be one of {known}") from None
         except ValueError as error:
             raise ValueError(f"{name} {setting!r}: {error}") from None
     return value
@@ -273,7 +273,7 @@ class When(Part):
 
     @property
     def moment(self) -> str:
-        """The phase that is meant, also where none is named."""
+        """The phase that is meant, also if none is named."""
         if self.phase is not None:
             return self.phase
         late = (self.attempt, self.share, self.part)
@@ -514,7 +514,7 @@ def read(path: Path) -> Scenario:
             raise ScenarioError(f"{path}: is above {MAX_BYTES} bytes; name a scenario file")
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text"
+        reason = getattr(error, "strerror", None) or "is not text"
         raise ScenarioError(f"{path}: {reason.lower()}; name a scenario file") from None
     try:
         loaded = yaml.load(text, _Loader)
@@ -522,7 +522,7 @@ def read(path: Path) -> Scenario:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0].partition(";")[0]
-        said = problem if isinstance(error, _Refused) else f"is no YAML ({problem})"
+        said = problem if isinstance(error, _Refused) else f"is not YAML ({problem})"
         raise ScenarioError(f"{path}: {place}{said}") from None
     if loaded is None:
         raise ScenarioError(f"{path}: is empty; docs/scenarios.md lists the keys of a scenario")

@@ -264,7 +264,7 @@ async def _refuse(request: Request) -> Response:
 
 
 async def _own_fault(request: Request, error: Exception) -> Response:
-    """Beside this answer the trace goes to the log of whoever started the cloud."""
+    """Beside this answer the traceback goes to the log of the process that started the cloud."""
     return ApiError(500, f"{request.method} {request.url.path}: {type(error).__name__}").response()
 
 
@@ -282,7 +282,7 @@ class _Server(uvicorn.Server):
 def serve(options: Options, machines: Callable[[Cloud], Machines]) -> None:
     """Serves until SIGTERM, SIGINT, `/_local/stop` or the parent's end.
 
-    Raises UsageError where the port or the state folder is in use.
+    Raises UsageError if the port or the state folder is in use.
     """
     if options.parent_pid is not None and not _alive(options.parent_pid):
         raise UsageError(f"--parent-pid {options.parent_pid}: no such process")
@@ -292,7 +292,7 @@ def serve(options: Options, machines: Callable[[Cloud], Machines]) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    # asyncio turns Nagle's algorithm off only where the protocol is named.
+    # asyncio turns Nagle's algorithm off only if the protocol is named.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

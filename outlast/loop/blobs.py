@@ -24,7 +24,7 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
-"""The target of a restore where there is nothing to restore into."""
+"""The target of a restore if there is nothing to restore into."""
 
 
 class Blob(NamedTuple):
@@ -107,7 +107,7 @@ class Blobs:
         """Live arrays by their blob."""
         self._taken: set[int] = set()
         self.is_alone = False
-        """Whether no program is there that has classes of its own: a result is read."""
+        """Whether no program is there that has its own classes: a result is read."""
 
     def add(self, owner: object, memory: Memory | None, path: str, make: Callable[[], Blob]) -> int:
         """Index of the blob of the array at ``memory`` (None: of no other array's)."""
@@ -205,12 +205,13 @@ class Blobs:
         return target
 
     def made(self, value: Any) -> None:
-        """``value`` stands restored in its place: it is no target of another restore."""
+        """``value`` stands restored in its place: it is not a target of another restore."""
         self._taken.add(id(value))
         self.keep.append(value)
 
     def claim(self, memory: Memory | None, path: str) -> None:
-        """StateError if what lies at ``memory``, which is no blob, is also captured elsewhere."""
+        """StateError if what lies at ``memory``, which is not a blob, is also captured
+        elsewhere."""
         if memory is None or self.survey is not None:
             return
         if memory in self._index:

@@ -118,7 +118,9 @@ def set_attributes(value: object, news: dict[str, Any]) -> None:
     stands for code of its class."""
     for name in news:
         if is_code(type(value), name):
-            raise ValueError(f"{name} is no attribute that objects of {name_of(type(value))} keep")
+            raise ValueError(
+                f"{name} is not an attribute that objects of {name_of(type(value))} keep"
+            )
     for name in attributes(value):
         object.__delattr__(value, name)
     for name, item in news.items():

@@ -62,7 +62,7 @@ class Connection:
             raise NotHere(
                 f"run {run[2]}: this program has completed it already, and calls outlast.train a "
                 "second time; make each of its trainings a part of the run (part='a name'), or "
-                "give each a name= or a run_dir= of its own"
+                "give each its own name= or run_dir="
             )
         if self._part:
             self._program = parts.begin(run, self._part, self._options)
@@ -108,7 +108,7 @@ class Connection:
 
     @property
     def stop_in_sec(self) -> float | None:
-        """Seconds in which the training is to be left; None where nobody asked for it."""
+        """Seconds in which the training has to end; None without a request to stop."""
         left_sec = self.session.stop_in_sec
         return local.STOP_SEC if left_sec is None and self.is_interrupted() else left_sec
 
@@ -136,7 +136,7 @@ class Connection:
                 self._session.tick(step, "train", last=True)
 
     def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
-        """Tell the supervisor why training ends, where there is one."""
+        """Tell the supervisor why training ends, if there is one."""
         if self._session is not None:
             self._session.report(message, kind, lines)
 

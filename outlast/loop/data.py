@@ -1,6 +1,6 @@
 """``outlast.data``: a local path for a local or gs:// path, before a training is set up.
 
-Under a supervisor it is asked for the data, on a connection of its own. On a laptop a process of
+Under a supervisor it is asked for the data, on a separate connection. On a laptop a process of
 ``python -m outlast.supervisor fetch`` gets it into the user's cache folder (``OUTLAST_CACHE``, by
 default ``~/.cache/outlast``); ``outlast.train`` then tells its supervisor what was used.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import outlast
-from outlast.base.places import cache_home
+from outlast.base.scratch_space import cache_home
 from outlast.loop.errors import DataError, LoopError, SupervisorLost, tell_alone
 from outlast.protocol import (
     SOCKET_VARIABLE,
@@ -42,7 +42,7 @@ def data(path: str | os.PathLike[str]) -> Path:
     other bytes ends.
 
     Raises DataError with a sentence for what is not there, may not be read, has no room on this
-    machine, or has changed since the run began; LoopError where nobody answers.
+    machine, or has changed since the run began; LoopError if the supervisor does not answer.
     """
     tell_alone()
     return find(path)
@@ -56,7 +56,7 @@ def take_used() -> Mapping[str, Path]:
 
 
 def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) -> Path:
-    """As ``data``; ``tick`` is called once a second while it is fetched, whoever does that."""
+    """As ``data``; ``tick`` is called once a second during the fetch, whichever process fetches."""
     text = os.fspath(path)
     if "://" not in text:
         text = os.path.abspath(text)
@@ -92,7 +92,7 @@ def _ask(socket_path: str, url: str, tick: Callable[[], None]) -> Path:
 
 
 def answer_path(answer: object, url: str) -> Path:
-    """The path in a supervisor's answer; DataError where it refuses."""
+    """The path in a supervisor's answer; DataError if it refuses."""
     if isinstance(answer, Fetched):
         return Path(answer.path)
     if isinstance(answer, Error) and answer.kind in ("usage", "data-changed"):
@@ -107,7 +107,7 @@ def cache_folder() -> Path:
 
 
 def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
-    """Data or a run's result (``kind``) in the cache folder, fetched by a process of its own."""
+    """Data or a run's result (``kind``) in the cache folder, fetched by a separate process."""
     command = [sys.executable, "-P", "-m", "outlast.supervisor", "fetch", url, "--kind", kind]
     command += ["--into", str(cache_folder()), "--json"]
     try:
@@ -143,7 +143,7 @@ def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """For a process of ``outlast.supervisor``: the same outlast, and no supervisor of its own."""
+    """For a process of ``outlast.supervisor``: the same outlast, without another supervisor."""
     home = str(Path(outlast.__file__).resolve().parents[1])
     path = os.environ.get("PYTHONPATH")
     found = {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}

@@ -24,8 +24,8 @@ def left_early(step: int, total: int | None, what: str = "the loop was left") ->
 
 
 def report(error: BaseException | None) -> tuple[str, str] | None:
-    """What the supervisor is told of an error that ends the program, and its kind in the protocol;
-    None where it needs no word."""
+    """What the supervisor gets to know of an error that ends the program, and its kind in the
+    protocol; None if it needs no word."""
     match error:
         case None | SupervisorLost() | SystemExit(code=exits.INTERRUPTED):
             return None

@@ -101,7 +101,7 @@ def train(
 
 
 def _every(given: object) -> str:
-    """``checkpoint_every`` as text; LoopError where it is none of its forms."""
+    """``checkpoint_every`` as text; LoopError if it is none of its forms."""
     if isinstance(given, int) and not isinstance(given, bool):
         given = str(given)
     try:

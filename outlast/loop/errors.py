@@ -60,7 +60,7 @@ class Refused(LoopError):
 class SupervisorLost(LoopError):
     """The supervisor cannot be reached, does not answer or has gone.
 
-    ``exit`` is its own exit code where it has ended and that is known; negative for a signal.
+    ``exit`` is its own exit code if it has ended and that is known; negative for a signal.
     """
 
     exit: int | None = None

@@ -1,7 +1,7 @@
 """The exit code that this program is ending with, for what runs at its end (``atexit``).
 
 Python does not say. It is known from the program's outermost frame: whether it returned or, where
-``SystemExit`` ended it, with what code. Python 3.11 tells that of ``sys.exit`` alone, and not where
+``SystemExit`` ended it, with what code. Python 3.11 tells that of ``sys.exit`` alone, and not if
 the outermost frame calls it inside of ``try`` or ``with``. What cannot be known is None, and
 never 0.
 """
@@ -29,7 +29,7 @@ def watch() -> None:
 
 
 def find() -> int | None:
-    """What the program ends with, as a shell sees it; None where nobody can tell. Only at its end,
+    """What the program ends with, as a shell sees it; None if it is unknown. Only at its end,
     when no frame of it runs any more."""
     if _outermost is None:
         return None
@@ -62,7 +62,7 @@ def _note(error: BaseException) -> None:
 
 
 def _watch_unwinding(outermost: CodeType) -> bool:
-    """Note what ends the outermost frame. False where Python cannot say (3.11), or others have
+    """Note what ends the outermost frame. False if Python cannot say (3.11), or others have
     taken its places for that."""
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from outlast.base import exits, places
+from outlast.base import exits, scratch_space
 from outlast.base.variables import variables
 from outlast.loop import ending, notes, ranks, saving, snapshot, state, verify
 from outlast.loop.errors import LoopError, RankLost
@@ -52,8 +52,8 @@ class Follower(Training):
         self._signals.install()
         self._cleanup.callback(self._signals.restore)
         state.check_top(self._state)
-        told = lambda: self._signals.requested  # noqa: E731
-        said = self._member.join(self._call, told)
+        stopping = lambda: self._signals.requested  # noqa: E731
+        said = self._member.join(self._call, stopping)
         if said.kind == ranks.END:
             raise RunEnded(said.body)
         where = said.body
@@ -113,7 +113,7 @@ class Follower(Training):
             if self._rank_state is not None:
                 self._warn(self._rank_state.write(folder, self._step))
         except OSError as error:
-            if error.errno not in places.FULL:
+            if error.errno not in scratch_space.FULL:
                 raise
             return error.errno, error.strerror or ""
         return None
@@ -135,7 +135,7 @@ class Follower(Training):
         if said.body:
             raise SystemExit(said.body)
 
-    def _word_at_end(self) -> ranks.Said:
+    def _word_at_end(self) -> ranks.RankMessage:
         said = self._member.word(self._step, left=True)
         if self._drawn is not None and said.step in (self._drawn - 1, self._drawn):
             self._step = said.step

@@ -126,7 +126,7 @@ class Draws:
             self._begun = self._positions()
 
     def look(self) -> list[str]:
-        """Look after a step, where no capture is alive; gives sentences that are to be said."""
+        """Look after a step, if no capture is alive; gives sentences that are to be said."""
         if self._begun is None:
             return []
         moved = {

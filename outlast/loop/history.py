@@ -25,7 +25,7 @@ _LINE = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def judged_name(best: str, of: str | None, values: Collection[str]) -> str:
-    """Which value of an evaluation ``best`` judges; LoopError where that is not said."""
+    """Which value of an evaluation ``best`` judges; LoopError if that is not said."""
     if best not in ("max", "min"):
         raise LoopError(f"eval best {best!r}: must be max or min")
     if not values:
@@ -60,7 +60,7 @@ class History:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Note the evaluation at ``step``; one step may be evaluated in several calls, each with
-        values of its own. LoopError names a value that is refused."""
+        its own values. LoopError names a value that is refused."""
         if "step" in values and values["step"] != step:
             raise LoopError(f"eval step {values['step']}: the loop is at step {step}")
         for name, value in values.items():
@@ -129,7 +129,7 @@ class History:
         except (OSError, ValueError, RecursionError) as error:
             raise DoesNotFit(f"{file.name}: cannot be read ({error})") from None
         if not all(map(notes.is_row, rows)):
-            raise DoesNotFit(f"{file.name}: holds a line that is no evaluation")
+            raise DoesNotFit(f"{file.name}: holds a line that is not an evaluation")
         if len(rows) != summary["evaluations"]:
             raise DoesNotFit(
                 f"{file.name}: ends with evaluation {len(rows)}, "
@@ -168,7 +168,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _link(kept: Path, file: Path, text: bytes) -> None:
-    """Make ``file`` another name of ``kept``, which is written where it is not there."""
+    """Make ``file`` another name of ``kept``, which is written if it is not there."""
     try:
         os.link(kept, file)
         return

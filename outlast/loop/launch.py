@@ -17,7 +17,7 @@ from outlast.base import exits
 from outlast.loop.ranks import FAILED_EXIT
 
 TORCHRUN_KILL_SEC = 25.0
-"""Whoever ends by SIGKILL so long after the first was killed by torchrun."""
+"""A process that ends by SIGKILL this long after the first one was killed by torchrun."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ SAMPLE_BYTES = 4096
 
 
 def of(value: Any, *, thin: bool = False) -> set[str] | None:
-    """The values that an object would be saved by, each with its name; None where it cannot be.
+    """The values that an object would be saved by, each with its name; None if it cannot be.
     ``thin``: of what lies on a device, only samples are fetched."""
     try:
         parts = _as_saved(value)

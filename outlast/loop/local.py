@@ -1,6 +1,6 @@
 """A run in a folder of this machine, or from here in a bucket: its supervisor, name and Ctrl-C.
 
-The supervisor is another process, in a session of its own so that the terminal's Ctrl-C reaches
+The supervisor is another process, in a separate session so that the terminal's Ctrl-C reaches
 the trainer only. It ends by itself when the trainer's connection closes.
 """
 
@@ -30,14 +30,14 @@ CONNECT_SEC = 30.0
 ABANDON_SEC = 1.0
 WAIT_POLL_SEC = 0.2
 WAIT_SAID_SEC = 3.0
-"""Who has waited for the supervisor's last commit for so long is told what for."""
+"""After this long a wait for the supervisor's last commit is explained."""
 KERNELS = ("ipykernel_launcher", "ipykernel")
 """Programs that run a notebook's cells; their command line names a connection, not a training."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What ``outlast.train`` is given for a run without a supervisor of its own."""
+    """What ``outlast.train`` is given for a run without its own supervisor."""
 
     run_dir: str | Path | None = None
     name: str | None = None
@@ -126,7 +126,7 @@ def run_name(
 ) -> str:
     """What the run is called; the same command gives the same name.
 
-    ``init`` is another run's checkpoint, pinned; LoopError where it is not.
+    ``init`` is another run's checkpoint, pinned; LoopError if it is not.
     """
     seed = arguments.get("seed")
     try:
@@ -155,7 +155,7 @@ def finished_result(run: str | Path) -> Path:
     """The folder with the verified files of a finished run's result: of the run in a folder or at
     ``gs://BUCKET/experiments/NAME/RUN``, of a copy of its result, or of the model's file in one.
 
-    DataError where there is none, LoopError where the run has no result or it is damaged.
+    DataError if there is none, LoopError if the run has no result or it is damaged.
     """
     if "://" in str(run):
         return data.fetch(str(run), "result")
@@ -198,7 +198,7 @@ def _end_of(run_dir: Path, named: str) -> tuple[str, str]:
 
 
 def check_apart(path: str | Path, run_dir: str | Path) -> None:
-    """DataError where a run's folder lies in its data: each checkpoint would make it other data,
+    """DataError if a run's folder lies in its data: each checkpoint would make it other data,
     and the next attempt would be refused."""
     if "://" in str(path) or "://" in str(run_dir):
         return
@@ -304,7 +304,7 @@ def check_end(code: int | None) -> None:
     ``code`` than 0."""
     if code != exits.DONE:
         lost = SupervisorLost(
-            "the training is complete, but its result is not where it should be (the supervisor "
+            "the training is complete, but its result is not if it should be (the supervisor "
             f"ended with exit code {code}, and says above why); the same command tries again"
         )
         lost.exit = code

@@ -122,7 +122,7 @@ class _Check:
         elif kind is dict:
             self._mapping(node, path)
         else:
-            raise self.refusal(path, f"holds a {kind.__name__}, which is no node")
+            raise self.refusal(path, f"holds a {kind.__name__}, which is not a node")
         self._depth -= 1
 
     def _list(self, node: list[Any], path: str) -> None:

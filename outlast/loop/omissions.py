@@ -68,7 +68,7 @@ class _Owner:
 
 
 class Omissions:
-    """What the objects of one training leave out. For the thread of the loop, where no capture is
+    """What the objects of one training leave out. For the thread of the loop, if no capture is
     alive."""
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ def _stand_in(value: Any, changed: set[str], scalars: Mapping[str, Any], skip: K
 
     def contents(item: Any, at: str) -> Any:
         if f"{at}{_LENGTH}" in changed:
-            # As it was, or as nobody has it.
+            # As it was, or unknown.
             return type(item)() if len(item) and type(item) is not tuple else type(item)((None,))
         if isinstance(item, dict):
             news = {

@@ -72,8 +72,8 @@ _own: int | None = None
 
 
 def begin(key: Key, part: str, options: local.Options) -> Program:
-    """This program is to train a part. NotHere where it may not, LoopError where the part before
-    has failed, or where it is not called as for the parts before."""
+    """This program is to train a part. NotHere if it may not, LoopError if the part before
+    has failed, or if it is not called as for the parts before."""
     with _beginning:
         program = _programs.setdefault(key, Program(options.model_output_path))
         try:
@@ -102,7 +102,7 @@ def _check(program: Program, part: str, options: local.Options) -> None:
     if part in program.names and not local.in_notebook():
         raise NotHere(
             f"part {part!r}: this program has begun a part of that name already; give each of its "
-            "trainings a name of its own"
+            "trainings its own name"
         )
     if options.model_output_path != program.model_output_path:
         raise LoopError(
@@ -141,7 +141,7 @@ def _finish_all() -> None:
 
 
 def _finish(program: Program, code: int | None) -> int:
-    """What the program is to end with: another code than 0 where a run that is complete is not
+    """What the program is to end with: another code than 0 if a run that is complete is not
     kept."""
     if program.unfinished is not None:
         # A code that cannot be known is then the program's own, as that of Ctrl-C.

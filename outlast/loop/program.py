@@ -66,7 +66,7 @@ class Place:
         return Place(self.scope, self.name, (*self.way, (number, end)))
 
     def now(self) -> Any:
-        """What is there now; MISSING where there is nothing."""
+        """What is there now; MISSING if there is nothing."""
         value = _variable(self.scope, self.name)
         with contextlib.suppress(Exception):  # what cannot be looked into is left alone
             for number, end in self.way:

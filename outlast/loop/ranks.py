@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import exits
-from outlast.base.places import NotPrivate, private_folder
+from outlast.base.scratch_space import NotPrivate, private_folder
 from outlast.base.visible import visible
 from outlast.loop import notes, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
-from outlast.protocol import Channel, Closed, Listener, ProtocolError
+from outlast.protocol import Channel, Closed, ProtocolError, ServerSocket
 
 GATHER_SEC = 600.0
 """Ranks import and load at their own pace before they call outlast.train."""
@@ -50,7 +50,7 @@ LEAVE_SEC = 15.0
 END_SEC = 10.0
 """How long the leader waits for members that have not heard of the end yet."""
 LAUNCHER_POLL_SEC = 0.5
-TOLD_POLL_SEC = 0.5
+STOP_POLL_SEC = 0.5
 FAILED_EXIT = 1
 
 _HEADER = struct.Struct("!cxxxIQ")  # kind, bytes of JSON that follow, step
@@ -74,7 +74,7 @@ class World:
 
 
 def world(environment: Mapping[str, str] = os.environ) -> World | None:
-    """The ranks that this process is one of; None where it trains alone.
+    """The ranks that this process is one of; None if it trains alone.
 
     LoopError: the variables make no sense, or name ranks on other machines.
     """
@@ -123,7 +123,7 @@ def socket_path(key: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Said:
+class RankMessage:
     """One message of another rank."""
 
     kind: bytes
@@ -150,7 +150,7 @@ class _Link:
         while True:  # what it said before it went; ends with RankLost
             self.receive(END_SEC)
 
-    def receive(self, timeout_sec: float | None = None) -> Said:
+    def receive(self, timeout_sec: float | None = None) -> RankMessage:
         """The next message; RankLost where the other side has failed, gone or says nothing."""
         self.socket.settimeout(timeout_sec)
         try:
@@ -164,16 +164,16 @@ class _Link:
             raise RankLost(f"{self.name} has gone ({error})") from None
         if kind == FAILED:
             raise RankLost(f"{self.name} has failed: {body}")
-        return Said(kind, step, body)
+        return RankMessage(kind, step, body)
 
-    def expect(self, kind: bytes, step: int, what: str) -> Said:
+    def expect(self, kind: bytes, step: int, what: str) -> RankMessage:
         """The next message, which is to be ``kind`` at ``step``."""
         said = self.receive()
         if (said.kind, said.step) != (kind, step):
             raise self.apart(said, step, what)
         return said
 
-    def apart(self, said: Said, step: int, what: str) -> RankLost:
+    def apart(self, said: RankMessage, step: int, what: str) -> RankLost:
         """The error where the other side is not at ``step``, at which ``what`` is expected."""
         return RankLost(
             f"{self.name} is at step {said.step}, but this rank, which waits for {what}, is "
@@ -225,7 +225,7 @@ class _Watch:
         names = {link.socket.fileno(): link.name for link in self._links}
         poll = select.poll()
         for number in names:
-            poll.register(number, 0)  # hang-ups are told of anyway; data is not for this thread
+            poll.register(number, 0)  # hang-ups are reported anyway; data is not for this thread
         poll.register(self._wakes, select.POLLIN)
         timeout_ms = None if self._launcher is None else LAUNCHER_POLL_SEC * 1000
         gone = None
@@ -310,24 +310,24 @@ class Leader(_Party):
         self._world = world
         self._before_exit = before_exit
         try:
-            self._listener: Listener | None = Listener(socket_path(world.key))
+            self._listener: ServerSocket | None = ServerSocket(socket_path(world.key))
         except (OSError, ProtocolError) as error:
             raise LoopError(f"the ranks' socket cannot be made: {error}") from None
         self._go = bytearray(_HEADER.size)
         self._over = False
 
-    def gather(self, call: Mapping[str, Any], told: Callable[[], bool]) -> None:
-        """Wait for every other rank; LoopError where one does something else than this one, which
-        was called with ``call``, or is missing. SystemExit once this process was ``told`` to leave,
-        as torchrun does where one has failed.
+    def gather(self, call: Mapping[str, Any], stops: Callable[[], bool]) -> None:
+        """Wait for every other rank; LoopError if one does something else than this one, which
+        was called with ``call``, or is missing. SystemExit once ``stops`` says that this process
+        must leave, as torchrun does if one has failed.
         """
         if self._listener is None:
             return
         missing = set(range(1, self._world.size))
         deadline = time.monotonic() + GATHER_SEC
         while missing:
-            channel = self._listener.accept(TOLD_POLL_SEC)
-            if told():
+            channel = self._listener.accept(STOP_POLL_SEC)
+            if stops():
                 raise SystemExit(exits.INTERRUPTED)
             if channel is None and time.monotonic() < deadline:
                 continue
@@ -347,7 +347,7 @@ class Leader(_Party):
         try:
             said = link.receive(END_SEC)
         except RankLost:
-            link.close()  # it went again: another try of its own, or of somebody else
+            link.close()  # it left again: a retry, or another program
             return
         rank, body = said.step, said.body or {}
         problem = None
@@ -375,7 +375,7 @@ class Leader(_Party):
                 link.send(BEGIN, 0, dict(where))
 
     def wait_ready(self, step: int) -> None:
-        """Wait until all have restored what ``begin`` told them."""
+        """Wait until all have restored what ``begin`` named."""
         with self._noticing():
             for link in self._links:
                 link.expect(READY, step, "its restore")
@@ -407,7 +407,7 @@ class Leader(_Party):
                 link.send(PART, step, str(folder))
 
     def wait_parts(self, step: int) -> None:
-        """Wait until all parts that were asked for are written; OSError where one has no room."""
+        """Wait until all parts that were asked for are written; OSError if one has no room."""
         with self._noticing():
             said = [link.expect(WRITTEN, step, "its part of the snapshot") for link in self._links]
         for answer in said:
@@ -459,15 +459,15 @@ class Member(_Party):
             raise RankLost("rank 0 has gone")
         return self._links[0]
 
-    def join(self, call: Mapping[str, Any], told: Callable[[], bool]) -> Said:
+    def join(self, call: Mapping[str, Any], stops: Callable[[], bool]) -> RankMessage:
         """Greet the leader and wait for its ``BEGIN`` or ``END``; SystemExit as in ``gather``."""
         path = socket_path(self._world.key)
         deadline = time.monotonic() + GATHER_SEC
         while True:
             try:
-                channel = Channel.connect(path, timeout_sec=TOLD_POLL_SEC)
+                channel = Channel.connect(path, timeout_sec=STOP_POLL_SEC)
             except (Closed, OSError):
-                if told():
+                if stops():
                     raise SystemExit(exits.INTERRUPTED) from None
                 if time.monotonic() < deadline:
                     continue
@@ -486,7 +486,7 @@ class Member(_Party):
         with self._noticing():
             self._leader.send(kind, step, body)
 
-    def word(self, step: int, *, left: bool = False) -> Said:
+    def word(self, step: int, *, left: bool = False) -> RankMessage:
         """The leader's next word at the boundary after ``step``, or after the loop was ``left``
         there, which the leader has agreed to."""
         with self._noticing():

@@ -46,7 +46,7 @@ class Names:
 
 
 def find(values: Mapping[str, object], keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], Names]:
-    """The names that the program has for these places of ``values`` now; where it has any."""
+    """The names that the program has for these places of ``values`` now; if it has any."""
     wanted = {id(item): item for item in (usage.at(values, each) for each in keys)}
     owners = {id(usage.at(values, each)): each for each in keys}
     found: dict[tuple[Any, ...], Names] = {}

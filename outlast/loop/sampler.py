@@ -35,7 +35,7 @@ class BatchSampler:
     at a resume. So a resume is refused where the first step took more batches than others, or steps
     took different numbers; ``uneven`` says that they do, and that each step uses all that it takes.
     A transform that draws random numbers in a worker must draw them from the row's number: a
-    worker's own generator starts anew in each attempt.
+    worker's own generator starts again in each attempt.
 
     ``size`` rows; the last batch of an epoch is shorter, or left out with ``drop_last``. With
     ``num_replicas`` processes each takes the batches of its ``rank`` from the same order, and an

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outlast.base import exits, places
+from outlast.base import exits, scratch_space
 from outlast.loop import ranks, schedule, snapshot, state, unchanged, verify
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import Direction, History
@@ -73,7 +73,7 @@ class Saver:
         self._watch = watch
         self._unsaved = unsaved
         self._work = folders[0]
-        self._places = folders
+        self._scratch = folders
         for place in folders:
             # Of a trainer before, and perhaps still read under another name.
             (place / SPARE).unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class Saver:
         self._schedule: schedule.Schedule | None = None
 
     def begin(self, step: int, timing: schedule.Schedule, *, restored: bool) -> None:
-        """The training begins after ``step``; where that was ``restored``, it is saved already."""
+        """The training begins after ``step``; if that was ``restored``, it is saved already."""
         self._schedule = timing
         if restored:
             self._accepted_step, self._accepted_over = step, self.over
@@ -156,7 +156,7 @@ class Saver:
                     say(f"room for the snapshot at try {tries}")
                 return offer
             except OSError as error:
-                if error.errno not in places.FULL:
+                if error.errno not in scratch_space.FULL:
                     raise
                 size = self._place_size
                 self._drop_unfinished()
@@ -165,7 +165,7 @@ class Saver:
                 if tries == 1:  # the others of a minute would say the same
                     told = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
                     say(told)
-            # Room is made by the commit of the one before, or by whoever else filled the disk.
+            # The commit of the snapshot before makes room, or another process that filled the disk.
             self._session.tick(step, "snapshot")
             if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
                 time.sleep(BUSY_RETRY_SEC / 2)
@@ -173,13 +173,14 @@ class Saver:
     def _no_room(self, size: int, how_long: str, error: OSError) -> DoesNotFit:
         return DoesNotFit(
             f"a snapshot of {size} bytes could not be written{how_long} ({error.strerror}); "
-            f"{places.told(self._places)}; choose a machine with more memory or a larger disk"
+            f"{scratch_space.describe(self._scratch)}; choose a machine with more memory or a"
+            " larger disk"
         )
 
     def _drop_unfinished(self) -> None:
         """Give the room of what could not be written back, and look for a place again."""
         self._spare.drop()
-        for place in self._places:
+        for place in self._scratch:
             for left in place.glob("tmp-*"):
                 # A rank's proof is its own, and it may be at it now.
                 if left.name != RESULT and not left.name.startswith("tmp-proof-"):
@@ -187,14 +188,14 @@ class Saver:
         self._place_size = -1
 
     def _choose_place(self, size: int) -> None:
-        """Where two snapshots of ``size`` bytes fit; looked at again where they have grown."""
+        """Where two snapshots of ``size`` bytes fit; looked at again if they have grown."""
         if size <= self._place_size:
             return
         self._place_size = size
-        place = places.choose(self._places, size) if len(self._places) > 1 else self._work
+        place = scratch_space.choose(self._scratch, size) if len(self._scratch) > 1 else self._work
         if place != self._place:
             say(
-                f"snapshots of {size} bytes go to {place}: {places.told([self._place])}",
+                f"snapshots of {size} bytes go to {place}: {scratch_space.describe([self._place])}",
             )
             self._spare.drop()
             shutil.rmtree(self._place / EVALUATIONS, ignore_errors=True)
@@ -246,7 +247,7 @@ class Saver:
         parts.rmdir()
 
     def _spare_file(self) -> snapshot.Spare:
-        """Where the next snapshot's arrays go: over those of the last one, if nobody reads it."""
+        """Where the next snapshot's arrays go: over those of the last one, if it has no reader."""
         if self._session.busy or self._spare.shared:
             self._spare.drop()
         return self._spare
@@ -265,7 +266,7 @@ class Saver:
         try:
             verify.prove(self._state, before, folder, spare=self._spare_file())
         except OSError as error:
-            if error.errno not in places.FULL:
+            if error.errno not in scratch_space.FULL:
                 raise
             self._drop_unfinished()
             raise self._no_room(size, "", error) from None
@@ -328,14 +329,14 @@ class Saver:
 
     def save_last(self, step: int) -> None:
         """The loop is over after ``step``: its state is handed over now, in line behind what is on
-        its way, since evaluating it and writing the result may take long. Where there is no room
+        its way, since evaluating it and writing the result may take long. If there is no room
         for it beside those, ``finish`` or ``finish_part`` tries again."""
         self.hear_answer(wait=True)
         if not self._is_saved(step):
             try:
                 self._last = self._write_once(step, self._best_tags)
             except OSError as error:
-                if error.errno not in places.FULL:
+                if error.errno not in scratch_space.FULL:
                     raise
                 self._drop_unfinished()
                 if self._session.busy:
@@ -427,7 +428,7 @@ class Saver:
                 time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
 
     def _hand_over(self, offer: _Offer) -> bool:
-        """Hand over what the loop has left, to wait in line; False where there is no room yet."""
+        """Hand over what the loop has left, to wait in line; False if there is no room yet."""
         self._ask(offer)
         self.hear_answer(wait=True)
         return offer is not self._pending and offer is not self._last

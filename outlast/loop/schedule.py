@@ -9,7 +9,7 @@ import math
 from outlast.protocol import Every
 
 FIRST_SEC = 5.0
-"""Until the first snapshot of an attempt, whose cost nobody knows yet."""
+"""Until the first snapshot of an attempt, whose cost is not known yet."""
 SHORTEST_SEC = 5.0
 """Commits that are closer together only cost requests."""
 LONGEST_SEC = 3600.0
@@ -45,7 +45,7 @@ def interval_sec(cost_sec: float, age_sec: float, commit_sec: float | None = Non
     Young's first-order optimum (J. W. Young, CACM 17(9), 1974; restated in arXiv 2410.18124),
     T = sqrt(2 C M), with the mean time between failures M = 1 / hazard at the machine's age.
     ``cost_sec`` is C: how long training stands still for a snapshot. Uploading goes on beside
-    training and is no part of C, but one commit is in flight at a time, so that T is never less
+    training and is not part of C, but one commit is in flight at a time, so that T is never less
     than ``commit_sec``, which a commit takes.
     """
     best_sec = math.sqrt(2 * max(0.0, cost_sec) / hazard_per_sec(age_sec))

@@ -49,7 +49,7 @@ TICK_SEC = 1.0
 WARNING_CHARS = 1000
 STOPPED_POLL_SEC = 0.2
 WELCOME_SAID_SEC = 5.0
-"""Who has waited so long is told what for."""
+"""After this long a wait is explained."""
 
 
 def connect(socket_path: str | Path) -> Channel:
@@ -164,7 +164,7 @@ class Session:
 
     def answer(self, *, wait: bool = False) -> bool | None:
         """Whether the folder that was handed over last is the supervisor's; False if that was busy
-        and the folder is still ours, None while nobody knows. Said once."""
+        and the folder is still ours, None while that is unknown. Answers once."""
         if wait:
             return isinstance(self._answer_to(self._offered), Accepted)
         answer, self._answer = self._answer, None
@@ -190,7 +190,7 @@ class Session:
         return True
 
     def fetch(self, url: str, path: Path, *, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Tell what data is used, which this process has at ``path``; DataError where the run was
+        """Tell what data is used, which this process has at ``path``; DataError if the run was
         begun on other data. It is looked at now, which takes as long as reading it; SystemExit 75
         once ``stopped`` says so."""
         self._send(Fetch(url, str(path)))
@@ -234,7 +234,7 @@ class Session:
             self.tick(step, "result")
 
     def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
-        """Tell the supervisor why training ends; nothing happens where it has gone already."""
+        """Tell the supervisor why training ends; nothing happens if it has gone already."""
         last = [line[:ERROR_LINE_CHARS_MAX] for line in lines[-ERROR_LINES_MAX:]]
         try:
             self._channel.send(Error(message[:10_000], kind, last))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast.base import places
+from outlast.base import scratch_space
 from outlast.loop import nodes, state
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob, Blobs, Node
@@ -53,7 +53,7 @@ class Saved:
 class Spare:
     """A file for the arrays of one snapshot after the other, which keeps its pages.
 
-    It is overwritten: give it only while nobody reads the snapshot before.
+    It is overwritten: give it only while the snapshot before has no reader.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,7 @@ class Spare:
                 self.unmap()
             elif self._mapped is None or self._inode != found.st_ino or size > len(self._mapped):
                 self.unmap()
-                if places.in_memory(self.path.parent):
+                if scratch_space.in_memory(self.path.parent):
                     self._mapped, self._inode = _map_pages(self.path, size), found.st_ino
         except OSError:
             self.unmap()
@@ -242,7 +242,7 @@ def _read_pair(text: Path, binary: Path, fields: Collection[str]) -> tuple[dict[
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _array_table(table: Any, data: memoryview, name: str, binary: str) -> list[Blob]:

@@ -2,7 +2,7 @@
 
 A resumed program starts like the first one, and only then gets the state of a checkpoint. So an
 object without a rule to rebuild it (an optimiser, a module, a class of the trainer's) can be saved
-only where the program's own start puts one of its kind, and what takes another's place later is
+only if the program's own start puts one of its kind, and what takes another's place later is
 marked in the checkpoint with what it replaces.
 """
 

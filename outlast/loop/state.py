@@ -9,7 +9,7 @@ Nodes: null, booleans, integers, finite floats, strings, lists and objects with 
 themselves; anything else is an object with one ``$`` key: ``$float``, ``$bytes``, ``$tuple``,
 ``$dict``, ``$same`` (an object met before, by its path), ``$value`` (a value of Python's that
 cannot change), ``$array`` and ``$scalar`` (numpy), ``$tensor`` (torch), ``$jax`` (an array of
-JAX), ``$object`` (something with a state of its own, named by its adapter), ``$new`` (what has
+JAX), ``$object`` (something with its own state, named by its adapter), ``$new`` (what has
 taken the place of something that the program starts with; see outlast.loop.start).
 
 One object in two places is saved once and comes back as one object. Arrays are one where they
@@ -251,7 +251,7 @@ def _capture_once(value: object, path: str, blobs: Blobs) -> Node:
     node = _capture_object(value, path, blobs)
     blobs.open.discard(me)
     if isinstance(node, dict) and not _LEAVES.keys().isdisjoint(node):
-        del blobs.seen[me]  # arrays are told apart by their memory
+        del blobs.seen[me]  # arrays are distinguished by their memory
     else:
         blobs.keep.append(value)
     return node
@@ -311,7 +311,7 @@ def _capture_state_dict(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def refuse_empty(value: object, inner: Any, path: str, blobs: Blobs) -> None:
-    """StateError where ``inner``, the state of an object at the start, is nothing at all."""
+    """StateError if ``inner``, the state of an object at the start, is nothing at all."""
     empty = inner is None or (isinstance(inner, Mapping | list | tuple) and not inner)
     if not empty or blobs.survey is None:
         return

@@ -1,6 +1,6 @@
 """How many batches each step takes, which shows a program that reads ahead of its steps.
 
-A sampler counts a batch when it is given out. A program that keeps it in a buffer of its own has
+A sampler counts a batch when it is given out. A program that keeps it in its own buffer has
 not used it yet when a snapshot is made, and a resumed run would lose it without any error. Two
 things show such a program: another thread takes the batches; or the first step of an attempt takes
 more than each step after it, as it fills the buffer, and does so again after a resume. The first is
@@ -34,7 +34,7 @@ class Taken:
         self._first = 0
         """Batches in the first step of the first attempt; 0 before it."""
         self._later = 0
-        """Batches in each step after an attempt's first; -1 where they differ."""
+        """Batches in each step after an attempt's first; -1 if they differ."""
         self._seen = 0
         """Steps that took so many, up to ``_SURE``."""
         self._thread: int | None = None

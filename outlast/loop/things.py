@@ -102,7 +102,7 @@ def reference(value: Any, token: Any) -> Callable[[], Any]:
 
 
 def mark(value: Any) -> Any:
-    """What an object is now, to be compared; None where nothing can be said."""
+    """What an object is now, to be compared; None if nothing can be said."""
     position = generator_position(value)
     if position is not None:
         return hash(position)

@@ -73,7 +73,7 @@ def choose(name: str | None) -> str | None:
 
 
 class Tracker:
-    """Sends rows from a thread of its own."""
+    """Sends rows from a separate thread."""
 
     def __init__(self, name: str, welcome: Welcome, params: Mapping[str, Any]) -> None:
         self._name = name

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from outlast.base import exits, places
+from outlast.base import exits, scratch_space
 from outlast.base.names import check_object_name
 from outlast.base.variables import variables
 from outlast.bucket import layout
@@ -41,7 +41,7 @@ from outlast.loop.words import say
 from outlast.protocol import Ended, Welcome, parse_every, row_part
 
 _WHY_MAX = 500
-"""Characters kept of what ``finish`` is told."""
+"""Characters kept of the message that ``finish`` gets."""
 
 
 class RunEnded(SystemExit):
@@ -129,12 +129,12 @@ class Training:
 
     @property
     def total(self) -> int | None:
-        """Steps of the whole training; None where only the loop knows."""
+        """Steps of the whole training; None if only the loop knows."""
         return self._total
 
     @property
     def part(self) -> str | None:
-        """Name of this part of the run; None where the training is the whole run."""
+        """Name of this part of the run; None if the training is the whole run."""
         return self._part or None
 
     @property
@@ -249,7 +249,7 @@ class Training:
 
         Values are numbers, of any names; one that is not finite is kept as such, and evaluations
         may have different names. With ``best`` (``max`` or ``min``) a new best value is a
-        checkpoint tagged ``best``; ``of`` says which value is judged where there are several. After
+        checkpoint tagged ``best``; ``of`` says which value is judged if there are several. After
         the loop there is no checkpoint to tag, and ``best`` does nothing.
         """
         self._check_names("eval", values)
@@ -377,7 +377,7 @@ class Training:
             self._state,
             self._history,
             self._rows,
-            [self._work, *map(Path, answer.places)],
+            [self._work, *map(Path, answer.scratch)],
             rank_state=self._rank_state,
             leader=self._leader,
             watch=self._watch,
@@ -602,9 +602,9 @@ class Training:
     def _say_alive(self, phase: str) -> None:
         if self._session.tick(self._step, phase):
             try:
-                self._rows.flush()  # the supervisor shows the last rows while it beats
+                self._rows.flush()  # the supervisor shows the last rows with each heartbeat
             except OSError as error:
-                if error.errno not in places.FULL:
+                if error.errno not in scratch_space.FULL:
                     raise  # else they wait for the next snapshot, which is tried again
 
     def _write_row(self) -> None:

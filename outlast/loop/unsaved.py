@@ -50,7 +50,7 @@ class _Thing:
 
 class Unsaved:
     """All that the steps of one training change or draw from and that its checkpoints do not have.
-    For the thread of the loop, where no capture is alive."""
+    For the thread of the loop, if no capture is alive."""
 
     def __init__(
         self, states: Iterable[Mapping[str, object] | None], constant: Collection[str] = ()
@@ -102,7 +102,7 @@ class Unsaved:
 
 
 class Objects:
-    """Objects with a state which one program holds. For the thread of the loop, where no capture
+    """Objects with a state which one program holds. For the thread of the loop, if no capture
     is alive."""
 
     def __init__(
@@ -226,7 +226,7 @@ class Objects:
 
 
 def check_constant(constant: Collection[str], *states: Mapping[str, object] | None) -> None:
-    """LoopError where ``constant`` names nothing that is in a state, no global generator and no
+    """LoopError if ``constant`` names nothing that is in a state, no global generator and no
     variable of the program."""
     known = [name for values in states if values is not None for name in values]
     if not isinstance(constant, str):

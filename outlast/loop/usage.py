@@ -50,7 +50,7 @@ class Use:
 
     def evidence(self, values: Mapping[str, object], *, inline: bool) -> str:
         """Why the program does not use what is there, or nothing; KeyError, IndexError or TypeError
-        where nothing is there. ``inline``: the program has no reference to ``values``."""
+        if nothing is there. ``inline``: the program has no reference to ``values``."""
         if self.is_value:
             self.follow()
             return MOVED if len(self.seen) >= self._enough else ""
@@ -131,7 +131,7 @@ def at(values: Any, keys: tuple[Any, ...]) -> Any:
 
 
 def _held(values: Mapping[str, object], keys: tuple[Any, ...]) -> int:
-    """References to a place besides its container's; 0 where a container makes its values."""
+    """References to a place besides its container's; 0 if a container makes its values."""
     container = at(values, keys[:-1])
     return _count(container, keys[-1]) - _ALONE if type(container) in (dict, list) else 0
 

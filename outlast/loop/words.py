@@ -1,4 +1,4 @@
-"""What the loop tells whoever watches its terminal."""
+"""Lines that the loop prints for people at its terminal."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ from outlast.base.visible import visible
 
 
 def say(sentence: str) -> None:
-    """One line on stderr. Where nobody reads that any more, nothing: Ctrl-C at ``train.py | tee``
-    ends the reader too, and what is left to do then is the last checkpoint."""
+    """Write one line on stderr. Do nothing if stderr has no reader any more: Ctrl-C at ``train.py |
+    tee`` ends the reader too, and what is left to do then is the last checkpoint."""
     try:
         print(f"outlast: {visible(sentence)}", file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -23,9 +23,9 @@ def say(sentence: str) -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Sends a stream that nobody reads nowhere, as Python's documentation has it for SIGPIPE: what
-    could not be written stays in its buffer, and the interpreter would try again at its end, and
-    exit with 120."""
+    """Redirect a stream without a reader to the null device, as Python's documentation has it for
+    SIGPIPE: what could not be written stays in its buffer, and the interpreter would try again at
+    its end, and exit with 120."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

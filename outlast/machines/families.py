@@ -1,7 +1,8 @@
 """The families of machine types, as data: sizes, GPUs, local SSDs, disks, platforms, custom types.
 
 `machines.py` has the rules that read it. What a family has not here is refused, and what may be
-newer than these pages passes by `outlast:unlisted`; a family that is not here passes with a word.
+newer than these pages passes by `outlast:allowUnlisted`; a family that is not here passes with a
+word.
 
 Sources. Read from Google's pages: sizes of the general-purpose families, their custom types, and
 what boots C4, N4, C3D, H3 and M: "General-purpose machine family", "Compute-optimized machine
@@ -9,8 +10,8 @@ family" and "Memory-optimized machine family for Compute Engine", as of 2026; lo
 Local SSD disks", last updated 14 April 2026; that Hyperdisk Balanced is the only zonal Hyperdisk
 that boots, and of which series: "About Hyperdisk Balanced" and "About Google Cloud Hyperdisk",
 2025. Read from Google's own list of machine types in the GKE autoscaler (k8s.io/gke-autoscaling,
-copyright 2026): sizes of the GPU families, boot disks and CPU platforms, and that H3 is no Spot VM.
-Where the two differ in sizes, both count. Scheduling of A3 and A4X: the Compute API's discovery
+copyright 2026): sizes of the GPU families, boot disks and CPU platforms, and that H3 is not a Spot
+VM. Where the two differ in sizes, both count. Scheduling of A3 and A4X: the Compute API's discovery
 document, revision 20261106. How many CPUs N2's custom types may have, and the most memory of N1's
 and N2D's: Google's sample `create_custom_machine_type`.
 
@@ -46,7 +47,7 @@ Counts = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU model of its own machines, or for N1."""
+    """A GPU model with its own machine family, or for N1."""
 
     name: str
     """As the API names it."""

@@ -1,8 +1,8 @@
 """Which machines there are, and what goes together: pure rules that `outlast/settings` asks.
 
 `families.py` is the one table. What it does not know it does not refuse: a machine type of a new
-family passes with a word of advice, and one that is newer than the table by `outlast:unlisted`.
-Where machines are, `regions.py` says.
+family passes with a word of advice, and one that is newer than the table by
+`outlast:allowUnlisted`. Where machines are, `regions.py` says.
 """
 
 import difflib
@@ -37,7 +37,7 @@ class MachineError(ValueError):
     """A combination that cannot be: the setting, the value found, the rule and what to do."""
 
     def __init__(self, key: str, value: object, rule: str, action: str = "") -> None:
-        """`action`: what to do, where it is not just to set the key."""
+        """`action`: what to do, if it is not just to set the key."""
         key = key if ":" in key else f"outlast:{key}"
         super().__init__(f"{key} {value!r}: {rule}; {action or f'set {key}'}")
 
@@ -61,9 +61,9 @@ class Machine:
     family: str
     """Its key in `FAMILIES`, or the first word of its name where the table has none."""
     cpus: int
-    """0 where the name does not say."""
+    """0 if the name does not say."""
     memory_gb: float
-    """0 where the table does not say."""
+    """0 if the table does not say."""
 
     @property
     def rules(self) -> Family | None:
@@ -72,7 +72,7 @@ class Machine:
 
     @property
     def maintenance(self) -> str:
-        """MIGRATE or TERMINATE where nothing else can be asked for; empty: either, or unknown."""
+        """MIGRATE or TERMINATE if nothing else can be asked for; empty: either, or unknown."""
         rules = self.rules
         if self.gpus or self.type.endswith("-metal"):
             return TERMINATE
@@ -237,7 +237,7 @@ def parse(name: str) -> Machine:
 
 
 def _cpus(name: str) -> int:
-    """The number in its name, which is GPUs where a `g` follows it; 0 where there is none."""
+    """The number in its name, which is GPUs where a `g` follows it; 0 if there is none."""
     found = _SIZE.search(name)
     return int(found[0][1:]) if found else 0
 
@@ -361,7 +361,7 @@ def _check_size(key: str, machine: Machine, rules: Family) -> None:
         key,
         machine.type,
         f"there is no such machine type; the nearest: {either(_nearest(machine, rules))}",
-        f"set outlast:{key}, or name it in outlast:unlisted too if it is newer than {AS_OF}",
+        f"set outlast:{key}, or name it in outlast:allowUnlisted too if it is newer than {AS_OF}",
     )
 
 
@@ -468,7 +468,7 @@ def _check_accelerator(choice: Choice, machines: Sequence[Machine]) -> None:
     if name not in N1_GPUS:
         near = difflib.get_close_matches(name, N1_GPUS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"must be {either(list(N1_GPUS))}"
-        raise MachineError("accelerator", name, f"is no GPU that can be attached; {hint}")
+        raise MachineError("accelerator", name, f"is not a GPU that can be attached; {hint}")
     if machine.family != "n1":
         raise MachineError(
             "accelerator",
@@ -505,8 +505,8 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
         rules = machine.rules
         if machine.type in choice.unlisted:
             said.append(
-                f"outlast:machineType {machine.type}: is named in outlast:unlisted; nothing about"
-                " it is checked here"
+                f"outlast:machineType {machine.type}: is named in outlast:allowUnlisted; nothing"
+                " about it is checked here"
             )
             continue
         if rules is None:

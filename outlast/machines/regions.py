@@ -2,7 +2,7 @@
 
 Source: Compute Engine's page "Available regions and zones", early 2026, of which public code keeps
 copies; asia-southeast3 from the release notes of 20 January 2026; AI zones (`us-central1-ai1a`)
-from the page "AI zones". A region or zone that is newer passes by `outlast:unlisted`.
+from the page "AI zones". A region or zone that is newer passes by `outlast:allowUnlisted`.
 """
 
 import difflib
@@ -47,7 +47,7 @@ class Location:
 
     region: str
     zone: str = ""
-    """Empty where the group is regional."""
+    """Empty if the group is regional."""
     zones: tuple[str, ...] = ()
     """Of a regional group; empty: all of the region's."""
 
@@ -60,7 +60,7 @@ def locate(
     default: str = "",
     unlisted: Sequence[str] = (),
 ) -> Location:
-    """`default`: the engine's zone, where nothing is said; `unlisted`: regions and zones that are
+    """`default`: the engine's zone, if nothing is said; `unlisted`: regions and zones that are
     newer than the list. MachineError: they cannot be, or contradict each other."""
     for one in zones:
         check_zone("zones", one, unlisted)
@@ -128,7 +128,8 @@ def check_zone(key: str, zone: str, unlisted: Sequence[str]) -> None:
             key,
             zone,
             f"{region} has the zones {either([f'{region}-{one}' for one in letters], 'and')}",
-            f"set {_full(key)}, or name {zone} in outlast:unlisted if it is newer than {AS_OF}",
+            f"set {_full(key)}, or name {zone} in outlast:allowUnlisted if it is newer than"
+            f" {AS_OF}",
         )
 
 
@@ -144,7 +145,7 @@ def _check_region(key: str, value: str, region: str, unlisted: Sequence[str]) ->
         key,
         value,
         f"Google has no region {region}{hint}",
-        f"set {_full(key)}, or name {region} in outlast:unlisted if it is newer than {AS_OF}",
+        f"set {_full(key)}, or name {region} in outlast:allowUnlisted if it is newer than {AS_OF}",
     )
 
 

@@ -8,7 +8,7 @@ from outlast.settings.reader import Reader, bad, matching
 from outlast.settings.rules.code import delivery_of, grants
 from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, data_paths_of, dests_of
-from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC, waits_of, webhook_of
+from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC, timeouts_of, webhook_of
 from outlast.settings.rules.machine import (
     IMAGE,
     IMAGE_RULE,
@@ -124,9 +124,9 @@ def check(
         source=read.text("source"),
         requirements=read.text("requirements"),
         delivery=delivered,
-        quiet_sec=read.integer("quietSec", 1, LIMIT_WAIT_SEC),
+        quiet_sec=read.integer("checkpointQuietSec", 1, LIMIT_WAIT_SEC),
         command_options=command_options_of(read, command),
-        limit_run_minutes=read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES),
+        max_run_minutes=read.integer("maxRunMinutes", 1, LIMIT_RUN_MINUTES),
         mode=choice.mode,
         machine_type=choice.machine_type,
         more_types=choice.more_types,
@@ -149,7 +149,7 @@ def check(
         part=part_of(read),
         foundation=foundation_name(values, organization, project),
         leave_role=(foundation_outputs or {}).get("leaveRole", ""),
-        reach=network,
+        network_rules=network,
         data_paths=data_paths,
         init=init_of(read, command),
         labels=label_rules.of_stack(project, stack, experiment, labels_of(read.mapping("labels"))),
@@ -157,7 +157,7 @@ def check(
         webhook=webhook_of(read.text("webhook")),
         webhook_secret=webhook_secret_of(read, cloud),
         notice_sec=notice_sec,
-        waits=waits_of(read, notice_sec, spot=machine.spot),
+        timeouts=timeouts_of(read, notice_sec, spot=machine.spot),
         advice=(
             *machine.advice,
             *slips(command, read),

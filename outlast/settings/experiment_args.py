@@ -55,7 +55,7 @@ class ExperimentArgs(TypedDict, total=False):
     Manager that holds its value, such as WANDB_API_KEY: wandb; NAME or
     projects/PROJECT/secrets/NAME. Default: `{}`
     """
-    quiet_sec: int
+    checkpoint_quiet_sec: int
     """Seconds without a change after which a command's checkpoint folder counts as complete,
     unless the command says so itself. Default: `10`
     """
@@ -135,18 +135,18 @@ class ExperimentArgs(TypedDict, total=False):
     """How many of the trainer's own failures are retried; preemptions never count. Default: `0`
     """
     on_end: str
-    """What to do with the VM at the run's end: delete it, or keep it for keepMinutes, but no
+    """What to do with the VM at the run's end: delete it, or keep it for keepVmMinutes, but no
     longer than the limit. Default: `"delete"`
     """
-    keep_minutes: int
+    keep_vm_minutes: int
     """Minutes that a kept VM stays after the run's end. Default: `60`"""
 
     # Limits
-    limit_run_minutes: int
+    max_run_minutes: int
     """Time after which no VM of the run exists any more, counted from when the run was first
     declared; a higher value applies from the next resume. Default: `1440`
     """
-    limit_stall_minutes: int
+    max_stall_minutes: int
     """Minutes without a step after which a trainer is restarted, which counts as its own
     failure. Default: `30`
     """
@@ -162,7 +162,7 @@ class ExperimentArgs(TypedDict, total=False):
     """Region whose zones may all be used; instead of zone. Default: `""`"""
     machine_type: str
     """Machine type of the VM, a bare name. Default: `"e2-standard-2"`"""
-    unlisted: list[Any]
+    allow_unlisted: list[Any]
     """Regions, zones and machine types that are newer than Outlast's lists; they are not
     checked. Default: `[]`
     """
@@ -253,8 +253,8 @@ class ExperimentArgs(TypedDict, total=False):
     Default: `"off"`
     """
     health_limit_sec: int
-    """Seconds without progress before a VM counts as unhealthy; 0: half of limitStallMinutes for
-    observe, limitStallMinutes plus 600 s for repair. Default: `0`
+    """Seconds without progress before a VM counts as unhealthy; 0: half of maxStallMinutes for
+    observe, maxStallMinutes plus 600 s for repair. Default: `0`
     """
     labels: dict[str, Any]
     """Labels for every resource that can have labels. Default: `{}`"""
@@ -267,27 +267,27 @@ class ExperimentArgs(TypedDict, total=False):
     secret; NAME or projects/PROJECT/secrets/NAME; empty is none. Default: `""`
     """
 
-    # Waits, in seconds
+    # Timeouts, in seconds
     notice_sec: int
     """Seconds of notice before a preemption: 120, or 0 for none. Default: `120`"""
     stop_sec: int
     """Seconds from SIGTERM to the end of the machine; 0 is what the platform gives: 30 for a
     Spot VM, 90 for a standard one. Default: `0`
     """
-    wait_beat_sec: int
+    heartbeat_sec: int
     """Seconds between two heartbeats in the bucket. Default: `10`"""
-    wait_verdict_sec: int
+    failure_grace_sec: int
     """A failure counts only if the machine keeps running for this many seconds. Default: `45`
     """
-    wait_backoff_sec: int
+    backoff_sec: int
     """Seconds to wait after the first refused call. Default: `10`"""
-    wait_iam_sec: int
+    iam_propagation_sec: int
     """Seconds that new permissions may take to reach the VM. Default: `600`"""
-    wait_driver_sec: int
+    driver_install_sec: int
     """Seconds that a VM with GPUs may take to install its driver. Default: `600`"""
-    wait_silent_sec: int
+    successor_silence_sec: int
     """Seconds without a heartbeat after which a successor counts as dead. Default: `600`"""
-    wait_store_sec: int
+    storage_timeout_sec: int
     """Seconds that the upload of a chunk of 8 MiB may take before it is sent again; an answer
     may take twice as long. Default: `30`
     """

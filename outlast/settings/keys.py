@@ -102,7 +102,7 @@ class WhatIsTrained(Section):
             "projects/PROJECT/secrets/NAME"
         ),
     )
-    quiet_sec: int = Field(
+    checkpoint_quiet_sec: int = Field(
         10,
         description=(
             "Seconds without a change after which a command's checkpoint folder counts as "
@@ -233,24 +233,24 @@ class HowItContinues(Section):
     on_end: str = Field(
         "delete",
         description=(
-            "What to do with the VM at the run's end: delete it, or keep it for keepMinutes, "
+            "What to do with the VM at the run's end: delete it, or keep it for keepVmMinutes, "
             "but no longer than the limit"
         ),
     )
-    keep_minutes: int = Field(60, description="Minutes that a kept VM stays after the run's end")
+    keep_vm_minutes: int = Field(60, description="Minutes that a kept VM stays after the run's end")
 
 
 class Limits(Section):
     """Limits"""
 
-    limit_run_minutes: int = Field(
+    max_run_minutes: int = Field(
         1440,
         description=(
             "Time after which no VM of the run exists any more, counted from when the run was"
             " first declared; a higher value applies from the next resume"
         ),
     )
-    limit_stall_minutes: int = Field(
+    max_stall_minutes: int = Field(
         30,
         description=(
             "Minutes without a step after which a trainer is restarted, which counts as its "
@@ -272,7 +272,7 @@ class WhereAndOnWhat(Section):
     )
     region: str = Field("", description="Region whose zones may all be used; instead of zone")
     machine_type: str = Field("e2-standard-2", description="Machine type of the VM, a bare name")
-    unlisted: list[Any] = Field(
+    allow_unlisted: list[Any] = Field(
         default_factory=list,
         description=(
             "Regions, zones and machine types that are newer than Outlast's lists; they are "
@@ -415,7 +415,7 @@ class WhatIsSharedAndHowVmsAreReached(Section):
         0,
         description=(
             "Seconds without progress before a VM counts as unhealthy; 0: half of "
-            "limitStallMinutes for observe, limitStallMinutes plus 600 s for repair"
+            "maxStallMinutes for observe, maxStallMinutes plus 600 s for repair"
         ),
     )
     labels: dict[str, Any] = Field(
@@ -436,8 +436,8 @@ class WhatIsSharedAndHowVmsAreReached(Section):
     )
 
 
-class WaitsInSeconds(Section):
-    """Waits, in seconds"""
+class TimeoutsInSeconds(Section):
+    """Timeouts, in seconds"""
 
     notice_sec: int = Field(
         120, description="Seconds of notice before a preemption: 120, or 0 for none"
@@ -449,21 +449,21 @@ class WaitsInSeconds(Section):
             " for a Spot VM, 90 for a standard one"
         ),
     )
-    wait_beat_sec: int = Field(10, description="Seconds between two heartbeats in the bucket")
-    wait_verdict_sec: int = Field(
+    heartbeat_sec: int = Field(10, description="Seconds between two heartbeats in the bucket")
+    failure_grace_sec: int = Field(
         45, description="A failure counts only if the machine keeps running for this many seconds"
     )
-    wait_backoff_sec: int = Field(10, description="Seconds to wait after the first refused call")
-    wait_iam_sec: int = Field(
+    backoff_sec: int = Field(10, description="Seconds to wait after the first refused call")
+    iam_propagation_sec: int = Field(
         600, description="Seconds that new permissions may take to reach the VM"
     )
-    wait_driver_sec: int = Field(
+    driver_install_sec: int = Field(
         600, description="Seconds that a VM with GPUs may take to install its driver"
     )
-    wait_silent_sec: int = Field(
+    successor_silence_sec: int = Field(
         600, description="Seconds without a heartbeat after which a successor counts as dead"
     )
-    wait_store_sec: int = Field(
+    storage_timeout_sec: int = Field(
         30,
         description=(
             "Seconds that the upload of a chunk of 8 MiB may take before it is sent again; an"
@@ -473,7 +473,7 @@ class WaitsInSeconds(Section):
 
 
 class Keys(
-    WaitsInSeconds,
+    TimeoutsInSeconds,
     WhatIsSharedAndHowVmsAreReached,
     WhereAndOnWhat,
     Limits,
@@ -489,7 +489,7 @@ SECTIONS: tuple[type[Section], ...] = (
     Limits,
     WhereAndOnWhat,
     WhatIsSharedAndHowVmsAreReached,
-    WaitsInSeconds,
+    TimeoutsInSeconds,
 )
 """In the order of the pages."""
 

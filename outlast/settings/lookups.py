@@ -25,7 +25,7 @@ class FoundBucket:
     """What the look-up of the bucket found."""
 
     location: str = ""
-    """Where it is, or will be; empty where nobody could be asked."""
+    """Where it is, or will be; empty if the API did not answer."""
     adopt: bool = False
     """Whether it is there and ours."""
     leave: tuple[str, ...] = PROTECTION
@@ -94,7 +94,7 @@ def find_bucket(settings: Settings) -> FoundBucket:
 
 
 def _is_of_project(client: "storage.Client", settings: Settings) -> bool | None:
-    """Whether the project has the bucket; None where this account may not list its buckets."""
+    """Whether the project has the bucket; None if this account may not list its buckets."""
     from google.api_core.exceptions import Forbidden
 
     try:

@@ -133,8 +133,8 @@ def foundation_outputs(settings: Settings) -> dict[str, Any]:
         "owner": settings.owner,
         "project": settings.project,
         "region": settings.region,
-        "externalIp": settings.reach.external_ip,
-        "nat": settings.reach.nat,
+        "externalIp": settings.network_rules.external_ip,
+        "nat": settings.network_rules.nat,
         "image": settings.recipe.family_path if settings.recipe else image,
     }
 

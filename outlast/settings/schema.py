@@ -7,7 +7,7 @@ from typing import Any
 from outlast.bucket.layout import Pin
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
-from outlast.components import metadata, reach
+from outlast.components import metadata, network_rules
 from outlast.spec import delivery, foundation, identity, secrets
 
 
@@ -18,7 +18,7 @@ class Settings:
     project: str
     region: str
     zone: str
-    """Empty where the group is regional."""
+    """Empty if the group is regional."""
     zones: tuple[str, ...]
     """Of a regional group; empty: all of the region's."""
     owner: str
@@ -42,7 +42,7 @@ class Settings:
     """`root`, or `own`: whom the trainer runs as on the VM."""
     processes: int
     command: str
-    """JSON of a text or a list of texts; empty where a trainer trains."""
+    """JSON of a text or a list of texts; empty if a trainer trains."""
     source: str
     """Folder of the checkout with the command's or the trainer's own files; empty for none."""
     requirements: str
@@ -51,7 +51,7 @@ class Settings:
     quiet_sec: int
     command_options: str
     """JSON of more options of the command's runner, by their flags; empty for none."""
-    limit_run_minutes: int
+    max_run_minutes: int
     mode: str
     machine_type: str
     more_types: tuple[str, ...]
@@ -62,7 +62,7 @@ class Settings:
     accelerator: str
     accelerator_count: int
     gpus: int
-    """GPUs that the VM must have, attached or of its own."""
+    """GPUs that the VM must have, attached or built in."""
     local_ssd: int
     min_cpu_platform: str
     image: str
@@ -82,8 +82,8 @@ class Settings:
     foundation: str
     """`organization/project/stack` of the foundation; empty for none."""
     leave_role: str
-    """The foundation's; empty where the stack declares its own."""
-    reach: reach.Reach
+    """The foundation's; empty if the stack declares its own."""
+    network_rules: network_rules.NetworkRules
     data_paths: tuple[str, ...]
     """`gs://` paths that the VM may read besides."""
     init: str
@@ -96,14 +96,14 @@ class Settings:
     webhook_secret: str
     """The secret that holds the webhook's address; empty for none."""
     notice_sec: int
-    waits: str
+    timeouts: str
     """Canonical JSON object of seconds, as the VM reads it."""
     advice: tuple[str, ...]
-    """Sentences on what could be better and is no error."""
+    """Sentences on what could be better and is not an error."""
 
     @property
     def location(self) -> str:
-        """Where the group is; another one is another place."""
+        """Where the group is; another one is another placement."""
         return self.zone or ",".join(self.zones) or self.region
 
     @property
@@ -125,7 +125,7 @@ class Settings:
 
     @property
     def git(self) -> str:
-        """What the VM is told of the commit that it fetches; empty for none."""
+        """The commit that the VM fetches, as in its metadata; empty for none."""
         return self.delivery.git.to_json() if self.delivery.git else ""
 
     @property
@@ -157,25 +157,29 @@ class Settings:
                 "disk": self.boot_disk_type,
                 "disk_gb": self.boot_disk_gb,
                 "ssds": self.local_ssd,
-                "address": self.reach.external_ip,
-                "nat": self.reach.isolated and self.reach.nat,
+                "address": self.network_rules.external_ip,
+                "nat": self.network_rules.isolated and self.network_rules.nat,
             }
         )
 
     @property
     def tags(self) -> list[str]:
         """The VMs' network tags: one where a firewall rule is meant for them."""
-        return [reach.tag(self.experiment)] if self.reach.tagged else []
+        return [network_rules.tag(self.experiment)] if self.network_rules.tagged else []
 
     @property
     def health_port(self) -> int:
-        """Where a VM is asked for its health; 0 where it is not."""
-        return reach.HEALTH_PORT if self.reach.checked else 0
+        """Where a VM is asked for its health; 0 if it is not."""
+        return network_rules.HEALTH_PORT if self.network_rules.checked else 0
 
     @property
     def health(self) -> str:
-        """As `outlast-health` has it; empty where nobody asks."""
-        return f"{self.health_port} {self.reach.health_limit_sec}" if self.reach.checked else ""
+        """As `outlast-health` has it; empty without health checks."""
+        return (
+            f"{self.health_port} {self.network_rules.health_limit_sec}"
+            if self.network_rules.checked
+            else ""
+        )
 
     @property
     def foundation_note(self) -> str:

@@ -123,7 +123,7 @@ def repository(git: Git) -> Answer:
 
 
 def _is_there(api: Compute, name: str) -> bool:
-    """Whether there is a secret, of which no version was found; true where nobody can tell."""
+    """Whether there is a secret, of which no version was found; true if that is unknown."""
     try:
         api.call("GET", f"secrets/{name}", timeout_sec=ANSWER_SEC)
     except Missing:

@@ -122,7 +122,7 @@ def members(root: Path) -> Iterator[str]:
                 " checkout"
             )
         listed = _listed_by_git(root / package)
-        # A checkout inside of another repository's ignored folder is nobody's to judge.
+        # A checkout inside another repository's ignored folder: git says nothing about it.
         known = None if not listed or "__init__.py" not in listed else set(listed)
         for name in _sources(root, package):
             if known is None or name.removeprefix(f"{package}/") in known:
@@ -189,7 +189,7 @@ def _refuse_keys(name: str, data: bytes) -> None:
 
 
 def inside(root: Path, name: str) -> Path | None:
-    """The file or folder of the checkout `root` that a setting names; None where there is none."""
+    """The file or folder of the checkout `root` that a setting names; None if there is none."""
     try:
         path, top = (root / name).resolve(), root.resolve()
         there = path.exists()
@@ -216,7 +216,7 @@ def may_leave(path: Path, root: Path) -> bool:
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:
-    """What git would commit of the folder; None where there is no repository, or no git."""
+    """What git would commit of the folder; None if there is no repository, or no git."""
     argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(argv, cwd=folder, capture_output=True, check=True)

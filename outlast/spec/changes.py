@@ -34,7 +34,7 @@ class Change:
 
     @property
     def flag(self) -> str | None:
-        """The argument's flag; None for what is no argument."""
+        """The argument's flag; None for what is not an argument."""
         return self.what.removeprefix("args.") if self.what.startswith("args.") else None
 
     def __str__(self) -> str:

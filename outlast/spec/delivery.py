@@ -1,5 +1,5 @@
 """Where a VM takes its code from: the rules of the `delivery` and `git…` settings, and what of them
-the VM is told.
+the VM gets.
 
 The program and the supervisor read it alike. Of a secret only the name is ever known here.
 """
@@ -126,7 +126,7 @@ class Git:
     @property
     def source(self) -> str:
         """What stands for the digest of the source in the run's identity: where the repository
-        lies is no part of it."""
+        lies is not part of it."""
         return f"git:{self.commit}:{self.path}"
 
     def lend(self, other: "Git") -> "Git":

@@ -1,6 +1,6 @@
 """What several experiments share, as the stack that declares it tells in its outputs.
 
-An experiment reads a foundation's outputs as if they were settings of its own: `overlay` puts them
+An experiment reads a foundation's outputs as if they were its own settings: `overlay` puts them
 among its values, so that every rule holds for them too.
 """
 

@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise IdentityError(f"{value}: is no finite number; give an argument that has one")
+            raise IdentityError(f"{value}: is not a finite number; give an argument that has one")
         return value
     if isinstance(value, PurePath):
         return value.as_posix()
@@ -102,7 +102,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     raise IdentityError(
-        f"{value!r}: is no number, text, list or mapping; make the trainer's parser give one"
+        f"{value!r}: is not a number, text, list or mapping; make the trainer's parser give one"
     )
 
 
@@ -164,13 +164,13 @@ def _parse(path: Path) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{path.name} line {line}" if line else path.name
-        raise IdentityError(f"{where}: is no valid Python ({error}); correct the source") from None
+        raise IdentityError(f"{where}: is not valid Python ({error}); correct the source") from None
 
 
 def _imported(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:
     """The files of `folder` that `tree` imports.
 
-    The `__init__` of the folder itself counts only where a name of its own is imported: it runs for
+    The `__init__` of the folder itself counts only if a name of this file is imported: it runs for
     every trainer alike, and a trainer added beside this one must not rename this one's runs.
     """
     is_package = (folder / "__init__.py").is_file()
@@ -199,10 +199,10 @@ def _imported(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:
 
 
 def _inside(module: str, folder: Path, is_package: bool) -> tuple[str, ...] | None:
-    """The absolute module's parts below `folder`, or None where it lies elsewhere."""
+    """The absolute module's parts below `folder`, or None if it lies elsewhere."""
     parts = tuple(module.split("."))
     if is_package:
-        if parts[:2] == ("outlast", folder.name):  # outlast.trainers, from one of its own
+        if parts[:2] == ("outlast", folder.name):  # outlast.trainers, from a file in it
             return parts[2:]
         return parts[1:] if parts[0] == folder.name else None
     beside = (folder / f"{parts[0]}.py").is_file() or (folder / parts[0]).is_dir()

@@ -20,7 +20,7 @@ class Look(NamedTuple):
     """With its article, for a sentence."""
     shapes: tuple[re.Pattern[bytes], ...]
     """Each begins with fixed letters, which Python finds at the speed of memory; the character
-    before them is no part of a word."""
+    before them is not part of a word."""
 
 
 class Found(NamedTuple):

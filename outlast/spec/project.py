@@ -26,7 +26,7 @@ _FOLDERS_LEFT_OUT = re.compile(
     r"|unit_tests?|examples?|scripts|tools|utils?|python|build|dist|v?env|requirements|tasks"
     r"|fabfile|site_scons|benchmarks?|exercises?|htmlcov|.*-stubs"
 )
-"""Folders that setuptools does not take for packages where there is no `src`."""
+"""Folders that setuptools does not take for packages if there is no `src`."""
 _MODULES_LEFT_OUT = re.compile(
     r"[._].*|setup|conftest|tests?|examples?|build|toxfile|noxfile|pavement|dodo|tasks|fabfile"
     r"|[Ss][Cc]onstruct|conanfile|manage|benchmarks?|exercises?"
@@ -38,7 +38,7 @@ class Need:
     """The packages of a trainer."""
 
     requirements: Requirements | None = None
-    """What is asked for; None where only a build of the project tells."""
+    """What is asked for; None if only a build of the project tells."""
     name: str = "requirements"
     """What they are called: `requirements`, or `dependencies` of a project."""
     is_project: bool = False
@@ -46,7 +46,7 @@ class Need:
     with_dependencies: bool = False
     """Whether the build tells what it depends on."""
     unbuilt: str = ""
-    """Why the project is not built; empty where it is, or there is none."""
+    """Why the project is not built; empty if it is, or there is none."""
 
 
 def read(name: str, tree: Tree, *, alone: bool = False) -> Need:
@@ -86,7 +86,7 @@ def _not_empty(found: Requirements) -> Requirements:
 
 
 def _project(folder: str, file: str, tree: Tree, asked: Requirements | None) -> Need:
-    """The project's own wheel, and its dependencies where they can be read without building it and
+    """The project's own wheel, and its dependencies if they can be read without building it and
     no requirements file names them."""
     data = tree.read(file) or b""
     try:
@@ -158,7 +158,7 @@ def _refuse_other_sources(file: str, stated: Mapping[str, Any], found: Requireme
 def _why_not_built(
     folder: str, stated: Mapping[str, Any], table: Mapping[str, Any], tree: Tree
 ) -> str:
-    """Why pip could not, or need not, make a wheel of the project; empty where it can. Of builders
+    """Why pip could not, or need not, make a wheel of the project; empty if it can. Of builders
     that are not known here, only a build tells."""
     if _table(stated, "tool", "uv").get("package") is False:
         return "[tool.uv] says package = false"
@@ -219,7 +219,7 @@ def _hatchling(folder: str, stated: Mapping[str, Any], name: str, tree: Tree) ->
 
 
 def _table(of: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """A table inside tables; empty where there is none."""
+    """A table inside tables; empty if there is none."""
     for name in names:
         found = of.get(name)
         of = found if isinstance(found, dict) else {}

@@ -67,7 +67,7 @@ class Tree(Protocol):
     """The files that come with a requirements file, by names with forward slashes."""
 
     def read(self, name: str) -> bytes | None:
-        """A file's bytes; None where there is no such file."""
+        """A file's bytes; None if there is no such file."""
         ...
 
     def is_folder(self, name: str) -> bool: ...
@@ -98,7 +98,7 @@ class Requirement:
     text: str
     """As pip takes it, without hashes and other options: the same for the same meaning."""
     name: str = ""
-    """Canonical; empty where only a build would tell."""
+    """Canonical; empty if only a build would tell."""
     extras: str = ""
     """`[a,b]`, or empty."""
     marker: str = ""
@@ -280,7 +280,7 @@ class Line:
             return _named(one, found.name, "".join(_extras(found.extras)), found.url)
         if utils.canonicalize_name(found.name) == "python":
             raise self.bad(
-                "Python is no package of the index, it comes with the VM's image; leave the line"
+                "Python is not a package of the index, it comes with the VM's image; leave the line"
                 " out"
             )
         return Requirement(

@@ -131,7 +131,7 @@ class Requirements:
 
     @property
     def text(self) -> str:
-        """One file that asks for the same, where no commit was fetched yet."""
+        """One file that asks for the same, if no commit was fetched yet."""
         return self.render([one.line() for one in self.wanted])
 
     @property
@@ -145,7 +145,7 @@ class Requirements:
         return "".join(f"{line}\n" for line in dict.fromkeys([*self.options, *constraints, *lines]))
 
     def place_of(self, name: str) -> str:
-        """File and line of a package; empty where it is needed by another one only."""
+        """File and line of a package; empty if it is needed by another one only."""
         wanted = utils.canonicalize_name(name)
         return next((one.place for one in self.wanted if one.name == wanted), "")
 
@@ -321,8 +321,8 @@ def _decoded(name: str, data: bytes) -> str:
     if "\0" in text:
         number = text[: text.index("\0")].count("\n") + 1
         raise RequirementsError(
-            f"{name} line {number}: holds a null character, so it is no text, or UTF-16 without its"
-            " mark; save the file as UTF-8"
+            f"{name} line {number}: holds a null character, so it is not text, or UTF-16 without"
+            " its mark; save the file as UTF-8"
         )
     return text
 

@@ -54,7 +54,7 @@ def looks_secret(text: str) -> bool:
 def check_name(key: str, text: str, project: str) -> str:
     """`projects/P/secrets/NAME/versions/V` of what the setting `key` names; empty for empty.
 
-    `project` owns a secret that is named without one. SecretNameError: it is no such name. The
+    `project` owns a secret that is named without one. SecretNameError: it is not such a name. The
     message does not repeat the value, which may be the secret itself.
     """
     if not text:
@@ -101,7 +101,7 @@ def check_variables(names: Mapping[str, Any], project: str) -> dict[str, str]:
 
 
 def check_variable(name: str) -> None:
-    """SecretNameError where a trainer's variable cannot have this name."""
+    """SecretNameError if a trainer's variable cannot have this name."""
     if not _VARIABLE.fullmatch(name):
         shown = "" if looks_secret(name) else f" {name[:80]!r}"
         raise SecretNameError(

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one entry in a thread of its own: the main thread is left to signal handlers."""
+    """Run one entry in a separate thread: the main thread is left to signal handlers."""
     fill_streams()
     try:
         options = parser().parse_args(argv)

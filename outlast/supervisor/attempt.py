@@ -1,8 +1,9 @@
 """One attempt: a term that this machine holds, from the restore to the record of its end.
 
 One thread decides. It reads an inbox that all others write to: the trainer's connection, the
-trainer's process, the machine's notices, the one thread that commits, and the pulse, which beats
-and looks at HEAD. So no two of these are ever handled at once, and a commit outlives its trainer.
+trainer's process, the machine's notices, the one thread that commits, and the thread that
+sends heartbeats and looks at HEAD. So no two of these are ever handled at once, and a commit
+outlives its trainer.
 
 A retry is a new term, taken through the table at boot like any other: each attempt has one trainer,
 one end, and rows that no other attempt's overlap.
@@ -22,7 +23,7 @@ from outlast.base.exits import (
     Reason,
 )
 from outlast.bucket.commit import Committer
-from outlast.bucket.data import Desk, Listings
+from outlast.bucket.data import DataService, Listings
 from outlast.bucket.errors import CommitError, RestoreError
 from outlast.bucket.head import DataFingerprint, HeadEnded
 from outlast.bucket.headfile import HeadFile
@@ -50,25 +51,25 @@ from outlast.protocol import (
     Tick,
     Warn,
 )
-from outlast.supervisor.door import Asked, Connected, Hung, Said
 from outlast.supervisor.ending import ENDING_ERRORS, Ending, reason_of_notice
+from outlast.supervisor.heartbeat import HeadChanged, HeartbeatFailed
 from outlast.supervisor.jobs import Jobs, Made
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.link import Link
+from outlast.supervisor.listener import Asked, Connected, Disconnected, MessageReceived
 from outlast.supervisor.metadata import Spec
 from outlast.supervisor.notice import Maintenance, Stopping
 from outlast.supervisor.parts import Folders
 from outlast.supervisor.preparation import Preparation
 from outlast.supervisor.process import Exited
 from outlast.supervisor.progress import Progress
-from outlast.supervisor.pulse import HeadSpoke, PulseBroke
 from outlast.supervisor.reports import Reports
 from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.shutdown import Leaving, Limit, Outlooks
 from outlast.supervisor.site import Next, Outcome, Site
 from outlast.supervisor.staging import (
     PHASE,
-    Over,
+    Answered,
     Refused,
     Sign,
     Staged,
@@ -160,14 +161,14 @@ class Attempt:
         self._judged = False
         self._outcome: Outcome | None = None
         user = site.trainer_user
-        desk = Desk(
+        data_service = DataService(
             site.data,
             lambda: head_file.held(self.term).data or (),
             Listings(head_file.store, head_file.layout),
             site.say,
             contextlib.nullcontext if user is None else user.sight,
         )
-        self._staging = Staging(desk, self._inbox.put, site.say)
+        self._staging = Staging(data_service, self._inbox.put, site.say)
         self._phase_before = self.progress.phase
         self._kept_data: set[DataFingerprint] = set()
 
@@ -191,7 +192,7 @@ class Attempt:
     # -- before the trainer -------------------------------------------------------------------
 
     def _prepare(self) -> Outcome | None:
-        """Permission, restore, start record; an outcome where it must not train."""
+        """Permission, restore, start record; an outcome if it must not train."""
         refused = self._preparation.allowed()
         if refused is not None:
             return refused
@@ -206,9 +207,11 @@ class Attempt:
         return None
 
     def _set_up(self) -> Outcome | None:
-        """The trainer's code and its packages; an outcome where they cannot be had."""
+        """The trainer's code and its packages; an outcome if they cannot be had."""
         self.progress.phase = "setup"
-        self._reports.begin(self.progress, self._latest, self.spec.waits.beat, self._inbox.put)
+        self._reports.begin(
+            self.progress, self._latest, self.spec.timeouts.heartbeat, self._inbox.put
+        )
         outcome = self._preparation.code()
         if outcome is None:
             self.progress.phase = "start"
@@ -226,7 +229,7 @@ class Attempt:
         self._outlooks = Outlooks(self._committer, self.progress, commit_sec)
         self._limit.begin()
         self._link = Link(self.site.make_trainer(self.term), self.site.say)
-        self.site.door.listen(post)
+        self.site.listener.listen(post)
         self._link.trainer.start(post)
         self.site.notices.listen(post)
         while self._outcome is None:
@@ -252,10 +255,10 @@ class Attempt:
                 self._connect(link, channel, hello)
             case Asked(channel, request):
                 self._stage(request, channel)
-            case Said(channel, message) if channel is link.channel:
+            case MessageReceived(channel, message) if channel is link.channel:
                 self._note_sign()
                 self._hear(link, message)
-            case Hung(channel) if channel is link.channel:
+            case Disconnected(channel) if channel is link.channel:
                 link.hung = True
             case Exited():
                 link.note_exit(event)
@@ -272,15 +275,15 @@ class Attempt:
                 self._keep_data(fingerprint)
             case Refused(error):
                 link.refusal = error
-            case Unanswered(error) | PulseBroke(error):
+            case Unanswered(error) | HeartbeatFailed(error):
                 raise error
-            case Over():
+            case Answered():
                 self._staging.over()
                 self._note_sign()
                 if not self._staging.under_way and self.progress.phase == PHASE:
                     self.progress.phase = self._phase_before
-            case HeadSpoke(error):
-                # The end that the pulse saw may be this attempt's own, still being written.
+            case HeadChanged(error):
+                # The end in HEAD may be this attempt's own, still being written.
                 if not (self._finishing and isinstance(error, HeadEnded)):
                     raise error
 
@@ -507,7 +510,7 @@ class Attempt:
             self._submit(Job("result", lambda: self._jobs.finish_done(complete)))
 
     def _has_exited(self, link: Link) -> bool:
-        """Whether the program has ended with exit code 0; one that was told to stop has not come
+        """Whether the program has ended with exit code 0; one that was asked to stop has not come
         to its end for sure."""
         if self._leaving is not None or self._trainings.reading:
             return False
@@ -528,7 +531,7 @@ class Attempt:
                 link.kill("did not stop in time")
         elif self._trainings.reading:
             self._sign_at = now  # it waits for us
-        elif quiet and now - self._sign_at >= self.spec.waits.stall and self._is_stuck(link):
+        elif quiet and now - self._sign_at >= self.spec.timeouts.stall and self._is_stuck(link):
             self._stall(link)
         elif (left_sec := self._limit.left_sec) <= 0:
             margin_sec = self._limit.margin_sec
@@ -582,7 +585,7 @@ class Attempt:
         if not self._silence_said:
             self._silence_said = True
             self.site.say(
-                f"no step for {self.spec.waits.stall:.0f} s at step {self.progress.step}; the "
+                f"no step for {self.spec.timeouts.stall:.0f} s at step {self.progress.step}; the "
                 "program may be paused or stuck, and is left alone"
             )
         return False
@@ -590,7 +593,7 @@ class Attempt:
     def _stall(self, link: Link) -> None:
         self._stalled = True
         self.site.say(
-            f"no step and no tick for {self.spec.waits.stall:.0f} s at step "
+            f"no step and no tick for {self.spec.timeouts.stall:.0f} s at step "
             f"{self.progress.step}: the trainer is stuck; its stack is in its log"
         )
         link.trainer.dump_stacks()
@@ -617,11 +620,13 @@ class Attempt:
             return
         if self._verdict_at is None:
             # A machine that dies takes its trainer down first: its end is not the user's.
-            self._verdict_at = now + self.spec.waits.verdict
+            self._verdict_at = now + self.spec.timeouts.failure_grace
             self.progress.phase = "verdict"
             mask = self.site.mask.text
             self.progress.note_failure(mask(message), tuple(map(mask, link.lines)))
-            self.site.say(f"{message}; holding the verdict for {self.spec.waits.verdict:.0f} s")
+            self.site.say(
+                f"{message}; holding the verdict for {self.spec.timeouts.failure_grace:.0f} s"
+            )
         if now < self._verdict_at:
             return
         stopping = self.site.notices.look()
@@ -640,7 +645,7 @@ class Attempt:
 
     def _cause(self, link: Link) -> tuple[Reason, str]:
         if self._stalled:
-            return Reason.STALLED, f"no step and no tick for {self.spec.waits.stall:.0f} s"
+            return Reason.STALLED, f"no step and no tick for {self.spec.timeouts.stall:.0f} s"
         reason, message = link.cause(self._goes_on())
         lacking = self._trainings.parts.lacking if self._trainings.parts.used else None
         if lacking is not None and exits.DONE in (link.exit_code, self._exit_said):
@@ -655,14 +660,14 @@ class Attempt:
 
     def _close_trainer(self) -> None:
         self.site.notices.listen(None)
-        self.site.door.listen(None)
+        self.site.listener.listen(None)
         if self._link is not None:
             self._link.close()
         if self._worker is not None:
             self._worker.close()
 
     def _end(self, outcome: Outcome) -> None:
-        """The last beat, the rest of the logs, and the record of the end."""
+        """The last heartbeat, the rest of the logs, and the record of the end."""
         self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
         reason = "" if outcome.message.startswith(outcome.reason) else f"{outcome.reason}: "
         self.site.say(f"term {self.term}: {reason}{outcome.message}")

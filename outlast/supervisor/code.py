@@ -1,5 +1,5 @@
 """What is trained, made ready before the trainer starts: the folder of its code, fetched from git
-where the settings say so, and the environment of its own packages.
+where the settings say so, and the environment of its packages.
 
     CodeRefused      the same try fails again, on every machine; one sentence for people
     CodeUnavailable  another time, or another machine, may do
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from outlast.base.clock import Clock
 from outlast.spec.delivery import Git
-from outlast.supervisor import errand
 from outlast.supervisor import git as fetching
+from outlast.supervisor import subprocesses
 from outlast.supervisor.environment import Builder, EnvironmentRefused, EnvironmentUnreachable
 from outlast.supervisor.secrets import SecretRefused, SecretUnavailable, TrainerSecrets
 
@@ -40,15 +40,15 @@ class Code:
     """What a trainer or a command is started from."""
 
     source: Path | None = None
-    """Its own files; None where it is one of the bundle's trainers, or a command of the image."""
+    """Its own files; None if it is one of the bundle's trainers, or a command of the image."""
     folder: str = ""
     """Below `source`, where it works."""
     programs: Path | None = None
-    """Programs of its own environment."""
+    """Programs of the code's environment."""
 
 
 @dataclass(frozen=True)
-class Workshop:
+class CodeSetup:
     """Where code is made ready on this machine."""
 
     bundle: Path
@@ -77,7 +77,7 @@ class Workshop:
             programs = self.builder.ensure(need, root, git)
         except (fetching.GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
-        except (EnvironmentUnreachable, SecretUnavailable, errand.Stuck, OSError) as error:
+        except (EnvironmentUnreachable, SecretUnavailable, subprocesses.Stuck, OSError) as error:
             # Not a second wait for what is stuck: half an hour is lost already.
             raise CodeUnavailable(str(error)) from None
         return Code(code.source, code.folder, programs)
@@ -113,7 +113,7 @@ class Workshop:
             self.say(f"code: commit {git.commit} of {git.url}")
         if not (place / git.path).is_dir():
             raise CodeRefused(
-                f"gitPath {git.path}: is no folder of commit {git.commit}; set outlast:gitPath"
+                f"gitPath {git.path}: is not a folder of commit {git.commit}; set outlast:gitPath"
             )
         return place
 

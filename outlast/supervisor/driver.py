@@ -24,7 +24,7 @@ def wait_for_gpus(
     sleep: Sleep = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Empty once so many GPUs have answered; what is wrong where they did not within the limit."""
+    """Empty once so many GPUs have answered; what is wrong if they did not within the limit."""
     end = clock() + limit_sec
     said = ""
     while True:

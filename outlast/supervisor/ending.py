@@ -7,7 +7,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from outlast.base import places
+from outlast.base import scratch_space
 from outlast.base.console import reason_of_crash
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Patience
@@ -71,7 +71,7 @@ class Ending:
                 return self._host_error(f"{what}: {error}", repeats=not silent)
             case OSError():
                 message = self._disk_message(error)
-                if error.errno in places.FULL and not trained:
+                if error.errno in scratch_space.FULL and not trained:
                     # No VM of this machine type has the room either: ten of these end the run.
                     return Outcome(Next.STOP, Reason.RESTORE_ERROR, message)
                 return self._host_error(message, repeats=True)
@@ -81,7 +81,7 @@ class Ending:
         raise error
 
     def crashed(self, error: Exception) -> Outcome:
-        """The outcome of an error that the supervisor did not expect: a fault of its own."""
+        """The outcome of an unexpected error: a fault of the supervisor."""
         self._site.say(f"the supervisor crashed: {''.join(traceback.format_exception(error))}")
         message = f"the supervisor crashed: {reason_of_crash(error)}"
         return self._host_error(message, repeats=True)
@@ -97,20 +97,20 @@ class Ending:
         work = self._site.work
         named = Path(os.fsdecode(error.filename)) if error.filename else None
         message = str(error) if named else f"files in {work}: {error}"
-        if error.errno not in places.FULL:
+        if error.errno not in scratch_space.FULL:
             return message
         sizes = []
         if self._committer.restore_bytes is not None:
             sizes.append(f"the checkpoint needs {self._committer.restore_bytes} bytes")
-        folders = [named] if named and named.is_dir() else [work, *self._site.places]
+        folders = [named] if named and named.is_dir() else [work, *self._site.scratch]
         with contextlib.suppress(OSError):
-            sizes.append(places.told(folders))
+            sizes.append(scratch_space.describe(folders))
         return "; ".join([message, ", ".join(sizes), "make room or choose a larger machine"])
 
     # -- the record ---------------------------------------------------------------------------
 
     def state(self, outcome: Outcome) -> State:
-        """The run's state after this attempt, as far as it can be told."""
+        """The run's state after this attempt, as far as it is known."""
         if outcome.next is Next.LEAVE:
             with contextlib.suppress(HeadError, StoreError):
                 return self._head_file.fresh().read().head.state

@@ -4,7 +4,7 @@ What is needed is a requirements file, or a folder with a `requirements.txt`, a 
 both (`outlast.spec.project`). On the first VM pip makes a wheel of everything, kept under the
 experiment as one zip, `environments/<key>.zip`. The key is a digest of what was asked for and of
 the interpreter. A later boot installs those very files, without a resolver and without a network.
-A project's own wheel has a key of its own, so that a changed line of code fetches no dependency.
+A project's own wheel has its own key, so that a changed line of code fetches no dependency.
 
 Commits that are named as git+https://… are fetched here, since an image has no git. An index in
 Artifact Registry is read with the VM's own token. What pip writes on the way is on the boot disk.
@@ -37,8 +37,8 @@ from outlast.bucket.store import (
 from outlast.spec import identity, project, requirements
 from outlast.spec.delivery import Git
 from outlast.spec.requirements import Requirements
-from outlast.supervisor import errand, kept_wheels
 from outlast.supervisor import git as fetching
+from outlast.supervisor import kept_wheels, subprocesses
 from outlast.supervisor.kept_wheels import NotRecorded, Recorded
 from outlast.supervisor.pip_failures import (
     Denied,
@@ -73,7 +73,7 @@ class Layer:
     name: str
     key: str
     root: Path | None
-    """What a build needs around it; None where nothing is built from files."""
+    """What a build needs around it; None if nothing is built from files."""
     at: str = "."
     """The folder below `root` where pip runs."""
     asked: Requirements | None = None
@@ -139,7 +139,7 @@ def _key(asked: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Builder:
-    """Makes the environment of this machine; its folders are nobody else's."""
+    """Makes the environment of this machine, the only user of its folders."""
 
     home: Path
     store: Store
@@ -164,12 +164,12 @@ class Builder:
     """Whom packages are built by: a build runs code of theirs. None: this process's own user."""
 
     def ensure(self, need: Path, root: Path | None = None, code: Git | None = None) -> Path:
-        """The folder of the environment's programs, made where it is not there or not whole.
+        """The folder of the environment's programs, made if it is not there or not whole.
         `root` as `layers` has it; `code` is the commit that the code comes from, whose secret opens
         other repositories of the same host.
 
-        Raises EnvironmentRefused, EnvironmentUnreachable, errand.Stuck, and what `clock.sleep`
-        raises.
+        Raises EnvironmentRefused, EnvironmentUnreachable, subprocesses.Stuck, and what
+        `clock.sleep` raises.
         """
         wanted = layers(need, root)
         if self.baked is not None and self._is_baked(wanted, self.baked):
@@ -323,7 +323,7 @@ class Builder:
             archive.extractall(into)
 
     def _drop_bad(self, layer: Layer, kept: Object, error: Exception) -> None:
-        """What is kept is no zip: every boot would meet it, so it makes room for a good one."""
+        """What is kept is not a zip: every boot would meet it, so it makes room for a good one."""
         name = self._name(layer)
         self.say(f"environment {name}: is not a whole zip file ({error}); making it again")
         try:
@@ -388,7 +388,7 @@ class Builder:
         return made
 
     def _asked(self, asked: Requirements, cwd: Path, code: Git | None) -> list[str]:
-        """Writes the one file for pip, with the commits that it names beside it; none where nothing
+        """Writes the one file for pip, with the commits that it names beside it; none if nothing
         is for this machine."""
         lines = []
         for number, one in enumerate(asked.wanted):
@@ -499,11 +499,11 @@ class Builder:
         user = None if layer is None else self.user
         sleep = self.patience.clock.sleep
         try:
-            done = errand.run(argv, pause=sleep, both=True, env=env, cwd=cwd, user=user)
+            done = subprocesses.run(argv, pause=sleep, both=True, env=env, cwd=cwd, user=user)
         except OSError as error:
             raise EnvironmentUnreachable(f"{argv[0]}: cannot be started ({error})") from None
-        except errand.Stuck as error:
-            raise errand.Stuck(f"{what}: {error}") from None
+        except subprocesses.Stuck as error:
+            raise subprocesses.Stuck(f"{what}: {error}") from None
         said = done.said.decode(errors="replace")
         with self.log.open("a") as log:
             log.write(said)

@@ -2,7 +2,7 @@
 
     python -P -m outlast.supervisor.git  a JSON object on standard input, with the secret; answers
 
-In a process of its own, so that a stop ends it at once with its ssh, and the secret's memory with
+In a separate process, so that a stop ends it at once with its ssh, and the secret's memory with
 it.
 
 Fetched shallow: that commit and no other. Its name is the hash of all that it holds, computed here
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.base.names import check_relative
 from outlast.spec.delivery import DeliveryError, Git
-from outlast.supervisor import errand
+from outlast.supervisor import subprocesses
 
 if TYPE_CHECKING:
     from dulwich.client import GitClient
@@ -44,7 +44,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LFS_POINTER_BYTES = 1024
 """A pointer is shorter."""
 USER = "x-access-token"
-"""Beside a token, where the address names nobody."""
+"""The user name beside a token, if the address has none."""
 
 _UNREACHABLE = re.compile(
     r"could not resolve|name resolution|connection (?:refused|reset|closed|timed out)|timed out"
@@ -73,7 +73,8 @@ class GitUnreachable(Exception):
 
 def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float], None]) -> None:
     """The files of the commit in the new folder `into`, there whole or not at all. What `pause`
-    raises while waiting ends it. Raises GitRefused, GitUnreachable, errand.Stuck and OSError."""
+    raises while waiting ends it. Raises GitRefused, GitUnreachable, subprocesses.Stuck and
+    OSError."""
     into.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".git-", dir=into.parent))
     order = {
@@ -82,7 +83,7 @@ def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float]
         "scratch": str(scratch),
     }
     try:
-        done = errand.run(
+        done = subprocesses.run(
             [sys.executable, "-P", "-m", __name__],
             stdin=json.dumps(order).encode(),
             both=True,
@@ -97,8 +98,8 @@ def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float]
             raise GitUnreachable(answer["unreachable"])
         shutil.rmtree(into, ignore_errors=True)
         (scratch / "files").rename(into)
-    except errand.Stuck as error:
-        raise errand.Stuck(f"git host {git.remote.host}: {error}") from None
+    except subprocesses.Stuck as error:
+        raise subprocesses.Stuck(f"git host {git.remote.host}: {error}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -145,7 +146,7 @@ def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep:
     wanted = ObjectID(git.commit.encode())
     with Repo.init_bare(str(scratch / "repository"), mkdir=True) as repo:
         _fetch_objects(git, secret, repo, scratch)
-        # By name: an object lies under the hash of its own bytes.
+        # By name: an object's name is the hash of its bytes.
         store = repo.object_store
         commit = store[wanted] if wanted in store else None  # noqa: SIM401 - it has no get
         if not isinstance(commit, Commit):
@@ -339,7 +340,8 @@ def _told_apart(git: Git) -> Iterator[None]:
         raise GitRefused(_not_let_in(git)) from None
     except NotGitRepository:
         raise GitRefused(
-            f"gitUrl {git.url}: is no repository, or none that may be read {_with(git)}; check both"
+            f"gitUrl {git.url}: is not a repository, or none that may be read {_with(git)}; check"
+            " both"
         ) from None
     except FileNotFoundError as error:
         if error.filename != "ssh":
@@ -386,7 +388,7 @@ def _ssh_options(git: Git, key: bytes, scratch: Path) -> list[str]:
     key_file, hosts = scratch / "key", scratch / "known_hosts"
     descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(key.strip() + b"\n")  # without the line break at its end it is no key
+        file.write(key.strip() + b"\n")  # without the line break at its end it is not a key
     hosts.write_text("".join(f"{line}\n" for line in git.host_keys))
     options = {
         "IdentityFile": key_file,
@@ -412,7 +414,7 @@ def _meaning(git: Git, said: str) -> Exception:
     if _STRANGE_HOST.search(said):
         return GitRefused(
             f"gitHostKeys of {git.remote.known_as}: the host has another key; compare with what it"
-            " publishes before outlast:gitHostKeys is set anew"
+            " publishes before you set outlast:gitHostKeys again"
         )
     if _NO_COMMIT.search(said):
         return GitRefused(_no_commit(git))

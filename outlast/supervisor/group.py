@@ -4,8 +4,8 @@ The group recreates every VM that vanishes, powered off or deleted; only ``delet
 group itself ends that. It takes names, and a recreated VM keeps its name, so a VM first looks for
 itself by instance id: one that is no longer a member must never call by name.
 
-Three answers are told apart everywhere: yes, no, and *not known* (no answer, 401, 403, 429, 5xx),
-on which nobody may act.
+There are three answers everywhere: yes, no, and *not known* (no answer, 401, 403, 429, 5xx),
+on which no code may act.
 """
 
 import contextlib
@@ -54,13 +54,13 @@ class NotMember:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nobody could tell."""
+    """The answer is unknown."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Gone:
+class Left:
     """The group has let this VM go, or had before."""
 
     why: str
@@ -80,7 +80,7 @@ class Membership(Protocol):
         """Whether this machine is in its group now."""
         ...
 
-    def leave(self) -> Gone | Refused | Unknown:
+    def leave(self) -> Left | Refused | Unknown:
         """One try to leave the group."""
         ...
 
@@ -95,8 +95,8 @@ class NoGroup:
     def membership(self) -> NotMember:
         return NotMember("no group created this machine")
 
-    def leave(self) -> Gone:
-        return Gone("no group created this machine")
+    def leave(self) -> Left:
+        return Left("no group created this machine")
 
     def may_leave(self) -> bool:
         return True
@@ -140,36 +140,36 @@ class Group:
             return Unknown(answer.why)
         return NotMember(f"group {self.name} has no instance {self._instance_id}")
 
-    def leave(self) -> Gone | Refused | Unknown:
+    def leave(self) -> Left | Refused | Unknown:
         """Look for oneself, delete oneself from the group, or else resize it to nothing.
 
-        To be called only where a successor of the same name would have to leave too: between the
+        To be called only if a successor of the same name would have to leave too: between the
         look and the call the group may have put one in this VM's place.
         """
         member = self.membership()
         if isinstance(member, NotMember):
-            return Gone(member.why)
+            return Left(member.why)
         if isinstance(member, Unknown):
             return member
         body = {"instances": [f"zones/{member.zone}/instances/{member.name}"]}
         try:
             self._call(f"{self._url}/deleteInstances", body)
-            return Gone(f"group {self.name} deletes {member.name}")
+            return Left(f"group {self.name} deletes {member.name}")
         except _Answer as answer:
             if answer.status == 404:
-                return Gone(f"there is no group {self.name}")
+                return Left(f"there is no group {self.name}")
             if not answer.final:
                 return Unknown(answer.why)
             refusal = answer.why
-        # Refused perhaps because it is no member any more: the group is then a successor's.
+        # Refused perhaps because it is not a member any more: the group is then a successor's.
         again = self.membership()
         if isinstance(again, NotMember):
-            return Gone(again.why)
+            return Left(again.why)
         if isinstance(again, Unknown):
             return again
         try:
             self._call(f"{self._url}/resize?size=0", {})
-            return Gone(f"group {self.name} resized to 0 ({refusal})")
+            return Left(f"group {self.name} resized to 0 ({refusal})")
         except _Answer as answer:
             return Refused(f"{refusal}; {answer.why}")
 
@@ -191,7 +191,7 @@ class Group:
             answer = self._call(f"{self._url}/listManagedInstances{query}", {})
             found = answer.get("managedInstances") or []
             if not isinstance(found, list):
-                raise _Answer(200, "listManagedInstances: managedInstances is no list")
+                raise _Answer(200, "listManagedInstances: managedInstances is not a list")
             yield from found
             page = str(answer.get("nextPageToken") or "")
             if not page:
@@ -246,12 +246,12 @@ def backoffs(first_sec: float) -> Iterator[float]:
 
 def leave_for_good(
     group: Membership, say: Say, *, backoff_sec: float, sleep: Sleep = time.sleep
-) -> Gone:
+) -> Left:
     """Leave, however long it takes. Only after this may the VM power itself off: one that powers
     off as a member is recreated for ever."""
     for wait_sec in backoffs(backoff_sec):
         answer = group.leave()
-        if isinstance(answer, Gone):
+        if isinstance(answer, Left):
             say(f"left the group: {answer.why}")
             return answer
         if isinstance(answer, Refused):

@@ -1,11 +1,11 @@
-"""Whether this VM gets on: a process of its own that answers the platform's health checks.
+"""Whether this VM makes progress: a separate process that answers the platform's health checks.
 
     python -I health.py ADDRESS PORT LIMIT_SEC SIGN
 
 200 while the last sign of progress, the file SIGN's age, is at most LIMIT_SEC; 503 above. The
-startup scripts start it before anything that takes long, and whoever gets on touches the file:
-the scripts with each line they log, the supervisor with each step, tick and byte. How the training
-comes out is nobody's business here: a run that fails is a run that gets on.
+startup scripts start it before anything that takes long, and each part that makes progress touches
+the file: the scripts with each line they log, the supervisor with each step, tick and byte. How the
+training comes out does not matter here: a run that fails makes progress, too.
 
 Standard library only and nothing of the bundle, so that any interpreter runs it.
 """
@@ -27,7 +27,7 @@ class Life:
     """The supervisor's signs of progress. Safe to share between threads."""
 
     def __init__(self, path: Path | None) -> None:
-        """``path``: the file that bears them; None where nobody asks."""
+        """``path``: the file that bears them; None without health checks."""
         self._path = path
         self._touched = -TOUCH_SEC
         self._lock = threading.Lock()
@@ -44,8 +44,8 @@ class Life:
 
 
 class Ages:
-    """How old the last sign is, by a clock that nobody sets: a jump of the wall clock is neither a
-    sign nor an age."""
+    """How old the last sign is, by a clock that cannot be set: a jump of the wall clock is neither
+    a sign nor an age."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -62,7 +62,7 @@ def take_over(
         ) from None
     except NotFound as error:
         raise InitError(
-            f"init {pin.path}: is no checkpoint any more ({error}); see what that run keeps "
+            f"init {pin.path}: is not a checkpoint any more ({error}); see what that run keeps "
             "with outlast checkpoints"
         ) from None
     except Damaged as error:
@@ -101,7 +101,7 @@ def _read(
     if digest != pin.digest:
         raise InitError(
             f"init {pin.path}: BLAKE3 of its manifest is {digest}, pinned is {pin.digest}; pin the "
-            "checkpoint anew with what outlast checkpoints prints"
+            "checkpoint again with what outlast checkpoints prints"
         )
     checkpoint = Checkpoint(path, found.generation, digest, 1, 0, ())
     return committer.read_from(store, checkpoint, into, place=place)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.base import exits, places
+from outlast.base import exits, scratch_space
 from outlast.base.exits import Reason, State
 from outlast.base.plain_files import NotPlain, PlainFile
 from outlast.bucket import blocks
@@ -153,7 +153,7 @@ class Jobs:
         until = min(self._committer.rows_flushed, self._rows_needed())
         if until - self._rows_dropped >= ROWS_DROP_BYTES:
             with contextlib.suppress(OSError, NotPlain):
-                places.give_back(self._rows_file, until)
+                scratch_space.give_back(self._rows_file, until)
             self._rows_dropped = until
 
     def finish_done(self, complete: Complete) -> Outcome:

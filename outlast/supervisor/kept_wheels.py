@@ -1,4 +1,4 @@
-"""Which wheels of the bucket a machine may install: whoever writes the bucket does not decide it.
+"""Which wheels of the bucket a machine may install: the bucket's writers do not decide that.
 
 Of a file with hashes, those that it names. All other wheels are recorded once, in HEAD, by one
 digest for each layer: a later attempt installs the same bytes, or says that they are others.

@@ -18,7 +18,7 @@ NAMES_MAX = 200
 CHARS_MAX = 200
 """Of a name or of a text."""
 READ_BYTES_MAX = 8 << 20
-"""Read at a time; of more than that only the end, so that a beat never waits for rows."""
+"""Read at a time; of more than that only the end, so that a heartbeat never waits for rows."""
 
 
 class Latest:

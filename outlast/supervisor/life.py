@@ -21,7 +21,6 @@ from outlast.bucket.store import (
 from outlast.spec import permissions
 from outlast.spec.identity import COMMAND
 from outlast.supervisor.attempt import Attempt
-from outlast.supervisor.door import Door
 from outlast.supervisor.ending import END_RECORD_SEC, ended_head
 from outlast.supervisor.group import (
     Member,
@@ -30,9 +29,10 @@ from outlast.supervisor.group import (
     backoffs,
     leave_for_good,
 )
+from outlast.supervisor.listener import Listener
 from outlast.supervisor.metadata import (
     Spec,
-    Waits,
+    Timeouts,
 )
 from outlast.supervisor.site import Next, Outcome, Site
 
@@ -54,13 +54,13 @@ class Boot:
     records: bool
     """Whether this machine has boot records."""
     run_dir: str = ""
-    """The run's folder or `gs://` path, where there is no VM."""
+    """The run's folder or `gs://` path, if there is no VM."""
 
 
 def supervise(boot: Boot) -> int:
     """From the table at boot to the end of this machine's part; the exit code."""
-    spec, site, waits = boot.spec, boot.site, boot.spec.waits
-    claim = Claim(spec.owner, spec.resume, spec.place, spec.deadline)
+    spec, site, timeouts = boot.spec, boot.site, boot.spec.timeouts
+    claim = Claim(spec.owner, spec.resume, spec.placement, spec.deadline)
     took = False
     while True:
         # One for each term: a commit of the term before may still be under way in its thread.
@@ -68,9 +68,9 @@ def supervise(boot: Boot) -> int:
         try:
             decision = head_file.take_term(
                 claim,
-                still_member=lambda: _still_member(site, waits),
+                still_member=lambda: _still_member(site, timeouts),
                 wanted=site.wanted,
-                forbidden_seconds=waits.iam,
+                forbidden_seconds=timeouts.iam_propagation,
                 say=site.say,
             )
         except TermRefused as error:
@@ -80,7 +80,7 @@ def supervise(boot: Boot) -> int:
             return exits.FENCED
         if decision.act is not Act.TAKE:
             return _go_away(boot, decision, took)
-        if boot.records:  # in a folder nobody counts terms, and the attempt says where it begins
+        if boot.records:  # in a folder terms are not shown, and the attempt says where it begins
             site.say(decision.message)
         took = True
         outcome = Attempt(spec, head_file, site).run()
@@ -101,11 +101,11 @@ def supervise(boot: Boot) -> int:
             return code
 
 
-def _still_member(site: Site, waits: Waits) -> bool:
-    """Whether this machine may take a term; waits while nobody can tell."""
+def _still_member(site: Site, timeouts: Timeouts) -> bool:
+    """Whether this machine may take a term; waits while that is unknown."""
     if isinstance(site.group, NoGroup):
         return True
-    for wait_sec in backoffs(waits.backoff):
+    for wait_sec in backoffs(timeouts.backoff):
         answer = site.group.membership()
         if isinstance(answer, Member):
             return True
@@ -119,7 +119,7 @@ def _still_member(site: Site, waits: Waits) -> bool:
 
 def _deliver(boot: Boot) -> bool:
     """The copy of the result that the user wants besides; each boot of a finished run tries.
-    False where it is not there."""
+    False if it is not there."""
     output = boot.spec.model_output_path
     if not output:
         return True
@@ -142,7 +142,7 @@ def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     if not took:
         reason = decision.reason or Reason.ENDED
         record_boot_end(boot, reason, exits.DONE, decision.message)
-    _leave(boot.site, boot.spec.waits)
+    _leave(boot.site, boot.spec.timeouts)
     return exits.DONE
 
 
@@ -150,29 +150,29 @@ def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
     """Tell the waiting trainer of a folder why there is nothing to do."""
     site, head = boot.site, decision.head
     if decision.reason is Reason.OTHER_OWNER:
-        return refuse(site.door, _others_folder(boot, decision))
+        return refuse(site.listener, _others_folder(boot, decision))
     # Without a stack nothing counts resumes and placements: a HEAD that does is damaged too.
     if decision.reason in (Reason.LOST, Reason.UNREADABLE, Reason.SUPERSEDED):
-        return refuse(site.door, _damaged_folder(boot, decision))
+        return refuse(site.listener, _damaged_folder(boot, decision))
     if decision.act is Act.REFUSE or head is None or not head.state.ended:
-        site.door.turn_away(protocol.Error(decision.message, "supervisor"))
+        site.listener.turn_away(protocol.Error(decision.message, "supervisor"))
         return FAILED
     code = exits.DONE if head.state is State.DONE and delivered else FAILED
     message = ended_head(head)
     if head.state is State.DONE:
         message = f"{message}; {_result_told(boot, head)}"
-    site.door.turn_away(protocol.Ended(head.state.value, code, message))
+    site.listener.turn_away(protocol.Ended(head.state.value, code, message))
     return code
 
 
-def refuse(door: Door, message: str) -> int:
+def refuse(listener: Listener, message: str) -> int:
     """Answer the waiting trainer of a folder that it asks for what cannot be."""
-    door.turn_away(protocol.Ended("refused", exits.USAGE, message))
+    listener.turn_away(protocol.Ended("refused", exits.USAGE, message))
     return exits.USAGE
 
 
 def _others_folder(boot: Boot, decision: Decision) -> str:
-    """Why a folder is not this run's, for whoever named it."""
+    """Why a folder is not this run's, for the person who named it."""
     own = boot.spec.trainer
     before = decision.head.owner.split("/") if decision.head is not None else []
     folder = f"run folder {boot.run_dir}"
@@ -208,7 +208,7 @@ def _result_told(boot: Boot, head: Head) -> str:
 
 
 def _end_of_run(boot: Boot, outcome: Outcome) -> int:
-    site, waits = boot.site, boot.spec.waits
+    site, timeouts = boot.site, boot.spec.timeouts
     done = outcome.reason is Reason.DONE
     delivered = not done or _deliver(boot)
     if not boot.records:
@@ -217,14 +217,14 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
                 head = boot.head_file.read().head
                 site.say(f"the run is done; {_result_told(boot, head)}")
         return exits.DONE if done and delivered else FAILED
-    keep_sec = waits.keep
+    keep_sec = timeouts.keep
     if outcome.reason is Reason.RESULT_TOO_LARGE:  # only this machine has the files
         keep_sec = max(keep_sec, KEEP_RESULT_SEC)
     if keep_sec > 0:
         keep_sec = min(keep_sec, _limit_in_sec(boot))
         site.say(f"the machine stays for {keep_sec:.0f} s")
         site.clock.sleep(keep_sec)
-    _leave(site, waits)
+    _leave(site, timeouts)
     return exits.DONE
 
 
@@ -241,20 +241,20 @@ def _end_in_folder(site: Site, outcome: Outcome) -> int:
     """The run stays open: the same command goes on with it."""
     # Of these the trainer knows nothing: it waits for its welcome still.
     if outcome.reason in (Reason.RESTORE_ERROR, Reason.HOST_ERROR, Reason.USAGE):
-        site.door.turn_away(protocol.Error(outcome.message, "supervisor"), timeout_sec=1.0)
+        site.listener.turn_away(protocol.Error(outcome.message, "supervisor"), timeout_sec=1.0)
         return FAILED
     infrastructure = outcome.reason in exits.INFRASTRUCTURE_REASONS
     return exits.INTERRUPTED if infrastructure else FAILED
 
 
-def _leave(site: Site, waits: Waits) -> None:
+def _leave(site: Site, timeouts: Timeouts) -> None:
     def say(message: str) -> None:
         if message.startswith(Reason.STUCK_LEAVING):
             _say_stuck(site, message)
         else:
             site.say(message)
 
-    leave_for_good(site.group, say, backoff_sec=waits.backoff, sleep=site.clock.sleep)
+    leave_for_good(site.group, say, backoff_sec=timeouts.backoff, sleep=site.clock.sleep)
 
 
 def _say_stuck(site: Site, message: str) -> None:
@@ -267,9 +267,9 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
 
     None once it may, or the run has ended, so that the table is gone through again.
     """
-    site, waits = boot.site, boot.spec.waits
+    site, timeouts = boot.site, boot.spec.timeouts
     needed = " and ".join(permissions.LEAVE_GROUP)
-    for wait_sec in backoffs(waits.backoff):
+    for wait_sec in backoffs(timeouts.backoff):
         if isinstance(answer := site.group.membership(), NotMember):
             site.say(answer.why)
             return exits.FENCED
@@ -290,18 +290,18 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
 
 
 def _watch_successor(boot: Boot) -> int | None:
-    """Fenced: None once nobody works at the higher term, so that the table is gone through again.
+    """Fenced: None once no attempt works at the higher term, so that the table is used again.
 
     Its holder may be a VM that the group began to create and never counted: that one goes, and
     this one is whom the group keeps.
     """
-    site, waits, head_file = boot.site, boot.spec.waits, boot.head_file
+    site, timeouts, head_file = boot.site, boot.spec.timeouts, boot.head_file
     if not boot.records:
         return exits.FENCED
-    look_sec = max(WATCH_SEC_MIN, min(waits.beat, waits.silent / 4))
+    look_sec = max(WATCH_SEC_MIN, min(timeouts.heartbeat, timeouts.successor_silence / 4))
     said = False
     while True:
-        if isinstance(site.group, NoGroup) or not _still_member(site, waits):
+        if isinstance(site.group, NoGroup) or not _still_member(site, timeouts):
             return exits.FENCED
         if not said:
             site.say("fenced, and still a member of the group: watching the higher term")
@@ -310,7 +310,7 @@ def _watch_successor(boot: Boot) -> int | None:
             reading = head_file.read()
             if reading.head.state.ended:
                 return None  # the table at boot says what to do about it
-            over = is_over(head_file.store, head_file.layout, reading, waits.silent)
+            over = is_over(head_file.store, head_file.layout, reading, timeouts.successor_silence)
         except HeadError:
             return None
         except StoreError as error:
@@ -323,7 +323,7 @@ def _watch_successor(boot: Boot) -> int | None:
 
 
 def is_over(store: Store, layout: Layout, reading: Reading, limit_sec: float) -> str:
-    """Why nobody works at HEAD's term any more; empty while somebody may. Raises StoreError."""
+    """Why no attempt works at HEAD's term any more; empty while one may. Raises StoreError."""
     term = reading.head.term
     if end := read_record(store, layout.attempt_end(term), AttemptEnd):
         return f"has ended ({end.reason})"

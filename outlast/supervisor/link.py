@@ -7,7 +7,7 @@ from outlast.base import exits
 from outlast.base.console import Say
 from outlast.base.exits import Reason
 from outlast.protocol import Channel, Closed, Error, Message
-from outlast.supervisor.door import HELLO_SEC
+from outlast.supervisor.listener import HELLO_SEC
 from outlast.supervisor.process import Exited, Trainer
 
 LAST_WORDS_SEC = 5.0
@@ -79,7 +79,7 @@ class Link:
         self.error = self.error or error
 
     def send(self, message: Message) -> None:
-        """Nothing happens where it has gone."""
+        """Nothing happens if it has gone."""
         if self.channel is not None:
             with contextlib.suppress(Closed):
                 self.channel.send(message)
@@ -109,7 +109,7 @@ class Link:
 
     def cause(self, stopped: str) -> tuple[Reason, str]:
         """Why the trainer ended, on a machine that lives on; ``stopped`` is the sentence for one
-        that nobody knows more of."""
+        of which nothing more is known."""
         code = self._exited.code if self._exited is not None else None
         found = self._found(code)
         said = found.message if found is not None else ""
@@ -126,7 +126,7 @@ class Link:
         elif code == exits.INTERRUPTED and self.trainer.restarts:
             # Only an exit after a stop is the machine's; this one would come again and again.
             reason = Reason.USER_FAILED
-            message = f"the trainer exited with {code}, and nobody had asked it to stop"
+            message = f"the trainer exited with {code} without a request to stop"
         else:
             message = f"the trainer exited with {code}"
         return reason, f"{message}: {said}" if said else message

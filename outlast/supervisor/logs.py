@@ -1,7 +1,7 @@
 """Files that a trainer leaves in LOG_DIR, TensorBoard's for example, kept with the attempt.
 
-A thread of its own uploads what has changed since, so that neither a commit nor a beat ever waits
-for it. It is a copy for people: nothing that fails here ends a run.
+A separate thread uploads what has changed since, so that neither a commit nor a heartbeat ever
+waits for it. It is a copy for people: nothing that fails here ends a run.
 """
 
 import contextlib

@@ -66,7 +66,7 @@ class BadSpec(MetadataError):
 
 
 def rooted(path: str) -> Path:
-    """An absolute path of the VM, under ``OUTLAST_ROOT`` where that is set."""
+    """An absolute path of the VM, under ``OUTLAST_ROOT`` if that is set."""
     root = os.environ.get("OUTLAST_ROOT", "")
     return Path(root + path) if root else Path(path)
 
@@ -75,7 +75,7 @@ _STARTED_AT = time.monotonic()
 
 
 def machine_age_sec() -> float:
-    """Seconds since this machine was started; since this process was, where none tells."""
+    """Seconds since this machine was started; since this process was, if none tells."""
     try:
         return float(rooted("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -145,7 +145,7 @@ class Metadata:
             return self._token
 
     def email(self) -> str:
-        """The address of the VM's service account; EMAIL where it cannot be asked."""
+        """The address of the VM's service account; EMAIL if it cannot be asked."""
         try:
             return self.get("instance/service-accounts/default/email", tries=1).strip()
         except MetadataError:
@@ -233,48 +233,49 @@ def this_computer() -> Machine:
 
 
 @dataclass(frozen=True)
-class Waits:
-    """Seconds that the supervisor waits; settings, so that a rehearsal can be short."""
+class Timeouts:
+    """Time limits of the supervisor in seconds; settings, so that a rehearsal can be short."""
 
-    beat: float = 10.0
-    """Between two beats at least."""
-    verdict: float = 45.0
-    """A failure counts once the machine has lived on for so long."""
+    heartbeat: float = 10.0
+    """Least time between two heartbeats."""
+    failure_grace: float = 45.0
+    """A failure counts once the machine has kept running for this long."""
     backoff: float = 10.0
     """First wait after a refused or unanswered call; doubles up to sixty times itself."""
-    iam: float = 600.0
-    """New permissions may take so long to spread."""
-    silent: float = 600.0
-    """A successor without a sign of life for so long is taken for dead."""
+    iam_propagation: float = 600.0
+    """Time that new permissions may take to spread."""
+    successor_silence: float = 600.0
+    """A successor without a heartbeat for this long counts as dead."""
     notice: float = 120.0
-    """Time from ``instance/preempted`` to the end."""
+    """Time from ``instance/preempted`` to the end of the machine."""
     stop: float = 30.0
-    """Time from SIGTERM to the end."""
+    """Time from SIGTERM to the end of the machine."""
     stall: float = 1800.0
-    """A trainer without step or tick for so long is stuck."""
+    """A trainer without a step or tick for this long counts as stuck."""
     keep: float = 0.0
-    """The VM stays so long after the run's end."""
-    driver: float = 600.0
-    """A GPU's driver may take so long to be installed."""
-    store: float = 30.0
-    """A chunk that takes longer than this to the bucket is sent again; an answer may take twice as
-    long."""
+    """Time that the VM stays after the run's end."""
+    driver_install: float = 600.0
+    """Time that the installation of a GPU driver may take."""
+    storage: float = 30.0
+    """An upload of a chunk that takes longer is sent again; an answer may take twice as long."""
 
     @classmethod
-    def parse(cls, text: str) -> "Waits":
+    def parse(cls, text: str) -> "Timeouts":
         """From a JSON object; keys that are left out keep their default."""
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise BadSpec(f"outlast-waits {text[:80]!r}: must be a JSON object ({error})") from None
+            raise BadSpec(
+                f"outlast-timeouts {text[:80]!r}: must be a JSON object ({error})"
+            ) from None
         if not isinstance(found, dict):
-            raise BadSpec(f"outlast-waits {text[:80]!r}: must be a JSON object of seconds")
+            raise BadSpec(f"outlast-timeouts {text[:80]!r}: must be a JSON object of seconds")
         known = [spec.name for spec in fields(cls)]
         for key, value in found.items():
             if key not in known:
-                raise BadSpec(f"outlast-waits: {key!r} is not known; known: {', '.join(known)}")
+                raise BadSpec(f"outlast-timeouts: {key!r} is not known; known: {', '.join(known)}")
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                raise BadSpec(f"outlast-waits: {key} is {value!r}, must be seconds, 0 or more")
+                raise BadSpec(f"outlast-timeouts: {key} is {value!r}, must be seconds, 0 or more")
         return cls(**{key: float(value) for key, value in found.items()})
 
 
@@ -285,14 +286,14 @@ class Spec:
     prefix: str
     run: str
     resume: int
-    place: int
+    placement: int
     owner: str
     trainer: str
     deadline: datetime
     args: dict[str, str] = field(default_factory=dict)
     """Flag without dashes to its text; ``true`` a bare flag, ``false`` none."""
     checkpoint_every: str = "auto"
-    waits: Waits = Waits()
+    timeouts: Timeouts = Timeouts()
     retries_failures: int = 0
     keep_every_steps: int = 0
     """Beside the last checkpoints and the best, one each so many steps is kept; 0 for none."""
@@ -350,7 +351,7 @@ class Spec:
             "trainer": self.trainer,
             "args": self.args,
             "resume": self.resume,
-            "place": self.place,
+            "placement": self.placement,
             "deadline": format_time(self.deadline),
             "checkpoint_every": self.checkpoint_every,
             "retries_failures": self.retries_failures,
@@ -368,7 +369,7 @@ class Spec:
             "secret_env": self.secret_env,
             "git": None if self.git is None else asdict(self.git),
             "data": self.data,
-            "waits": {spec.name: getattr(self.waits, spec.name) for spec in fields(Waits)},
+            "timeouts": {spec.name: getattr(self.timeouts, spec.name) for spec in fields(Timeouts)},
             "bundle": self.bundle,
             "bundle_sha256": self.bundle_sha256,
             "content": self.content,
@@ -403,7 +404,7 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         prefix=prefix,
         run=run,
         resume=count("outlast-resume"),
-        place=count("outlast-place"),
+        placement=count("outlast-placement"),
         owner=text("outlast-owner"),
         trainer=text("outlast-trainer"),
         deadline=_parse_time("outlast-deadline", text("outlast-deadline")),
@@ -413,7 +414,7 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
             if key.startswith("outlast-arg-")
         },
         checkpoint_every=parse_checkpoint_every(attributes.get("outlast-checkpoint-every", "")),
-        waits=Waits.parse(attributes.get("outlast-waits", "") or "{}"),
+        timeouts=Timeouts.parse(attributes.get("outlast-timeouts", "") or "{}"),
         retries_failures=count("outlast-retries-failures", "0"),
         keep_every_steps=count("outlast-keep-every-steps", "0"),
         trainer_python=attributes.get("outlast-trainer-python", ""),
@@ -422,7 +423,7 @@ def parse_spec(attributes: Mapping[str, str]) -> Spec:
         gpus=count("outlast-gpus", "0"),
         mode=attributes.get("outlast-mode", "") or "survive",
         command=_parse_command(attributes.get("outlast-command", "")),
-        quiet_sec=max(1, count("outlast-quiet-sec", "10")),
+        quiet_sec=max(1, count("outlast-checkpoint-quiet-sec", "10")),
         command_options=_parse_object(attributes, "outlast-command-options"),
         data=tuple(attributes.get("outlast-data", "").split()),
         git=_parse_git(attributes.get("outlast-git", "")),

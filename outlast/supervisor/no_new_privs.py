@@ -15,7 +15,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 def main(argv: list[str]) -> int:
-    """Becomes the command; returns only where that fails."""
+    """Becomes the command; returns only if that fails."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         print(f"no_new_privs: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
         return 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from outlast.base.exits import Reason
-from outlast.supervisor.metadata import Metadata, MetadataError, Waits
+from outlast.supervisor.metadata import Metadata, MetadataError, Timeouts
 
 NO_MAINTENANCE = ("", "NONE")
 RETRY_SEC = 1.0
@@ -43,11 +43,11 @@ class Interrupted(Exception):
 
 
 class Notices:
-    """What was heard so far, handed to whoever listens now."""
+    """What was heard so far, handed to the present listener."""
 
-    def __init__(self, waits: Waits, metadata: Metadata | None = None) -> None:
+    def __init__(self, timeouts: Timeouts, metadata: Metadata | None = None) -> None:
         """Without ``metadata`` (a laptop) only signals are heard."""
-        self._waits = waits
+        self._timeouts = timeouts
         self._metadata = metadata
         self._post: Post | None = None
         self._terminated = threading.Event()
@@ -64,13 +64,13 @@ class Notices:
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
         """The handler of SIGTERM. The main thread must wait for nothing that this sets."""
         if self._terminated_until is None:
-            self._terminated_until = time.monotonic() + self._waits.stop
+            self._terminated_until = time.monotonic() + self._timeouts.stop
         self._terminated.set()
         self._tell()
 
     def listen(self, post: Post | None) -> None:
-        """From now on ``post`` is told, at once of what was heard before. It is called from other
-        threads and from the signal handler: a ``SimpleQueue``'s ``put`` may be."""
+        """From now on ``post`` gets each notice, those heard before at once. It is called from
+        other threads and from the signal handler: a ``SimpleQueue``'s ``put`` may be."""
         self._post = post
         self._tell()
         if post is not None and self._maintenance not in NO_MAINTENANCE:
@@ -96,7 +96,7 @@ class Notices:
                 if self._metadata.get("instance/preempted", tries=1) == "TRUE":
                     self._note_preempted()
         if self.stopping is None and self._metadata is not None and is_system_stopping():
-            self._terminated_until = time.monotonic() + self._waits.stop
+            self._terminated_until = time.monotonic() + self._timeouts.stop
         return self.stopping
 
     def sleep(self, seconds: float) -> None:
@@ -112,7 +112,7 @@ class Notices:
     def _note_preempted(self) -> None:
         if self._preempted_until is None:
             # Without a notice the flag goes up as the machine begins to stop.
-            left_sec = self._waits.notice or self._waits.stop
+            left_sec = self._timeouts.notice or self._timeouts.stop
             self._preempted_until = time.monotonic() + left_sec
             self._tell()
 
@@ -145,7 +145,7 @@ class Notices:
 
 
 def is_system_stopping() -> bool:
-    """Whether systemd is shutting the system down; False where there is none."""
+    """Whether systemd is shutting the system down; False if there is none."""
     try:
         answer = subprocess.run(
             ["systemctl", "is-system-running"],

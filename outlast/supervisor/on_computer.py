@@ -28,16 +28,16 @@ from outlast.bucket.store import (
     StoreError,
     open_store,
 )
-from outlast.supervisor.door import Door
 from outlast.supervisor.group import (
     NoGroup,
 )
 from outlast.supervisor.life import FAILED, Boot, is_over, refuse, supervise
+from outlast.supervisor.listener import Listener
 from outlast.supervisor.metadata import (
     NO_DEADLINE,
     NO_STACK,
     Spec,
-    Waits,
+    Timeouts,
     parse_checkpoint_every,
     this_computer,
 )
@@ -68,20 +68,20 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
         prefix="",
         run="",
         resume=0,
-        place=0,
+        placement=0,
         owner=f"{NO_STACK}{options.trainer}/{options.run}",
         trainer=options.trainer,
         deadline=NO_DEADLINE,
         checkpoint_every=parse_checkpoint_every(options.checkpoint_every),
         init=options.init,
         model_output_path=options.model_output_path,
-        waits=replace(Waits(), stop=LAPTOP_STOP_SEC, verdict=0.0, iam=0.0),
+        timeouts=replace(Timeouts(), stop=LAPTOP_STOP_SEC, failure_grace=0.0, iam_propagation=0.0),
     )
-    notices = Notices(spec.waits)
+    notices = Notices(spec.timeouts)
     stop.connect(notices)
     clock = MachineClock(notices)
     patience = Patience(clock, limits=Limits(forbidden_sec=LAPTOP_FORBIDDEN_SEC), say=say)
-    door = Door(options.socket)
+    listener = Listener(options.socket)
     try:
         where, layout = place_of(options.run_dir)
         if where == options.run_dir:
@@ -92,8 +92,8 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
         if isinstance(error, OSError):
             why = error.strerror or error
             message = f"run folder {options.run_dir}: {why}; give another --run-dir"
-        code = refuse(door, message)
-        door.close()
+        code = refuse(listener, message)
+        listener.close()
         return code
     _watch_parent(parent, clock)
     _drop_left_work()
@@ -103,7 +103,7 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
             machine=this_computer(),
             group=NoGroup(),
             notices=notices,
-            door=door,
+            listener=listener,
             work=work,
             make_trainer=lambda term: CallingTrainer(parent),
             log_of=lambda term: None,
@@ -121,13 +121,13 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
         return exits.INTERRUPTED
     except (StoreError, OSError) as error:
         if isinstance(error, Foreign):
-            return refuse(door, f"run folder {options.run_dir}: {error}")
+            return refuse(listener, f"run folder {options.run_dir}: {error}")
         # A full or read-only disk, mostly; the trainer hears it instead of silence.
-        if not door.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0):
+        if not listener.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0):
             say(str(error))
         return FAILED
     finally:
-        door.close()
+        listener.close()
         shutil.rmtree(work, ignore_errors=True)
         os.close(held)
 
@@ -147,14 +147,14 @@ def _watch_parent(parent: int, clock: MachineClock) -> None:
 
 
 def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
-    """Moves away what another run has left of itself, where that never came to a checkpoint and
-    nobody works on it: mostly a first try with a slip in it. Of any other run nothing is moved."""
+    """Moves away what another run has left of itself, if that never came to a checkpoint and
+    no process works on it: mostly a first try with a mistake in it. No other run is moved."""
     if not (run_dir / Layout("", "").head).is_file():
         return
     store, layout = open_store(str(run_dir), reading=True), Layout("", "")
     try:
         reading = read_head(store, layout)
-        over = is_over(store, layout, reading, Waits().silent)
+        over = is_over(store, layout, reading, Timeouts().successor_silence)
     except (HeadError, StoreError, ValueError):
         return  # the table at boot says what is wrong
     head = reading.head
@@ -173,7 +173,7 @@ def _make_work() -> tuple[Path, int]:
         work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
         with contextlib.suppress(FileNotFoundError):
             held = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(OSError):  # without locks nobody clears anything away
+            with contextlib.suppress(OSError):  # without locks nothing is cleared away
                 fcntl.flock(held, fcntl.LOCK_EX)
             # Another supervisor may have cleared it away before it was locked.
             if work.exists():
@@ -182,7 +182,7 @@ def _make_work() -> tuple[Path, int]:
 
 
 def _drop_left_work() -> None:
-    """Clears away the folders of this user's supervisors that were killed: nobody locks them."""
+    """Clears away the folders of this user's killed supervisors: those without a lock."""
     for work in Path(tempfile.gettempdir()).glob(f"{WORK_PREFIX}*"):
         with contextlib.suppress(OSError):
             left = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -15,8 +15,8 @@ from outlast.base import exits
 from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.console import write_stderr
 from outlast.base.exits import Reason
-from outlast.base.places import local_ssds
 from outlast.base.retry import Limits, Patience
+from outlast.base.scratch_space import local_ssds
 from outlast.base.visible import one_line
 from outlast.bucket.data import Cache
 from outlast.bucket.headfile import HeadFile
@@ -26,8 +26,7 @@ from outlast.bucket.store import (
     StoreError,
     open_store,
 )
-from outlast.supervisor.code import SOURCE, Code, CodeRefused, Workshop
-from outlast.supervisor.door import Door
+from outlast.supervisor.code import SOURCE, Code, CodeRefused, CodeSetup
 from outlast.supervisor.environment import Builder
 from outlast.supervisor.group import (
     Membership,
@@ -36,6 +35,7 @@ from outlast.supervisor.group import (
 from outlast.supervisor.health import Life
 from outlast.supervisor.kept_wheels import Recorded
 from outlast.supervisor.life import FAILED, Boot, record_boot_end, supervise
+from outlast.supervisor.listener import Listener
 from outlast.supervisor.metadata import (
     BadSpec,
     Machine,
@@ -115,13 +115,13 @@ def run_vm(stop: Stop) -> int:
         say(f"setup-failed: {error}")
         # Stderr's last line becomes the message of the boot's end, which the shell writes.
         return exits.USAGE if isinstance(error, BadSpec) else FAILED
-    notices = Notices(spec.waits, metadata)
+    notices = Notices(spec.timeouts, metadata)
     stop.connect(notices)
     notices.start()
     clock = MachineClock(notices, life.sign)
     store = open_store(
         f"gs://{spec.bucket}",
-        stall_sec=spec.waits.store,
+        stall_sec=spec.timeouts.storage,
         read_retry_sec=PATIENT_READ_RETRY_SEC,
     )
     head_file = HeadFile(
@@ -170,14 +170,18 @@ def _vm_site(
         shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
         place.mkdir(parents=True)
     user = _trainer_user(spec, say)
-    door = Door(rooted("/run/outlast/supervisor.sock"), mask=mask, user=user)
+    listener = Listener(rooted("/run/outlast/supervisor.sock"), mask=mask, user=user)
     logs = rooted("/var/log/outlast")
 
     patience = _vm_patience(spec, clock, say)
     home = rooted("/var/lib/outlast")
     code = Code()
     reader = SecretReader(
-        Metadata(), clock, say, forbidden_sec=spec.waits.iam, backoff_sec=spec.waits.backoff
+        Metadata(),
+        clock,
+        say,
+        forbidden_sec=spec.timeouts.iam_propagation,
+        backoff_sec=spec.timeouts.backoff,
     )
     secrets = TrainerSecrets(reader, spec.secret_env, mask)
 
@@ -188,7 +192,7 @@ def _vm_site(
                 user.prepare(f"{reader.metadata.base}/instance/id")
             except TrainerUserRefused as error:
                 raise CodeRefused(str(error)) from None
-        store = open_store(f"gs://{spec.bucket}", stall_sec=spec.waits.store)
+        store = open_store(f"gs://{spec.bucket}", stall_sec=spec.timeouts.storage)
         kept = Layout(spec.prefix, spec.run).environments
         baked = rooted("/opt/outlast/user-venv")
         builder = Builder(
@@ -202,14 +206,14 @@ def _vm_site(
             token=reader.metadata.token,
             email=reader.metadata.email,
             secret=functools.partial(reader.read, "gitSecret"),
-            forbidden_sec=spec.waits.iam,
+            forbidden_sec=spec.timeouts.iam_propagation,
             recorded=recorded,
             user=user,
         )
-        workshop = Workshop(
-            bundle, home, secrets, builder, clock, say, backoff_sec=spec.waits.backoff
+        setup = CodeSetup(
+            bundle, home, secrets, builder, clock, say, backoff_sec=spec.timeouts.backoff
         )
-        code = workshop.prepare(spec.git)
+        code = setup.prepare(spec.git)
 
     @functools.cache
     def log_of(term: int) -> TrainerLog:
@@ -230,7 +234,7 @@ def _vm_site(
             argv,
             folder=work / "cwd",
             environment={
-                **trainer_environment(door.socket_path, bundle),
+                **trainer_environment(listener.socket_path, bundle),
                 **own,
                 **secrets.environment,
             },
@@ -243,7 +247,7 @@ def _vm_site(
         machine=machine,
         group=group,
         notices=notices,
-        door=door,
+        listener=listener,
         work=work,
         make_trainer=make_trainer,
         log_of=log_of,
@@ -254,7 +258,7 @@ def _vm_site(
         data=Cache(
             ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"), patience=patience
         ),
-        places=tuple(more),
+        scratch=tuple(more),
         sign=life.sign,
         prepare_code=prepare_code,
         mask=mask,
@@ -279,13 +283,15 @@ def _trainer_user(spec: Spec, say: Say) -> TrainerUser | None:
 def _webhook(spec: Spec, reader: SecretReader, mask: Mask) -> Webhook:
     if not spec.webhook_secret:
         return Webhook(spec.webhook, reader.say)
-    # Its wait is no sign of life of this machine's training.
+    # Its wait is not a sign of life of this machine's training.
     return Webhook.of_secret(spec.webhook_secret, replace(reader, clock=SYSTEM_CLOCK), mask)
 
 
 def _vm_patience(spec: Spec, clock: MachineClock, say: Say) -> Patience:
     """With storage: for as long as a permission needs to spread, and 15 minutes of silence."""
-    return Patience(clock.unsigned, limits=Limits(forbidden_sec=spec.waits.iam), say=say)
+    return Patience(
+        clock.unsigned, limits=Limits(forbidden_sec=spec.timeouts.iam_propagation), say=say
+    )
 
 
 def _is_bundled(spec: Spec, bundle: Path) -> bool:

@@ -52,7 +52,7 @@ class Parts:
         """Of one that has no entry yet, None."""
         self._begun: dict[str, None] = {}
         self.now = Begin()
-        """The training at work, or the one before where none is."""
+        """The training at work, or the one before if none is."""
 
     @property
     def known(self) -> tuple[Part, ...]:
@@ -67,7 +67,7 @@ class Parts:
     @property
     def lacking(self) -> str | None:
         """What the run's end lacks, for people: a part that is not done, or one that an earlier
-        start has done and this one has not begun. None where nothing is lacking."""
+        start has done and this one has not begun. None if nothing is lacking."""
         for name, part in self._known.items():
             if part is None or not part.done:
                 return f"its part {name!r} is not done"
@@ -92,7 +92,7 @@ class Parts:
         return self.used and self.lacking is None
 
     def refusal(self, hello: Hello) -> str | None:
-        """Why the training that greets may not begin; None where it may."""
+        """Why the training that greets may not begin; None if it may."""
         name = hello.part
         if not name:
             if self._known:

@@ -55,7 +55,7 @@ def meaning(
     what: str, said: str, asked: Requirements | None, email: str, *, builds: bool
 ) -> tuple[type[Exception], str]:
     """What pip's own words mean for the run: the error to raise, and its first sentence. ``asked``
-    is what was asked for, None for the project itself, or where nothing is built (``builds``)."""
+    is what was asked for, None for the project itself, or if nothing is built (``builds``)."""
     if _NO_ROOM.search(said):
         return EnvironmentRefused, f"{what}: the VM's boot disk is full; set outlast:bootDiskGb"
     if _NETWORK.search(said):

@@ -36,7 +36,7 @@ class Outlook:
     left_sec: float
     """Until the machine ends."""
     in_flight_bytes: int | None
-    """Of the commit on its way, what is not in the store yet; None where none is on its way."""
+    """Of the commit on its way, what is not in the store yet; None if none is on its way."""
     new_bytes: int
     """What a new snapshot would have to send, as far as is known."""
     bytes_per_sec: float | None
@@ -59,7 +59,7 @@ class Decision:
 def decide(outlook: Outlook) -> Decision:
     """The plan for what is left. Pure.
 
-    Where nothing was measured yet a new snapshot is tried, with half of the time for the trainer:
+    If nothing was measured yet a new snapshot is tried, with half of the time for the trainer:
     not to try would lose for sure.
     """
     left_sec = outlook.left_sec * (1 - SPARE_SHARE)

@@ -51,9 +51,13 @@ class Preparation:
 
     def allowed(self) -> Outcome | None:
         """An outcome where this machine must not train: it may not leave, or has no GPUs."""
-        waits, say, sleep = self._spec.waits, self._site.say, self._site.clock.sleep
+        timeouts, say, sleep = self._spec.timeouts, self._site.say, self._site.clock.sleep
         if not wait_for_permission(
-            self._site.group, say, iam_sec=waits.iam, backoff_sec=waits.backoff, sleep=sleep
+            self._site.group,
+            say,
+            iam_sec=timeouts.iam_propagation,
+            backoff_sec=timeouts.backoff,
+            sleep=sleep,
         ):
             return Outcome(
                 Next.IDLE,
@@ -62,7 +66,9 @@ class Preparation:
                 "finished run again and again",
             )
         if self._spec.gpus:
-            wrong = wait_for_gpus(self._spec.gpus, say, limit_sec=waits.driver, sleep=sleep)
+            wrong = wait_for_gpus(
+                self._spec.gpus, say, limit_sec=timeouts.driver_install, sleep=sleep
+            )
             if wrong:
                 return Outcome(Next.STOP, Reason.DRIVER, wrong)
         return None
@@ -97,7 +103,7 @@ class Preparation:
         start = AttemptStart(
             term=self._term,
             resume=self._spec.resume,
-            place=self._spec.place,
+            placement=self._spec.placement,
             instance=machine.instance,
             instance_id=machine.instance_id,
             boot_id=machine.boot_id,
@@ -115,7 +121,7 @@ class Preparation:
         write_record(store, path, start, patience=patience)
 
     def code(self) -> Outcome | None:
-        """The trainer's code and its packages; an outcome where they cannot be had."""
+        """The trainer's code and its packages; an outcome if they cannot be had."""
         try:
             self._site.prepare_code(InHead(self._head_file))
         except CodeRefused as error:
@@ -125,14 +131,14 @@ class Preparation:
         return None
 
     def _unusable(self, message: str) -> Outcome:
-        """What the run was told to begin with cannot be used; it would meet the same again."""
+        """The checkpoint that the run begins with cannot be used; a retry would meet the same."""
         if self._site.restarts:
             return self._jobs.finish_failed(Reason.USAGE, message, None)
         return Outcome(Next.STOP, Reason.USAGE, message)
 
     def _content_before(self, restored: Restored | None) -> dict[str, Any] | None:
         """The content with which the restored checkpoint was made, where this attempt has another;
-        None where it is the same, or not known."""
+        None if it is the same, or not known."""
         if restored is None or not self._spec.content:
             return None
         store, layout = self._head_file.store, self._head_file.layout

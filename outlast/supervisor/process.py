@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from outlast.base import tree
-from outlast.base.tree import kill_tree
+from outlast.base import process_tree
+from outlast.base.process_tree import kill_tree
 from outlast.protocol import SOCKET_VARIABLE
 from outlast.supervisor.secrets import Mask
 from outlast.supervisor.trainer_log import TrainerLog
@@ -27,7 +27,7 @@ PARENT_POLL_SEC = 0.5
 
 @dataclass(frozen=True)
 class Exited:
-    """The trainer has gone. A negative code is a signal; None where nobody could tell."""
+    """The trainer has ended. A negative code is a signal; None if the code is unknown."""
 
     code: int | None
 
@@ -44,7 +44,7 @@ class Trainer(Protocol):
     """Whether the supervisor can start it again."""
 
     def start(self, post: Post) -> None:
-        """Begin; ``post`` is told once when it has gone."""
+        """Start; ``post`` is called once it has ended."""
         ...
 
     def kill(self) -> None:
@@ -61,7 +61,7 @@ class Trainer(Protocol):
 
 
 class TrainerProcess:
-    """A trainer that the supervisor starts, in a process group of its own."""
+    """A trainer that the supervisor starts, in a separate process group."""
 
     ends_with_connection = False
     restarts = True
@@ -86,7 +86,7 @@ class TrainerProcess:
         if user is not None:
             self._argv = user.argv(argv)
         self._log = log
-        self._mark = f"{tree.VARIABLE}={environment.get(tree.VARIABLE, '')}"
+        self._mark = f"{process_tree.VARIABLE}={environment.get(process_tree.VARIABLE, '')}"
         self._process: subprocess.Popen[bytes] | None = None
         self._tail = _Tail()
 
@@ -216,7 +216,7 @@ def command_argv(
     ``options`` are the runner's: ``source``, ``folder`` and ``programs``. ``more`` are the user's
     by their flags, True for a bare flag, a list for one that is repeated."""
     argv = [sys.executable, "-P", "-m", "outlast.loop.command", "--home", str(home)]
-    argv += ["--quiet-sec", repr(quiet_sec)]
+    argv += ["--checkpoint-quiet-sec", repr(quiet_sec)]
     argv += [f"--data={url}" for url in data]
     for name, value in (more or {}).items():
         values = value if isinstance(value, list) else [value]
@@ -234,7 +234,7 @@ def trainer_environment(socket: Path, bundle: Path) -> dict[str, str]:
     return {
         **os.environ,
         SOCKET_VARIABLE: str(socket),
-        tree.VARIABLE: str(socket),
+        process_tree.VARIABLE: str(socket),
         "PYTHONPATH": str(bundle),
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",

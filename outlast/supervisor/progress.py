@@ -13,7 +13,7 @@ class Progress:
     step: int = 0
     total: int | None = None
     part: str = ""
-    """The part of the run that is trained; empty where the run has none."""
+    """The part of the run that is trained; empty if the run has none."""
     before: int = 0
     """Steps of the parts before it. The steps here count them."""
     phase: str = "start"

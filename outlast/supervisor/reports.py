@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from outlast.bucket.headfile import HeadFile
-from outlast.supervisor.door import Post
+from outlast.supervisor.heartbeat import HeartbeatSender
 from outlast.supervisor.latest import Latest
+from outlast.supervisor.listener import Post
 from outlast.supervisor.logs import Logs
 from outlast.supervisor.progress import Progress
-from outlast.supervisor.pulse import Pulse
 from outlast.supervisor.site import Site
 from outlast.supervisor.trainer_log import LogUpload
 
@@ -20,17 +20,17 @@ class Reports:
         self._head_file = head_file
         self._site = site
         self._term = head_file.term
-        self._pulse: Pulse | None = None
+        self._heartbeats: HeartbeatSender | None = None
         self._logs: list[LogUpload | Logs] = []
 
-    def begin(self, progress: Progress, latest: Latest, beat_sec: float, post: Post) -> None:
+    def begin(self, progress: Progress, latest: Latest, heartbeat_sec: float, post: Post) -> None:
         """Heartbeats, and what the trainer will print."""
-        self._pulse = Pulse(
+        self._heartbeats = HeartbeatSender(
             self._head_file,
             self._term,
             progress,
             latest=latest,
-            beat_sec=beat_sec,
+            heartbeat_sec=heartbeat_sec,
             post=post,
             say=self._site.say,
         )
@@ -53,8 +53,8 @@ class Reports:
         time."""
         for part in self._logs:
             part.finish(last_words=last_words)
-        if self._pulse is not None:
-            self._pulse.close(last_words=last_words)
+        if self._heartbeats is not None:
+            self._heartbeats.close(last_words=last_words)
         for part in self._logs:
             part.join()
 

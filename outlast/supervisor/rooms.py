@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.base import places
+from outlast.base import scratch_space
 from outlast.base.plain_files import PlainFile
 from outlast.supervisor.site import Site
 from outlast.supervisor.trainer_user import TrainerUser
@@ -34,11 +34,11 @@ class Rooms:
     @classmethod
     def of(cls, site: Site, term: int) -> "Rooms":
         """Those of a term; nothing is made."""
-        scratch = [place / f"t{term:06d}" for place in (site.work, *site.places)]
+        scratch = [place / f"t{term:06d}" for place in (site.work, *site.scratch)]
         user = site.trainer_user
-        # Without a user of its own the trainer can exchange any folder anyway.
+        # Without its own user the trainer can exchange any folder anyway.
         given = scratch if user is None else [one.with_name(f"g{term:06d}") for one in scratch]
-        disk = places.on_disk(scratch)
+        disk = scratch_space.on_disk(scratch)
         rows = PlainFile(disk, "rows.jsonl", None if user is None else user.uid)
         logs = site.log_dir_of(term) if site.log_dir_of else scratch[0] / "logs"
         return cls(scratch, given, disk, rows, logs, user)
@@ -70,7 +70,7 @@ class Rooms:
 
     def choose(self, size: int) -> Path:
         """Where to read so many bytes to."""
-        return places.choose(self.given, size)
+        return scratch_space.choose(self.given, size)
 
     def place_of(self, folder: str) -> Path | None:
         """The scratch folder in which a folder of the trainer's lies; None for any other path."""

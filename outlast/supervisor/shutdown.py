@@ -19,7 +19,7 @@ from training."""
 
 @dataclass(frozen=True)
 class Leaving:
-    """A stop that the trainer was told of."""
+    """A stop that was sent to the trainer."""
 
     reason: Reason
     message: str
@@ -59,7 +59,7 @@ class Outlooks:
         now = time.monotonic()
         found = self.plan(until - now, in_flight=in_flight)
         wanted = found.plan.new
-        # Where no snapshot is wanted it has all of the time to end by itself.
+        # If no snapshot is wanted it has all of the time to end by itself.
         trainer_until = now + found.trainer_sec if wanted else until
         if before is not None:
             trainer_until = min(trainer_until, before.trainer_until)

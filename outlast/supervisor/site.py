@@ -10,9 +10,9 @@ from outlast.base.clock import Clock
 from outlast.base.console import Say
 from outlast.base.exits import Reason
 from outlast.bucket.data import Cache, user_cache
-from outlast.supervisor.door import Door
 from outlast.supervisor.group import Membership
 from outlast.supervisor.kept_wheels import Recorded
+from outlast.supervisor.listener import Listener
 from outlast.supervisor.metadata import Machine, machine_age_sec
 from outlast.supervisor.notice import Notices
 from outlast.supervisor.process import Trainer
@@ -101,13 +101,13 @@ class Site:
     machine: Machine
     group: Membership
     notices: Notices
-    door: Door
+    listener: Listener
     work: Path
     """A folder for snapshots, this supervisor's alone."""
     make_trainer: Callable[[int], Trainer]
     """The trainer of a term; asked once its code is ready."""
     log_of: Callable[[int], TrainerLog | None]
-    """The log of a term's trainer, the same at each call; None where none is kept."""
+    """The log of a term's trainer, the same at each call; None if none is kept."""
     clock: MachineClock
     say: Say
     webhook: Webhook
@@ -117,14 +117,14 @@ class Site:
     """Name of the run, where the spec has none because it is in a folder."""
     restarts: bool = True
     """Whether an attempt that ended for a reason of the user's own ends the run; in a folder
-    whoever starts the command again retries."""
+    starting the command again is the retry."""
     data: Cache = field(default_factory=lambda: Cache(user_cache()))
     """Where data of buckets is fetched to."""
-    places: tuple[Path, ...] = ()
+    scratch: tuple[Path, ...] = ()
     """Other folders for snapshots, this supervisor's alone, in order, where ``work`` has no room
     for two."""
     sign: Callable[[], None] = lambda: None
-    """Called for each sign of progress, for whoever asks this machine for its health."""
+    """Called for each sign of progress; the health check reads it."""
     prepare_code: Callable[[Recorded], None] = lambda recorded: None
     """Makes ready what the trainer is started from; raises CodeRefused and CodeUnavailable."""
     machine_age_sec: Callable[[], float] = machine_age_sec

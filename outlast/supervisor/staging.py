@@ -1,7 +1,7 @@
-"""Data on its way to one attempt's trainer: fetched in threads, told to the attempt.
+"""Data for one attempt's trainer: fetched in threads, reported to the attempt.
 
 The attempt's one thread decides; what happens here arrives in its inbox as the events below. A
-trainer waits for its answer while the attempt sees signs of life: a long download is no stall.
+trainer waits for its answer while the attempt sees signs of life: a long download is not a stall.
 """
 
 import threading
@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outlast.bucket.data import DataChanged, DataError, Desk
+from outlast.bucket.data import DataChanged, DataError, DataService
 from outlast.bucket.head import DataFingerprint
 from outlast.protocol import Error, Fetch, Fetched, Message
-from outlast.supervisor.door import Post
 from outlast.supervisor.group import Say
+from outlast.supervisor.listener import Post
 
 SAY_SEC = 30.0
 PHASE = "staging"
@@ -49,15 +49,15 @@ class Unanswered:
 
 
 @dataclass(frozen=True)
-class Over:
+class Answered:
     """An answer was given, whichever."""
 
 
 class Staging:
     """All that one attempt's trainer asks for. ``ask`` and ``heard`` are its one thread's."""
 
-    def __init__(self, desk: Desk, post: Post, say: Say) -> None:
-        self._desk = desk
+    def __init__(self, data_service: DataService, post: Post, say: Say) -> None:
+        self._data_service = data_service
         self._post = post
         self._say = say
         self._asked = 0
@@ -102,7 +102,7 @@ class Staging:
 
         self._post(Sign())
         try:
-            found = self._desk.answer(request.url, request.path, progress)
+            found = self._data_service.answer(request.url, request.path, progress)
         except DataError as error:
             kind = "data-changed" if isinstance(error, DataChanged) else "usage"
             refusal = Error(str(error), kind)
@@ -116,4 +116,4 @@ class Staging:
             self._post(Staged(found.fingerprint))
             answer(Fetched(str(found.path)))
         finally:
-            self._post(Over())
+            self._post(Answered())

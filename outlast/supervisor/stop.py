@@ -6,7 +6,7 @@ from outlast.supervisor.notice import Notices
 
 
 class Stop:
-    """SIGTERM and SIGINT, from the first moment on; told to the notices once there are any."""
+    """SIGTERM and SIGINT, from the first moment on; passed to the notices once there are any."""
 
     def __init__(self) -> None:
         self._notices: Notices | None = None

@@ -1,7 +1,7 @@
 """What a trainer prints: the newest part on this machine's disk, and all of it in the bucket.
 
 The log never holds up the trainer, a heartbeat or the disk. It is bounded here, it is uploaded by
-a thread of its own, and where it grows faster than it can be uploaded the pieces say how much was
+a separate thread, and where it grows faster than it can be uploaded the pieces say how much was
 left out.
 """
 
@@ -49,7 +49,7 @@ class TrainerLog:
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        """Append. A disk that takes nothing is no error: what it does not take is dropped."""
+        """Append. A disk that takes nothing is not an error: what it does not take is dropped."""
         with self._lock:
             if self._closed:
                 return
@@ -80,7 +80,7 @@ class TrainerLog:
 
     def take(self, size: int) -> bytes:
         """The next bytes, at most ``size`` of them and a line on what was dropped before them;
-        empty where there is nothing new."""
+        empty if there is nothing new."""
         with self._lock:
             self._drop_until(self._older_start)
             while not (data := self._read(size)) and self._read_to < self._end:
@@ -127,7 +127,7 @@ class TrainerLog:
 
 
 class LogUpload:
-    """The uploads of one trainer's log, in pieces, by a thread of its own."""
+    """The uploads of one trainer's log, in pieces, by a separate thread."""
 
     def __init__(
         self, log: TrainerLog, put: Callable[[int, bytes], object], patience: Patience

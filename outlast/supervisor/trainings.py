@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outlast.base import exits
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import Beat
+from outlast.bucket.layout import Heartbeat
 from outlast.bucket.parts import is_done
 from outlast.bucket.records import read_record
 from outlast.bucket.restore import Restored
@@ -61,7 +61,7 @@ class Trainings:
 
     def prepare(self, restored: Restored | None) -> None:
         """What the attempt resumes from; the first training may begin with another part.
-        RestoreError where the run's parts are not known."""
+        RestoreError if the run's parts are not known."""
         self.parts = Parts(self._jobs.chain, self._jobs.parts())
         self._restored = restored
         if restored is not None and is_done(restored.checkpoint):
@@ -69,19 +69,20 @@ class Trainings:
             self._restored = None
 
     def read_commit_sec(self) -> float | None:
-        """What the last commit of an earlier attempt took, as its beat says; None if unknown."""
+        """What the last commit of an earlier attempt took, as its heartbeat says; None if
+        unknown."""
         for entry in reversed(self._head_file.held(self._term).lineage):
             with contextlib.suppress(StoreError):
-                path = self._head_file.layout.beat(entry.term)
-                beat = read_record(self._head_file.store, path, Beat)
-                if beat is not None and beat.commit_sec is not None:
-                    self._commit_sec = beat.commit_sec
+                path = self._head_file.layout.heartbeat(entry.term)
+                heartbeat = read_record(self._head_file.store, path, Heartbeat)
+                if heartbeat is not None and heartbeat.commit_sec is not None:
+                    self._commit_sec = heartbeat.commit_sec
                     break
         return self._commit_sec
 
     def begin(self, link: Link, hello: Hello) -> Folders | None:
-        """The training that greets begins; None where what it begins with has to be read first, or
-        where it may not begin, which it is told."""
+        """The training that greets begins; None if what it begins with has to be read first, or
+        if it may not begin; the answer says so."""
         refusal = self.parts.refusal(hello)
         if refusal is not None:
             link.note_error(Error(refusal, "usage"))
@@ -104,7 +105,7 @@ class Trainings:
         return None
 
     def read_result(self) -> bool:
-        """Has the result of the part at work read; False where the part is not done."""
+        """Has the result of the part at work read; False if the part is not done."""
         begin, count = self.parts.now, self._count
         if begin.end is None:
             return False
@@ -138,7 +139,7 @@ class Trainings:
                 run_id=self._spec.run or site.run_id,
                 run_url=f"{self._head_file.store.url}/{self._head_file.layout.root}",
                 log_dir=str(rooms.logs),
-                places=[str(place) for place in rooms.scratch[1:]],
+                scratch=[str(place) for place in rooms.scratch[1:]],
                 result=str(rooms.disk),
                 machine_age_sec=site.machine_age_sec(),
                 commit_sec=self._commit_sec,
@@ -149,7 +150,7 @@ class Trainings:
         )
 
     def note_tick(self, step: int, phase: str) -> None:
-        """The training at work is at this step of its own: it has loaded what it was given. Of a
+        """The training at work is at this step of its part: it has loaded its state. Of a
         part that was done before, nothing gets on, and its program may read the files still."""
         self._progress.phase = phase
         if self.parts.now.end is None:

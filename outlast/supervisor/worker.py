@@ -8,7 +8,7 @@ from typing import Any
 
 from outlast.base.retry import Patience
 from outlast.protocol import Snapshot
-from outlast.supervisor.door import Post
+from outlast.supervisor.listener import Post
 
 
 @dataclass(frozen=True)

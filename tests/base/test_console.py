@@ -24,11 +24,11 @@ def test_a_stderr_that_takes_nothing_is_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    write_stderr("nobody reads this\n")
+    write_stderr("this has no reader\n")
     closed = (tmp_path / "closed").open("w")
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    write_stderr("nobody reads this\n")
+    write_stderr("this has no reader\n")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_a_killed_dummy_is_found_whole_again(
     assert kill_matrix.main([*arguments, "--json", str(tmp_path / "out.json")]) == DONE
     found = json.loads((tmp_path / "out.json").read_bytes())["verdicts"]["dummy"]
     assert [one["point"]["phase"] for one in found] == ["setup", "step"]
-    assert all(one["struck"] and one["resumed"] and one["equal"] for one in found)
+    assert all(one["hit"] and one["resumed"] and one["equal"] for one in found)
     assert "equal bytes %" in capsys.readouterr().out
 
 
@@ -64,7 +64,9 @@ with bench_probe.phase("final upload"):
 """
 
 
-def test_a_job_that_begins_anew_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_starts_from_scratch_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bench import peers
 
     script = tmp_path / "peers" / "forgetful.py"
@@ -76,11 +78,11 @@ def test_a_job_that_begins_anew_is_seen(tmp_path: Path, monkeypatch: pytest.Monk
     script.write_text(quiet + FORGETFUL.replace("import bench_probe\n", ""))
     monkeypatch.setitem(peers.JOBS, "forgetful", (str(script), "step"))
     site = PeerSite("forgetful", kill_matrix.sys.executable, tmp_path / "runs")
-    calm = site.calm()
-    assert len(calm.rows) == 5
+    baseline = site.baseline()
+    assert len(baseline.rows) == 5
     point = Point(0, "folder", "SIGKILL", "trainer", "final upload", 1, 0.0)
-    verdict = site.strike(point, calm)
-    assert verdict.struck and not verdict.resumed
+    verdict = site.inject(point, baseline)
+    assert verdict.hit and not verdict.resumed
     assert (verdict.duplicate, verdict.missing, verdict.lost) == (5, 0, 5)
 
 
@@ -123,7 +125,7 @@ def test_damage_to_every_kind_of_object_is_told(subject: corruption_matrix.Subje
 def test_a_restore_that_does_not_hash_would_be_seen(
     subject: corruption_matrix.Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin: bytes that are handed on unchecked are SILENT, not harmless."""
+    """The mutant: bytes that are handed on unchecked are SILENT, not harmless."""
     newest = subject.head.chain[-1]
 
     def blind(folder: Path, into: Path):

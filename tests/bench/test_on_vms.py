@@ -17,7 +17,7 @@ def test_a_vm_that_is_cut_is_found_whole_again(tmp_path: Path) -> None:
     out = ("--json", str(tmp_path / "out.json"))
     assert kill_matrix.main(["--trainer", "dummy", *where, *flags, *out]) == DONE
     found = json.loads((tmp_path / "out.json").read_bytes())["verdicts"]["dummy"]
-    assert all(one["struck"] and one["resumed"] and one["equal"] for one in found)
+    assert all(one["hit"] and one["resumed"] and one["equal"] for one in found)
 
 
 def test_nothing_is_taken_from_a_woken_zombie(tmp_path: Path) -> None:

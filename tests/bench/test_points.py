@@ -60,12 +60,12 @@ def test_duplicate_and_missing_rows_are_counted(steps: list[int], faults: tuple[
     assert row_faults(steps, 3) == faults
 
 
-def verdict(number: int, *, equal: bool = True, struck: bool = True) -> Verdict:
-    return Verdict(points(1)[number], struck, True, equal, 3 * number, 0, 0)
+def verdict(number: int, *, equal: bool = True, hit: bool = True) -> Verdict:
+    return Verdict(points(1)[number], hit, True, equal, 3 * number, 0, 0)
 
 
 def test_the_summary_counts_only_blows_that_fell() -> None:
-    lines = summary("digits", [verdict(0), verdict(1, equal=False), verdict(2, struck=False)])
+    lines = summary("digits", [verdict(0), verdict(1, equal=False), verdict(2, hit=False)])
     whole = lines[-1]
     assert (whole["points"], whole["ended before"]) == (2, 1)
     assert (whole["resumed %"], whole["equal bytes %"]) == (100.0, 50.0)

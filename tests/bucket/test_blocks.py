@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason
-from outlast.bucket import blocks, ledger
+from outlast.bucket import blocks, history
 from outlast.bucket.store import MemoryStore, Operation
-from tests.bucket.test_ledger import LAYOUT, NOW, at, head, put_beat, put_end, put_start
+from tests.bucket.test_history import LAYOUT, NOW, at, head, put_end, put_heartbeat, put_start
 
 ATTEMPTS = 200
 
@@ -27,7 +27,7 @@ def store() -> MemoryStore:
 
 def put_attempt(store: MemoryStore, term: int) -> None:
     put_start(store, term, 100 * term, 10 * (term - 1))
-    put_beat(store, term, 100 * term + 50, 10 * term)
+    put_heartbeat(store, term, 100 * term + 50, 10 * term)
     if term % 3:
         put_end(store, term, 100 * term + 60, 10 * term, Reason.PREEMPTED)
 
@@ -49,9 +49,9 @@ def write_all(store: MemoryStore) -> None:
 
 
 def test_the_history_is_the_same_and_takes_few_reads(store: MemoryStore) -> None:
-    before, many = counted(store, lambda view: ledger.read(view, LAYOUT))
+    before, many = counted(store, lambda view: history.read(view, LAYOUT))
     write_all(store)
-    after, few = counted(store, lambda view: ledger.read(view, LAYOUT))
+    after, few = counted(store, lambda view: history.read(view, LAYOUT))
     assert after == before and len(after.attempts) == ATTEMPTS
     assert many > 3 * ATTEMPTS
     assert few < 3 * 2 * blocks.BLOCK + ATTEMPTS / blocks.BLOCK + 10
@@ -70,16 +70,16 @@ def test_the_last_attempts_are_in_no_block_and_few_are_written_at_once(store: Me
     late = ATTEMPTS - blocks.BLOCK + 1
     late -= late % 3
     put_end(store, late, 10**6, 10 * late, Reason.MAINTENANCE)
-    found = ledger.read(store, LAYOUT)
+    found = history.read(store, LAYOUT)
     assert found is not None and found.attempts[late - 1].reason is Reason.MAINTENANCE
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b'{"format":1}'])
 def test_where_a_block_is_damaged_the_records_are_read(store: MemoryStore, damage: bytes) -> None:
-    before = ledger.read(store, LAYOUT)
+    before = history.read(store, LAYOUT)
     write_all(store)
     store.put(LAYOUT.records_block(1), damage)
-    assert ledger.read(store, LAYOUT) == before
+    assert history.read(store, LAYOUT) == before
 
 
 @pytest.mark.parametrize("damage", [b"garbage", b"\xff"])
@@ -91,7 +91,7 @@ def test_a_damaged_record_goes_into_no_block_and_is_named(
     assert [1] not in write_all_but
     assert LAYOUT.records_block(1) not in {item.path for item in store.list(LAYOUT.records)}
     with pytest.raises(ValueError, match=r"AttemptStart: is not JSON|codec"):
-        ledger.read(store, LAYOUT)
+        history.read(store, LAYOUT)
 
 
 def test_terms_that_left_no_record_are_no_attempts(store: MemoryStore) -> None:
@@ -100,7 +100,7 @@ def test_terms_that_left_no_record_are_no_attempts(store: MemoryStore) -> None:
     put_attempt(store, far)
     while blocks.write_missing(store, LAYOUT, far):
         pass
-    found = ledger.read(store, LAYOUT)
+    found = history.read(store, LAYOUT)
     assert found is not None
     assert [attempt.term for attempt in found.attempts] == [*range(1, ATTEMPTS + 1), far]
 
@@ -128,7 +128,7 @@ def test_a_writer_cut_or_frozen_at_any_operation_changes_no_history(
         while blocks.write_missing(store, LAYOUT, term):
             pass
 
-    before = ledger.read(run(), LAYOUT)
+    before = history.read(run(), LAYOUT)
     whole = run()
     _, operations = counted(whole, lambda view: write(view, last))
     written = {item.path: whole.get(item.path)[0] for item in whole.list(LAYOUT.records)}
@@ -150,8 +150,8 @@ def test_a_writer_cut_or_frozen_at_any_operation_changes_no_history(
 
         with contextlib.suppress(Cut):
             write(store.view(around), last)
-        assert ledger.read(store, LAYOUT) == before
+        assert history.read(store, LAYOUT) == before
         write(store, last)
-        assert ledger.read(store, LAYOUT) == before
+        assert history.read(store, LAYOUT) == before
         found = {item.path: store.get(item.path)[0] for item in store.list(LAYOUT.records)}
         assert found == written, f"operation {cut_at}"

@@ -905,7 +905,7 @@ def test_an_end_without_a_commit_owns_its_rows(bench: Bench) -> None:
 
 
 def test_open_is_no_end(bench: Bench) -> None:
-    with pytest.raises(ValueError, match="is no end"):
+    with pytest.raises(ValueError, match="is not an end"):
         bench.attempt().finish(State.OPEN, Reason.DONE)
 
 
@@ -936,7 +936,7 @@ def test_a_whole_run_in_a_folder(clock: FakeClock, claim: Claim, tmp_path: Path)
 def test_many_small_files_of_a_bucket_are_written_and_deleted_many_at_a_time(
     layout: Layout, tmp_path: Path
 ) -> None:
-    """Each takes a request of its own, and the answer takes longer than the bytes."""
+    """Each takes a separate request, and the answer takes longer than the bytes."""
     together, most = Counter[str](), Counter[str]()
     lock, busy = threading.Lock(), threading.Condition()
 

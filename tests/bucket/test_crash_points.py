@@ -1,6 +1,6 @@
 """Every object operation of a scripted run, disturbed in every way: the guarantees hold.
 
-The planted twins that must turn these checks red are in test_twins.py.
+The planted mutants that must turn these checks red are in test_mutants.py.
 """
 
 import contextlib

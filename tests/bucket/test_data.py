@@ -1,4 +1,4 @@
-"""Data fetched into a cache: whole, checked, resumed, and told apart by what it is."""
+"""Data fetched into a cache: whole, checked, resumed, and distinguished by its content."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from outlast.bucket.data import (
     Cache,
     DataChanged,
     DataError,
-    Desk,
+    DataService,
     Listings,
     find,
     local_files,
@@ -285,24 +285,26 @@ def test_local_data_that_only_moved_is_the_same(tmp_path: Path) -> None:
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "rows.csv").write_text("1,2\n")
-    desk = Desk(Cache(tmp_path), lambda: [])
-    first = desk.answer(str(tmp_path / "here/rows.csv"), "", print).fingerprint
+    data_service = DataService(Cache(tmp_path), lambda: [])
+    first = data_service.answer(str(tmp_path / "here/rows.csv"), "", print).fingerprint
     assert first.name == "rows.csv" and first.generation == 0
-    again = Desk(Cache(tmp_path), lambda: [first])
+    again = DataService(Cache(tmp_path), lambda: [first])
     assert again.answer(str(tmp_path / "there/rows.csv"), "", print).fingerprint == first
     (tmp_path / "there/rows.csv").write_text("1,3\n")
     with pytest.raises(DataError, match=r"is 4 bytes with CRC32C .*, the run was begun on 4 bytes"):
-        Desk(Cache(tmp_path), lambda: [first]).answer(str(tmp_path / "there/rows.csv"), "", print)
+        DataService(Cache(tmp_path), lambda: [first]).answer(
+            str(tmp_path / "there/rows.csv"), "", print
+        )
 
 
 def test_two_local_paths_of_one_name_are_two(tmp_path: Path) -> None:
     for place in ("train", "test"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "rows.csv").write_text(place)
-    desk = Desk(Cache(tmp_path), lambda: [])
+    data_service = DataService(Cache(tmp_path), lambda: [])
     asked = ["train", "test", "train"]
     names = [
-        desk.answer(str(tmp_path / place / "rows.csv"), "", print).fingerprint.name
+        data_service.answer(str(tmp_path / place / "rows.csv"), "", print).fingerprint.name
         for place in asked
     ]
     assert names == ["rows.csv", "rows.csv (2)", "rows.csv"]
@@ -312,19 +314,19 @@ def test_equal_bytes_uploaded_again_are_the_same(memory: MemoryStore, tmp_path: 
     memory.put("d", b"one")
     first = cache_of(memory, tmp_path).stage("gs://b/d").fingerprint
     memory.put("d", b"one")
-    desk = Desk(cache_of(memory, tmp_path), lambda: [first])
-    again = desk.answer("gs://b/d", "", lambda done, of: None).fingerprint
+    data_service = DataService(cache_of(memory, tmp_path), lambda: [first])
+    again = data_service.answer("gs://b/d", "", lambda done, of: None).fingerprint
     assert again.generation > first.generation and same_data(again, first)
 
 
 def test_a_run_has_not_too_many_paths(tmp_path: Path) -> None:
     for number in range(data_module.NAMES_MAX + 1):
         (tmp_path / f"{number}").write_text("x")
-    desk = Desk(Cache(tmp_path), lambda: [])
+    data_service = DataService(Cache(tmp_path), lambda: [])
     for number in range(data_module.NAMES_MAX):
-        desk.answer(str(tmp_path / f"{number}"), "", print)
+        data_service.answer(str(tmp_path / f"{number}"), "", print)
     with pytest.raises(DataError, match="at most 100 are allowed; ask for the folder"):
-        desk.answer(str(tmp_path / f"{data_module.NAMES_MAX}"), "", print)
+        data_service.answer(str(tmp_path / f"{data_module.NAMES_MAX}"), "", print)
 
 
 # -- the command, against the local cloud ----------------------------------------------------------
@@ -397,26 +399,28 @@ def test_files_that_are_added_are_no_other_data_and_named_once(tmp_path: Path) -
     (rows / "sub/b.csv").write_text("b")
     store, said, known = MemoryStore(), [], []
 
-    def desk() -> Desk:
-        return Desk(Cache(tmp_path), lambda: known, Listings(store, Layout("", "")), said.append)
+    def data_service() -> DataService:
+        return DataService(
+            Cache(tmp_path), lambda: known, Listings(store, Layout("", "")), said.append
+        )
 
-    known.append(desk().answer(str(rows), "", lambda done, of: None).fingerprint)
+    known.append(data_service().answer(str(rows), "", lambda done, of: None).fingerprint)
     for name in ("labels.cache", "__pycache__/x.pyc", "sub/memmap.npy"):
         (rows / name).parent.mkdir(exist_ok=True)
         (rows / name).write_text("cached")
-    again = desk()
+    again = data_service()
     for _ in range(2):
         assert again.answer(str(rows), "", lambda done, of: None).fingerprint == known[0]
     assert said == [
-        f"data {rows}: files were added since the run began, which is no change: "
+        f"data {rows}: files were added since the run began, which is not a change: "
         "__pycache__/x.pyc, labels.cache, sub/memmap.npy"
     ]
     (rows / "sub/b.csv").write_text("B")
     with pytest.raises(DataChanged, match=r"its file sub/b\.csv has changed"):
-        desk().answer(str(rows), "", lambda done, of: None)
+        data_service().answer(str(rows), "", lambda done, of: None)
     (rows / "sub/b.csv").unlink()
     with pytest.raises(DataChanged, match=r"its file sub/b\.csv is gone"):
-        desk().answer(str(rows), "", lambda done, of: None)
+        data_service().answer(str(rows), "", lambda done, of: None)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +429,7 @@ def test_files_that_are_added_are_no_other_data_and_named_once(tmp_path: Path) -
 def test_an_objects_name_that_leads_elsewhere_is_refused_before_anything_is_written(
     name: str, tmp_path: Path
 ) -> None:
-    """Whoever fills a bucket chooses the names of its objects."""
+    """A bucket's writer chooses the names of its objects."""
 
     class Theirs(MemoryStore):
         def list(self, prefix: str) -> Any:

@@ -178,8 +178,8 @@ def test_a_folder_with_another_programs_head_is_refused_and_left_alone(folder: F
     answer = session.welcome()
     assert isinstance(answer, Ended) and answer.exit == USAGE
     assert answer.message == (
-        f"run folder {folder.run_dir}: {folder.run_dir}/HEAD: is no object of this run; move it "
-        "out of the folder"
+        f"run folder {folder.run_dir}: {folder.run_dir}/HEAD: is not an object of this run; move"
+        " it out of the folder"
     )
     session.close()
     assert folder.ended() == USAGE

@@ -30,8 +30,8 @@ from outlast.bucket.headfile import HeadFile, Outcome, resolve
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
-    Beat,
     EndCopy,
+    Heartbeat,
     Layout,
 )
 from outlast.bucket.records import write_record
@@ -54,7 +54,7 @@ def head(**changes: Any) -> Head:
     known: dict[str, Any] = {
         "owner": "org/demo/dev",
         "resume": 1,
-        "place": 1,
+        "placement": 1,
         "term": 4,
         "state": State.OPEN,
         "end": None,
@@ -63,7 +63,7 @@ def head(**changes: Any) -> Head:
         "chain": (Checkpoint("p/t000003/s000000000010-aa/", 7, "f" * 64, 3, 10, ("best",)),),
         "lineage": (Lineage(1, 0), Lineage(3, 5)),
         "failures": 1,
-        "barren": 2,
+        "no_progress": 2,
         "data": (DataFingerprint("data/digits", 3, 100, "AAAAAA=="),),
         "nonce": "old",
     }
@@ -74,8 +74,8 @@ def ended(state: State, **changes: Any) -> Head:
     return head(state=state, end=END, **changes)
 
 
-def claim(resume: int = 1, place: int = 1, owner: str = "org/demo/dev") -> Claim:
-    return Claim(owner, resume, place, LATER)
+def claim(resume: int = 1, placement: int = 1, owner: str = "org/demo/dev") -> Claim:
+    return Claim(owner, resume, placement, LATER)
 
 
 def decision(look: Any, who: Claim, **named: Any) -> Any:
@@ -91,12 +91,12 @@ def test_absent_without_attempts_is_fresh() -> None:
     assert made.act is Act.TAKE
     assert made.head == head(
         resume=0,
-        place=2,
+        placement=2,
         term=1,
         chain=(),
         lineage=(),
         failures=0,
-        barren=0,
+        no_progress=0,
         data=None,
         nonce="new",
         deadline=LATER,
@@ -121,17 +121,17 @@ def test_what_cannot_be_trusted_is_refused_and_repair_is_named(
     assert "outlast repair" in made.message
 
 
-@pytest.mark.parametrize(("resume", "place"), [(0, 0), (0, 9), (1, 0)])
+@pytest.mark.parametrize(("resume", "placement"), [(0, 0), (0, 9), (1, 0)])
 @pytest.mark.parametrize("look", [head(), ended(State.FAILED), head(deadline=START)])
-def test_a_lower_pair_leaves(resume: int, place: int, look: Head) -> None:
-    made = decision(look, claim(resume, place))
+def test_a_lower_pair_leaves(resume: int, placement: int, look: Head) -> None:
+    made = decision(look, claim(resume, placement))
     assert (made.act, made.reason) == (Act.LEAVE, Reason.SUPERSEDED)
 
 
-@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("placement", [1, 2])
 @pytest.mark.parametrize("state", [state for state in State if state.ended])
-def test_ended_at_this_resume_leaves(state: State, place: int) -> None:
-    made = decision(ended(state), claim(1, place))
+def test_ended_at_this_resume_leaves(state: State, placement: int) -> None:
+    made = decision(ended(state), claim(1, placement))
     assert (made.act, made.reason, made.head) == (Act.LEAVE, Reason.ENDED, ended(state))
 
 
@@ -148,7 +148,7 @@ def test_done_leaves_at_any_resume() -> None:
         ended(State.PRUNED),
         head(),
         head(deadline=START - timedelta(days=1)),
-        head(barren=9),
+        head(no_progress=9),
     ],
 )
 def test_a_higher_resume_reopens(look: Head) -> None:
@@ -159,10 +159,10 @@ def test_a_higher_resume_reopens(look: Head) -> None:
         state=State.OPEN,
         end=None,
         resume=2,
-        place=0,
+        placement=0,
         term=5,
         failures=0,
-        barren=0,
+        no_progress=0,
         deadline=LATER,
         nonce="new",
     )
@@ -187,11 +187,11 @@ def test_open_past_its_deadline_is_ended(late: timedelta) -> None:
     assert made.head == head(state=State.FAILED, end=End(Reason.LIMIT, None, 10, None), nonce="new")
 
 
-@pytest.mark.parametrize("place", [1, 2])
-def test_open_is_taken(place: int) -> None:
-    made = decision(head(), claim(1, place), now=DEADLINE - timedelta(seconds=1))
+@pytest.mark.parametrize("placement", [1, 2])
+def test_open_is_taken(placement: int) -> None:
+    made = decision(head(), claim(1, placement), now=DEADLINE - timedelta(seconds=1))
     assert made.act is Act.TAKE
-    assert made.head == head(term=5, place=place, nonce="new")
+    assert made.head == head(term=5, placement=placement, nonce="new")
 
 
 @pytest.mark.parametrize(
@@ -207,27 +207,29 @@ def test_open_is_taken(place: int) -> None:
         (LastTerm(5.0, 10.0, Reason.PREEMPTED), False),
     ],
 )
-def test_barren_terms_are_counted_by_the_next(last: LastTerm | None, counts: bool) -> None:
+def test_terms_without_progress_are_counted_by_the_next(
+    last: LastTerm | None, counts: bool
+) -> None:
     made = decision(head(), claim(), last_term=last)
-    assert made.head.barren == 2 + counts
-    # A term that committed is never barren, however it ended.
+    assert made.head.no_progress == 2 + counts
+    # A term that committed made progress, however it ended.
     committed = head(lineage=(Lineage(4, 5),))
-    assert decision(committed, claim(), last_term=last).head.barren == 2
+    assert decision(committed, claim(), last_term=last).head.no_progress == 2
 
 
 @pytest.mark.parametrize(
     ("last", "reason"),
     [
-        (LastTerm(9e9, None, None), Reason.BARREN),
+        (LastTerm(9e9, None, None), Reason.NO_PROGRESS),
         (LastTerm(0.0, None, Reason.DRIVER), Reason.DRIVER),
         (LastTerm(0.0, None, Reason.RESTORE_ERROR), Reason.RESTORE_ERROR),
     ],
 )
-def test_the_tenth_barren_term_ends_the_run(last: LastTerm, reason: Reason) -> None:
-    assert decision(head(barren=8), claim(), last_term=last).act is Act.TAKE
-    made = decision(head(barren=9), claim(), last_term=last)
+def test_the_tenth_term_without_progress_ends_the_run(last: LastTerm, reason: Reason) -> None:
+    assert decision(head(no_progress=8), claim(), last_term=last).act is Act.TAKE
+    made = decision(head(no_progress=9), claim(), last_term=last)
     assert (made.act, made.reason) == (Act.END, reason)
-    assert (made.head.state, made.head.barren) == (State.FAILED, 10)
+    assert (made.head.state, made.head.no_progress) == (State.FAILED, 10)
 
 
 # -- the outcomes of 412 ----------------------------------------------------------------------
@@ -385,17 +387,17 @@ def test_absent_head_with_attempts_is_lost(head_file: HeadFile, claim: Claim) ->
     assert (made.act, made.reason) == (Act.REFUSE, Reason.LOST)
 
 
-@pytest.mark.parametrize("told", ["beat", "manifests", "term"])
-def test_an_older_head_put_back_does_not_begin_the_run_anew(
-    head_file: HeadFile, claim: Claim, told: str
+@pytest.mark.parametrize("source", ["heartbeat", "manifests", "term"])
+def test_an_older_head_put_back_does_not_start_the_run_from_scratch(
+    head_file: HeadFile, claim: Claim, source: str
 ) -> None:
     head_file.take_term(claim)
     first = head_file.head.to_json()
-    if told == "beat":
+    if source == "heartbeat":
         now = head_file.store.now()
-        beat = Beat(1, 10, None, "training", None, 10, 1.0, (), now)
-        write_record(head_file.store, head_file.layout.beat(1), beat)
-    elif told == "manifests":
+        heartbeat = Heartbeat(1, 10, None, "training", None, 10, 1.0, (), now)
+        write_record(head_file.store, head_file.layout.heartbeat(1), heartbeat)
+    elif source == "manifests":
         for step in (10, 20):
             path = head_file.layout.manifest(1, step, new_nonce())
             head_file.store.put(path, b"{}")
@@ -518,11 +520,11 @@ def test_a_head_that_names_what_is_not_this_runs_is_unreadable(
     head_file.take_term(claim)
     foreign = Checkpoint(path, 1, "b3" * 32, 1, 1, ())
     head_file.swap(lambda known: replace(known, chain=(foreign,)), term=1)
-    with pytest.raises(HeadUnreadable, match="is no folder of this run"):
+    with pytest.raises(HeadUnreadable, match="is not a folder of this run"):
         read_head(head_file.store, head_file.layout)
 
 
-@pytest.mark.parametrize("name", ["resume", "place", "failures", "barren"])
+@pytest.mark.parametrize("name", ["resume", "placement", "failures", "no_progress"])
 def test_negative_counters_are_no_head(name: str) -> None:
     with pytest.raises(ValueError, match=f"Head.{name} -1: must not be negative"):
         head(**{name: -1})
@@ -554,52 +556,52 @@ def test_an_ended_run_gets_its_missing_copy(head_file: HeadFile, claim: Claim) -
 
 
 def records(head_file: HeadFile, term: int, *, seconds_to_commit: float | None = None) -> Any:
-    """Writes a start record now; gives a function that writes a beat."""
+    """Writes a start record now; gives a function that writes a heartbeat."""
     layout, now = head_file.layout, head_file.store.now()
     start = AttemptStart(term, 0, 0, "vm", "1", "b", "z", "m", "i", "digits", {}, {}, 0, None, now)
     write_record(head_file.store, layout.attempt_start(term), start)
 
-    def beat() -> None:
-        record = Beat(term, 1, None, "training", None, None, seconds_to_commit, (), now)
-        write_record(head_file.store, layout.beat(term), record)
+    def heartbeat() -> None:
+        record = Heartbeat(term, 1, None, "training", None, None, seconds_to_commit, (), now)
+        write_record(head_file.store, layout.heartbeat(term), record)
 
-    return beat
+    return heartbeat
 
 
-def test_barren_is_measured_by_the_stores_times(
+def test_no_progress_is_measured_by_the_stores_times(
     head_file: HeadFile, claim: Claim, clock: FakeClock
 ) -> None:
     head_file.take_term(claim)
-    beat = records(head_file, 1)
+    heartbeat = records(head_file, 1)
     clock.sleep(601)
-    beat()
+    heartbeat()
     clock.sleep(5000)
     second = other(head_file)
     second.take_term(claim)
-    assert second.head.barren == 1
+    assert second.head.no_progress == 1
     # The second commits after 20 s; the third lives 61 s without: more than three times that.
-    beat = records(second, 2, seconds_to_commit=20.0)
-    beat()
-    second.swap(lambda known: replace(known.with_lineage(2, 0), barren=0), term=2)
+    heartbeat = records(second, 2, seconds_to_commit=20.0)
+    heartbeat()
+    second.swap(lambda known: replace(known.with_lineage(2, 0), no_progress=0), term=2)
     third = other(head_file)
     third.take_term(claim)
-    assert third.head.barren == 0
-    beat = records(third, 3)
+    assert third.head.no_progress == 0
+    heartbeat = records(third, 3)
     clock.sleep(61)
-    beat()
+    heartbeat()
     fourth = other(head_file)
     fourth.take_term(claim)
-    assert fourth.head.barren == 1
+    assert fourth.head.no_progress == 1
     # The fourth wrote nothing at all: it counts neither way.
     fifth = other(head_file)
     fifth.take_term(claim)
-    assert fifth.head.barren == 1
+    assert fifth.head.no_progress == 1
     now = head_file.store.now()
     end = AttemptEnd(5, Reason.RESTORE_ERROR, State.OPEN, None, 0, None, "", (), 0.0, now)
     write_record(head_file.store, head_file.layout.attempt_end(5), end)
     sixth = other(head_file)
     sixth.take_term(claim)
-    assert sixth.head.barren == 2
+    assert sixth.head.no_progress == 2
 
 
 # -- swapping ---------------------------------------------------------------------------------
@@ -727,15 +729,15 @@ def test_silence_is_counted_in_server_time(
     since = head_file.store.now()
     clock.sleep(100)
     assert silent_seconds(head_file.store, head_file.layout, 1, since) == 100
-    beat = records(head_file, 1)
+    heartbeat = records(head_file, 1)
     clock.sleep(30)
     assert silent_seconds(head_file.store, head_file.layout, 1, since) == 30
-    beat()
+    heartbeat()
     clock.sleep(7)
     assert silent_seconds(head_file.store, head_file.layout, 1, since) == 7
 
 
-@pytest.mark.parametrize("name", ["failures", "barren"])
+@pytest.mark.parametrize("name", ["failures", "no_progress"])
 def test_a_count_that_was_forged_rises_to_no_head_that_cannot_be_read(
     head_file: HeadFile, claim: Claim, name: str
 ) -> None:

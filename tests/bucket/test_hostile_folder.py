@@ -20,7 +20,7 @@ HEAD_TIME = datetime(2026, 11, 27, tzinfo=UTC)
 HEAD = Head(
     owner="folder/a/b",
     resume=0,
-    place=0,
+    placement=0,
     term=1,
     state=State.OPEN,
     end=None,
@@ -29,7 +29,7 @@ HEAD = Head(
     chain=(),
     lineage=(),
     failures=0,
-    barren=0,
+    no_progress=0,
     data=None,
     nonce="n",
 ).to_json()

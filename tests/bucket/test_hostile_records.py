@@ -31,8 +31,8 @@ from outlast.bucket.head import (
 )
 from outlast.bucket.layout import (
     AttemptStart,
-    Beat,
     BootRecord,
+    Heartbeat,
     Layout,
     Manifest,
     ResultFile,
@@ -50,7 +50,7 @@ def head(**changed: Any) -> Head:
     fields: dict[str, Any] = {
         "owner": "folder/local/x",
         "resume": 0,
-        "place": 0,
+        "placement": 0,
         "term": 1,
         "state": State.OPEN,
         "end": None,
@@ -59,7 +59,7 @@ def head(**changed: Any) -> Head:
         "chain": (),
         "lineage": (),
         "failures": 0,
-        "barren": 0,
+        "no_progress": 0,
         "data": None,
         "nonce": "n",
     }
@@ -152,7 +152,7 @@ CHECKPOINT = Checkpoint("experiments/mine/run1/t000001/s000000000001-aa/", 1, DI
         ("nonce", "../x", "Head.nonce"),
         ("nonce", "n" * 65, "Head.nonce"),
         ("nonce", "n\n", "Head.nonce"),
-        ("place", 1_000_000_000, "Head.place"),
+        ("placement", 1_000_000_000, "Head.placement"),
         ("resume", -1, "Head.resume"),
         ("term", 1_000_000_000, "Head.term"),
         ("failures", -1, "Head.failures"),
@@ -198,9 +198,9 @@ def test_what_head_says_has_its_alphabet_and_length(field: str, value: Any, plac
         (BootRecord("1", "b", "vm", "europe-west4-a", 0, 0, NOW), "boot_id", "b/c"),
         (BootRecord("1", "b", "vm", "europe-west4-a", 0, 0, NOW), "zone", "$(id)"),
         (BootRecord("1", "b", "vm", "europe-west4-a", 0, 0, NOW), "instance", "-oProxyCommand x"),
-        (Beat(1, 1, None, "x", None, None, None, (), NOW), "rate", float("nan")),
-        (Beat(1, 1, None, "x", None, None, None, (), NOW), "commit_sec", -1.0),
-        (Beat(1, 1, None, "x", None, None, None, (), NOW, part="p"), "part", "../p"),
+        (Heartbeat(1, 1, None, "x", None, None, None, (), NOW), "rate", float("nan")),
+        (Heartbeat(1, 1, None, "x", None, None, None, (), NOW), "commit_sec", -1.0),
+        (Heartbeat(1, 1, None, "x", None, None, None, (), NOW, part="p"), "part", "../p"),
     ],
 )
 def test_other_records_have_them_too(record: Record, field: str, value: Any) -> None:
@@ -213,8 +213,8 @@ def test_an_attempts_place_is_bounded() -> None:
     start = AttemptStart(
         1, 0, 0, "vm", "1", "b", "z", "e2", "i", "t", {}, {}, 0, None, NOW
     ).to_json()
-    with pytest.raises(ValueError, match="AttemptStart.place"):
-        AttemptStart.from_json(json.dumps({**json.loads(start), "place": 1 << 70}))
+    with pytest.raises(ValueError, match="AttemptStart.placement"):
+        AttemptStart.from_json(json.dumps({**json.loads(start), "placement": 1 << 70}))
 
 
 def manifest(*objects: dict[str, Any]) -> bytes:
@@ -260,7 +260,7 @@ def test_a_results_manifest_holds_no_file_that_is_a_folder_too() -> None:
 
 
 def test_a_page_that_names_pages_elsewhere_is_lost() -> None:
-    """Retention deletes pages, with the rights of whoever resumes the run."""
+    """Retention deletes pages, with the rights of the person who resumes the run."""
     store = MemoryStore()
     elsewhere = PageRef("experiments/victim/HEAD", 1, DIGEST, 0, 1, 1, 1)
     page = pages.ChainPage(run="run1", term=1, entries=(), before=(elsewhere,)).to_json()
@@ -268,7 +268,7 @@ def test_a_page_that_names_pages_elsewhere_is_lost() -> None:
     written = store.put(LAYOUT.page(1, digest), page)
     ref = PageRef(written.path, written.generation, digest, 1, 1, 1, 1)
     kept = pages.kept(store, LAYOUT, head(older_chain=ref))
-    assert kept.chain == () and "is no page of this run" in kept.lost[0]
+    assert kept.chain == () and "is not a page of this run" in kept.lost[0]
 
 
 @pytest.mark.parametrize("url", ["gs://../d", "gs://.hidden/d", "gs://b c/d", "gs://B/d"])

@@ -18,10 +18,10 @@ from outlast.bucket.codec import Record, canonical_json, format_time, parse_time
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
-    Beat,
     BootEnd,
     BootRecord,
     EndCopy,
+    Heartbeat,
     Last,
     Layout,
     Manifest,
@@ -39,7 +39,7 @@ RECORDS: list[Record] = [
     AttemptStart(
         term=3,
         resume=0,
-        place=0,
+        placement=0,
         instance="vm-x",
         instance_id="123",
         boot_id="b-1",
@@ -54,8 +54,8 @@ RECORDS: list[Record] = [
         time=MOMENT,
     ),
     AttemptEnd(3, Reason.HOST_ERROR, State.OPEN, 75, 12, 10, "", ("line",), 1.5, MOMENT, True),
-    Beat(3, 12, 100, "training", 4.0, 10, 2.5, ({"step": 12, "loss": 0.5},), MOMENT),
-    Beat(3, 12, 100, "training", 4.0, 10, 2.5, (), MOMENT, metrics={"loss": Last(12, 0.5)}),
+    Heartbeat(3, 12, 100, "training", 4.0, 10, 2.5, ({"step": 12, "loss": 0.5},), MOMENT),
+    Heartbeat(3, 12, 100, "training", 4.0, 10, 2.5, (), MOMENT, metrics={"loss": Last(12, 0.5)}),
     Manifest(
         "0123456789", 3, 10, ("best",), 10, (ManifestObject("a/x", 1, "AAAAAA==", "ab" * 32, 7),)
     ),
@@ -73,7 +73,7 @@ def test_names_are_those_of_the_design() -> None:
     assert layout.boot_end("123", "b-1") == f"{root}/boots/123-b-1.end.json"
     assert layout.attempt_start(3) == f"{root}/attempts/000003/start.json"
     assert layout.attempt_end(3) == f"{root}/attempts/000003/end.json"
-    assert layout.beat(3) == f"{root}/attempts/000003/beat.json"
+    assert layout.heartbeat(3) == f"{root}/attempts/000003/heartbeat.json"
     assert layout.log_piece(3, 1) == f"{root}/attempts/000003/log/000001.log"
     assert layout.metrics_piece(3, 0) == f"{root}/metrics/t000003/000000.jsonl"
     assert layout.snapshot(3, 12000, "ab") == f"{root}/t000003/s000000012000-ab/"

@@ -75,7 +75,7 @@ def same(found: Object, written: Object) -> bool:
 
 
 def test_stale_write_is_refused(store: Store) -> None:
-    """The first thing that fencing needs; where this fails, no other test means anything."""
+    """The first thing that fencing needs; if this fails, no other test means anything."""
     first = store.put("HEAD", b"one", if_generation_match=0)
     second = soon(lambda: store.put("HEAD", b"two", if_generation_match=first.generation))
     with pytest.raises(PreconditionFailed):
@@ -418,14 +418,14 @@ def test_folder_with_a_broken_counter_goes_on_above_what_it_has(tmp_path: Path, 
 def test_a_link_with_no_moment_for_a_generation_is_named(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     (tmp_path / "x").symlink_to(f".objects/{'9' * 20}-1-00000000")
-    with pytest.raises(StoreError, match="which is no object of this run"):
+    with pytest.raises(StoreError, match="which is not an object of this run"):
         store.get("x")
 
 
 def test_foreign_file_in_a_folder_is_named(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     (tmp_path / "HEAD").write_text("mine")
-    with pytest.raises(StoreError, match="is no object of this run"):
+    with pytest.raises(StoreError, match="is not an object of this run"):
         store.get("HEAD")
     (tmp_path / "notes").symlink_to("/etc/hostname")
     store.put("x", b"x")
@@ -474,7 +474,7 @@ def test_folder_survives_writers_killed_at_any_instant(tmp_path: Path) -> None:
         assert data.endswith(b"x" * 50_000)
         assert found.generation > last
         last = found.generation
-    # Whoever writes next clears away what they left: only the lock and the one blob stay.
+    # The next writer clears away what they left: only the lock and the one blob stay.
     FolderStore(tmp_path).put("HEAD", b"")
     assert len(list((tmp_path / ".objects").iterdir())) == 2
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from outlast.bucket.layout import AttemptStart, Beat, Last
+from outlast.bucket.layout import AttemptStart, Heartbeat, Last
 
 
 def start_record(
@@ -12,7 +12,7 @@ def start_record(
     return AttemptStart(
         term=term,
         resume=resume,
-        place=0,
+        placement=0,
         instance="vm",
         instance_id=str(term),
         boot_id=f"b{term}",
@@ -28,8 +28,10 @@ def start_record(
     )
 
 
-def beat_record(term: int, step: int, time: datetime, *, total: int, row: dict[str, Any]) -> Beat:
-    return Beat(
+def heartbeat_record(
+    term: int, step: int, time: datetime, *, total: int, row: dict[str, Any]
+) -> Heartbeat:
+    return Heartbeat(
         term=term,
         step=step,
         total=total,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import BOOT_SEC, Reason
-from outlast.bucket.ledger import Boot
+from outlast.bucket.history import Boot
 from outlast.cli import boots
 from outlast.cli.boots import (
+    BootState,
     Seen,
     Vm,
-    Waits,
     wait_of,
 )
 from outlast.cloud.compute import (
@@ -101,13 +101,13 @@ NOTHING = "1 boot has come to nothing, the last as setup-failed"
             None,
             f"{NOTHING}; its group is to have no VM",
         ),
-        # A VM whose disk stays boots anew.
+        # A VM whose disk stays boots again.
         ([Boot("1", ago(1), None)], Seen(ago(90), 1, OLD), "booting", ago(1), "VM vm-1 boots"),
     ],
 )
 def test_what_is_waited_for(recorded, seen, what, since, why):
     found = wait_of(recorded, seen, now=NOW)
-    assert (found.what, found.since, found.why) == (Waits(what), since, why)
+    assert (found.what, found.since, found.why) == (BootState(what), since, why)
 
 
 ANSWERS: dict[str, Any] = {

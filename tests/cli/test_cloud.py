@@ -114,7 +114,7 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     wait_until(lambda: committed_in(shell, 2), "steps of attempt 2")
     shell.cloud("kill", vm)
     wait_until(lambda: committed_in(shell, 3), "steps of attempt 3")
-    assert [a["reason"] for a in shell.status()["attempts"][:2]] == ["preempted", "cut"]
+    assert [a["reason"] for a in shell.status()["attempts"][:2]] == ["preempted", "vm-lost"]
 
     found = clouds.find(shell.state)
     assert found is not None
@@ -224,7 +224,7 @@ def test_a_folder_of_somebodys_files_is_refused_and_left_as_it_was(shell: Shell)
     kept.write_text("x")
     done = shell.outlast("cloud", "start", "--state", str(shell.state))
     assert done.returncode == 1
-    assert "holds files and is no local cloud's folder; name an empty one" in done.stderr
+    assert "holds files and is not a local cloud's folder; name an empty one" in done.stderr
     assert [path for path in shell.state.rglob("*") if path.is_file()] == [kept]
 
 

@@ -134,7 +134,7 @@ def test_an_array_that_is_none_in_the_other_result_is_named() -> None:
 
 
 def test_an_archive_that_unpacks_to_much_more_than_it_is_is_not_unpacked() -> None:
-    """A bomb in a result would take the memory of whoever rehearses."""
+    """A bomb in a result would take the memory of the machine that rehearses."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(6):

@@ -11,11 +11,11 @@ from outlast.base.exits import Reason, State
 from outlast.bucket.head import End, Head
 from outlast.bucket.layout import AttemptEnd, BootRecord, Layout
 from outlast.bucket.store import MemoryStore
-from outlast.cli import costs, draw
+from outlast.cli import costs, render
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
 from outlast.costs import pricing
-from tests.cli.records import beat_record, start_record
+from tests.cli.records import heartbeat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
@@ -43,14 +43,14 @@ class World:
     ) -> None:
         """On the VM of the same number."""
         self.seconds = seconds
-        spec = {"billed": BILLED if billed is None else billed, "waits": {"keep": keep}}
+        spec = {"billed": BILLED if billed is None else billed, "timeouts": {"keep": keep}}
         record = replace(start_record(term, 0, START), spec=spec)
         self.store.put(LAYOUT.attempt_start(term), record.to_json())
 
-    def beat(self, term: int, seconds: float) -> None:
+    def heartbeat(self, term: int, seconds: float) -> None:
         self.seconds = seconds
-        record = beat_record(term, 10, START, total=100, row={"step": 10})
-        self.store.put(LAYOUT.beat(term), record.to_json())
+        record = heartbeat_record(term, 10, START, total=100, row={"step": 10})
+        self.store.put(LAYOUT.heartbeat(term), record.to_json())
 
     def end(self, term: int, seconds: float, reason: Reason) -> None:
         self.seconds = seconds
@@ -89,10 +89,10 @@ def test_every_vm_counts_from_its_first_record_to_its_last(world):
     assert found.said == pricing.dollars(2 * RATE)
 
 
-def test_a_vm_at_work_counts_up_to_now_and_a_silent_one_to_its_last_beat(world):
+def test_a_vm_at_work_counts_up_to_now_and_a_silent_one_to_its_last_heartbeat(world):
     world.boot(1, 0)
     world.attempt(1, 0)
-    world.beat(1, 1700)
+    world.heartbeat(1, 1700)
     world.head(1)
     (life,) = world.count(1800).lives
     assert life.alive and life.hours == pytest.approx(0.5)
@@ -149,7 +149,7 @@ def test_it_is_shown_and_told_to_programs(world, capsys):
     world.head(1, State.DONE)
     world.store.put(LAYOUT.snapshot(1, 10, "a") + "model", b"x" * 2**20)
     found = world.count(3600)
-    draw.show_costs(found)
+    render.show_costs(found)
     shown = capsys.readouterr().out
     assert f"dev: run 0123456789 is done; its VMs cost {found.said} in 1.00 h so far" in shown
     assert "01-01 00:00:00" in shown and "1.00 MiB in the bucket" in shown

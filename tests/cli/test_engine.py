@@ -58,9 +58,9 @@ SAID = (
 )
 
 
-def failed(folder, told):
+def failed(folder, expected):
     """What is said of a command that printed this and failed."""
-    (folder / "said").write_text(told)
+    (folder / "said").write_text(expected)
     pulumi = folder / "pulumi"
     pulumi.write_text(f"#!/bin/sh\n/bin/cat {folder}/said\nexit 1\n")
     pulumi.chmod(0o755)
@@ -71,18 +71,18 @@ def failed(folder, told):
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "expected"),
     [
         (SAID, "run 02ad602e43 is open at step 320; take the change back"),
         ("error: outlast:zone 'x': must be a zone", "outlast:zone 'x': must be a zone"),
         ("error: no stack named 'x' found", "no stack named 'x' found"),
     ],
 )
-def test_an_error_is_its_sentence_alone(tmp_path, said, told, as_json):
+def test_an_error_is_its_sentence_alone(tmp_path, said, expected, as_json):
     text = f"Previewing update (dev):\n{said}\n"
     if as_json:
         text = json.dumps({"diagnostics": [{"severity": "error", "message": f"{said}\n"}]})
-    assert failed(tmp_path, text) == told
+    assert failed(tmp_path, text) == expected
 
 
 def test_a_failure_without_an_error_names_the_command(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head, Lineage, Result
+from outlast.bucket.history import Attempt, Boot, History
 from outlast.bucket.layout import (
     AttemptEnd,
     Last,
@@ -16,7 +17,6 @@ from outlast.bucket.layout import (
     ResultFile,
     ResultManifest,
 )
-from outlast.bucket.ledger import Attempt, Boot, Ledger
 from outlast.bucket.store import MemoryStore
 from outlast.cli.rehearsal import guarantees
 from outlast.cli.rehearsal.guarantees import GUARANTEES, Verdict
@@ -24,7 +24,7 @@ from outlast.cli.rehearsal.seen import (
     Ending,
     Fault,
     ResultRead,
-    Run,
+    RunRecord,
     Seen,
     Stall,
     read_result,
@@ -58,7 +58,7 @@ def head(**changes) -> Head:
     whole = Head(
         owner="o/p/s",
         resume=0,
-        place=0,
+        placement=0,
         term=3,
         state=State.DONE,
         end=End(Reason.DONE, 0, 90, None),
@@ -67,7 +67,7 @@ def head(**changes) -> Head:
         chain=(),
         lineage=(Lineage(1, 0), Lineage(2, 30), Lineage(3, 55)),
         failures=0,
-        barren=0,
+        no_progress=0,
         data=None,
         nonce="n",
     )
@@ -87,13 +87,13 @@ def chain(*terms: int) -> tuple[Checkpoint, ...]:
 
 ATTEMPTS = (
     attempt(1, 0, 30, 0, Reason.PREEMPTED),
-    attempt(2, 30, 60, 5, Reason.CUT),
+    attempt(2, 30, 60, 5, Reason.VM_LOST),
     attempt(3, 55, 90, 0, Reason.DONE),
 )
 
 
-def book(**changes) -> Ledger:
-    whole = Ledger(head=head(), attempts=ATTEMPTS, boots=3, first_boot=START, total=90, rows=())
+def book(**changes) -> History:
+    whole = History(head=head(), attempts=ATTEMPTS, boots=3, first_boot=START, total=90, rows=())
     return replace(whole, **changes)
 
 
@@ -101,8 +101,8 @@ def rows(*steps: int) -> list[dict[str, Any]]:
     return [{"step": step, "loss": 1 / step} for step in steps]
 
 
-RUN = Run(
-    ledger=book(),
+RUN = RunRecord(
+    history=book(),
     rows=rows(*range(1, 91)),
     result=ResultRead("a"),
     boots=tuple(Boot(str(number), at(number), None) for number in range(3)),
@@ -115,7 +115,7 @@ RUN = Run(
 FAULTS = (Fault("preempt", boot=1, attempt=1), Fault("kill", boot=2, attempt=2))
 GOOD = Seen(
     expected=Ending("done", "done"),
-    run=replace(RUN, ledger=book(head=head(chain=chain(1, 2, 3)))),
+    run=replace(RUN, history=book(head=head(chain=chain(1, 2, 3)))),
     baseline=replace(RUN, heads=()),
     faults=FAULTS,
     sizes={"dev": 0, "dev-baseline": 0},
@@ -141,15 +141,15 @@ def ended_as(reason: Reason, **changes) -> AttemptEnd:
 
 
 def user_failed(*reasons: Reason, retries: int = 0, end: AttemptEnd | None = None) -> Seen:
-    """A run that failed of its own: its attempts' reasons, and the record of its last."""
+    """A run that failed without a fault: its attempts' reasons, and the record of its last."""
     attempts = tuple(attempt(n, 0, 9, 0, reason) for n, reason in enumerate(reasons, 1))
-    ledger = book(head=failed(reasons[-1]), attempts=attempts)
-    run = replace(RUN, ledger=ledger, ends={3: end or ended_as(reasons[-1])})
+    history = book(head=failed(reasons[-1]), attempts=attempts)
+    run = replace(RUN, history=history, ends={3: end or ended_as(reasons[-1])})
     return Seen(Ending("failed", reasons[-1]), run, retries=retries)
 
 
 def never_started(boots: int, size: int = 0) -> Seen:
-    run = Run(boots=tuple(Boot(str(n), at(n), Reason.SETUP_FAILED) for n in range(boots)))
+    run = RunRecord(boots=tuple(Boot(str(n), at(n), Reason.SETUP_FAILED) for n in range(boots)))
     return Seen(Ending("never-started"), run, sizes={"dev": size})
 
 
@@ -158,7 +158,7 @@ def with_run(**changes) -> Seen:
 
 
 def with_book(**changes) -> Seen:
-    return with_run(ledger=book(**changes))
+    return with_run(history=book(**changes))
 
 
 def with_attempts(*attempts: Attempt) -> Seen:
@@ -169,7 +169,7 @@ FIRST, SECOND, THIRD = ATTEMPTS
 USER = Reason.USER_FAILED
 
 WARNED = replace(
-    with_run(ledger=book(attempts=(THIRD,)), heads=(head(chain=chain(2, 3)),)),
+    with_run(history=book(attempts=(THIRD,)), heads=(head(chain=chain(2, 3)),)),
     faults=[Fault("maintenance", boot=1, attempt=3, options={"step": 8})],
 )
 SPECIAL = {
@@ -192,7 +192,7 @@ HELD = [
         replace(
             WARNED,
             run=replace(
-                WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.MAINTENANCE),))
+                WARNED.run, history=book(attempts=(replace(THIRD, reason=Reason.MAINTENANCE),))
             ),
         ),
     ),
@@ -259,12 +259,12 @@ BROKEN = [
     ("no-failure-counted", with_book(head=head(failures=1))),
     ("stalls-retried", replace(GOOD, stalls=[Stall("run/HEAD", 3.0, False)])),
     ("stalls-retried", replace(GOOD, stalls=[Stall("run/HEAD", None, False)])),
-    ("waits-for-capacity", replace(GOOD, refusals=["QUOTA_EXCEEDED"], run=Run())),
+    ("waits-for-capacity", replace(GOOD, refusals=["QUOTA_EXCEEDED"], run=RunRecord())),
     ("retries-as-set", user_failed(USER, USER)),
     ("retries-as-set", user_failed(USER, retries=1)),
     ("retries-as-set", user_failed(Reason.USAGE, Reason.USAGE, retries=1)),
     ("failure-recorded", user_failed(USER, end=ended_as(USER, stderr=()))),
-    ("failure-recorded", user_failed(USER, end=ended_as(Reason.CUT))),
+    ("failure-recorded", user_failed(USER, end=ended_as(Reason.VM_LOST))),
     ("failure-recorded", user_failed(USER, end=ended_as(USER, message=""))),
     ("no-boot-after-end", with_run(boots=(Boot("1", at(61), Reason.ENDED),))),
     ("gives-up", never_started(3)),
@@ -275,10 +275,10 @@ BROKEN = [
     ("warning-answered", replace(
         WARNED, faults=[Fault("maintenance", attempt=3, options={"step": 11})])),
     ("warning-answered", replace(WARNED, run=replace(
-        WARNED.run, ledger=book(attempts=(replace(THIRD, reason=Reason.INTERRUPTED),))))),
+        WARNED.run, history=book(attempts=(replace(THIRD, reason=Reason.INTERRUPTED),))))),
     ("changes-zone", with_attempts(FIRST, replace(SECOND, zone=FIRST.zone))),
     ("warning-answered", replace(WARNED, run=replace(
-        WARNED.run, ledger=book(attempts=(replace(THIRD, step=10),))))),
+        WARNED.run, history=book(attempts=(replace(THIRD, step=10),))))),
     ("no-vm-left", replace(GOOD, sizes={"dev": 1})),
     ("no-vm-left", replace(GOOD, sizes={"dev": None})),
     ("no-vm-left", replace(GOOD, sizes={})),
@@ -302,8 +302,8 @@ UNEXERCISED = [
      replace(GOOD, faults=[Fault("preempt", attempt=1, options={"notice_sec": 0})])),
     ("committed-kept", with_attempts(FIRST)),
     ("head-never-goes-back", with_run(heads=())),
-    ("only-faults-end-attempts", replace(GOOD, run=Run())),
-    ("no-failure-counted", replace(GOOD, run=Run())),
+    ("only-faults-end-attempts", replace(GOOD, run=RunRecord())),
+    ("no-failure-counted", replace(GOOD, run=RunRecord())),
     ("stalls-retried", GOOD),
     ("waits-for-capacity", GOOD),
     ("retries-as-set", GOOD),
@@ -315,7 +315,7 @@ UNEXERCISED = [
     ("changes-zone", with_attempts(FIRST)),
     ("warning-answered",
      replace(WARNED, faults=[Fault("maintenance", boot=1, attempt=1)])),
-    ("same-bytes", replace(GOOD, baseline=replace(RUN, ledger=book(head=failed(USER))))),
+    ("same-bytes", replace(GOOD, baseline=replace(RUN, history=book(head=failed(USER))))),
     ("same-bytes", with_book(head=failed(USER))),
     ("reason-recorded", replace(GOOD, faults=[Fault("kill", attempt=1, missed="it was gone")])),
     ("reason-recorded", replace(GOOD, faults=[Fault("preempt", boot=3, attempt=3)])),
@@ -326,8 +326,8 @@ UNEXERCISED = [
     ("each-step-once", replace(with_run(rows=[]), baseline=None)),
     ("each-step-once", replace(with_run(rows=[]), baseline=replace(RUN, rows=[]))),
     ("each-step-once", with_book(head=failed(USER))),
-    ("single-lineage", replace(GOOD, run=Run())),
-    ("no-boot-after-end", replace(GOOD, run=Run())),
+    ("single-lineage", replace(GOOD, run=RunRecord())),
+    ("no-boot-after-end", replace(GOOD, run=RunRecord())),
 ]  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def test_what_nothing_put_to_the_test_is_neither_held_nor_broken(name, seen):
         ("no-failure-counted", with_book(head=head(failures=1), attempts=(OWN, THIRD)),
          "1 failure counted, 1 of the trainer's own"),
         ("notice-loses-nothing",
-         with_run(ledger=book(attempts=(replace(FIRST, lost=1), SECOND, THIRD)),
+         with_run(history=book(attempts=(replace(FIRST, lost=1), SECOND, THIRD)),
                   ends={1: replace(ended_as(Reason.PREEMPTED), term=1, message="no time")}),
          "1 steps lost; attempt 1: no time"),
     ],
@@ -409,7 +409,7 @@ def test_every_guarantee_is_printed_as_a_promise():
         (replace(GOOD, expected=Ending("failed")), "done (done), must be failed; baseline"),
         (user_failed(USER, Reason.STALLED), "failed (stalled)"),
         (replace(user_failed(USER), expected=Ending("failed", "usage")), "must be failed (usage)"),
-        (replace(GOOD, run=Run()), "waiting, must be done (done)"),
+        (replace(GOOD, run=RunRecord()), "waiting, must be done (done)"),
         (replace(GOOD, run=never_started(2).run), "never-started, must be done"),
         (
             replace(with_book(head=head(state=State.OPEN, end=None)), within_sec=300.0),
@@ -424,7 +424,7 @@ def test_another_end_than_the_expected_breaks(seen, detail):
 
 
 def test_an_undisturbed_run_that_is_not_done_breaks():
-    baseline = replace(RUN, ledger=book(head=failed(USER)))
+    baseline = replace(RUN, history=book(head=failed(USER)))
     assert not guarantees.check(replace(GOOD, baseline=baseline), [])[0].held
 
 
@@ -435,7 +435,7 @@ def test_a_fault_that_never_came_was_not_exercised():
         "preempt: attempt 1; kill: attempt 2; the run ended at step 90 before event 3 (kill at "
         "share 0.8); train longer, or name earlier moments"
     )
-    early = with_run(ledger=book(total=None))
+    early = with_run(history=book(total=None))
     found = guarantees.check(replace(early, pending=["event 1 (kill at share 0.8)"]), [])[1]
     assert found.detail.endswith("gives no total, so there is no share: name commits instead")
     lost = with_book(head=failed(USER))
@@ -494,12 +494,12 @@ def test_an_end_without_a_result_has_no_digest():
 )
 def test_a_trainers_own_user_is_checked_where_the_stack_asks_for_it(users, verdict, detail):
     attempts = [
-        replace(attempt(term, 0, 5, 0, Reason.CUT), own_user=user)
+        replace(attempt(term, 0, 5, 0, Reason.VM_LOST), own_user=user)
         for term, user in enumerate(users, 1)
     ]
-    book = GOOD.run.ledger
+    book = GOOD.run.history
     assert book is not None
-    seen = replace(GOOD, run=replace(GOOD.run, ledger=replace(book, attempts=tuple(attempts))))
+    seen = replace(GOOD, run=replace(GOOD.run, history=replace(book, attempts=tuple(attempts))))
     found = {one.name: one for one in guarantees.check(seen, [])}
     if verdict is None:
         assert "own-user" not in found

@@ -9,7 +9,7 @@ import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head
-from outlast.cli import draw
+from outlast.cli import render
 from outlast.cli.errors import EngineError, UsageError
 from outlast.cli.review import preview
 from outlast.cli.review.preview import (
@@ -42,13 +42,13 @@ PINNED: dict[str, Any] = {
     "bucket": "b",
     "prefix": "experiments/dev",
     "zone": "us-central1-a",
-    "limitRunMinutes": 1440,
+    "maxRunMinutes": 1440,
     "deadline": "2026-11-29T12:00:00Z",
 }
 OPEN = Head(
     owner="organization/outlast/dev",
     resume=0,
-    place=0,
+    placement=0,
     term=1,
     state=State.OPEN,
     end=None,
@@ -57,7 +57,7 @@ OPEN = Head(
     chain=(Checkpoint("x/", 1, "0" * 64, 1, 400, ()),),
     lineage=(),
     failures=0,
-    barren=0,
+    no_progress=0,
     data=None,
     nonce="n",
 )
@@ -99,7 +99,7 @@ SCRIPTS = {
     "startup-script": "a",
     "outlast-sh-lib": "a",
     "outlast-bundle": "x",
-    "outlast-waits": "1",
+    "outlast-timeouts": "1",
 }
 OTHER_SCRIPT = changed(
     TEMPLATES[0],
@@ -109,7 +109,7 @@ OTHER_SCRIPT = changed(
 OTHER_CODE = changed(
     TEMPLATES[0],
     {**TEMPLATE, "metadata": SCRIPTS},
-    {**TEMPLATE, "metadata": {**SCRIPTS, "outlast-bundle": "y", "outlast-waits": "2"}},
+    {**TEMPLATE, "metadata": {**SCRIPTS, "outlast-bundle": "y", "outlast-timeouts": "2"}},
 )
 NOW_GROUP = changed(GROUPS[0], GROUP, {**GROUP, "updatePolicy": {"type": "PROACTIVE"}}, "update")
 OTHER_ZONE = {"zone": "us-central1-b"}
@@ -147,7 +147,7 @@ NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
             unchanged(template=OTHER_CODE),
             OPEN,
             "stays untouched",
-            "the new template (code, waits) applies when the VM is next recreated; it then",
+            "the new template (code, timeouts) applies when the VM is next recreated; it then",
         ),
         (
             unchanged(template=OTHER_TEMPLATE, group=NOW_GROUP),
@@ -214,7 +214,7 @@ def test_another_run_takes_the_place_of_an_open_one(head, then):
     assert any("outlast resume dev continues this run" in text for text in found.advice)
 
 
-def test_a_first_up_starts_anew_and_costs_its_whole_limit():
+def test_a_first_up_starts_from_scratch_and_costs_its_whole_limit():
     steps = [
         Step("create", PIN, "run", {}, NEW_PIN),
         Step("create", TEMPLATES[0], "template", {}, TEMPLATE),
@@ -358,7 +358,7 @@ def test_the_rules_take_the_policy_packs_config(tmp_path, config, broken, advise
     [
         ("{", "Expecting property name"),
         ("[]", "must be an object, by rule; docs/changes.md has an example"),
-        ('{"gpus": 1}', "gpus: is no rule; there are run-limit, public-access"),
+        ('{"gpus": 1}', "gpus: is not a rule; there are run-limit, public-access"),
         ('{"labels": 3}', "labels: must be an object, or an enforcement level"),
         (
             '{"labels": "strict"}',
@@ -387,17 +387,17 @@ def test_a_broken_rule_is_exit_3_in_every_form():
     found = reviewed(unchanged(template=endless), _aaaaaaaaaa=OPEN)
     assert (found.exit_code, found.as_json()["exitCode"]) == (3, 3)
     assert [one.rule for one in found.broken] == ["run-limit"]
-    assert "- `run-limit InstanceTemplate`: scheduling has neither" in draw.as_markdown(found)
+    assert "- `run-limit InstanceTemplate`: scheduling has neither" in render.as_markdown(found)
     assert reviewed(unchanged(), _aaaaaaaaaa=OPEN).exit_code == 0
 
 
 def test_the_markdown_is_a_table_and_folds_the_rest(capsys):
     found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
-    text = draw.as_markdown(found)
+    text = render.as_markdown(found)
     assert "| `aaaaaaaaaa` | **stays untouched** | its VM keeps running;" in text
     assert "<details><summary>resources that change: 1</summary>" in text
     assert "List prices of 2026-11-28" in text
-    draw.show_review(found)
+    render.show_review(found)
     shown = capsys.readouterr().out
     assert "run aaaaaaaaaa stays untouched: its VM keeps running;" in shown
     assert "replaced: InstanceTemplate InstanceTemplate (machineType)" in shown
@@ -444,10 +444,10 @@ def test_what_baking_an_image_costs(op, machine, said, capsys):
     found = reviewed(unchanged(bake=Step(op, BAKE, "image", old, new)), _aaaaaaaaaa=OPEN)
     assert list(found.bakes) == ([said] if said else [])
     assert found.as_json()["cost"]["bakes"] == list(found.bakes)
-    draw.show_review(found)
+    render.show_review(found)
     shown = capsys.readouterr().out
     assert f"\n{said}\n" in shown if said else "baked" not in shown
-    assert (f"\n\nI{said[1:]}\n\n" if said else "|\n\nNo rule") in draw.as_markdown(found)
+    assert (f"\n\nI{said[1:]}\n\n" if said else "|\n\nNo rule") in render.as_markdown(found)
 
 
 def test_what_the_program_warns_of_is_told_once(capsys):
@@ -459,9 +459,9 @@ def test_what_the_program_warns_of_is_told_once(capsys):
     assert preview.told(document, "info") == ("hello",)
     found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=told)
     assert found.as_json()["warnings"] == list(told)
-    draw.show_review(found)
+    render.show_review(found)
     assert "\nwarning: bucket b: is far away\n" in capsys.readouterr().out
-    assert "\n- warning: bucket b: is far away\n" in draw.as_markdown(found)
+    assert "\n- warning: bucket b: is far away\n" in render.as_markdown(found)
 
 
 def test_what_is_no_plan_is_one_sentence():

@@ -129,7 +129,7 @@ def test_an_unreadable_state_names_the_mend():
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A stack that is locked as long as nobody cancels; the commands that the engine is given."""
+    """A stack that is locked until a cancel; the commands that the engine is given."""
     given: list[str] = []
     deployment: dict[str, Any] = {"resources": []}
     says = [""]
@@ -207,7 +207,7 @@ def test_a_bake_that_was_killed_is_a_difference_until_what_it_left_is_gone(left,
     assert asked == [("x/i", "f", "p", {"stack": "dev"})]
 
 
-def test_where_nobody_can_be_asked_what_a_bake_has_left_nothing_is_assumed(monkeypatch, capfd):
+def test_without_an_answer_about_a_bakes_leftovers_nothing_is_assumed(monkeypatch, capfd):
     def silent(*_):
         raise CannotAsk(0, "aggregated/instances: no answer")
 

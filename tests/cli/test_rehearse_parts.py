@@ -47,8 +47,8 @@ def test_a_program_of_parts_is_struck_in_each_and_ends_with_the_undisturbed_byte
     assert report["held"] is True, report["guarantees"]
     assert [attempt["reason"] for attempt in report["attempts"]] == [
         "preempted",
-        "cut",
-        "cut",
+        "vm-lost",
+        "vm-lost",
         "done",
     ]
     assert report["parts"] == [{"part": fold, "step": STEPS, "done": True} for fold in FOLDS]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from outlast.base.exits import Reason, State
-from outlast.bucket import ledger
+from outlast.bucket import history
 from outlast.bucket.head import End
 from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.store import MemoryStore
@@ -18,9 +18,9 @@ def test_an_end_recorded_after_the_last_look_is_judged() -> None:
     head = store.put(LAYOUT.head, OPEN.to_json())
     store.put(LAYOUT.attempt_start(3), start_record(3, 0, START).to_json())
     stack_run = cast(Any, object.__new__(StackRun))
-    stack_run.name, stack_run.heads, stack_run.ledger = "dev", [], None
+    stack_run.name, stack_run.heads, stack_run.history = "dev", [], None
     stack_run.outputs = {"prefix": LAYOUT.prefix, "run": LAYOUT.run, "resume": "0"}
-    seen = ledger.read(store, LAYOUT)
+    seen = history.read(store, LAYOUT)
     assert seen is not None and seen.attempts[0].reason is None
     stack_run.note(seen)
     end = AttemptEnd(
@@ -40,5 +40,5 @@ def test_an_end_recorded_after_the_last_look_is_judged() -> None:
     store.put(LAYOUT.head, ended.to_json(), if_generation_match=head.generation)
     run = Rehearsal._run(cast(Any, SimpleNamespace(store=store)), stack_run)
     assert run.ends == {3: end}
-    assert run.ledger is not None and run.ledger.head.state is State.DONE
-    assert run.ledger.attempts[0].reason is Reason.DONE
+    assert run.history is not None and run.history.head.state is State.DONE
+    assert run.history.attempts[0].reason is Reason.DONE

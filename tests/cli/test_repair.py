@@ -26,7 +26,7 @@ from outlast.cli.app import cli
 from outlast.cli.errors import OperateError, UsageError
 from outlast.cli.repair import rebuild
 from outlast.cli.runs import Place
-from tests.cli.records import beat_record, start_record
+from tests.cli.records import heartbeat_record, start_record
 from tests.loop import programs
 from tests.loop.test_local import PROGRAM
 
@@ -53,7 +53,7 @@ class Quick:
 
 
 class Machine:
-    """One attempt: takes a term, restores, commits what it is told to."""
+    """One attempt: takes a term, restores, commits the given steps."""
 
     def __init__(
         self, store: MemoryStore, folder: Path, claim: Claim = CLAIM, every: int | None = None
@@ -245,9 +245,9 @@ def test_a_term_whose_start_record_is_unreadable_is_not_given_again(store, tmp_p
 def test_a_term_that_left_no_record_is_not_given_again(store, tmp_path, damage):
     """Its machine may live on, and must not take a later attempt's HEAD for its own."""
     before = train(store, tmp_path)
-    for place in (0, 1, 2):
+    for placement in (0, 1, 2):
         cut = HeadFile(store, LAYOUT, Quick())  # before it wrote its start record
-        cut.take_term(replace(CLAIM, place=place))
+        cut.take_term(replace(CLAIM, placement=placement))
     if damage == "HEAD gone":
         lose_head(store)
     else:
@@ -257,7 +257,7 @@ def test_a_term_that_left_no_record_is_not_given_again(store, tmp_path, damage):
         store.put(LAYOUT.head, replace(head, chain=head.chain[1:]).to_json())
     repaired = repair(store, LAYOUT, OWNER).head
     assert repaired.term > cut.term
-    assert damage == "HEAD gone" or (repaired.resume, repaired.place) == (0, 2)
+    assert damage == "HEAD gone" or (repaired.resume, repaired.placement) == (0, 2)
     Machine(store, tmp_path, replace(CLAIM, resume=1))
     with pytest.raises(Fenced):
         cut.check(term=cut.term)
@@ -314,7 +314,7 @@ def test_without_attempts_there_is_nothing_to_mend(store):
 
 @pytest.mark.parametrize("over", ["ended", "silent"])
 def test_beside_an_attempt_that_may_live_nothing_is_mended(tmp_path, over):
-    """It may be committing still; once it has ended, or was silent for long, nobody is."""
+    """It may be committing still; once it has ended, or was silent for long, it cannot."""
     now = START
     store = MemoryStore(clock=lambda: now)
     Machine(store, tmp_path).commit(10)
@@ -323,8 +323,8 @@ def test_beside_an_attempt_that_may_live_nothing_is_mended(tmp_path, over):
     term = second.head_file.term
     lose_head(store)
     now += timedelta(seconds=700)
-    beat = beat_record(term, 20, now, total=50, row={"step": 20})
-    store.put(LAYOUT.beat(term), beat.to_json())
+    heartbeat = heartbeat_record(term, 20, now, total=50, row={"step": 20})
+    store.put(LAYOUT.heartbeat(term), heartbeat.to_json())
     now += timedelta(seconds=30)
     with pytest.raises(OperateError, match="attempt 2 gave a sign of life 30 s ago and has not"):
         repairing.repair(store, LAYOUT, OWNER)
@@ -344,7 +344,7 @@ def test_a_number_that_no_run_comes_to_is_refused_and_repaired(
     """Left alone it would rise until no record has room for it, and nothing could be read."""
     before = train(store, tmp_path)
     store.put(LAYOUT.head, replace(before, **{name: value}).to_json())
-    # What counts so far is no record of this run either.
+    # What counts so far is not a record of this run either.
     store.put(LAYOUT.attempt_start(999_999_999), b"{}")
     forged = store.get(LAYOUT.head)[0]
     decision = HeadFile(store, LAYOUT, Quick()).take_term(CLAIM)
@@ -369,7 +369,9 @@ def test_records_that_count_to_the_last_number_start_from_scratch(store, tmp_pat
     assert not list(store.list(LAYOUT.head))
 
 
-@pytest.mark.parametrize("damage", ["gone", "garbage", "checkpoints", "term", "resume", "place"])
+@pytest.mark.parametrize(
+    "damage", ["gone", "garbage", "checkpoints", "term", "resume", "placement"]
+)
 def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,8 +434,8 @@ def test_an_older_head_that_was_put_back_takes_no_term_again_and_is_mended(store
     older = store.get(LAYOUT.head)[0]
     first.commit(20)
     old = store.get(LAYOUT.head)[0]
-    beat = beat_record(1, 20, START, total=100, row={})
-    store.put(LAYOUT.beat(1), replace(beat, committed=20).to_json())
+    heartbeat = heartbeat_record(1, 20, START, total=100, row={})
+    store.put(LAYOUT.heartbeat(1), replace(heartbeat, committed=20).to_json())
     store.put(LAYOUT.head, older)
     decision = HeadFile(store, LAYOUT, Quick()).take_term(CLAIM)
     assert (decision.act, decision.reason) == (Act.REFUSE, Reason.UNREADABLE)

@@ -17,8 +17,8 @@ from outlast.bucket.layout import AttemptEnd, BootEnd, Last, Layout
 from outlast.bucket.store import MemoryStore, open_store
 from outlast.cli import (
     boots,
-    draw,
     engine,
+    render,
     resume,
     status,
 )
@@ -27,14 +27,14 @@ from outlast.cli.review.preview import PIN
 from outlast.cli.runs import OpenedRun, Place
 from outlast.cli.stack import Deployed
 from outlast.cloud.compute import Group
-from tests.cli.records import beat_record, start_record
+from tests.cli.records import heartbeat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
 OPEN = Head(
     owner="o/p/s",
     resume=0,
-    place=0,
+    placement=0,
     term=3,
     state=State.OPEN,
     end=None,
@@ -43,7 +43,7 @@ OPEN = Head(
     chain=(),
     lineage=(),
     failures=1,
-    barren=0,
+    no_progress=0,
     data=None,
     nonce="n",
 )
@@ -211,16 +211,16 @@ def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_le
         (1, 40, {"loss": Last(40, 0.5), "val/accuracy": Last(30, 0.875), "note": Last(40, "x")}),
         (2, 36, {"loss": Last(36, None)}),
     ):
-        beat = beat_record(term, step, START, total=3636, row={"step": step})
+        heartbeat = heartbeat_record(term, step, START, total=3636, row={"step": step})
         start = start_record(term, 0 if term == 1 else 35, START)
         made.memory.put(LAYOUT.attempt_start(term), start.to_json())
-        made.memory.put(LAYOUT.beat(term), replace(beat, metrics=metrics).to_json())
+        made.memory.put(LAYOUT.heartbeat(term), replace(heartbeat, metrics=metrics).to_json())
     found = status.read(place(made))
     told = found.as_json()
     assert told["metrics"] == {"loss": None, "val/accuracy": 0.875, "note": "x"}
     assert told["metric_steps"] == {"loss": 36, "val/accuracy": 30, "note": 40}
     assert told["left_sec"] == 3600
-    draw.show_status(found)
+    render.show_status(found)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     left = ["step", "36", "of", "3636,", "1", "h", "0", "min", "left", "at", "1", "steps/s"]
     assert shown[0][-len(left) :] == left
@@ -235,8 +235,8 @@ def test_many_metrics_with_wild_names_leave_the_status_readable(capsys):
     made = stack(replace(OPEN, term=1))
     row = {"step": 1, "[red]\x1b[31m": 1.0, "a" * 200: 2.0, **{f"m{n}": n for n in range(60)}}
     made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
-    made.memory.put(LAYOUT.beat(1), beat_record(1, 1, START, total=9, row=row).to_json())
-    draw.show_status(status.read(place(made)))
+    made.memory.put(LAYOUT.heartbeat(1), heartbeat_record(1, 1, START, total=9, row=row).to_json())
+    render.show_status(status.read(place(made)))
     shown = capsys.readouterr().out
     assert "[red]?[31m" in shown and "and 32 more: --json has them all" in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -258,7 +258,7 @@ def test_an_open_run_says_what_its_next_attempt_waits_for(monkeypatch):
     assert told() is None  # the VM of the attempt
     seen[0] = boots.Seen(START, 1, None, ((now, "STOCKOUT"),))
     assert told() == boots.Wait(
-        boots.Waits.WAITING, now, "its group cannot create a VM: STOCKOUT (tries: 1)"
+        boots.BootState.WAITING, now, "its group cannot create a VM: STOCKOUT (tries: 1)"
     )
     later = now + timedelta(minutes=1)
     seen[0] = boots.Seen(START, 1, boots.Vm("vm", "2", later))
@@ -301,16 +301,16 @@ def test_status_says_what_the_newest_attempt_failed_of(capsys, reason, says):
         made.memory.put(path, record.to_json())
     found = status.read(place(made))
     assert found.as_json()["attempts"][0]["why"] == says
-    draw.show_status(found)
+    render.show_status(found)
     assert (f"attempt 1 {reason}: {says}" in capsys.readouterr().out) == bool(says)
 
 
 def test_status_names_the_checkpoint_that_a_stopped_run_would_go_on_from(capsys):
     made = stack(replace(FAILED, term=1))
     made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
-    beat = beat_record(1, 9, START, total=100, row={"step": 9})
-    made.memory.put(LAYOUT.beat(1), beat.to_json())
-    draw.show_status(status.read(place(made)))
+    heartbeat = heartbeat_record(1, 9, START, total=100, row={"step": 9})
+    made.memory.put(LAYOUT.heartbeat(1), heartbeat.to_json())
+    render.show_status(status.read(place(made)))
     said = "failed (user-failed), step 9 of 100; its newest checkpoint is of step 0\n"
     assert said in capsys.readouterr().out
 

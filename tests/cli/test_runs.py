@@ -272,7 +272,7 @@ def test_a_run_in_a_bucket(
         ("./nothing", "no such folder; give the run-dir"),
         (Path("."), "holds no run; give the run-dir"),
         ("afile/run", "no such folder; give the run-dir"),
-        ("Exp", "'Exp': is no experiment, folder or gs:// path"),
+        ("Exp", "'Exp': is not an experiment, folder or gs:// path"),
     ],
 )
 def test_what_is_no_run_is_said(

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from outlast.base.exits import Reason, State
+from outlast.bucket.history import History
 from outlast.bucket.layout import EXPERIMENT_PATTERN
-from outlast.bucket.ledger import Ledger
 from outlast.cli import engine
 from outlast.cli.engine import Parts, find_parts
 from outlast.cli.errors import RehearsalError, UsageError
@@ -116,7 +116,7 @@ def test_a_file_is_checked_by_the_local_cloud(tmp_path: Path, parts: Parts):
     file.write_text(yaml.safe_dump(DOCUMENT))
     assert scenario.read(file, parts).end == Ending("failed", "usage")
     file.write_text(yaml.safe_dump(document(evnets=[])))
-    with pytest.raises(UsageError, match="evnets: is no key of a scenario"):
+    with pytest.raises(UsageError, match="evnets: is not a key of a scenario"):
         scenario.read(file, parts)
 
 
@@ -139,7 +139,7 @@ def test_a_stack_of_ones_own_keeps_its_trainer():
     assert found["outlast:provisioning"] == "standard"
 
 
-def test_the_undisturbed_twin_of_the_longest_name_has_a_name_that_may_be():
+def test_the_baseline_of_the_longest_name_has_a_name_that_may_be():
     assert settings.baseline_of("dev") == "dev-baseline"
     for name in ("x" * 40, "x" * 34 + "-y", "x" * 35 + "-baseline"):
         baseline = settings.baseline_of(name)
@@ -148,7 +148,7 @@ def test_the_undisturbed_twin_of_the_longest_name_has_a_name_that_may_be():
 
 def test_a_scenario_about_a_command_is_not_for_a_trainer_of_ones_own():
     command = scenario.of(document(stack={"outlast:command": "exit 3"}))
-    with pytest.raises(UsageError, match="brings a command of its own"):
+    with pytest.raises(UsageError, match="brings its own command"):
         compose({}, command, {}, own=True)
     found = compose({"outlast:command": "./mine.sh"}, command, {}, own=True)
     assert found["outlast:command"] == "./mine.sh"
@@ -182,7 +182,7 @@ class Told(rehearsal_module.Watcher):
 def test_in_a_long_silence_it_is_said_where_each_run_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # nobody is asked
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # no server is asked
     told, config = Told(), settings.read_config("dev")
     rehearsal = Rehearsal(cast("Any", None), scenario.of(DOCUMENT), config, tmp_path, told)
     rehearsal.stack_runs = [StackRun(name, config, tmp_path) for name in ("dev", "dev-baseline")]
@@ -192,7 +192,7 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
     rehearsal.stack_runs[0].outputs = {"run": "0123456789"}
     rehearsal.say_where()
     living = replace(attempt(1, 0, 9, 0, Reason.DONE), end=None, reason=None)
-    book = Ledger(head(state=State.OPEN, end=None), (living,), 1, None, 90, (), "search")
+    book = History(head(state=State.OPEN, end=None), (living,), 1, None, 90, (), "search")
     rehearsal.stack_runs[0].note(book)
     rehearsal.say_where()
     rehearsal.stack_runs[0].note(replace(book, total=None, phase=""))
@@ -280,7 +280,7 @@ def test_a_folders_files_become_objects_below_the_path(tmp_path: Path):
         ("gs://bucket/data", "must be gs://BUCKET/PATH=FOLDER."),
         ("bucket/data=.", "must be gs://BUCKET/PATH=FOLDER."),
         ("gs://=.", "must be gs://BUCKET/PATH=FOLDER."),
-        ("gs://bucket/data=gone", "gone is no folder; give one with the data's files."),
+        ("gs://bucket/data=gone", "gone is not a folder; give one with the data's files."),
     ],
 )
 def test_data_that_is_none_is_one_sentence(text, sentence):

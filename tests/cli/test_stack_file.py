@@ -101,5 +101,5 @@ def test_a_file_without_place_and_pace_gets_the_local_clouds(checkout: Path) -> 
 
 
 def test_a_folder_of_data_with_a_name_that_no_system_takes() -> None:
-    with pytest.raises(OperateError, match="is no folder"):
+    with pytest.raises(OperateError, match="is not a folder"):
         Delivery.parse("gs://bucket/data=" + "a" * 5000)

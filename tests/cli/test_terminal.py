@@ -20,13 +20,13 @@ from outlast.bucket.errors import CommitError
 from outlast.bucket.head import Checkpoint, End, Head, HeadError, Lineage, Result
 from outlast.bucket.layout import AttemptEnd, Last, Layout, ResultFile, ResultManifest
 from outlast.bucket.store import StoreError, open_store
-from outlast.cli import draw
+from outlast.cli import render
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Table
 from outlast.dynamic import host
 from outlast.loop import words
 from outlast.loop.errors import LoopError
-from tests.cli.records import beat_record, start_record
+from tests.cli.records import heartbeat_record, start_record
 
 CLIPBOARD = "\x1b]52;c;Y3VybA==\x1b\\"
 CLEAR = "\x1b[2J\x1b[H\x1b[8m"
@@ -37,7 +37,7 @@ MARKUP = "[link=https://evil.example]x[/link][/b] :bomb:"
 HOSTILE = CLIPBOARD + CLEAR + TITLE + C1 + REVERSED + MARKUP
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
-COUNTS = {"failures": 0, "barren": 0, "data": None, "nonce": "0" * 32}
+COUNTS = {"failures": 0, "no_progress": 0, "data": None, "nonce": "0" * 32}
 
 
 @pytest.fixture
@@ -58,12 +58,14 @@ def run(tmp_path: Path) -> Path:
         0.0,
         START,
     )
-    beat = beat_record(1, 3, START, total=9, row={"step": 3, f"loss{HOSTILE}": 0.5})
-    beat = replace(beat, metrics={f"loss{HOSTILE}": Last(3, HOSTILE)}, warnings=(HOSTILE,))
+    heartbeat = heartbeat_record(1, 3, START, total=9, row={"step": 3, f"loss{HOSTILE}": 0.5})
+    heartbeat = replace(
+        heartbeat, metrics={f"loss{HOSTILE}": Last(3, HOSTILE)}, warnings=(HOSTILE,)
+    )
     head = Head(
         owner="folder/a/b",
         resume=0,
-        place=0,
+        placement=0,
         term=1,
         state=State.OPEN,
         end=None,
@@ -72,14 +74,14 @@ def run(tmp_path: Path) -> Path:
         chain=(Checkpoint("t000001/s000000000003-aa/", 1, "0" * 64, 1, 3, ("kept",)),),
         lineage=(Lineage(1, 0),),
         failures=0,
-        barren=0,
+        no_progress=0,
         data=None,
         nonce="0" * 32,
     )
     for name, record in (
         (layout.attempt_start(1), start),
         (layout.attempt_end(1), end),
-        (layout.beat(1), beat),
+        (layout.heartbeat(1), heartbeat),
         (layout.head, head),
     ):
         store.put(name, record.to_json())
@@ -87,7 +89,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def on_a_terminal(*words: str) -> bytes:
-    """What the command writes to a terminal of its own."""
+    """What the command writes to its own terminal."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="200")
@@ -152,7 +154,7 @@ def test_what_trainers_and_providers_say_is_text(capsys: pytest.CaptureFixture[s
 
 def test_a_pull_requests_comment_has_no_link_picture_tag_or_mention() -> None:
     text = "@all ![x](https://evil.example) <img src=x> `code` | cell & more\n# heading"
-    shown = draw._cell(text)
+    shown = render._cell(text)
     for mark in ("@", "![", "](", "<", "`", "\n"):
         assert mark not in shown
     assert "\\|" in shown

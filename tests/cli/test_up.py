@@ -59,7 +59,7 @@ def test_what_cannot_be_followed_is_a_sentence(address: str, monkeypatch: pytest
         Engine(monkeypatch, **config)
         with pytest.raises(UsageError, match=f"outlast:{missing}: is not set"):
             up.latest(None)
-    with pytest.raises(OperateError, match="gitRef nothing: is no branch of"):
+    with pytest.raises(OperateError, match="gitRef nothing: is not a branch of"):
         up.resolve(address, "nothing")
     with pytest.raises(OperateError, match="cannot be read with this machine's git"):
         up.resolve(address + "-that-is-not-there", "main")

@@ -25,7 +25,7 @@ class Platform:
 
     def __init__(self) -> None:
         self.there: dict[str, dict[str, Any]] = {}
-        self.told = {"state": "done"}
+        self.report = {"state": "done"}
         self.lost: tuple[str, ...] = ()
         self.refused: tuple[str, ...] = ()
         self.orders: list[str] = []
@@ -35,7 +35,7 @@ class Platform:
         self._refuse(f"GET {path}")
         if "getGuestAttributes" in path:
             self._get(path.partition("/getGuest")[0])
-            items = [{"key": key, "value": value} for key, value in self.told.items()]
+            items = [{"key": key, "value": value} for key, value in self.report.items()]
             return {"queryValue": {"items": items}}
         return self._get(path)
 
@@ -220,9 +220,9 @@ def test_a_platform_that_falls_silent_is_told_by_the_first_error_and_what_may_be
     ]
 
 
-def test_a_builder_that_failed_for_nobody_is_not_gone_on_with(platform: Platform):
+def test_a_builder_that_failed_unseen_is_not_continued(platform: Platform):
     platform.there["zones/europe-west4-a/instances/bake-own-0123456789"] = {"status": "RUNNING"}
-    platform.told = {"state": "failed packages", "log": "E: no package\n"}
+    platform.report = {"state": "failed packages", "log": "E: no package\n"}
     said: list[str] = []
     with pytest.raises(BakeError) as caught:
         made(platform, said)
@@ -253,21 +253,21 @@ def leave(platform: Platform, name: str, status: str, image: str | None = None) 
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("report", "said"),
     [
         ({"state": "done"}, "has done its work already, and is off"),
         ({}, "left by an earlier bake, deleted"),  # off, it tells nothing on some days
     ],
 )
-def test_a_builder_that_was_left_off_is_gone_on_from_or_made_anew(platform: Platform, told, said):
+def test_a_builder_that_was_left_off_is_continued_or_recreated(platform: Platform, report, said):
     leave(platform, "bake-own-0123456789", "TERMINATED")
     words: list[str] = []
-    platform.told = told
+    platform.report = report
     ask = platform.order
 
     def order(method: str, path: str, *rest: Any, **more: Any) -> None:
         if path.endswith("/instances"):
-            platform.told = {"state": "done"}
+            platform.report = {"state": "done"}
         ask(method, path, *rest, **more)
 
     platform.order = order

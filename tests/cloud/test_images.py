@@ -11,8 +11,8 @@ from outlast.cloud import compute
 from outlast.cloud.images import (
     PYTORCH_GPU,
     UBUNTU,
-    Gone,
     Image,
+    ImageMissing,
     Unknown,
     resolve,
 )
@@ -115,7 +115,7 @@ def test_a_deprecated_image_is_usable_and_an_obsolete_one_is_not():
 def test_a_retired_family_is_gone_and_its_successor_is_named(family: str, successor: str):
     project, _, name = family.partition("/")
     found = resolve(f"projects/{project}/global/images/family/{name}", "own")
-    assert isinstance(found, Gone)
+    assert isinstance(found, ImageMissing)
     assert found.successor == successor
     assert found.why.endswith(f"its successor is {successor}")
 
@@ -123,7 +123,7 @@ def test_a_retired_family_is_gone_and_its_successor_is_named(family: str, succes
 @pytest.mark.parametrize("reference", ["nowhere", PYTORCH_GPU, "a/b/c"])
 def test_what_never_was_has_no_successor(reference: str):
     found = resolve(reference, "own")
-    assert isinstance(found, Gone)
+    assert isinstance(found, ImageMissing)
     assert found.why.startswith("there is no such image")
 
 

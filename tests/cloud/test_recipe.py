@@ -40,8 +40,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("given", "words"),
     [
         ({"base": BASE}, "installs nothing"),
-        ({"package": ["gcc"]}, "Recipe.package: is no part of a recipe; did you mean packages?"),
-        ({"qqqq": 1}, "outlast:imageRecipe.qqqq: is no part of a recipe; its parts are base,"),
+        ({"package": ["gcc"]}, "Recipe.package: is not part of a recipe; did you mean packages?"),
+        ({"qqqq": 1}, "outlast:imageRecipe.qqqq: is not part of a recipe; its parts are base,"),
         (
             {"packages": ["git", "gcc; reboot"]},
             "outlast:imageRecipe.packages[1] 'gcc; reboot': must be a package's name",
@@ -76,7 +76,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"data": [{"url": "gs://b/y", "sha256": SHA, "path": "y" * 256}]}, "at most 255"),
         (
             {"data": [{"url": f"gs://bucket/{n}/y", "sha256": SHA} for n in "ab"]},
-            "each must have a path of its own",
+            "each must have its own path",
         ),
         ({"family": "f" * 41, "trainers": True}, "at most 40 characters"),
         ({"trainers": "perhaps"}, "trainers 'perhaps': must be true or false"),

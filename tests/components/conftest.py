@@ -8,7 +8,7 @@ import pytest
 from pulumi.runtime import settings as runtime_settings
 
 with warnings.catch_warnings():
-    # The SDK warns about names of its own, whatever one imports of it.
+    # The SDK warns about its own names with any import of it.
     warnings.simplefilter("ignore", DeprecationWarning)
     from pulumi_gcp import compute, storage
 

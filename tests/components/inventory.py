@@ -1,7 +1,7 @@
 """What a program declares, recorded without an engine and held against an inventory.
 
 An inventory is a YAML list of expected resources: type, name, inputs (a subset of the actual ones),
-options, and `count` where there are several of one type. `<absent>` says that a key must not be
+options, and `count` if there are several of one type. `<absent>` says that a key must not be
 there, `<any>` that its value does not matter. A type that is declared and not listed is an error.
 """
 
@@ -25,7 +25,7 @@ UPDATE = "OUTLAST_INVENTORY=update"
 
 PINNED = {
     "deadline": "2026-11-27T23:59:59Z",
-    "place": 0,
+    "placement": 0,
     "size": 1,
     "bootImage": "projects/outlast-rehearsal/global/images/outlast-1",
 }
@@ -42,7 +42,7 @@ class Declared:
     inputs: dict[str, Any]
     options: dict[str, Any]
     outputs: dict[str, Any] | None = None
-    """Registered outputs; None where none were registered."""
+    """Registered outputs; None if none were registered."""
     dependencies: list[str] = field(default_factory=list)
 
 

@@ -15,7 +15,7 @@ ARGS = {
     "prefix": "experiments/dev",
     "run": "0123456789",
     "resume": 1,
-    "place": 2,
+    "placement": 2,
     "owner": "organization/outlast/dev",
     "bundle": "experiments/dev/bundles/00.zip",
     "bundle_sha256": "0" * 64,
@@ -23,7 +23,7 @@ ARGS = {
     "arguments": {},
     "deadline": "2026-11-27T23:59:59Z",
     "checkpoint_every": "auto",
-    "waits": '{"beat":10}',
+    "timeouts": '{"heartbeat":10}',
     "retries_failures": 3,
     "keep_every_steps": 0,
     "trainer_python": "",
@@ -63,7 +63,7 @@ def composed(**changes) -> dict[str, str]:
 def test_the_supervisor_reads_what_is_composed():
     spec = parse_spec(composed(arguments={"epochs": 5, "augment": True, "rate": 1e-3}))
     assert (spec.bucket, spec.prefix, spec.run) == ("p-outlast", "experiments/dev", "0123456789")
-    assert (spec.resume, spec.place, spec.owner) == (1, 2, "organization/outlast/dev")
+    assert (spec.resume, spec.placement, spec.owner) == (1, 2, "organization/outlast/dev")
     assert (spec.trainer, spec.retries_failures) == ("digits", 3)
     assert spec.deadline is not None and f"{spec.deadline:%Y-%m-%dT%H:%M:%SZ}" == ARGS["deadline"]
     assert spec.argv() == ["--augment", "--epochs=5", "--rate=0.001"]
@@ -86,7 +86,7 @@ def test_a_command_arrives_as_it_was_written():
     assert spec.command == ("./train.sh", "{data}") and spec.quiet_sec == 30
     assert spec.data == ("gs://b/rows/", "gs://b/names")
     assert parse_spec(composed()).command is None
-    assert not {"outlast-command", "outlast-quiet-sec", "outlast-data"} & set(composed())
+    assert not {"outlast-command", "outlast-checkpoint-quiet-sec", "outlast-data"} & set(composed())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_webhook_is_optional():
 
 
 def test_a_place_that_the_engine_made_a_float_is_whole():
-    assert composed(place=2.0)["outlast-place"] == "2"
+    assert composed(placement=2.0)["outlast-placement"] == "2"
 
 
 def test_a_value_may_just_fit():

@@ -1,4 +1,4 @@
-"""RunPin: what a run's VMs are told, by every state that its HEAD may have."""
+"""RunPin: what a run's VMs get, for every state that its HEAD may have."""
 
 import base64
 import dataclasses
@@ -17,7 +17,7 @@ from outlast.bucket.head import Checkpoint, End, Head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Unavailable
 from outlast.cloud import images
-from outlast.cloud.images import Gone, Image
+from outlast.cloud.images import Image, ImageMissing
 from outlast.dynamic import boot_image, host, run_pin
 from outlast.dynamic.run_pin import (
     Pin,
@@ -34,7 +34,7 @@ FRESH = "2026-11-27T13:00:00Z"
 OPEN = Head(
     owner="organization/outlast/dev",
     resume=1,
-    place=4,
+    placement=4,
     term=3,
     state=State.OPEN,
     end=None,
@@ -43,7 +43,7 @@ OPEN = Head(
     chain=(),
     lineage=(),
     failures=0,
-    barren=0,
+    no_progress=0,
     data=None,
     nonce="0" * 16,
 )
@@ -67,7 +67,7 @@ PROPS = {
         "base": "",
         "installs_driver": False,
     },
-    "limitRunMinutes": 60.0,
+    "maxRunMinutes": 60.0,
     "project": "p",
     "content": {
         "trainer": "digits",
@@ -87,10 +87,10 @@ FOUND = {
     "just": Image("", "p", "j-1", "j", size_gb=50),
     "debian-13": Image("", "debian-cloud", "debian-13-v1", "debian-13", size_gb=10),
     "baked": Image("", "p", "b-1", "b", labels={"gpu-driver": "none"}),
-    "gone": Gone("gone", "projects/p/global/images/family/new", "2025"),
+    "gone": ImageMissing("gone", "projects/p/global/images/family/new", "2025"),
     "obsolete": Image("", "p", "old-1", "old", "OBSOLETE", "projects/p/global/images/new-1"),
 }
-NOBODY = images.Unknown("no network")
+NO_ANSWER = images.Unknown("no network")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ HOSTILE = [
     *({"deadline": moment} for moment in (FIRST, LAST, NOW - timedelta(seconds=1))),
     *({"started": moment} for moment in (FIRST, LAST)),
     *({"started": one, "deadline": other} for one in (FIRST, LAST) for other in (FIRST, LAST)),
-    *({"place": place} for place in (0, 999_998, 999_999, 999_999_999)),
-    *({"term": 999_999_999}, {"failures": 999_999_999}, {"barren": 999_999_999}),
+    *({"placement": placement} for placement in (0, 999_998, 999_999, 999_999_999)),
+    *({"term": 999_999_999}, {"failures": 999_999_999}, {"no_progress": 999_999_999}),
     *({"resume": resume} for resume in (0, 1, 9999, 999_999_999)),
 ]
 
@@ -132,7 +132,7 @@ def test_no_number_that_a_vm_wrote_takes_a_pin_past_the_stacks_own_limit(of, res
     found = pin(head, resume=resume, limit_minutes=60, now=NOW)
     deadline = parse_time(found.deadline)
     assert deadline <= NOW + timedelta(minutes=60) and len(found.deadline) == 20
-    assert 0 <= found.place <= 1_000_000 and found.size in (0, 1)
+    assert 0 <= found.placement <= 1_000_000 and found.size in (0, 1)
     assert found.size == 0 or deadline > NOW
     standing = obstacle(head, resume=resume, now=NOW)
     assert (standing is None) >= (found.size == 1), standing
@@ -168,7 +168,9 @@ def store(monkeypatch):
     monkeypatch.setattr(host, "_said", set())
     monkeypatch.setattr(run_pin, "_pinned_before", set())
     monkeypatch.setattr(boot_image, "_images", {})
-    monkeypatch.setattr(images, "resolve", lambda reference, project: FOUND.get(reference, NOBODY))
+    monkeypatch.setattr(
+        images, "resolve", lambda reference, project: FOUND.get(reference, NO_ANSWER)
+    )
     return made
 
 
@@ -180,31 +182,31 @@ def put(store, head):
 def test_create_without_head_is_fresh(store):
     made = RunPinProvider().create(PROPS)
     assert made.id == "experiments/dev/0123456789/r1"
-    pinned = {"deadline": FRESH, "place": 0, "size": 1, "bootImage": IMAGE}
+    pinned = {"deadline": FRESH, "placement": 0, "size": 1, "bootImage": IMAGE}
     assert made.outs == {**PROPS, **pinned}
 
 
 def test_create_goes_on_with_an_open_run(store):
     put(store, OPEN)
     outs = RunPinProvider().create(PROPS).outs
-    assert (outs["deadline"], outs["place"], outs["size"]) == ("2026-11-27T12:30:00Z", 5, 1)
+    assert (outs["deadline"], outs["placement"], outs["size"]) == ("2026-11-27T12:30:00Z", 5, 1)
 
 
 def test_create_with_garbage_starts_nothing(store):
     put(store, b"{]")
     outs = RunPinProvider().create(PROPS).outs
-    assert (outs["deadline"], outs["place"], outs["size"]) == (FRESH, 0, 0)
+    assert (outs["deadline"], outs["placement"], outs["size"]) == (FRESH, 0, 0)
 
 
 def test_another_zone_is_another_place_by_the_same_deadline(store):
     put(store, OPEN)
     kept = {"deadline": "2026-11-27T12:34:56Z", "bootImage": IMAGE}
-    olds = {**PROPS, **kept, "place": 7.0, "size": 1.0}
+    olds = {**PROPS, **kept, "placement": 7.0, "size": 1.0}
     news = {**PROPS, "zone": "europe-west4-b", "image": "other"}
     diff = RunPinProvider().diff("id", olds, news)
     assert (diff.changes, diff.replaces) == (True, [])
     outs = RunPinProvider().update("id", olds, news).outs
-    assert (outs["deadline"], outs["place"], outs["zone"]) == (
+    assert (outs["deadline"], outs["placement"], outs["zone"]) == (
         "2026-11-27T12:34:56Z",
         8,
         "europe-west4-b",
@@ -219,10 +221,10 @@ def test_a_resume_takes_the_image_of_its_day(store):
 
 @pytest.mark.parametrize(
     "change",
-    [{"limitRunMinutes": 90}, {"image": "other"}, {"onNewRun": "replace"}, {"__provider": "y"}, {}],
+    [{"maxRunMinutes": 90}, {"image": "other"}, {"onNewRun": "replace"}, {"__provider": "y"}, {}],
 )
 def test_what_is_no_difference(change):
-    diff = RunPinProvider().diff("id", {**PROPS, "place": 1, "size": 1}, {**PROPS, **change})
+    diff = RunPinProvider().diff("id", {**PROPS, "placement": 1, "size": 1}, {**PROPS, **change})
     assert (diff.changes, diff.replaces) == (False, [])
 
 
@@ -467,7 +469,7 @@ def test_a_run_that_has_nothing_to_lose_or_has_ended_is_not_guarded(store, head)
 def test_a_run_that_cannot_be_read_is_guarded_too(store):
     put(store, b"{]")
     (reason,) = reasons(PROPS, OTHER)
-    assert "whether it is open cannot be told" in reason and "outlast repair dev" in reason
+    assert "whether it is open is unknown" in reason and "outlast repair dev" in reason
 
 
 @pytest.mark.parametrize(
@@ -528,7 +530,7 @@ def test_an_image_that_the_stack_is_yet_to_make_is_nothing_to_speak_of(store, ca
     assert capsys.readouterr().err == ""
 
 
-def test_an_image_that_nobody_can_tell_stops_create_but_no_preview(store):
+def test_an_unknown_image_stops_create_but_no_preview(store):
     props = {**PROPS, "image": "unasked"}
     assert RunPinProvider().check({}, dict(props)).failures == []
     with pytest.raises(boot_image.Unanswered, match="cannot be looked up now"):
@@ -659,13 +661,13 @@ def test_a_run_that_has_had_its_time_by_the_stacks_own_limit_starts_nothing():
     assert pin(head, resume=0, limit_minutes=60, now=NOW).size == 0
 
 
-@pytest.mark.parametrize("place", [999_999, 999_999_998, 999_999_999])
-def test_a_placement_that_a_vm_wrote_never_locks_later_vms_out(place):
-    head = dataclasses.replace(OPEN, place=place)
+@pytest.mark.parametrize("placement", [999_999, 999_999_998, 999_999_999])
+def test_a_placement_that_a_vm_wrote_never_locks_later_vms_out(placement):
+    head = dataclasses.replace(OPEN, placement=placement)
     found = pin(head, resume=1, limit_minutes=60, now=NOW)
-    assert found.place == 1_000_000 and found.size == 0
+    assert found.placement == 1_000_000 and found.size == 0
     assert "outlast resume continues with placement 0" in (obstacle(head, resume=1, now=NOW) or "")
-    assert pin(head, resume=2, limit_minutes=60, now=NOW).place == 0
+    assert pin(head, resume=2, limit_minutes=60, now=NOW).placement == 0
 
 
 def test_what_a_bucket_says_reaches_the_engine_as_text(store, capsys):

@@ -110,7 +110,7 @@ class Watch:
 
     @property
     def head(self) -> Head | None:
-        """None where there is none yet."""
+        """None if there is none yet."""
         try:
             return read_head(self.store, self.layout).head
         except HeadLost:
@@ -158,7 +158,7 @@ def checkout_on_a_cloud_of_its_own(
     guests: bool = True,
     guest_env: Mapping[str, str] | None = None,
 ) -> Iterator[Project]:
-    """A copy of the checkout, whose stack has no settings yet, in a cloud that nobody shares."""
+    """A copy of the checkout, whose stack has no settings yet, in a cloud of this test only."""
     cloud = clouds.start(
         folder / "cloud", parts, guests=guests, guest_env=guest_env, dies_with_us=True
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast.base import tree
+from outlast.base import process_tree
 from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
 from outlast.cli import recover
@@ -124,7 +124,7 @@ class Up:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        tree.kill_tree(self._process.pid, f"{MARK}={self._mark}")
+        process_tree.kill_tree(self._process.pid, f"{MARK}={self._mark}")
         self._process.wait(WAIT_SEC)
 
     def interrupt(self) -> int:

@@ -76,7 +76,7 @@ def test_a_bundle_that_lacks_a_module_fails_and_is_not_completed_from_elsewhere(
 def test_a_lasting_refusal_to_write_head_leaves_instead_of_booting_for_ever(
     stack: Project, store: Store
 ):
-    stack.set("outlast:waitIamSec", "3")
+    stack.set("outlast:iamPropagationSec", "3")
     rule = {"match": {"object": "/HEAD$", "method": "POST", "count": 0}, "when": "before"}
     stack.cloud.call("POST", "/_local/faults", {**rule, "do": {"status": 403}})
     stack.up()

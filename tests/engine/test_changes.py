@@ -94,7 +94,7 @@ def test_a_run_lives_through_every_change(stack: Project, store: Store):
     assert start.spec["content"]["source"] != born.spec["content"]["source"]
     assert "the code" in stack.outlast("status", "dev")
 
-    # At once: the living VM is replaced, and told before.
+    # At once: the running VM is replaced, after a notice.
     old = walk.vm()
     stack.configure(update="now", machineType="n2-standard-4")
     stack.outlast("up", "dev")
@@ -107,8 +107,12 @@ def test_a_run_lives_through_every_change(stack: Project, store: Store):
     assert killed(stack, UP, Moment("after", "POST", r"instanceGroupManagers\?"))
     said = stack.outlast("up", "dev")
     regional = stack.outputs()
-    assert (regional["place"], regional["groupZone"], regional["run"]) == (1, "", walk.layout.run)
-    moved = walk.wait(lambda head: head.place == 1, "no VM in the region has taken the term")
+    assert (regional["placement"], regional["groupZone"], regional["run"]) == (
+        1,
+        "",
+        walk.layout.run,
+    )
+    moved = walk.wait(lambda head: head.placement == 1, "no VM in the region has taken the term")
     moved, start = walk.commits(after=moved.term - 1)
     assert start.step >= now.chain[-1].step
 
@@ -135,7 +139,7 @@ def test_a_run_lives_through_every_change(stack: Project, store: Store):
     (stack.folder / "Pulumi.dev.yaml").write_text(settings)
     stack.outlast("up", "dev")
     again = stack.outputs()
-    assert (again["place"], again["deadline"]) == (2, regional["deadline"])
+    assert (again["placement"], again["deadline"]) == (2, regional["deadline"])
     back = walk.resumed(after=moved)
 
     # An argument that the trainer lets change in mid-run; then to the end.
@@ -144,5 +148,5 @@ def test_a_run_lives_through_every_change(stack: Project, store: Store):
     assert "args.step-ms 20 → 0.01" in said
     stack.outlast("up", "dev")
     done = walk.done(limit_sec=3 * LIMIT_SEC)
-    assert done.end and (done.resume, done.place) == (2, 0) and done.term > back.term
+    assert done.end and (done.resume, done.placement) == (2, 0) and done.term > back.term
     assert walk.steps(done) == list(range(1, done.end.step + 1))

@@ -1,5 +1,5 @@
 """One trainer, by each way that code comes to a VM: from the bucket, from the image, from a private
-repository, and as a project with packages of its own. The results are the same bytes."""
+repository, and as a project with its own packages. The results are the same bytes."""
 
 import base64
 import dataclasses
@@ -22,7 +22,7 @@ from tests.engine.conftest import Project, Watch, checkout_on, environments, hol
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
-TOKEN = "a-token-of-nobody-0123456789"
+TOKEN = "a-token-of-a-test-0123456789"
 
 PROJECT = """
 [project]
@@ -142,7 +142,7 @@ class Runs:
         self.count = 0
 
     def up(self, **settings: str) -> Watch:
-        """A run of its own with these settings; an empty one is taken back."""
+        """A separate run with these settings; an empty one is taken back."""
         self.count += 1
         for key, value in {**settings, "rerun": str(self.count)}.items():
             if value:
@@ -192,7 +192,7 @@ def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
     assert runs.result(runs.up(delivery="image")) == first
     assert list(store.list("experiments/dev/bundles/")) == []
 
-    # A project with packages of its own: made on the first VM, offline on the second.
+    # A project with its own packages: made on the first VM, offline on the second.
     run = runs.up(delivery="bucket", requirements="code", **{"args.step-ms": "300"})
     until(lambda: run.step, "a commit")
     asked = len(index.asked)
@@ -235,7 +235,7 @@ def test_the_same_trainer_gives_the_same_bytes_by_every_delivery(
         start = AttemptStart.from_json(store.get(run.layout.attempt_start(1))[0])
         assert start.trainer == "mine" and start.spec["git"]["commit"] == commit
         assert host.users
-        # Nobody but Secret Manager has the token, in whatever form.
+        # Only Secret Manager has the token, in any form.
         for text in (TOKEN.encode(), base64.b64encode(TOKEN.encode())):
             where = holding(tmp_path, text)
             assert all("secrets" in path.relative_to(tmp_path).parts for path in where), where

@@ -34,7 +34,7 @@ class Two:
         definition["main"] = "checkout"
         definition["runtime"]["options"]["virtualenv"] = str(Path(parts.python).parents[1])
         (self.folder / "checkout").mkdir()
-        copy_checkout(self.folder / "checkout")  # which nobody edits meanwhile
+        copy_checkout(self.folder / "checkout")  # which only this test changes
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
 
     def init(self, name: str, config: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
     assert two.steps("base") == {}
     assert two.kinds()["networks"] == 1
 
-    # Nobody asks any more: template and group are told before the check and its rule go.
+    # Health checks are off: template and group change before the check and its rule are deleted.
     two.configure("dev", {**EXPERIMENT, "health": "off", "ssh": ""})
     assert {
         k: v for k, v in two.steps("dev").items() if not k.startswith(("access", "health"))
@@ -173,7 +173,7 @@ def test_a_bucket_is_made_kept_adopted_or_somebody_elses(project: Project, parts
     for key in ("timeCreated", "versioning", "softDeletePolicy", "labels"):
         assert kept[key] == made[key]
 
-    # Somebody else's is used as it is, and ours left where it was.
+    # Somebody else's is used as it is, and ours left if it was.
     lent = {"name": LENT, "location": "EUROPE-WEST4", "iamConfiguration": UNIFORM}
     theirs = cloud.call("POST", f"/storage/v1/b?project={clouds.PROJECT}", lent)
     two.configure("base", {**KEEPER, "bucket": LENT, "bucketMode": "existing"})

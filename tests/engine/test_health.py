@@ -84,7 +84,7 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
     stack.configure(health="repair", healthLimitSec=0)
     assert stack.steps()["trainer-group"][0] == "update"
     stack.up()
-    anew = until(
+    recreated = until(
         lambda: (
             [
                 one
@@ -94,7 +94,7 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
         ),
         "the hung VM is not recreated",
     )
-    assert len(anew) == 1
+    assert len(recreated) == 1
     until(lambda: run.step > before, "the run does not go on")
     assert health() == "HEALTHY"
     serial = "".join(log.read_text() for log in (stack.cloud.state / "serial").iterdir())

@@ -1,4 +1,4 @@
-"""A recipe under the real engine: baked once, booted from, baked anew when its content changes."""
+"""A recipe under the real engine: baked once, booted from, baked again when its content changes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def family(stack: Project) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in listed if one.get("family") == "own"}
 
 
-def test_a_recipe_is_baked_booted_from_and_baked_anew(
+def test_a_recipe_is_baked_booted_from_and_baked_again(
     stack: Project, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast.base import tree
+from outlast.base import process_tree
 from outlast.bucket.head import Head, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import open_store
@@ -119,8 +119,8 @@ def configure(stack: Project) -> Callable[..., None]:
 
 def killed(stack: Project, command: tuple[str, ...], moment: Moment) -> bool:
     """Runs a command of the engine and kills it and its plugins, the provider among them, at a
-    moment. False where the command had ended before that came."""
-    mark = f"{tree.VARIABLE}=killed-{os.getpid()}-{time.monotonic_ns()}"
+    moment. False if the command had ended before that came."""
+    mark = f"{process_tree.VARIABLE}=killed-{os.getpid()}-{time.monotonic_ns()}"
     name, _, value = mark.partition("=")
     env = {**stack.env, name: value}
     ready = stack.folder / "provider.json"
@@ -159,9 +159,9 @@ def killed(stack: Project, command: tuple[str, ...], moment: Moment) -> bool:
         return process.poll() is None
     finally:
         if process is not None:
-            tree.kill_tree(process.pid, mark)
+            process_tree.kill_tree(process.pid, mark)
             process.wait()
-        tree.kill_marked(mark)
+        process_tree.kill_marked(mark)
         provider.wait()
         stack.cloud.call("DELETE", "/_local/faults")
 
@@ -237,10 +237,10 @@ def test_a_command_killed_at_any_write_is_mended_by_the_next(
             settings |= changes
             configure(settings)
             if moment is not None:
-                struck = killed(stack, command, moment)
+                hit = killed(stack, command, moment)
                 done = recover.recover("dev", env=stack.env, cwd=stack.folder)
-                print(f"{cycle} {phase}: {moment}: {struck}, {done}", flush=True)
-                assert struck, f"{phase}: ended before {moment}"
+                print(f"{cycle} {phase}: {moment}: {hit}, {done}", flush=True)
+                assert hit, f"{phase}: ended before {moment}"
             stack.pulumi(*command)
             check_alike(stack)
             if phase == "destroy":
@@ -249,11 +249,13 @@ def test_a_command_killed_at_any_write_is_mended_by_the_next(
             outputs = stack.outputs()
             assert stack.cloud.group_size(outputs["group"], outputs["groupZone"]) == 1
             if phase in ("create", "replace"):
-                assert outputs["place"] == 0
+                assert outputs["placement"] == 0
                 train_to(STEP, outputs)  # as its VM does
             else:
                 same = ("run", "deadline", "group")
                 assert {key: outputs[key] for key in same} == {key: before[key] for key in same}
             if phase == "move":
-                assert outputs["place"] > before["place"] and outputs["groupZone"].endswith("-b")
+                assert outputs["placement"] > before["placement"] and outputs["groupZone"].endswith(
+                    "-b"
+                )
             assert head_of(outputs).chain[-1].step == STEP

@@ -63,7 +63,7 @@ def test_a_stack_over_its_machines(stack: Project):
     zonal = stack.outputs()
     wait_for_vm(stack)
 
-    # Zonal to regional is a new place of the same run: its checkpoints and its deadline stay.
+    # Zonal to regional is a new placement of the same run: its checkpoints and its deadline stay.
     stack.configure(
         zones=["europe-west4-a", "europe-west4-b"],
         machineTypes=["n2-standard-4"],
@@ -74,7 +74,7 @@ def test_a_stack_over_its_machines(stack: Project):
     regional = stack.outputs()
     same = ("run", "group", "deadline", "prefix")
     assert {key: regional[key] for key in same} == {key: zonal[key] for key in same}
-    assert (regional["place"], regional["groupZone"]) == (1, "")
+    assert (regional["placement"], regional["groupZone"]) == (1, "")
     assert stack.cloud.group_size(zonal["group"], "europe-west4-a") is None
     assert stack.cloud.group_size(regional["group"], "europe-west4") == 1
     vm = until(lambda: running(stack, regional["group"]), "no VM in the region")
@@ -98,7 +98,7 @@ def test_a_stack_over_its_machines(stack: Project):
         machineType="g2-standard-24",
         machineTypes=[],
         onEnd="keep",
-        keepMinutes=1,
+        keepVmMinutes=1,
         onNewRun="replace",
         args={"epochs": 2, "step-ms": 1},
     )

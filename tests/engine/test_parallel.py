@@ -21,7 +21,7 @@ TOTAL = 60
 
 @pytest.fixture
 def stack(cloud: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
-    """A checkout with a trainer of its own, which trains in two processes."""
+    """A checkout with its own trainer, which trains in two processes."""
     made = checkout_on(cloud, parts, tmp_path)
     shutil.copy(TRAINER, made.folder / "trainers" / "parallel.py")
     made.set("outlast:trainer", "parallel")

@@ -60,7 +60,7 @@ def train_to(step: int, outputs: dict) -> None:
     head = Head(
         owner=outputs["owner"],
         resume=0,
-        place=0,
+        placement=0,
         term=1,
         state=State.OPEN,
         end=None,
@@ -73,7 +73,7 @@ def train_to(step: int, outputs: dict) -> None:
         ),
         lineage=(),
         failures=0,
-        barren=0,
+        no_progress=0,
         data=None,
         nonce="0" * 32,
     )
@@ -127,11 +127,11 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     )
     stack.set("outlast:machineType", "n2-standard-2")
 
-    # What the startup scripts and the supervisor are told is a change like a label.
-    stack.set("outlast:waitDriverSec", "7")
+    # A change of what the startup scripts and the supervisor get is like a label.
+    stack.set("outlast:driverInstallSec", "7")
     (line,) = review().runs
-    assert line.said == "stays untouched" and "the new template (waits)" in line.why
-    stack.set("outlast:waitDriverSec", "2")
+    assert line.said == "stays untouched" and "the new template (timeouts)" in line.why
+    stack.set("outlast:driverInstallSec", "2")
 
     # An image: it counts at the next resume; the run keeps the one that it began with.
     stack.set("outlast:image", "projects/debian-cloud/global/images/family/debian-13")
@@ -147,7 +147,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     assert "in europe-west4-b instead of europe-west4-a" in line.why
     assert (found.after.sum.hour, found.before.sum.hour) == (cost, cost)
 
-    # Zonal to regional: a new place too, at the same price.
+    # Zonal to regional: a new placement too, at the same price.
     stack.pulumi("config", "rm", "-s", "dev", "outlast:zone")
     stack.set("outlast:region", "europe-west4")
     found = review()

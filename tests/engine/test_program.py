@@ -43,7 +43,7 @@ def resize(stack: Project, group: str, zone: str, size: int) -> None:
 
 
 def test_the_life_of_a_stack(stack: Project):
-    # The cloud is every test's of this tier: a bucket that somebody else lent is no leftover.
+    # The cloud is every test's of this tier: a bucket that somebody else lent is not a leftover.
     others = {bucket["name"] for bucket in stack.cloud.audit()["buckets"]} - {
         f"{clouds.PROJECT}-outlast"
     }
@@ -55,7 +55,7 @@ def test_the_life_of_a_stack(stack: Project):
     # Nothing changed, nothing done.
     assert stack.steps() == {}
 
-    # A label: another template, the group told, the VM left alone.
+    # A label: another template, which the group gets; the VM is left alone.
     stack.set("outlast:labels.team", "blue")
     assert stack.steps() == {
         "trainer-template": ("replace", ["disks", "labels"]),

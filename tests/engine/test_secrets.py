@@ -25,7 +25,7 @@ from tests.engine.conftest import (
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-TOKEN = "w4ndb-key+of/nobody=0123456789"
+TOKEN = "w4ndb-key+of/a-test=0123456789"
 BASE64 = base64.b64encode(f"user:{TOKEN}".encode()).decode()
 CORE = BASE64[8:-4]
 

@@ -73,7 +73,8 @@ print("printed by the program")
 
 
 def test_an_object_of_another_name_is_made_before_the_old_one_goes(throwaway: Project):
-    """What depends on it is only told; deleting first would take a template that is in use."""
+    """What depends on it only gets the new one; deleting first would take a template that is in
+    use."""
     program = """
 from pulumi_gcp import compute, storage
 

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's"),
 ]
 
-TOKEN = "deploy-token-of-nobody-0123456789"
+TOKEN = "deploy-token-of-a-test-0123456789"
 STEPS = 300
 SCRIPT = Path(__file__).with_name("trainer_view.py")
 

@@ -1,4 +1,4 @@
-"""The built wheel, in an environment of its own and far from the checkout."""
+"""The built wheel, in its own environment and far from the checkout."""
 
 import hashlib
 import json

@@ -59,7 +59,7 @@ def mutated(data: bytes, seeds: Sequence[int]) -> bytes:
 
 
 def _structured(data: bytes, draw: random.Random) -> bytes | None:
-    """The text with another JSON value, or one of its lines; None where it is no JSON."""
+    """The text with another JSON value, or one of its lines; None if it is not JSON."""
     lines = data.splitlines() if data.count(b"\n") > 1 else [data]
     at = draw.randrange(len(lines)) if lines else 0
     try:

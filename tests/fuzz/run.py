@@ -78,7 +78,7 @@ class Report:
 
 
 class Worker:
-    """Makes changes and reads them, in a folder of its own."""
+    """Makes changes and reads them, in its own folder."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._seed = seed
@@ -257,7 +257,7 @@ def fuzz(*, seed: int, changes: int, sec: float, processes: int) -> Report:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 where nothing failed."""
+    """0 if nothing failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of all changes; default 1")
     parser.add_argument("--changes", type=int, default=20_000, help="how many; default 20000")

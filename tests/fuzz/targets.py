@@ -25,7 +25,7 @@ from sklearn.neural_network import MLPClassifier
 from outlast import protocol
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Limits, Patience
-from outlast.bucket import blocks, data, ledger, metrics, pages, restore, rows
+from outlast.bucket import blocks, data, history, metrics, pages, restore, rows
 from outlast.bucket.codec import Record
 from outlast.bucket.errors import CommitError
 from outlast.bucket.head import (
@@ -42,10 +42,10 @@ from outlast.bucket.head import (
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
-    Beat,
     BootEnd,
     BootRecord,
     EndCopy,
+    Heartbeat,
     Last,
     Layout,
     Manifest,
@@ -87,7 +87,7 @@ class Target:
     """Reads what lies in a folder; gives the value, which is of the type that is promised."""
     errors: tuple[type[Exception], ...]
     changed: tuple[str, ...] = field(default=())
-    """The files that are changed; all of them where none is named."""
+    """The files that are changed; all of them if none is named."""
 
     def write(self, folder: Path, name: str, content: bytes) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -239,7 +239,9 @@ def _records() -> dict[type[Record], Record]:
                 *(1, next(iter(Reason)), State.OPEN, 1, 5, 5, "m", ("l",), 0.5, NOW, False),
                 {"loss": Last(5, 0.5)},
             ),
-            Beat(1, 5, 9, "train", 0.5, 5, 1.5, ({"step": 5},), NOW, 1.0, ("w",), {}, "", ("l",)),
+            Heartbeat(
+                1, 5, 9, "train", 0.5, 5, 1.5, ({"step": 5},), NOW, 1.0, ("w",), {}, "", ("l",)
+            ),
             Manifest(
                 "0a1b2c3d", 1, 5, ("best",), 5, (part, replace(part, name="state.json", file=None))
             ),
@@ -289,7 +291,7 @@ def _run(work: Path) -> Target:
         LAYOUT.head: head.to_json(),
         LAYOUT.attempt_start(1): records[AttemptStart].to_json(),
         LAYOUT.attempt_end(1): records[AttemptEnd].to_json(),
-        LAYOUT.beat(2): replace(records[Beat], term=2).to_json(),  # type: ignore[type-var]
+        LAYOUT.heartbeat(2): replace(records[Heartbeat], term=2).to_json(),  # type: ignore[type-var]
         LAYOUT.boot("1", "b"): records[BootRecord].to_json(),
         LAYOUT.boot_end("1", "c"): records[BootEnd].to_json(),
         LAYOUT.records_block(0): records[blocks.Block].to_json(),
@@ -302,10 +304,10 @@ def _run(work: Path) -> Target:
         store = _Bucket()
         store.fill(folder)
         found = read_head(store, LAYOUT).head
-        told = ledger.read(store, LAYOUT)
+        told = history.read(store, LAYOUT)
         assert told is not None and isinstance(told.step, int)
         told.goodput(), [attempt.as_json() for attempt in told.attempts]
-        ledger.read_boots(store, LAYOUT)
+        history.read_boots(store, LAYOUT)
         rows.read_rows(store, LAYOUT, found)
         return found
 

@@ -1,4 +1,4 @@
-"""Fixtures: local clouds, each a process of its own; all but the full ones without VMs."""
+"""Fixtures: local clouds, each a separate process; all but the full ones without VMs."""
 
 from collections.abc import Iterator
 from pathlib import Path

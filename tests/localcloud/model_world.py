@@ -1,4 +1,4 @@
-"""A fleet with a clock of its own and machines that do nothing but what the model says."""
+"""A fleet with its own clock and machines that do nothing but what the model says."""
 
 import itertools
 import random
@@ -42,8 +42,8 @@ class Machines:
         self.log: list[object] = []
 
     def settle(self, *, fails: bool = False, exits: bool = True, comes_up: bool = True) -> None:
-        """Does all commands until there are none; VMs told to stop have exited at the end, and
-        those told to boot are up."""
+        """Does all commands until there are none; VMs that were stopped have exited at the end, and
+        those that were booted are up."""
         for _ in range(LONGEST_UNREST):
             self.fleet.tick()
             commands = self.fleet.take_commands()
@@ -103,7 +103,7 @@ class Machines:
 
 
 class FakeClock:
-    """A clock that moves only when told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self._now_sec = 1_800_000_000.0

@@ -249,7 +249,7 @@ def test_the_far_end_is_known_until_it_is_closed(family: socket.AddressFamily) -
 
 @pytest.mark.usefixtures("lookup")
 def test_a_port_that_is_used_again_is_not_the_earlier_sender() -> None:
-    """Whoever sends, resets and leaves its port to the owner must not pass for the owner."""
+    """A client that sends, resets and leaves its port to the owner must not pass for the owner."""
     linger_zero = struct.pack("ii", 1, 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         first = socket.create_connection(server.getsockname())
@@ -384,7 +384,7 @@ sleep 600
         subprocess.run(["sleep", "0.1"], check=True)
     lines = text.splitlines()
     assert {"own 200", "name 200", "page 403", "rebound 421", "cross 403"} <= set(lines), text
-    assert {"0022", "mode 755"} <= set(lines), text  # a machine's own, whoever serves the cloud
+    assert {"0022", "mode 755"} <= set(lines), text  # a machine's own, under any user of the cloud
     port = int(text.partition("probes done at ")[2].split()[0].rpartition(":")[2])
     head = (
         "GET /computeMetadata/v1/instance/id HTTP/1.1\r\n"

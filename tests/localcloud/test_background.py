@@ -1,4 +1,4 @@
-"""What fails in the cloud where nobody waits for it ends the cloud, instead of its answers."""
+"""A failure in the cloud's background ends the cloud, instead of its answers."""
 
 import asyncio
 import subprocess

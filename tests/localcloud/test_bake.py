@@ -1,6 +1,6 @@
 """Baking an image in a local cloud: a builder that really installs, and a VM that boots from it.
 
-The bake runs in a process of its own, which dies where a test wants it to.
+The bake runs in a separate process, which dies where a test wants it to.
 """
 
 import hashlib
@@ -160,7 +160,7 @@ def nothing_bills(cloud: LocalCloud) -> None:
 
 
 def boot_and_look(cloud: LocalCloud, image: str, more: str = "") -> str:
-    """What a VM of the image finds under /opt/outlast; `more` are commands of its own."""
+    """What a VM of the image finds under /opt/outlast; `more` are further commands."""
     zone = f"{API}/zones/{ZONE}"
     bits = "222" if os.geteuid() == 0 else "022"
     script = (
@@ -334,7 +334,7 @@ def test_a_builder_past_its_limit_leaves_its_last_words_and_nothing_else(
     count = {"path": "getGuestAttributes.queryPath=outlast/$", "nth": 1_000_000}
     rule = {"match": count, "when": "after", "do": {"delay_sec": 0.01}}
     cloud.call("POST", "/_local/faults", rule)
-    until(lambda: cloud.faults()[0]["seen"] >= 2)  # so whoever bakes has been told
+    until(lambda: cloud.faults()[0]["seen"] >= 2)  # so the bake has its answer
     # Half an hour later.
     cloud.play({"name": "later", "about": "Time goes by.", "speed": 10_000}, target="")
     code, said = finish(baking)

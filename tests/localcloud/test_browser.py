@@ -2,7 +2,7 @@
 nothing, and it reads nothing.
 
 The same page sends the same requests to a witness that answers everything, so that what the
-browser itself holds back is told from what the cloud refuses.
+browser itself holds back is distinguished from what the cloud refuses.
 """
 
 import base64

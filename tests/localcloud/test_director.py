@@ -1,6 +1,6 @@
 """The director: every moment is noticed, and what happens at it hits whom it should.
 
-Its cloud is a stand-in here, with a clock that moves only when told to; VMs are names.
+Its cloud is a stand-in here, with a clock that the test moves; VMs are names.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ class Clock:
 class Hypervisor:
     """Notes what it is asked for."""
 
-    def __init__(self, stage: "Stage") -> None:
-        self._stage = stage
+    def __init__(self, rehearsal: "Rehearsal") -> None:
+        self._stage = rehearsal
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[int]]:
         async def act(instance_id: str, *options: Any) -> int:
@@ -56,7 +56,7 @@ class Hypervisor:
         return 1 if "trainers" in pattern else 0
 
 
-class Stage:
+class Rehearsal:
     """A director with all that it sees of a cloud."""
 
     def __init__(self, document: dict[str, Any], target: str = "") -> None:
@@ -178,9 +178,9 @@ class Stage:
         await self.settle()
         return bool(answers)
 
-    async def beat(self, vm: str, term: int, step: int, total: int | None = 100) -> bool:
+    async def heartbeat(self, vm: str, term: int, step: int, total: int | None = 100) -> bool:
         data = json.dumps({"step": step, "total": total}).encode()
-        return await self.write(vm, f"attempts/{term:06d}/beat.json", data)
+        return await self.write(vm, f"attempts/{term:06d}/heartbeat.json", data)
 
     async def start(self, vm: str, term: int) -> None:
         await self.write(vm, f"boots/{vm}-0.json")
@@ -192,18 +192,20 @@ class Stage:
             await self.write(vm, name)
 
 
-def play(scene: Callable[[Stage], Awaitable[None]], *, target: str = "", **document: Any) -> Stage:
+def play(
+    scene: Callable[[Rehearsal], Awaitable[None]], *, target: str = "", **document: Any
+) -> Rehearsal:
     """A scene under a scenario of these parts."""
-    stage = Stage(document, target)
+    rehearsal = Rehearsal(document, target)
 
     async def run() -> None:
-        stage.install()
-        await scene(stage)
-        stage.director.remove()
+        rehearsal.install()
+        await scene(rehearsal)
+        rehearsal.director.remove()
 
     asyncio.run(run())
-    assert stage.failures == []
-    return stage
+    assert rehearsal.failures == []
+    return rehearsal
 
 
 def events(*pairs: tuple[dict[str, Any], dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
@@ -215,8 +217,8 @@ LAST = {
     "boot": None,
     "setup": f"{RUN}/boots/vm-0.json",
     "step": f"{RUN}/attempts/000001/start.json",
-    "snapshot": f"{RUN}/attempts/000001/beat.json",
-    "upload": f"{RUN}/attempts/000001/beat.json",
+    "snapshot": f"{RUN}/attempts/000001/heartbeat.json",
+    "upload": f"{RUN}/attempts/000001/heartbeat.json",
     "commit": f"{RUN}/t000001/s000000000050-0a1b/MANIFEST.json",
     "committed": f"{RUN}/HEAD",
     "final-upload": f"{RUN}/HEAD",
@@ -227,65 +229,65 @@ LAST = {
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_vm_dies_at_each_moment_of_its_life(phase: str) -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
         for step in (
-            stage.write("vm", "boots/vm-0.json"),
-            stage.write("vm", "attempts/000001/start.json"),
-            stage.beat("vm", 1, 10),
-            stage.write("vm", "t000001/s000000000050-0a1b/model"),
-            stage.write("vm", "t000001/s000000000050-0a1b/MANIFEST.json"),
-            stage.write("vm", "HEAD"),
-            stage.write("vm", "t000001/result/model"),
-            stage.write("vm", "END-r0.json"),
-            stage.call("vm", "zones/z/instanceGroupManagers/dev/deleteInstances"),
+            rehearsal.write("vm", "boots/vm-0.json"),
+            rehearsal.write("vm", "attempts/000001/start.json"),
+            rehearsal.heartbeat("vm", 1, 10),
+            rehearsal.write("vm", "t000001/s000000000050-0a1b/model"),
+            rehearsal.write("vm", "t000001/s000000000050-0a1b/MANIFEST.json"),
+            rehearsal.write("vm", "HEAD"),
+            rehearsal.write("vm", "t000001/result/model"),
+            rehearsal.write("vm", "END-r0.json"),
+            rehearsal.call("vm", "zones/z/instanceGroupManagers/dev/deleteInstances"),
         ):
-            if stage.did:
+            if rehearsal.did:
                 step.close()  # a dead VM says no more
             else:
                 await step
-        assert stage.did == [("kill", "vm")]
-        assert (stage.served or [None])[-1] == LAST[phase]
-        (entry,) = stage.director.shown()["log"]
+        assert rehearsal.did == [("kill", "vm")]
+        assert (rehearsal.served or [None])[-1] == LAST[phase]
+        (entry,) = rehearsal.director.shown()["log"]
         assert (entry["event"], entry["do"], entry["vm"], entry["boot"]) == (0, "kill", "vm", 1)
         assert entry["attempt"] == (None if phase in ("boot", "setup") else 1)
-        assert stage.director.shown()["pending"] == 0
+        assert rehearsal.director.shown()["pending"] == 0
 
     play(scene, events=events(({"phase": phase}, {"kill": None})))
 
 
-def test_share_waits_for_the_step_that_a_beat_or_a_snapshot_tells() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
-        await stage.start("vm", 1)
-        await stage.beat("vm", 1, 60, total=None)
-        await stage.beat("vm", 1, 29)
-        assert not stage.did
-        await stage.commit("vm", 1, 30)
-        assert stage.did == [("preempt", "vm")]
-        assert stage.director.notice("vm") == (2.0, None)
-        await stage.beat("vm", 1, 80)
-        assert len(stage.did) == 1
+def test_share_waits_for_the_step_that_a_heartbeat_or_a_snapshot_tells() -> None:
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
+        await rehearsal.start("vm", 1)
+        await rehearsal.heartbeat("vm", 1, 60, total=None)
+        await rehearsal.heartbeat("vm", 1, 29)
+        assert not rehearsal.did
+        await rehearsal.commit("vm", 1, 30)
+        assert rehearsal.did == [("preempt", "vm")]
+        assert rehearsal.director.notice("vm") == (2.0, None)
+        await rehearsal.heartbeat("vm", 1, 80)
+        assert len(rehearsal.did) == 1
 
     play(scene, events=events(({"attempt": 1, "share": 0.3}, {"preempt": {"notice_sec": 2}})))
 
 
 def test_events_name_boots_attempts_commits_and_the_nth_moment() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("a")  # never comes to an attempt
-        await stage.boot("b")
-        await stage.start("b", 1)
-        await stage.commit("b", 1, 10)
-        assert not stage.did
-        await stage.boot("c")
-        await stage.start("c", 2)
-        await stage.write("c", "t000002/s000000000020-0a1b/one")
-        await stage.write("c", "t000002/s000000000020-0a1b/two")
-        assert stage.did == [("freeze", "c")]
-        await stage.commit("c", 2, 20)
-        assert stage.did[1:] == [("thaw", "b")]
-        await stage.commit("c", 2, 30)
-        assert stage.did[2:] == [("stop_instance", "c")]
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("a")  # never comes to an attempt
+        await rehearsal.boot("b")
+        await rehearsal.start("b", 1)
+        await rehearsal.commit("b", 1, 10)
+        assert not rehearsal.did
+        await rehearsal.boot("c")
+        await rehearsal.start("c", 2)
+        await rehearsal.write("c", "t000002/s000000000020-0a1b/one")
+        await rehearsal.write("c", "t000002/s000000000020-0a1b/two")
+        assert rehearsal.did == [("freeze", "c")]
+        await rehearsal.commit("c", 2, 20)
+        assert rehearsal.did[1:] == [("thaw", "b")]
+        await rehearsal.commit("c", 2, 30)
+        assert rehearsal.did[2:] == [("stop_instance", "c")]
 
     play(
         scene,
@@ -298,13 +300,13 @@ def test_events_name_boots_attempts_commits_and_the_nth_moment() -> None:
 
 
 def test_an_event_happens_as_often_as_it_says_and_once_a_boot() -> None:
-    async def scene(stage: Stage) -> None:
+    async def scene(rehearsal: Rehearsal) -> None:
         for term, vm in enumerate("abcd", 1):
-            await stage.boot(vm)
-            await stage.start(vm, term)
-            await stage.commit(vm, term, 10)
-            await stage.commit(vm, term, 20)
-        assert Counter(stage.did) == {
+            await rehearsal.boot(vm)
+            await rehearsal.start(vm, term)
+            await rehearsal.commit(vm, term, 10)
+            await rehearsal.commit(vm, term, 20)
+        assert Counter(rehearsal.did) == {
             **{("stop_instance", vm): 1 for vm in "ab"},
             **{("delete_instance", vm): 1 for vm in "abcd"},
         }
@@ -318,32 +320,32 @@ def test_an_event_happens_as_often_as_it_says_and_once_a_boot() -> None:
     )
 
 
-def test_the_twin_is_left_alone() -> None:
-    async def scene(stage: Stage) -> None:
-        twin = "experiments/dev-baseline/0123456789"
-        await stage.boot("twin", "experiments/dev-baseline")
-        assert not stage.limits, "the world begins with the target's first VM"
-        await stage.write("twin", "attempts/000001/start.json", to=twin)
-        extras = await stage.boot("vm")
+def test_the_baseline_is_left_alone() -> None:
+    async def scene(rehearsal: Rehearsal) -> None:
+        baseline = "experiments/dev-baseline/0123456789"
+        await rehearsal.boot("baseline", "experiments/dev-baseline")
+        assert not rehearsal.limits, "the world begins with the target's first VM"
+        await rehearsal.write("baseline", "attempts/000001/start.json", to=baseline)
+        extras = await rehearsal.boot("vm")
         assert extras["missing_tools"] == ("curl",)
-        assert (await stage.boot("twin2", "experiments/dev-baseline")) == {}
-        await stage.start("vm", 1)
-        assert stage.did == [("stop_instance", "vm")]
-        ((_, vms, _, _, applies),) = stage.limits
+        assert (await rehearsal.boot("baseline2", "experiments/dev-baseline")) == {}
+        await rehearsal.start("vm", 1)
+        assert rehearsal.did == [("stop_instance", "vm")]
+        ((_, vms, _, _, applies),) = rehearsal.limits
         assert vms == 0
         for name, ours in (("experiments/dev", True), ("experiments/dev-baseline", False)):
             item = {"key": "outlast-prefix", "value": name}
             assert applies({"metadata": {"items": [item]}}) is ours
         calls = {
             "vm": Call("GET", ["/x"], None, "vm", "vm"),
-            "twin": Call("GET", ["/x"], None, "twin", "twin"),
+            "baseline": Call("GET", ["/x"], None, "baseline", "baseline"),
             "own object": Call("GET", ["/storage/v1/b/b/o/x"], f"{RUN}/HEAD", None),
-            "twin's object": Call("GET", ["/storage/v1/b/b/o/x"], f"{twin}/HEAD", None),
+            "baseline's object": Call("GET", ["/storage/v1/b/b/o/x"], f"{baseline}/HEAD", None),
             "own group": Call("POST", ["/x/dev-0123456789/resize?size=0"], None, None),
             "own later group": Call("POST", ["/x/dev-0123456789-r1/resize"], None, None),
-            "twin's group": Call("POST", ["/x/dev-baseline-0123456789/resize"], None, None),
+            "baseline's group": Call("POST", ["/x/dev-baseline-0123456789/resize"], None, None),
         }
-        (rule,) = stage.faults._rules.values()
+        (rule,) = rehearsal.faults._rules.values()
         hit = {name for name, call in calls.items() if rule.matches(call)}
         assert hit == {"vm", "own object", "own group", "own later group"}
 
@@ -360,12 +362,12 @@ def test_the_twin_is_left_alone() -> None:
 
 
 def test_after_sec_and_the_moments_of_the_world_go_by_the_clocks_speed() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
-        assert not stage.did
-        await stage.until(lambda: len(stage.did) == 2)
-        assert sorted(stage.did) == [("delete_instance", "vm"), ("stop_instance", "vm")]
-        assert stage.limits[0][:4] == (ZONE, 0, 1000.0, 1005.0)
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
+        assert not rehearsal.did
+        await rehearsal.until(lambda: len(rehearsal.did) == 2)
+        assert sorted(rehearsal.did) == [("delete_instance", "vm"), ("stop_instance", "vm")]
+        assert rehearsal.limits[0][:4] == (ZONE, 0, 1000.0, 1005.0)
 
     play(
         scene,
@@ -379,10 +381,10 @@ def test_after_sec_and_the_moments_of_the_world_go_by_the_clocks_speed() -> None
 
 
 def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
-        await stage.until(lambda: len(stage.did) == 9)
-        assert stage.did == [
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
+        await rehearsal.until(lambda: len(rehearsal.did) == 9)
+        assert rehearsal.did == [
             ("freeze", "vm"),
             ("withdraw_address", "vm"),
             ("lose", "vm"),
@@ -393,11 +395,13 @@ def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
             ("signal", "vm", "nobody", 9),
             ("out_of_memory", "vm"),
         ]
-        log = stage.director.shown()["log"]
+        log = rehearsal.director.shown()["log"]
         assert [entry["do"] for entry in log if "missed" in entry] == ["signal"]
-        assert not await stage.write("vm", "boots/vm-0.json"), "the network is down"
-        await stage.until(lambda: not stage.director.is_cut_off(Call("GET", [], None, "vm", "vm")))
-        assert await stage.write("vm", "boots/vm-0.json")
+        assert not await rehearsal.write("vm", "boots/vm-0.json"), "the network is down"
+        await rehearsal.until(
+            lambda: not rehearsal.director.is_cut_off(Call("GET", [], None, "vm", "vm"))
+        )
+        assert await rehearsal.write("vm", "boots/vm-0.json")
 
     play(
         scene,
@@ -414,11 +418,11 @@ def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
 
 
 def test_what_has_missed_is_said_of_itself_whatever_happens_meanwhile() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
-        await stage.until(lambda: len(stage.director.shown()["log"]) == 2)
-        await stage.until(lambda: stage.director.shown()["log"][0].get("missed"))
-        signal, stop = stage.director.shown()["log"]
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
+        await rehearsal.until(lambda: len(rehearsal.director.shown()["log"]) == 2)
+        await rehearsal.until(lambda: rehearsal.director.shown()["log"][0].get("missed"))
+        signal, stop = rehearsal.director.shown()["log"]
         assert (signal["do"], stop["do"], "missed" in stop) == ("signal", "stop", False)
 
     nobody = {"signal": {"process": "nobody", "signal": "KILL"}}  # is looked for in a thread
@@ -426,24 +430,24 @@ def test_what_has_missed_is_said_of_itself_whatever_happens_meanwhile() -> None:
 
 
 def test_a_host_taken_for_dead_thaws_and_goes_when_its_time_is_up() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
-        await stage.until(lambda: len(stage.did) == 5)
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
+        await rehearsal.until(lambda: len(rehearsal.did) == 5)
         lost = ["freeze", "withdraw_address", "lose", "thaw", "kill"]
-        assert stage.did == [(verb, "vm") for verb in lost]
+        assert rehearsal.did == [(verb, "vm") for verb in lost]
 
     lost = {"lost": {"frozen_sec": 0.01, "lives_sec": 0.1}}
     play(scene, events=events(({"boot": 1}, lost)))
 
 
 def test_a_fault_of_an_event_is_the_vms_own() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
-        first, second = stage.faults.shown()
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
+        first, second = rehearsal.faults.shown()
         assert (first["match"]["object"], first["match"]["vm"]) == ("HEAD", "vm")
         assert "vm" not in second["match"]
-        stage.director.remove()
-        assert stage.faults.shown() == []
+        rehearsal.director.remove()
+        assert rehearsal.faults.shown() == []
 
     play(
         scene,
@@ -455,16 +459,16 @@ def test_a_fault_of_an_event_is_the_vms_own() -> None:
 
 
 def test_bindings_work_late_for_the_target() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.director.bound([("projects/p", "roles/x", "m", "")])
-        await stage.boot("vm")
-        await stage.boot("twin", "experiments/dev-baseline")
+    async def scene(rehearsal: Rehearsal) -> None:
+        rehearsal.director.bound([("projects/p", "roles/x", "m", "")])
+        await rehearsal.boot("vm")
+        await rehearsal.boot("baseline", "experiments/dev-baseline")
         key, vm = ("projects/p", "roles/x", "m", ""), Caller("m", "vm", "vm")
-        assert not stage.director.in_force(key, vm)
-        assert stage.director.in_force(key, Caller("m", "twin", "twin"))
-        assert stage.director.in_force(("projects/p", "roles/old", "m", ""), vm)
-        stage.clock.time += 5
-        assert stage.director.in_force(key, vm)
+        assert not rehearsal.director.in_force(key, vm)
+        assert rehearsal.director.in_force(key, Caller("m", "baseline", "baseline"))
+        assert rehearsal.director.in_force(("projects/p", "roles/old", "m", ""), vm)
+        rehearsal.clock.time += 5
+        assert rehearsal.director.in_force(key, vm)
 
     play(scene, target="dev", world={"iam_delay_sec": 5})
 
@@ -489,44 +493,46 @@ def test_spot_lifetimes_are_the_fitted_ones() -> None:
 
 
 def test_vms_die_at_the_ages_that_are_drawn() -> None:
-    async def scene(stage: Stage) -> None:
+    async def scene(rehearsal: Rehearsal) -> None:
         for vm in "abc":
-            await stage.boot(vm)
-        await stage.until(lambda: len(stage.did) == 2)
-        assert stage.did == [("preempt", "b"), ("preempt", "a")]
-        assert [entry["age_sec"] for entry in stage.director.shown()["log"]] == [10.0, 40.0]
+            await rehearsal.boot(vm)
+        await rehearsal.until(lambda: len(rehearsal.did) == 2)
+        assert rehearsal.did == [("preempt", "b"), ("preempt", "a")]
+        assert [entry["age_sec"] for entry in rehearsal.director.shown()["log"]] == [10.0, 40.0]
 
     play(scene, speed=1000, world={"lifetimes": {"ages_sec": [40, 10]}})
 
 
 def test_the_daily_preemption_takes_every_vm_again_and_again() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("a")
-        await stage.until(lambda: stage.did == [("preempt", "a")])
-        await stage.boot("b")
-        await stage.until(lambda: stage.did[-2:] == [("preempt", "a"), ("preempt", "b")])
-        stage.director.on_report("a", "exited")
-        before = len(stage.did)
-        await stage.until(lambda: len(stage.did) > before)
-        assert set(stage.did[before:]) == {("preempt", "b")}
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("a")
+        await rehearsal.until(lambda: rehearsal.did == [("preempt", "a")])
+        await rehearsal.boot("b")
+        await rehearsal.until(lambda: rehearsal.did[-2:] == [("preempt", "a"), ("preempt", "b")])
+        rehearsal.director.on_report("a", "exited")
+        before = len(rehearsal.did)
+        await rehearsal.until(lambda: len(rehearsal.did) > before)
+        assert set(rehearsal.did[before:]) == {("preempt", "b")}
 
     play(scene, speed=1000, world={"daily_preemption": {"every_sec": 100, "at_sec": 60}})
 
 
 def test_a_stopping_vm_loses_its_network_and_its_gpu() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.boot("vm")
-        stage.director.on_report("vm", "stopping")
-        await stage.until(lambda: stage.director.is_cut_off(Call("GET", [], None, "vm", "vm")))
-        assert stage.did == [("signal", "vm", "-m outlast.trainers", 6)]
-        assert not await stage.write("vm", "boots/vm-0.json")
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("vm")
+        rehearsal.director.on_report("vm", "stopping")
+        await rehearsal.until(
+            lambda: rehearsal.director.is_cut_off(Call("GET", [], None, "vm", "vm"))
+        )
+        assert rehearsal.did == [("signal", "vm", "-m outlast.trainers", 6)]
+        assert not await rehearsal.write("vm", "boots/vm-0.json")
 
     play(scene, world={"shutdown": {"network_lost_sec": 0.01, "gpu_lost_sec": 0}})
 
 
 def test_a_boot_in_trouble_is_one_of_those_named() -> None:
-    async def scene(stage: Stage) -> None:
-        first, second = await stage.boot("a"), await stage.boot("b")
+    async def scene(rehearsal: Rehearsal) -> None:
+        first, second = await rehearsal.boot("a"), await rehearsal.boot("b")
         assert set(first) == {"trouble"}
         assert set(second) == {"driver_fails"}
         answers = [first["trouble"].answer().status for _ in range(2)]
@@ -559,7 +565,7 @@ def test_a_scenario_is_put_shown_and_taken_away(cloud: LocalCloud) -> None:
         assert shown["document"]["events"][0]["times"] == 3
         bad = cloud.call("PUT", path, json={**document, "sped": 2})
         assert bad.status_code == 400
-        assert bad.json()["error"]["message"].startswith("sped: is no key of a scenario")
+        assert bad.json()["error"]["message"].startswith("sped: is not a key of a scenario")
         assert cloud.call("GET", path).json() == shown, "a bad one leaves the good one in force"
         read = cloud.object("GET", "b", "experiments/dev/x")
         assert (read.status_code, cloud.object("GET", "b", "x").status_code) == (503, 404)

@@ -34,7 +34,7 @@ LONGEST_INSTALL_SEC = 60.0
 ID = str(time.time_ns())
 OTHER_ID = str(int(ID) + 1)
 
-# Forks twice, in a session of its own, so that init is the parent; says its pid in $1.
+# Forks twice, in a separate session, so that init is the parent; says its pid in $1.
 STRAY = """
 import os, sys, time
 if os.fork() == 0:
@@ -67,7 +67,7 @@ while len(pids) < 12:
 watch("first", pids)
 """
 
-# A daemon by the book, which also ignores SIGTERM: a session of its own, init for a parent, no
+# A daemon by the book, which also ignores SIGTERM: a separate session, init for a parent, no
 # environment, no open file, at home nowhere. Says its pid in $1.
 DAEMON = """
 import os, signal, sys

@@ -67,8 +67,8 @@ def health(cloud: FullCloud, group: str) -> str:
 
 @pytest.mark.rehearsal
 @pytest.mark.timeout(400)
-def test_a_hung_vm_is_shown_or_made_anew(full_cloud: FullCloud) -> None:
-    """Two VMs that listen on one port, each at its own address; nobody is asked through a closed
+def test_a_hung_vm_is_shown_or_recreated(full_cloud: FullCloud) -> None:
+    """Two VMs that listen on one port, each at its own address; no VM is asked through a closed
     firewall."""
     body = template_body(**script(BOOT), tags={"items": [TAG]})
     full_cloud.ok("POST", f"{BASE}/global/instanceTemplates", body)
@@ -105,14 +105,14 @@ def test_a_hung_vm_is_shown_or_made_anew(full_cloud: FullCloud) -> None:
 
     for one in before.values():
         (full_cloud.state / "vms" / one["id"] / "root/run/hang").touch()
-    anew = wait(
+    recreated = wait(
         lambda: (
             (found := member(full_cloud, "repaired"))["id"] not in (None, before["repaired"]["id"])
             and found["health"] == "HEALTHY"
         ),
         "the hung VM is recreated",
     )
-    assert anew
+    assert recreated
     found = wait(
         lambda: (one := member(full_cloud, "observed"))["health"] == "UNHEALTHY" and one,
         "the observed VM turns UNHEALTHY",

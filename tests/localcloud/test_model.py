@@ -94,7 +94,7 @@ def test_the_successor_of_a_vm_taken_for_dead_has_its_name_and_address(world: Wo
     assert lost.address != other.address
     before = (lost.name, lost.address)
     world.fleet.lose(lost)
-    del world.machines.live[lost.id]  # what it still does is nobody's business
+    del world.machines.live[lost.id]  # what it still does must not matter
     stranger = world.fleet.add_instance(lost.zone, "stranger", lost.properties)
     world.machines.settle()
     world.pass_time()
@@ -512,7 +512,7 @@ def test_a_canary_has_as_many_vms_as_it_asks_for(
 
 
 def test_a_canary_that_waits_gets_the_vms_that_come(world: World) -> None:
-    """Opportunistic: nobody is replaced, whoever comes anew is of the version that has too few."""
+    """Opportunistic: no VM is replaced; a recreated VM gets the version that has too few."""
     group = world.group(size=3, updatePolicy={"replacementMethod": "RECREATE"})
     canary(world, group, fixed=1)
     assert held(group) == [3, 0]

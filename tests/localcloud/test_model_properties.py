@@ -149,7 +149,7 @@ class Anything(RuleBasedStateMachine):
     # What is done
 
     def _settle(self) -> None:
-        """The commands are done, but VMs told to stop are still up."""
+        """The commands are done, but VMs that must stop are still up."""
         target = self.group.target_size
         before = len(self.world.machines.log)
         self.world.machines.settle(exits=False)
@@ -426,7 +426,7 @@ def test_rolling_update_keeps_to_its_limits_at_every_moment(
 ) -> None:
     """Never more VMs than target and surge, never fewer up than may be missing, in any order in
     which old VMs end and new ones come up; then all are new, of a canary as many as it asks for,
-    and nobody was replaced who need not be."""
+    and no other member was replaced."""
     world = World()
     world.template("t1", provisioningModel="SPOT")
     policy = {"type": "PROACTIVE", "minimalAction": "REPLACE", **replacing}

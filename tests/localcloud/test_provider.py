@@ -304,8 +304,8 @@ def test_check_fills_in_name_project_and_zone(engine: Engine):
     assert inputs[DEFAULTS] == ["project", "zone", "name"]
     again, _ = engine.check(GROUP, {"baseInstanceName": "a", "versions": []}, inputs, seed=b"2")
     assert again["name"] == inputs["name"]
-    anew, _ = engine.check(GROUP, {"baseInstanceName": "a", "versions": []}, seed=b"2")
-    assert anew["name"] != inputs["name"]
+    again, _ = engine.check(GROUP, {"baseInstanceName": "a", "versions": []}, seed=b"2")
+    assert again["name"] != inputs["name"]
 
 
 def test_check_names_inputs_that_it_does_not_know_and_those_that_lack(engine: Engine):
@@ -328,7 +328,7 @@ def test_a_look_up_is_refused_by_name(engine: Engine):
 
 
 def test_stacks_have_their_own_configuration(engine: Engine, stub):
-    other = Engine(stub, "calm")
+    other = Engine(stub, "baseline")
     other.configure(project="another", zone="us-east1-b")
     inputs = {"baseInstanceName": "a", "versions": []}
     assert engine.check(GROUP, inputs)[0]["project"] == PROJECT
@@ -687,7 +687,7 @@ def live_out(
     change: dict[str, Any],
     replaces: dict[str, Any],
 ) -> None:
-    """A resource's life: made, read, imported, changed in place, replaced where it must be."""
+    """A resource's life: made, read, imported, changed in place, replaced if it must be."""
     id, checked, state = engine.create(token, inputs)
     assert engine.read(token, id, checked, state)[1] == checked, "a refresh changes nothing"
     same = engine.diff(token, checked, inputs)

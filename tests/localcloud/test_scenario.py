@@ -76,8 +76,8 @@ def test_every_phase_may_be_named() -> None:
     [
         ([], "scenario: must be a mapping"),
         ({"name": "x"}, "about: is missing"),
-        ({**MINIMAL, "evnts": []}, "evnts: is no key of a scenario"),
-        (event({"whne": 1}), "events[0].when.whne: is no key of a scenario"),
+        ({**MINIMAL, "evnts": []}, "evnts: is not a key of a scenario"),
+        (event({"whne": 1}), "events[0].when.whne: is not a key of a scenario"),
         (event({"phase": "lunch"}), "events[0].when.phase 'lunch': must be 'boot', 'setup', "),
         (event({"phase": "boot", "attempt": 2}), "events[0].when: attempt 2: phase 'boot' comes"),
         (event({"phase": "end", "share": 0.2}), "events[0].when: share 0.2: phase 'end' has no"),
@@ -91,10 +91,10 @@ def test_every_phase_may_be_named() -> None:
         (event({"boot": 3}, times=2), "events[0]: times 2: boot 3 comes once; must be 1"),
         (event({"attempt": 3}, times=4), "events[0]: times 4: attempt 3 comes once; must be 1"),
         (event({}, {"thaw": {"boot": 1, "attempt": 1}}), "events[0].do.thaw: boot 1 and attempt 1"),
-        (event({}, {"explode": {}}), "events[0].do.explode: is no key of a scenario"),
+        (event({}, {"explode": {}}), "events[0].do.explode: is not a key of a scenario"),
         (event({}, {"kill": {}, "stop": {}}), "events[0].do: must have exactly one action, has ki"),
         (event({}, {}), "events[0].do: must have exactly one action, has none"),
-        (event({}, {"kill": {"now": True}}), "events[0].do.kill.now: is no key of a scenario"),
+        (event({}, {"kill": {"now": True}}), "events[0].do.kill.now: is not a key of a scenario"),
         (event({}, {"stays-stopping": None}), "events[0].do.stays-stopping.for_sec: is missing"),
         (
             event({}, {"capacity": {"zone": "mars-1a"}}),
@@ -104,7 +104,10 @@ def test_every_phase_may_be_named() -> None:
             event({}, {"signal": {"process": "(", "signal": "KILL"}}),
             "events[0].do.signal.process '(': must be a regular expression",
         ),
-        (event({}, {"fault": {"do": {"explode": 1}}}), "events[0].do.fault.do.explode: is no key"),
+        (
+            event({}, {"fault": {"do": {"explode": 1}}}),
+            "events[0].do.fault.do.explode: is not a key",
+        ),
         (
             event({}, {"fault": {"do": {"reset": False}}}),
             "events[0].do.fault.do: must name at least one action",
@@ -128,7 +131,7 @@ def test_every_phase_may_be_named() -> None:
             "world.zones.us-central1-a.capacity[0]: to_sec 3: must be after from_sec 8",
         ),
         (world(quota=[{"metric": "cpus", "limit": 0}]), "world.quota[0].metric 'cpus': must match"),
-        (world(switches={"nope": 1}), "world.switches: 'nope' is no switch"),
+        (world(switches={"nope": 1}), "world.switches: 'nope' is not a switch"),
         (
             world(switches={"limit_lowers_target": 3}),
             "world.switches: limit_lowers_target 3: must be true or false",
@@ -141,7 +144,10 @@ def test_every_phase_may_be_named() -> None:
             world(switches={"retry_delay_sec": 10**400}),
             "world.switches: retry_delay_sec 1000000000",
         ),
-        (world(faults=[{"do": {"status": 503}, "wehn": 1}]), "world.faults[0].wehn: is no key of"),
+        (
+            world(faults=[{"do": {"status": 503}, "wehn": 1}]),
+            "world.faults[0].wehn: is not a key of",
+        ),
         (
             world(faults=[{"id": "a", "do": {"reset": True}}, {"id": "a", "do": {"status": 503}}]),
             "scenario: id 'a' of a fault: is there twice",
@@ -218,16 +224,16 @@ def test_check_prints_the_document_or_one_sentence(
     for text, says in (
         ("{name: y, about: One sentence.}", "name 'y': must be the file's own, 'x'"),
         ("{name: x, about: A., events: [{when: {}}]}", "events[0].do: is missing"),
-        ("events: [", "line 1: is no YAML"),
+        ("events: [", "line 1: is not YAML"),
         ("name: x\nabout: A.\nevents: []\nevents: []", "line 4: key 'events' is there twice; keep"),
         ("name: x\nabout: A.\nstack: &s\n  a: *s", "line 4: *s is an alias; write out what it"),
         ("a: &a [x, x]\nb: [*a, *a]", "line 2: *a is an alias; write out what it stands for"),
-        ("seed: " + "9" * 5000, "is no YAML (Exceeds the limit (4300 digits)"),
+        ("seed: " + "9" * 5000, "is not YAML (Exceeds the limit (4300 digits)"),
         ("# nothing\n", "x.yaml: is empty; docs/scenarios.md lists the keys"),
         ("#" * (1 << 20) + "\n", "x.yaml: is above 1048576 bytes"),
-        ("name: x\nabout: A.\n? [a]\n: b", "is no YAML (found unhashable key)"),
-        ("name: x\n" + "a: {" * 3000, "is no YAML"),
-        ("\x00", "is no YAML"),
+        ("name: x\nabout: A.\n? [a]\n: b", "is not YAML (found unhashable key)"),
+        ("name: x\n" + "a: {" * 3000, "is not YAML"),
+        ("\x00", "is not YAML"),
     ):
         file.write_text(text)
         assert main(["check", str(file)]) == 64
@@ -239,7 +245,7 @@ def test_check_prints_the_document_or_one_sentence(
     for path, says in (
         (tmp_path / "absent.yaml", "absent.yaml: no such file or directory; name a scenario file"),
         (tmp_path, "is a directory; name a scenario file"),
-        (file, "x.yaml: is no text; name a scenario file"),
+        (file, "x.yaml: is not text; name a scenario file"),
     ):
         assert main(["check", str(path)]) == 64
         assert says in capsys.readouterr().err
@@ -252,7 +258,7 @@ def test_serve_refuses_a_bad_scenario_before_it_begins(
     file.write_text("{name: x, about: A., sped: 2}")
     state = tmp_path / "state"
     assert main(["serve", "--state", str(state), "--scenario", str(file)]) == 64
-    assert capsys.readouterr().err.startswith("rehearsal: sped: is no key of a scenario")
+    assert capsys.readouterr().err.startswith("rehearsal: sped: is not a key of a scenario")
     assert not state.exists()
 
 

@@ -17,7 +17,7 @@ from tests.localcloud.test_compute import (
 ZONE = "us-central1-a"
 GROUPS = f"{BASE}/zones/{ZONE}/instanceGroupManagers"
 PATH = "/_local/scenario"
-OURS, TWIN = "dev-0123456789", "dev-baseline-0123456789"
+OURS, BASELINE = "dev-0123456789", "dev-baseline-0123456789"
 LATER_SEC = 3600
 """Of the cloud's clock; no test waits for what is due then."""
 
@@ -97,8 +97,8 @@ def test_a_zone_without_room_lets_nobody_of_the_target_in_for_a_time(cloud: Loca
     window = {"to_sec": LATER_SEC, "vms": 0}
     put(cloud, world={"zones": {ZONE: {"capacity": [window]}}})
     make_group(cloud)
-    make_group(cloud, TWIN)
-    running(cloud, TWIN)
+    make_group(cloud, BASELINE)
+    running(cloud, BASELINE)
     wait(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in errors(cloud))
     assert not vms(cloud)
     # The same at a speed at which the hour has soon passed.
@@ -160,7 +160,7 @@ def test_a_dead_vm_finds_its_zone_full_until_there_is_room_again(cloud: LocalClo
     assert "ZONE_RESOURCE_POOL_EXHAUSTED" in errors(cloud)
 
 
-def test_preempted_stopped_and_deleted_vms_are_made_anew(cloud: LocalCloud) -> None:
+def test_preempted_stopped_and_deleted_vms_are_recreated(cloud: LocalCloud) -> None:
     actions = ["preempt", "stop", "delete", "lost"]
     events = [{"when": {"boot": n}, "do": {do: {}}} for n, do in enumerate(actions, 1)]
     put(cloud, events=events)
@@ -210,11 +210,11 @@ def test_lifetimes_end_vms_at_the_ages_that_are_drawn(cloud: LocalCloud) -> None
 def test_the_daily_preemption_preempts_day_by_day(cloud: LocalCloud) -> None:
     put(cloud, speed=86400, world={"daily_preemption": {"at_sec": 3600}})
     make_group(cloud)
-    make_group(cloud, TWIN)
-    twin = running(cloud, TWIN)
+    make_group(cloud, BASELINE)
+    baseline = running(cloud, BASELINE)
     wait(lambda: len(played(cloud)) >= 2)
     assert {entry["do"] for entry in played(cloud)} == {"preempt"}
-    assert running(cloud, TWIN)["id"] == twin["id"]
+    assert running(cloud, BASELINE)["id"] == baseline["id"]
 
 
 def test_a_family_gets_a_newer_image(cloud: LocalCloud) -> None:
@@ -269,9 +269,9 @@ def test_serve_plays_a_file_from_the_start_for_everybody(tmp_path: Path) -> None
     try:
         make_group(cloud)
         running(cloud)
-        make_group(cloud, TWIN)
-        wait(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in errors(cloud, TWIN))
-        assert not vms(cloud, TWIN)
+        make_group(cloud, BASELINE)
+        wait(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in errors(cloud, BASELINE))
+        assert not vms(cloud, BASELINE)
         assert ok(cloud, "GET", PATH)["document"]["name"] == "full"
     finally:
         assert cloud.stop() == 0

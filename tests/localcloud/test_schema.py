@@ -67,7 +67,7 @@ class Served:
 
 
 def check_whole(api: str, schema: str, content: Any) -> None:
-    """AssertionError where an answer lacks what identifies a thing, or one in its list does."""
+    """AssertionError if an answer lacks what identifies a thing, or one in its list does."""
     known = discovery.properties(api, schema)
     for name in IDENTITY:
         if name in known and (schema, name) not in NOT_ALWAYS:

@@ -375,7 +375,7 @@ token="$(curl -s -H 'Metadata-Flavor: Google' "$base/service-accounts/default/to
   sed 's/.*"access_token": *"\\([^"]*\\)".*/\\1/')"
 for n in $(seq 1000); do
   curl -s -X POST -H "Authorization: Bearer $token" --data-binary "$n" \\
-    "$STORAGE_EMULATOR_HOST/upload/storage/v1/b/vm-bucket/o?uploadType=media&name=beat/$$-$n"
+    "$STORAGE_EMULATOR_HOST/upload/storage/v1/b/vm-bucket/o?uploadType=media&name=heartbeat/$$-$n"
   sleep 0.05
 done
 """
@@ -464,8 +464,8 @@ def vm_cloud(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCl
         cloud.http.close()
 
 
-def beats(cloud: LocalCloud) -> set[str]:
-    page = cloud.call("GET", "/storage/v1/b/vm-bucket/o", params={"prefix": "beat/"}).json()
+def heartbeats(cloud: LocalCloud) -> set[str]:
+    page = cloud.call("GET", "/storage/v1/b/vm-bucket/o", params={"prefix": "heartbeat/"}).json()
     return {item["name"].partition("/")[2].partition("-")[0] for item in page.get("items", [])}
 
 
@@ -475,11 +475,11 @@ def alive(pids: list[int]) -> list[int]:
 
 @pytest.mark.rehearsal
 def test_fault_kills_the_vm_that_sent_the_request(vm_cloud: LocalCloud) -> None:
-    vm_cloud.add_fault("before", {"kill_vm": True}, object="^beat/", nth=3)
+    vm_cloud.add_fault("before", {"kill_vm": True}, object="^heartbeat/", nth=3)
     wait_until(lambda: vm_cloud.events("fault"), "no object of the VM arrived")
     assert vm_cloud.events("fault")[0]["vm"].startswith("trainer-")
     assert vm_cloud.events("fault-missed") == []
-    wait_until(lambda: len(beats(vm_cloud)) == 2, "the group did not recreate the VM")
+    wait_until(lambda: len(heartbeats(vm_cloud)) == 2, "the group did not recreate the VM")
 
 
 @pytest.mark.rehearsal
@@ -496,7 +496,7 @@ def test_a_vm_may_do_what_its_service_account_may(vm_cloud: LocalCloud) -> None:
     others = ("other-bucket", "policy", "groups", "delete", "control")
     expected = {f"{who}-{what}": "403" for who in ("token", "none") for what in others}
     expected |= {"token-own-bucket": "200", "none-own-bucket": "200"}
-    # A token that nobody has issued is nobody's, though it comes from the VM.
+    # A token that was not issued has no owner, though it comes from the VM.
     expected |= {f"wrong-{what}": "401" for what in ("own-bucket", *others)}
     assert answers == expected
     # The same without a token from outside of the VMs is the owner's.
@@ -506,7 +506,7 @@ def test_a_vm_may_do_what_its_service_account_may(vm_cloud: LocalCloud) -> None:
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_vms_die_with_the_cloud(vm_cloud: LocalCloud, number: int) -> None:
-    wait_until(lambda: beats(vm_cloud), "no object of the VM arrived")
+    wait_until(lambda: heartbeats(vm_cloud), "no object of the VM arrived")
     pids = vm_cloud.call("GET", "/_local/audit").json()["pids"]
     assert len(alive(pids)) >= 2
     vm_cloud.stop(number)
@@ -515,7 +515,7 @@ def test_vms_die_with_the_cloud(vm_cloud: LocalCloud, number: int) -> None:
 
 @pytest.mark.rehearsal
 def test_reset_kills_vms_and_the_cloud_goes_on(vm_cloud: LocalCloud) -> None:
-    wait_until(lambda: beats(vm_cloud), "no object of the VM arrived")
+    wait_until(lambda: heartbeats(vm_cloud), "no object of the VM arrived")
     pids = vm_cloud.call("GET", "/_local/audit").json()["pids"]
     assert vm_cloud.call("POST", "/_local/reset").status_code == 200
     assert not alive(pids)
@@ -623,7 +623,7 @@ LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}
 
 @pytest.mark.rehearsal
 def test_nothing_is_reachable_from_another_machine(vm_cloud: LocalCloud, tmp_path: Path) -> None:
-    wait_until(lambda: beats(vm_cloud), "no object of the VM arrived")
+    wait_until(lambda: heartbeats(vm_cloud), "no object of the VM arrived")
     assert listeners(vm_cloud.process.pid) == {"0100007F"}  # the metadata servers too
     state = tmp_path / "with-provider"
     cloud = LocalCloud(state, "-m", "outlast.localcloud", "serve", "--state", str(state))

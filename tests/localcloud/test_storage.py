@@ -108,11 +108,11 @@ def test_preconditions(
 
 
 def test_second_write_in_a_second_is_refused(cloud: LocalCloud, bucket: str) -> None:
-    assert cloud.put(bucket, "beat").status_code == 200
-    soon = cloud.put(bucket, "beat")
+    assert cloud.put(bucket, "heartbeat").status_code == 200
+    soon = cloud.put(bucket, "heartbeat")
     assert (soon.status_code, reason(soon)) == (429, "rateLimitExceeded")
     time.sleep(1.01)
-    assert cloud.put(bucket, "beat").status_code == 200
+    assert cloud.put(bucket, "heartbeat").status_code == 200
 
 
 # Uploads
@@ -386,7 +386,7 @@ def test_the_write_limit_can_be_switched_off(own_cloud: LocalCloud) -> None:
     bucket = make_bucket(own_cloud)
     switch = {"write_interval_sec": 0}
     assert own_cloud.call("POST", "/_local/switches", json=switch).status_code == 200
-    assert [own_cloud.put(bucket, "beat").status_code for _ in range(3)] == [200] * 3
+    assert [own_cloud.put(bucket, "heartbeat").status_code for _ in range(3)] == [200] * 3
     bad = own_cloud.call("POST", "/_local/switches", json={"write_interval_sec": "soon"})
     assert bad.status_code == 400
 
@@ -604,11 +604,11 @@ def test_the_journal_does_not_grow_for_ever(
     monkeypatch.setattr("outlast.localcloud.storage.journal.COMPACT_FROM", 50)
     journal = Journal(tmp_path / "journal")
     for number in range(1000):
-        journal.write(("t", f"beat-{number % 3}", {"n": number}))
+        journal.write(("t", f"heartbeat-{number % 3}", {"n": number}))
     journal.close()
     assert (tmp_path / "journal").stat().st_size < 5000
     again = Journal(tmp_path / "journal")
-    assert dict(again.table("t")) == {f"beat-{n % 3}": {"n": n} for n in range(997, 1000)}
+    assert dict(again.table("t")) == {f"heartbeat-{n % 3}": {"n": n} for n in range(997, 1000)}
     again.close()
 
 

@@ -25,7 +25,7 @@ class FakeSupervisor:
         self.restore: Path | None = None
         self.step = 0
         self.every = "1"
-        self.places: list[Path] = []
+        self.scratch: list[Path] = []
         self.instead_of_welcome: Message | None = None
         self.push_before_welcome: Message | None = None
         self.on_snapshot: Reply = FakeSupervisor.commit
@@ -40,7 +40,7 @@ class FakeSupervisor:
         self.gone = threading.Event()
         self._kept = itertools.count()
         self._channel: Channel | None = None
-        self._listener = protocol.Listener(self.socket)
+        self._listener = protocol.ServerSocket(self.socket)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -122,7 +122,7 @@ class FakeSupervisor:
                     rows=str(rows),
                     term=1,
                     checkpoint_every=self.every,
-                    places=[str(place) for place in self.places],
+                    scratch=[str(place) for place in self.scratch],
                 )
             )
             for message in channel:
@@ -141,7 +141,7 @@ class FakeSupervisor:
 
 @contextlib.contextmanager
 def stopping_early(supervisor: FakeSupervisor) -> Iterator[None]:
-    """Every training of this process is told to stop while it hands its first snapshot over, and so
+    """Every training of this process has to stop while it hands its first snapshot over, and so
     makes one step more: it does not wait for the answer, and could have made any number."""
     told = threading.Event()
     hand_over, on_snapshot = Session.hand_over, supervisor.on_snapshot

@@ -39,7 +39,7 @@ def run(tmp_path: Path, argv: Sequence[str], **more: str) -> subprocess.Complete
 
 @contextlib.contextmanager
 def started(tmp_path: Path, argv: Sequence[str], **more: str) -> Iterator["subprocess.Popen[str]"]:
-    """A trainer in a process group of its own, as a terminal makes it."""
+    """A trainer in a separate process group, as a terminal makes it."""
     process = subprocess.Popen(
         argv,
         cwd=tmp_path,

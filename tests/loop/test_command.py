@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from outlast import protocol
-from outlast.base import tree
+from outlast.base import process_tree
 from outlast.protocol import Accepted, Committed, Complete, Error, Snapshot, Stop, Tick
 from tests.loop import programs
 from tests.loop.fake_supervisor import FakeSupervisor
@@ -47,7 +47,7 @@ class Place:
         self.temporary = folder
         self.home = folder / "home"
         self.checkpoint = self.home / "checkpoint"
-        self.options = ["--home", str(self.home), "--quiet-sec", "0.4"]
+        self.options = ["--home", str(self.home), "--checkpoint-quiet-sec", "0.4"]
 
     @contextlib.contextmanager
     def running(self, *command: str) -> Iterator["subprocess.Popen[str]"]:
@@ -208,7 +208,7 @@ def test_a_mark_of_one_folder_takes_that_alone(place: Place) -> None:
     ("mark", "code", "sentence"),
     [
         ("outlast mark /tmp", 64, "/tmp: is not in CHECKPOINT_DIR"),
-        ("outlast mark $CHECKPOINT_DIR/gone", 64, "gone: is no folder"),
+        ("outlast mark $CHECKPOINT_DIR/gone", 64, "gone: is not a folder"),
         ("outlast mark", 1, "holds no files"),
         ("outlast mark a b", 64, "usage: outlast mark [DIR]"),
     ],
@@ -301,7 +301,7 @@ def test_what_cannot_be_copied_is_said_and_training_goes_on(place: Place) -> Non
 
 
 def test_a_long_fetch_is_no_silence(place: Place) -> None:
-    """The supervisor fetches; whoever asked shows that it lives, and heeds a stop."""
+    """The supervisor fetches; the asking process shows that it is alive, and obeys a stop."""
 
     def long(asked: protocol.Fetch) -> protocol.Message:
         wait_until(lambda: bool(place.supervisor.of(Tick)), "no connection")
@@ -342,7 +342,7 @@ TRAPS = (
 
 
 def test_a_script_that_saves_on_sigterm_gets_the_chance(place: Place) -> None:
-    """And its exit 0 is no completion."""
+    """And its exit 0 is not a completion."""
     with place.running("--shell", "--", TRAPS) as process:
         wait_until((place.home / "ready").exists, "the command did not begin")
         place.supervisor.push(Stop(20.0))
@@ -393,7 +393,7 @@ def test_background_processes_hear_the_stop_and_die(place: Place) -> None:
 
 
 DAEMON = "env -i /bin/sh -c 'setsid sleep 600 & echo $! > daemon.tmp'; mv daemon.tmp daemon"
-"""In a session of its own, without its environment and its parent: a trained daemon."""
+"""In a separate session, without its environment and its parent: a trained daemon."""
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_daemons_are_stopped_and_those_that_ended_are_reaped(place: Place) -> No
         assert lives(daemon)
 
         def dead() -> list[int]:
-            children = tree._children().get(process.pid, {})
+            children = process_tree._children().get(process.pid, {})
             return [pid for pid, state in children.items() if state == "Z"]
 
         wait_until(lambda: not dead(), "they are not reaped")
@@ -447,7 +447,7 @@ def test_a_stop_that_wants_no_snapshot_gets_none(place: Place) -> None:
 
 def commands_of(runner: int) -> list[int]:
     found = []
-    for pid in tree._descendants(runner):
+    for pid in process_tree._descendants(runner):
         with contextlib.suppress(OSError):  # of others the shell's sleep has just ended
             if os.getpgid(pid) == pid and b"trap" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
@@ -459,7 +459,7 @@ def test_a_signal_to_everybody_is_no_completion(place: Place) -> None:
     with place.running("--shell", "--", TRAPS) as process:
         wait_until((place.home / "ready").exists, "the command did not begin")
         mark = f"{protocol.SOCKET_VARIABLE}={place.supervisor.socket}"
-        assert process.pid in tree.marked(mark)
+        assert process.pid in process_tree.marked(mark)
         process.send_signal(signal.SIGTERM)
         (command,) = commands_of(process.pid)
         os.kill(command, signal.SIGTERM)
@@ -558,18 +558,18 @@ def test_a_supervisor_that_has_gone_ends_the_command(place: Place) -> None:
     assert not lives(int(pid.read_text()))
 
 
-# -- In a folder, with a supervisor of its own: scripts that were not written for it
+# -- In a folder, with its own supervisor: scripts that were not written for it
 
 
 def perceptron(run_dir: Path) -> list[str]:
     script = ["python3", str(EXAMPLES / "perceptron.py"), "--epochs", "20"]
     script += ["--checkpoints", "{checkpoint}", "--output", "{result}/weights.json"]
-    return [*RUNNER, "--run-dir", str(run_dir), "--quiet-sec", "0.2", "--", *script]
+    return [*RUNNER, "--run-dir", str(run_dir), "--checkpoint-quiet-sec", "0.2", "--", *script]
 
 
 def test_a_python_script_killed_again_and_again(tmp_path: Path) -> None:
-    calm = programs.run(tmp_path, perceptron(tmp_path / "calm"))
-    assert calm.returncode == 0, calm.stderr
+    baseline = programs.run(tmp_path, perceptron(tmp_path / "baseline"))
+    assert baseline.returncode == 0, baseline.stderr
     run_dir = tmp_path / "run"
     for least in (1, 2, 3):
         with programs.started(tmp_path, perceptron(run_dir), PACE="0.7") as process:
@@ -580,7 +580,7 @@ def test_a_python_script_killed_again_and_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     begins = int(done.stdout.splitlines()[0].removeprefix("begins after epoch "))
     assert begins >= 3
-    assert programs.result_of(run_dir) == programs.result_of(tmp_path / "calm")
+    assert programs.result_of(run_dir) == programs.result_of(tmp_path / "baseline")
     assert not (run_dir / "live").exists()
 
 
@@ -653,15 +653,18 @@ def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         ),
         (["--data", "", "--", "true"], "--data: '': must be a path; leave it out for none"),
         (["--run-dir", "", "--", "true"], "--run-dir: '': must be a path; leave it out for none"),
-        (["--quiet-sec", "0", "--", "true"], "--quiet-sec: '0': must be a number of seconds above"),
+        (
+            ["--checkpoint-quiet-sec", "0", "--", "true"],
+            "--checkpoint-quiet-sec: '0': must be a number of seconds above",
+        ),
         (["--data"], "--data: expected one argument"),
         (
             ["--rundir", "x", "--", "true"],
-            "--rundir x: is no option of outlast train; did you mean",
+            "--rundir x: is not an option of outlast train; did you mean",
         ),
         (
             ["python", "train.py"],
-            "python train.py: is no option of outlast train; write the comman",
+            "python train.py: is not an option of outlast train; write the comman",
         ),
     ],
 )
@@ -743,17 +746,17 @@ def test_the_end_says_where_the_result_is(tmp_path: Path) -> None:
 # -- What is said of a run that has no checkpoint, or gets none
 
 
-ANEW = "so the same command starts from scratch"
+SCRATCH = "so the same command starts from scratch"
 
 
 @pytest.mark.parametrize(
     ("save", "says"),
     [
-        ("", f"it had written no checkpoint, {ANEW}"),
+        ("", f"it had written no checkpoint, {SCRATCH}"),
         (
             "echo 1 > $CHECKPOINT_DIR/a",
             "no checkpoint was complete yet (CHECKPOINT_DIR is once it holds still for 60 s, or "
-            f"outlast mark says so), {ANEW}",
+            f"outlast mark says so), {SCRATCH}",
         ),
         ("echo 1 > $CHECKPOINT_DIR/a; outlast mark", "the same command resumes from its last"),
     ],
@@ -761,7 +764,16 @@ ANEW = "so the same command starts from scratch"
 def test_a_failure_says_what_the_next_attempt_begins_with(
     tmp_path: Path, save: str, says: str
 ) -> None:
-    argv = [*RUNNER, "--run-dir", "run", "--quiet-sec", "60", "--shell", "--", f"{save}\nexit 3"]
+    argv = [
+        *RUNNER,
+        "--run-dir",
+        "run",
+        "--checkpoint-quiet-sec",
+        "60",
+        "--shell",
+        "--",
+        f"{save}\nexit 3",
+    ]
     done = programs.run(tmp_path, argv)
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].startswith("outlast: the command exited with 3; ")

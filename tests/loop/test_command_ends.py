@@ -160,7 +160,7 @@ def test_a_checkpoint_folder_that_became_a_link_is_one_again(tmp_path: Path) -> 
     line = f"ls $CHECKPOINT_DIR; rmdir $CHECKPOINT_DIR && ln -s {tmp_path}/disk $CHECKPOINT_DIR; "
     line += "[ -e $CHECKPOINT_DIR/m ] && cp $CHECKPOINT_DIR/m $RESULT_DIR && exit; "
     line += "echo m > $CHECKPOINT_DIR/m; sleep 600"
-    argv = [*RUNNER, "--run-dir", "run", "--quiet-sec", "0.3", "--shell", "--", line]
+    argv = [*RUNNER, "--run-dir", "run", "--checkpoint-quiet-sec", "0.3", "--shell", "--", line]
     with programs.started(tmp_path, argv) as process:
         programs.wait_for(lambda: programs.newest(tmp_path / "run") >= 1, process)
         process.kill()

@@ -168,7 +168,7 @@ def test_unchanged_files_are_linked_and_changed_ones_copied(
 ) -> None:
     (root / "big").write_bytes(b"b" * 5000)
     (root / "small").write_bytes(b"s" * 10)
-    # The files were left alone for long: nobody waits for that here.
+    # The files were left alone for long: the test does not wait for that.
     monkeypatch.setattr(folders, "SETTLED_NS", -(10**9))
     first = copier.take("snap-1")
     (root / "small").write_bytes(b"t" * 10)

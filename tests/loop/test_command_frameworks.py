@@ -26,7 +26,15 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def argv(run_dir: Path, script: str, *words: str) -> list[str]:
     runner = [sys.executable, "-m", "outlast.loop.command", "--run-dir", str(run_dir)]
-    return [*runner, "--quiet-sec", "0.4", "--", sys.executable, str(EXAMPLES / script), *words]
+    return [
+        *runner,
+        "--checkpoint-quiet-sec",
+        "0.4",
+        "--",
+        sys.executable,
+        str(EXAMPLES / script),
+        *words,
+    ]
 
 
 def killed_and_finished(

@@ -32,7 +32,7 @@ IGNORED = {
     "with variables and nohup": f"OMP_NUM_THREADS=1 nohup {CRASH}\necho finished",
     "in the background": f"{CRASH} &\nwait $!\necho finished",
     "in a script of the script": "bash inner.sh\necho finished",
-    "with a trap of its own": f"trap 'echo bye' EXIT\n{CRASH}\necho finished",
+    "with its own trap": f"trap 'echo bye' EXIT\n{CRASH}\necho finished",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.base import places as rooms
+from outlast.base import scratch_space
 from outlast.loop.command import kinds
 from outlast.loop.command.command import Command
 from outlast.loop.command.folder import Copier
@@ -126,8 +126,8 @@ def test_a_copy_goes_where_the_machine_has_the_memory(
         folder.mkdir()
     with (tmp_path / "root/model.bin").open("wb") as file:
         file.truncate(1 << 20)
-    monkeypatch.setattr(rooms, "in_memory", lambda folder: folder == places[0])
-    monkeypatch.setattr(rooms, "_available_memory", lambda: 3 << 19)
+    monkeypatch.setattr(scratch_space, "in_memory", lambda folder: folder == places[0])
+    monkeypatch.setattr(scratch_space, "_available_memory", lambda: 3 << 19)
     taken = Copier(tmp_path / "root", places).take("snap-1")
     assert taken.folder.parent == places[1]
 
@@ -281,7 +281,7 @@ for number in range(1, 400):
 )
 def test_saves_without_a_rest_are_kept_once_the_next_one_begins(place: Place, how: str) -> None:
     (place.folder / "saver.py").write_text(SAVER)
-    place.options[place.options.index("--quiet-sec") + 1] = "1.5"
+    place.options[place.options.index("--checkpoint-quiet-sec") + 1] = "1.5"
     with place.running("--", sys.executable, str(place.folder / "saver.py"), how) as process:
         wait_until(lambda: len(place.supervisor.committed) >= 3, "no snapshots")
         process.kill()

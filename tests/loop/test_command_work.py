@@ -161,7 +161,7 @@ for number in range(start + 1, int(sys.argv[1]) + 1):
 def test_a_checkpoint_folder_of_the_scripts_own(tmp_path: Path) -> None:
     """Killed; what it holds then is put aside, and the checkpoint is in its place."""
     (tmp_path / "train.py").write_text(OUT)
-    options = ["--run-dir", "run", "--checkpoint-dir", "./out", "--quiet-sec", "0.3"]
+    options = ["--run-dir", "run", "--checkpoint-dir", "./out", "--checkpoint-quiet-sec", "0.3"]
     argv = [*RUNNER, *options, "--", sys.executable, "train.py", "4"]
     with programs.started(tmp_path, argv, PACE="2") as process:
         programs.wait_for(lambda: programs.newest(tmp_path / "run") >= 2, process)

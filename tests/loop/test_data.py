@@ -1,4 +1,4 @@
-"""``outlast.data`` and ``init`` where no supervisor is: on a laptop, with real processes."""
+"""``outlast.data`` and ``init`` if no supervisor is: on a laptop, with real processes."""
 
 import json
 import os
@@ -197,7 +197,7 @@ def test_what_cannot_be_begun_with_is_a_sentence(folder: Path) -> None:
     for spoiled, says in (
         (pin[:-64] + 64 * "0", "BLAKE3 of its manifest is"),
         (pin.replace("/run/", "/none/"), "holds no run"),
-        (pin.replace("t000001", "t000009"), "is no checkpoint any more"),
+        (pin.replace("t000001", "t000009"), "is not a checkpoint any more"),
         ("model.bin", "must name a checkpoint with its digest"),
     ):
         next_dir = str(folder / f"next-{says[:3]}")
@@ -243,13 +243,13 @@ def test_a_copy_of_the_result_goes_where_it_is_told_to(folder: Path) -> None:
 
 
 def test_a_copy_that_fails_is_no_success_and_the_run_is_done(folder: Path) -> None:
-    """Whoever goes on with the copy must not find none; the same command tries again."""
+    """A process that continues the copy must find one; the same command tries again."""
     out = folder / "models"
     out.write_text("here first")
     said, errors = train(folder, "total", code=1, OUT=str(out))
     assert "made 6" in said and programs.head(folder / "run")["state"] == "done"
     assert f"model-output-path {out}: could not be written" in errors
-    assert "the training is complete, but its result is not where it should be" in errors
+    assert "the training is complete, but its result is not if it should be" in errors
     again, errors = train(folder, "total", code=1, OUT=str(out))
     assert "made" not in again and "Traceback" not in errors
     assert "outlast: this run is done, at step 6; its result is in" in errors.splitlines()[-1]

@@ -21,7 +21,7 @@ def training(total: int | None = TOTAL) -> Training:
 
 
 def ends(supervisor: FakeSupervisor) -> list[tuple[int, str]]:
-    """The steps and reasons of the completions that the supervisor was told of."""
+    """The steps and reasons of the completions that the supervisor got."""
     assert supervisor.gone.wait(60)
     return [(message.step, message.why) for message in supervisor.of(Complete)]
 

@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "['v'] is an array whose elements overlap",
     ),
     "subclass of int": (lambda: type("Own", (int,), {})(1), "['v']"),
-    "key without a value of its own": (lambda: {object(): 1}, "['v']"),
+    "key without a value": (lambda: {object(): 1}, "['v']"),
 }
 
 LATE: dict[str, Callable[[], Any]] = {

@@ -192,8 +192,8 @@ def test_a_paused_program_is_left_alone(tmp_path: Path) -> None:
         "import sys\n"
         "if 'outlast.supervisor' in sys.orig_argv:\n"
         "    from outlast.supervisor import metadata\n"
-        "    defaults = metadata.Waits.__init__.__defaults__\n"
-        "    metadata.Waits.__init__.__defaults__ = tuple(\n"
+        "    defaults = metadata.Timeouts.__init__.__defaults__\n"
+        "    metadata.Timeouts.__init__.__defaults__ = tuple(\n"
         "        1.0 if value == 1800.0 else value for value in defaults)\n"
     )
     path = f"{tmp_path}{os.pathsep}{programs.ROOT}"

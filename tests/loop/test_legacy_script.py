@@ -16,7 +16,17 @@ MORE = {"OMP_NUM_THREADS": "1"}
 def command(run_dir: Path) -> list[str]:
     runner = [sys.executable, "-m", "outlast.loop.command", "--run-dir", str(run_dir)]
     script = [sys.executable, str(SCRIPT), "--output", "{checkpoint}/model.pt"]
-    return [*runner, "--quiet-sec", "0.2", "--", *script, "--epochs", "160", "--save-every", "40"]
+    return [
+        *runner,
+        "--checkpoint-quiet-sec",
+        "0.2",
+        "--",
+        *script,
+        "--epochs",
+        "160",
+        "--save-every",
+        "40",
+    ]
 
 
 def test_killed_and_finished_with_the_same_bytes(
@@ -24,7 +34,7 @@ def test_killed_and_finished_with_the_same_bytes(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(programs, "WAIT_SEC", 240.0)
-    disturbed, calm = tmp_path / "disturbed", tmp_path / "calm"
+    disturbed, baseline = tmp_path / "disturbed", tmp_path / "baseline"
     with programs.started(tmp_path, command(disturbed), **MORE) as process:
         programs.wait_for(lambda: programs.newest(disturbed) >= 1, process)
         process.kill()
@@ -33,9 +43,9 @@ def test_killed_and_finished_with_the_same_bytes(
     assert done.returncode == 0, done.stderr
     assert "begins after epoch 0" not in done.stdout + done.stderr
     assert "begins after epoch" in done.stdout + done.stderr
-    assert programs.run(tmp_path, command(calm), **MORE).returncode == 0
+    assert programs.run(tmp_path, command(baseline), **MORE).returncode == 0
     first, second = (
         [path.read_bytes() for path in place.glob("*/result/checkpoint/model.pt")]
-        for place in (disturbed, calm)
+        for place in (disturbed, baseline)
     )
     assert len(first) == 1 and first == second

@@ -43,9 +43,9 @@ def argv(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The result of an undisturbed run."""
-    folder = tmp_path_factory.mktemp("calm")
+    folder = tmp_path_factory.mktemp("baseline")
     program = folder / "walk.py"
     program.write_text(PROGRAM)
     done = programs.run(folder, [sys.executable, str(program), str(folder / "run"), "1.0"])
@@ -54,7 +54,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def test_ctrl_c_twice_in_a_run_changes_nothing(
-    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+    tmp_path: Path, argv: list[str], baseline: dict[str, bytes]
 ) -> None:
     run_dir = tmp_path / "run"
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_ctrl_c_twice_in_a_run_changes_nothing(
     done = programs.run(tmp_path, argv)
     assert done.returncode == 0, done.stderr
     assert programs.head(run_dir)["term"] == 3
-    assert programs.result_of(run_dir) == calm
+    assert programs.result_of(run_dir) == baseline
     programs.wait_until_alone(tmp_path)
     assert not list((tmp_path / "tmp").iterdir()), "no socket and no work folder is left"
 
@@ -95,7 +95,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, argv: list[str]) -> None
 
 
 def test_ctrl_c_saves_the_step_though_nobody_reads_what_is_said(
-    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+    tmp_path: Path, argv: list[str], baseline: dict[str, bytes]
 ) -> None:
     """As with ``train.py 2>&1 | tee log``: the terminal's Ctrl-C ends the reader as well."""
     run_dir = tmp_path / "run"
@@ -114,11 +114,11 @@ def test_ctrl_c_saves_the_step_though_nobody_reads_what_is_said(
     assert programs.newest(run_dir) == made
     done = programs.run(tmp_path, [sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
-    assert programs.result_of(run_dir) == calm
+    assert programs.result_of(run_dir) == baseline
 
 
 def test_a_killed_trainer_loses_only_what_was_not_committed(
-    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+    tmp_path: Path, argv: list[str], baseline: dict[str, bytes]
 ) -> None:
     run_dir = tmp_path / "run"
     with programs.started(tmp_path, argv, PACE="0.05") as process:
@@ -129,11 +129,11 @@ def test_a_killed_trainer_loses_only_what_was_not_committed(
     done = programs.run(tmp_path, argv)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 5
-    assert programs.result_of(run_dir) == calm
+    assert programs.result_of(run_dir) == baseline
 
 
 def test_a_killed_supervisor_ends_the_trainer_with_a_sentence(
-    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+    tmp_path: Path, argv: list[str], baseline: dict[str, bytes]
 ) -> None:
     run_dir = tmp_path / "run"
     with programs.started(tmp_path, argv, PACE="0.05") as process:
@@ -145,11 +145,11 @@ def test_a_killed_supervisor_ends_the_trainer_with_a_sentence(
     assert err.strip().splitlines()[-1].startswith("outlast: the supervisor has gone")
     assert "Traceback" not in err
     assert programs.run(tmp_path, argv).returncode == 0
-    assert programs.result_of(run_dir) == calm
+    assert programs.result_of(run_dir) == baseline
 
 
 def test_an_error_leaves_the_run_open_for_the_mended_program(
-    tmp_path: Path, argv: list[str], calm: dict[str, bytes]
+    tmp_path: Path, argv: list[str], baseline: dict[str, bytes]
 ) -> None:
     run_dir = tmp_path / "run"
     failed = programs.run(tmp_path, argv, FAIL_AT="12")
@@ -159,7 +159,7 @@ def test_an_error_leaves_the_run_open_for_the_mended_program(
     with pytest.raises(LoopError, match="the run there is open and has no result"):
         local.finished_result(run_dir)
     assert programs.run(tmp_path, argv).returncode == 0
-    assert programs.result_of(run_dir) == calm
+    assert programs.result_of(run_dir) == baseline
 
 
 def test_a_finished_run_is_kept_as_it_is(tmp_path: Path, argv: list[str]) -> None:

@@ -160,16 +160,16 @@ def ends_of(said: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, list, list[str]]:
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, list, list[str]]:
     """An undisturbed run: files, rows, and what each part ended with."""
-    walk = Walk(tmp_path_factory.mktemp("calm"))
+    walk = Walk(tmp_path_factory.mktemp("baseline"))
     done = walk.run()
     assert done.returncode == 0, done.stderr
     return (*walk.end(), ends_of(done.stdout))
 
 
-def test_the_parts_of_a_program_are_one_run(tmp_path: Path, calm: tuple) -> None:
-    files, rows, ends = calm
+def test_the_parts_of_a_program_are_one_run(tmp_path: Path, baseline: tuple) -> None:
+    files, rows, ends = baseline
     names = [f"{part}/{name}" for part in PARTS for name in ("metrics.json", "weights.txt")]
     assert sorted(name for name, _ in files) == sorted([*names, "RESULT.json"])
     made = [(part, step) for part in PARTS for step in range(1, STEPS + 1)]
@@ -205,7 +205,7 @@ PHASES = (
 
 @pytest.mark.parametrize("number", range(len(PARTS)))
 def test_killed_at_each_phase_of_a_part_it_ends_as_undisturbed(
-    tmp_path: Path, calm: tuple, number: int
+    tmp_path: Path, baseline: tuple, number: int
 ) -> None:
     """One run that is killed everywhere; each second time, its supervisor with it."""
     walk, part = Walk(tmp_path), PARTS[number]
@@ -219,7 +219,7 @@ def test_killed_at_each_phase_of_a_part_it_ends_as_undisturbed(
     ]
     done = walk.run()
     assert done.returncode == 0, done.stderr
-    files, rows, ends = calm
+    files, rows, ends = baseline
     assert walk.end() == (files, rows)
     assert ends_of(done.stdout) == ends
     for earlier in PARTS[:number]:
@@ -230,7 +230,7 @@ def test_killed_at_each_phase_of_a_part_it_ends_as_undisturbed(
     assert steps_of(done.stdout, part) == [], "it is done"
 
 
-def test_killed_once_all_parts_are_done_it_only_ends(tmp_path: Path, calm: tuple) -> None:
+def test_killed_once_all_parts_are_done_it_only_ends(tmp_path: Path, baseline: tuple) -> None:
     walk = Walk(tmp_path)
     for supervisor in (False, True):
         walk.killed("program exit", supervisor=supervisor)
@@ -238,7 +238,7 @@ def test_killed_once_all_parts_are_done_it_only_ends(tmp_path: Path, calm: tuple
     done = walk.run()
     assert done.returncode == 0, done.stderr
     assert not any(steps_of(done.stdout, part) for part in PARTS)
-    assert (*walk.end(), ends_of(done.stdout)) == calm
+    assert (*walk.end(), ends_of(done.stdout)) == baseline
     again = walk.run()
     assert again.returncode == 0 and "this run is done" in again.stderr
     assert again.stdout == ""
@@ -261,34 +261,36 @@ SKIPPING = THREE.replace(
 )
 
 
-def test_without_restore_done_only_what_is_asked_for_is_read(tmp_path: Path, calm: tuple) -> None:
+def test_without_restore_done_only_what_is_asked_for_is_read(
+    tmp_path: Path, baseline: tuple
+) -> None:
     walk = Walk(tmp_path)
     walk.killed("program exit")
     run_dir = walk.run_dir
     chain = programs.head(run_dir)["chain"]
-    for entry in chain:  # nobody has a use for these
+    for entry in chain:  # these are not used
         unused = "result/weights.txt" if "done" in entry["tags"] else "state.json"
         if "done" not in entry["tags"] or entry["part"] == "fold-2":
             assert (run_dir / entry["path"] / unused).exists()
             (run_dir / entry["path"] / unused).write_text("damaged")
     walk.write(SKIPPING)
     left = walk.run()
-    files = dict(calm[0])
+    files = dict(baseline[0])
     for part in ("fold-1", "final"):
         text = files[f"{part}/weights.txt"].decode()
         assert f"{part} {text} " in left.stdout, left.stderr
-    # The result of all is made of each: what is damaged is named, and is no end.
+    # The result of all is made of each: what is damaged is named, and is not an end.
     assert left.returncode != 0
     assert "the result of part fold-2 cannot be read" in left.stderr
     assert "outlast resume --from fold-2:12" in left.stderr
     assert programs.head(run_dir)["state"] == "open"
 
 
-# What is no end, and what is refused.
+# What is not an end, and what is refused.
 
 
 def test_a_program_that_does_not_come_to_its_end_leaves_its_run_open(
-    tmp_path: Path, calm: tuple
+    tmp_path: Path, baseline: tuple
 ) -> None:
     walk = Walk(tmp_path)
     for more, code, said in (
@@ -304,7 +306,7 @@ def test_a_program_that_does_not_come_to_its_end_leaves_its_run_open(
         assert programs.head(walk.run_dir)["state"] == "open"
     done = walk.run()
     assert done.returncode == 0, done.stderr
-    assert (*walk.end(), ends_of(done.stdout)) == calm
+    assert (*walk.end(), ends_of(done.stdout)) == baseline
     assert not steps_of(done.stdout, "fold-1") and not steps_of(done.stdout, "fold-2")
 
 
@@ -480,7 +482,7 @@ def test_a_run_that_was_begun_without_parts_takes_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["step 5", "after the loop", "completed", "after", "before"])
 def test_ctrl_c_between_or_in_parts_keeps_all_of_them(
-    tmp_path: Path, calm: tuple, phase: str
+    tmp_path: Path, baseline: tuple, phase: str
 ) -> None:
     walk = Walk(tmp_path)
     with programs.started(tmp_path, walk.argv, PAUSE=f"fold-2 {phase}") as process:
@@ -494,12 +496,12 @@ def test_ctrl_c_between_or_in_parts_keeps_all_of_them(
     programs.wait_until_alone(tmp_path)
     done = walk.run()
     assert done.returncode == 0, done.stderr
-    assert (*walk.end(), ends_of(done.stdout)) == calm
+    assert (*walk.end(), ends_of(done.stdout)) == baseline
     assert not steps_of(done.stdout, "fold-1"), err
 
 
 def test_a_supervisor_that_is_lost_between_two_parts_ends_the_program(
-    tmp_path: Path, calm: tuple
+    tmp_path: Path, baseline: tuple
 ) -> None:
     walk = Walk(
         tmp_path,
@@ -532,4 +534,4 @@ def test_a_supervisor_that_is_lost_between_two_parts_ends_the_program(
     assert process.returncode == 75, err
     assert "Traceback" not in err
     assert walk.run().returncode == 0
-    assert walk.end() == calm[:2]
+    assert walk.end() == baseline[:2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from outlast import protocol
-from outlast.protocol import Channel, Listener
+from outlast.protocol import Channel, ServerSocket
 
 EXAMPLES = [
     protocol.Hello(1, 42, 100),
@@ -66,7 +66,7 @@ def test_a_deep_folder_has_a_socket_too(tmp_path: Path) -> None:
     folder = tmp_path / ("deep" * 15) / ("deeper" * 10)
     folder.mkdir(parents=True)
     path = folder / "supervisor.sock"
-    with Listener(path) as listener, Channel.connect(path) as trainer:
+    with ServerSocket(path) as listener, Channel.connect(path) as trainer:
         trainer.send(protocol.Tick(1))
         accepted = listener.accept(5)
         assert accepted is not None
@@ -77,7 +77,7 @@ def test_a_deep_folder_has_a_socket_too(tmp_path: Path) -> None:
 
 
 def test_messages_sent_before_closing_are_still_read(tmp_path: Path) -> None:
-    with Listener(tmp_path / "s") as listener, Channel.connect(tmp_path / "s") as trainer:
+    with ServerSocket(tmp_path / "s") as listener, Channel.connect(tmp_path / "s") as trainer:
         accepted = listener.accept(5)
         assert accepted is not None
         for step in range(3):
@@ -92,7 +92,7 @@ def test_messages_sent_before_closing_are_still_read(tmp_path: Path) -> None:
 
 
 def test_looking_without_a_message_waits_no_longer_than_asked(tmp_path: Path) -> None:
-    with Listener(tmp_path / "s") as listener:
+    with ServerSocket(tmp_path / "s") as listener:
         assert listener.accept(0) is None
         with Channel.connect(tmp_path / "s") as trainer:
             assert trainer.receive(0) is None
@@ -100,7 +100,7 @@ def test_looking_without_a_message_waits_no_longer_than_asked(tmp_path: Path) ->
 
 
 def test_closing_wakes_who_waits(tmp_path: Path) -> None:
-    listener = Listener(tmp_path / "s")
+    listener = ServerSocket(tmp_path / "s")
     woken = []
 
     def wait() -> None:
@@ -129,7 +129,7 @@ def test_no_supervisor_is_a_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_another_version_is_told_why(tmp_path: Path, first: protocol.Message, says: str) -> None:
-    with Listener(tmp_path / "s") as listener, Channel.connect(tmp_path / "s") as trainer:
+    with ServerSocket(tmp_path / "s") as listener, Channel.connect(tmp_path / "s") as trainer:
         trainer.send(first)
         accepted = listener.accept(5)
         assert accepted is not None
@@ -140,7 +140,7 @@ def test_another_version_is_told_why(tmp_path: Path, first: protocol.Message, sa
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
-    with Listener(tmp_path / "s") as listener, Channel.connect(tmp_path / "s") as trainer:
+    with ServerSocket(tmp_path / "s") as listener, Channel.connect(tmp_path / "s") as trainer:
         accepted = listener.accept(5)
         assert accepted is not None
         with accepted:

@@ -91,7 +91,7 @@ def ends(folder: Path) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object, ...]]:
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object, ...]]:
     """What an undisturbed run ends with, by the way that its loops end."""
     found = {}
     for way in ("total", "finish", "break"):
@@ -144,7 +144,7 @@ def end_at(folder: Path, way: str, seam: str, victim: str) -> None:
     ],
 )
 def test_ended_in_parts_and_between_it_ends_as_undisturbed(
-    tmp_path: Path, calm: dict[str, tuple], way: str, seams: dict[str, str]
+    tmp_path: Path, baseline: dict[str, tuple], way: str, seams: dict[str, str]
 ) -> None:
     for seam, victim in seams.items():
         end_at(tmp_path, way, seam, victim)
@@ -155,20 +155,20 @@ def test_ended_in_parts_and_between_it_ends_as_undisturbed(
             assert saved(tmp_path)[part] == STEPS, "the last state was handed over"
     with launched(tmp_path, way) as party:
         assert party.wait() == [0, 0], party.err
-    assert ends(tmp_path) == calm[way]
+    assert ends(tmp_path) == baseline[way]
 
 
 def test_parts_that_are_done_give_their_results_to_every_rank(
-    tmp_path: Path, calm: dict[str, tuple]
+    tmp_path: Path, baseline: dict[str, tuple]
 ) -> None:
     """Also where their state is not wanted."""
     end_at(tmp_path, "total", "final end", "0")
     with launched(tmp_path, "total", SKIP="yes") as party:
         assert party.wait() == [0, 0], party.err
     assert all(out.count("was done") == len(PARTS) for out in party.out)
-    assert ends(tmp_path)[2:] == calm["total"][2:]
+    assert ends(tmp_path)[2:] == baseline["total"][2:]
     for rank in range(2):
-        places = [(part, step, x) for part, step, x, _ in eval(calm["total"][rank])]
+        places = [(part, step, x) for part, step, x, _ in eval(baseline["total"][rank])]
         assert (tmp_path / f"end-{rank}").read_text() == repr(places)
 
 

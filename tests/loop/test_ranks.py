@@ -117,22 +117,22 @@ def ends(tmp_path: Path, size: int = 2) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def baseline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of two ranks."""
-    folder = tmp_path_factory.mktemp("calm")
+    folder = tmp_path_factory.mktemp("baseline")
     with launched(folder) as party:
         assert party.wait() == [0, 0], party.err
     return folder
 
 
 @pytest.fixture(scope="module")
-def calm(calm_folder: Path) -> list[str]:
+def baseline(baseline_folder: Path) -> list[str]:
     """What it ended with."""
-    return ends(calm_folder)
+    return ends(baseline_folder)
 
 
 def test_a_stop_is_after_the_same_step_in_all_ranks_and_changes_nothing(
-    tmp_path: Path, calm: list[str]
+    tmp_path: Path, baseline: list[str]
 ) -> None:
     run_dir = tmp_path / "run"
     with launched(tmp_path, PACE="0.05") as party:
@@ -146,11 +146,11 @@ def test_a_stop_is_after_the_same_step_in_all_ranks_and_changes_nothing(
     assert not party.err[1]
     with launched(tmp_path) as party:
         assert party.wait() == [0, 0], party.err
-    assert ends(tmp_path) == calm
+    assert ends(tmp_path) == baseline
 
 
 def test_killed_at_seeded_moments_a_run_ends_with_the_same_bytes(
-    tmp_path: Path, calm: list[str]
+    tmp_path: Path, baseline: list[str]
 ) -> None:
     run_dir, draw = tmp_path / "run", random.Random(5)
     for victim in (1, 0):
@@ -167,20 +167,20 @@ def test_killed_at_seeded_moments_a_run_ends_with_the_same_bytes(
     with launched(tmp_path) as party:
         assert party.wait() == [0, 0], party.err
         assert int(party.out[0].split()[0]) > 3, "it resumed from a checkpoint"
-    assert ends(tmp_path) == calm
+    assert ends(tmp_path) == baseline
 
 
 @pytest.mark.parametrize("where", ["0 tmp-0", "0 rank-00000", "1 rank-00001"])
 def test_a_snapshot_that_found_its_disk_full_is_made_again_by_all_ranks(
-    tmp_path: Path, calm: list[str], where: str
+    tmp_path: Path, baseline: list[str], where: str
 ) -> None:
-    """Each question for a part has its one answer, whoever's part had no room."""
+    """Each question for a part has one answer, whichever rank's part had no room."""
     with launched(tmp_path, FULL=where) as party:
         assert party.wait() == [0, 0], party.err
     said = party.err[0].count("no room for a snapshot ([Errno 28] No space left on device)")
     assert said == 1 and "room for the snapshot at try 3" in party.err[0] and not party.err[1]
     steps = [entry["step"] for entry in programs.head(tmp_path / "run")["chain"]]
-    assert ends(tmp_path) == calm and steps[-1] == TOTAL
+    assert ends(tmp_path) == baseline and steps[-1] == TOTAL
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -234,11 +234,11 @@ def test_a_checkpoint_of_two_ranks_does_not_fit_three(tmp_path: Path) -> None:
     assert "go on with 2 processes, or begin a new run" in party.err[2]
 
 
-def test_a_finished_run_is_kept_as_it_is(calm_folder: Path, calm: list[str]) -> None:
-    with launched(calm_folder) as party:
+def test_a_finished_run_is_kept_as_it_is(baseline_folder: Path, baseline: list[str]) -> None:
+    with launched(baseline_folder) as party:
         assert party.wait() == [0, 0], party.err
     assert party.out == ["", ""]
-    assert ends(calm_folder) == calm
+    assert ends(baseline_folder) == baseline
 
 
 LAUNCHER = """
@@ -350,12 +350,12 @@ def test_a_folder_that_others_may_enter_is_refused(
         ranks.socket_path("key")
 
 
-def test_rows_are_rank_0s_alone_and_no_socket_is_left(calm_folder: Path) -> None:
-    pieces = sorted((calm_folder / "run" / "metrics").rglob("*.jsonl"))
+def test_rows_are_rank_0s_alone_and_no_socket_is_left(baseline_folder: Path) -> None:
+    pieces = sorted((baseline_folder / "run" / "metrics").rglob("*.jsonl"))
     rows = [json.loads(line) for piece in pieces for line in piece.read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, TOTAL + 1))
-    assert os.listdir(calm_folder / "tmp") == [f"outlast-ranks-{os.getuid()}"]
-    assert not list((calm_folder / "tmp").glob("*/*"))
+    assert os.listdir(baseline_folder / "tmp") == [f"outlast-ranks-{os.getuid()}"]
+    assert not list((baseline_folder / "tmp").glob("*/*"))
 
 
 @pytest.mark.parametrize(

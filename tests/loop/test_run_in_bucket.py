@@ -52,8 +52,8 @@ def walk(
 
 
 def test_a_lost_machine_costs_only_what_was_not_committed(walk: Walk) -> None:
-    calm = programs.run(walk.folder, walk.argv(str(walk.folder / "calm")))
-    assert calm.returncode == 0, calm.stderr
+    baseline = programs.run(walk.folder, walk.argv(str(walk.folder / "baseline")))
+    assert baseline.returncode == 0, baseline.stderr
     with programs.started(walk.folder, walk.argv(walk.url), PACE="0.1") as process:
         programs.wait_for(lambda: walk.newest() > 0, process)
         for pid in (*programs.supervisors(walk.folder), process.pid):
@@ -64,7 +64,7 @@ def test_a_lost_machine_costs_only_what_was_not_committed(walk: Walk) -> None:
     assert f"its result is in {walk.url}/t000002/result" in done.stderr
     found = local.finished_result(walk.url)
     result = {path.name: path.read_bytes() for path in found.iterdir() if path.name[0] != "R"}
-    expected = programs.result_of(walk.folder / "calm")
+    expected = programs.result_of(walk.folder / "baseline")
     assert result == {name: data for name, data in expected.items() if name[0] != "R"}
     again = programs.run(walk.folder, walk.argv(walk.url))
     assert again.returncode == 0 and "this run is done" in again.stderr

@@ -60,7 +60,7 @@ def results(where: Path) -> list[dict[str, bytes]]:
 def kill_once(
     where: Path, command: list[str], moments: random.Random, *, as_it_resumes: bool
 ) -> bool:
-    """SIGKILL after a new commit, or as soon as the attempt has taken the run; False where the
+    """SIGKILL after a new commit, or as soon as the attempt has taken the run; False if the
     script came to its end before."""
     state = terms if as_it_resumes else committed
     before = state(where)
@@ -79,10 +79,10 @@ def test_killed_it_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     pytest.importorskip(SCRIPTS[name]) if SCRIPTS[name] != "keras" else None
     script = Path(__file__).with_name("scripts") / f"{name}.py"
     command = [sys.executable, str(script)]
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    calm.mkdir()
+    baseline, killed = tmp_path / "baseline", tmp_path / "killed"
+    baseline.mkdir()
     killed.mkdir()
-    done = programs.run(calm, command, **THREADS)
+    done = programs.run(baseline, command, **THREADS)
     assert done.returncode == 0, done.stderr
     moments = random.Random(name)
     kills = sum(
@@ -92,7 +92,7 @@ def test_killed_it_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     assert kills == KILLS, f"{KILLS - kills} kills came after the end"
     done = programs.run(killed, command, **THREADS)
     assert done.returncode == 0, done.stderr
-    expected, found = results(calm), results(killed)
+    expected, found = results(baseline), results(killed)
     assert [sorted(each) for each in found] == [sorted(each) for each in expected]
     of = ["fold-0/", "fold-1/", "fold-2/"] if name == "kfold" else [""]
     assert found == expected

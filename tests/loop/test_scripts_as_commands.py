@@ -43,7 +43,7 @@ class Case:
         runs = (
             [str(SCRIPTS / name)] if name.endswith(".sh") else [sys.executable, str(SCRIPTS / name)]
         )
-        self._command = [*options, "--quiet-sec", QUIET_SEC, "--", *runs, *words]
+        self._command = [*options, "--checkpoint-quiet-sec", QUIET_SEC, "--", *runs, *words]
         self.begins: list[str] = []
         """What each attempt said that it begins after."""
 

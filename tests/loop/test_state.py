@@ -22,7 +22,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from outlast.base import places
+from outlast.base import scratch_space
 from outlast.loop import snapshot, state, verify
 from outlast.loop.errors import DoesNotFit, StateError
 
@@ -220,7 +220,7 @@ def test_the_global_generator_of_numpy_is_state(tmp_path: Path) -> None:
 def test_a_spare_file_gives_the_same_bytes_and_keeps_its_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: bool
 ) -> None:
-    monkeypatch.setattr(places, "in_memory", lambda folder: memory)
+    monkeypatch.setattr(scratch_space, "in_memory", lambda folder: memory)
     path = tmp_path / "spare"
     spare, inode, mapped = snapshot.Spare(path), 0, []
     for number, length in enumerate((300_000, 300_000, 3, 300_000, 400_000, 400_000, 0)):
@@ -235,7 +235,7 @@ def test_a_spare_file_gives_the_same_bytes_and_keeps_its_pages(
         assert (folder / "arrays.bin").stat().st_ino == path.stat().st_ino == inode
         mapped.append(str(path) in Path("/proc/self/maps").read_text())
         shutil.rmtree(folder)
-    # Only over pages that are there: not where the file is new, or was shorter before.
+    # Only over pages that are there: not if the file is new, or was shorter before.
     assert mapped == [memory and pages for pages in (0, 1, 1, 0, 0, 1, 1)]
     spare.drop()
     assert not path.exists() and str(path) not in Path("/proc/self/maps").read_text()
@@ -301,7 +301,7 @@ def test_the_random_module_itself_is_state(tmp_path: Path) -> None:
 
 
 class Counting:
-    """Something with a state of its own, as frameworks have it."""
+    """Something with its own state, as frameworks have it."""
 
     def __init__(self) -> None:
         self.values = {"n": 0, "moments": (np.zeros(2), np.float32(0.1))}

@@ -190,7 +190,7 @@ stopper.step(step)
 stopper.waited
 """,
     ),
-    "data that shuffles with a generator of its own": (
+    "data that shuffles with its own generator": (
         "changed data.rng, a numpy.random",
         """class Data:
     def __init__(self):

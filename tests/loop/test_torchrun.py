@@ -63,8 +63,8 @@ def argv(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    folder = tmp_path_factory.mktemp("calm")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    folder = tmp_path_factory.mktemp("baseline")
     (folder / "walk.py").write_text(PROGRAM)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = programs.run(folder, [*run, "walk.py"])
@@ -88,7 +88,9 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
-def test_a_stop_goes_through_torchrun(tmp_path: Path, argv: list[str], calm: list[object]) -> None:
+def test_a_stop_goes_through_torchrun(
+    tmp_path: Path, argv: list[str], baseline: list[object]
+) -> None:
     with programs.started(tmp_path, argv, PACE="0.1") as launcher:
         programs.wait_for(lambda: programs.newest(tmp_path / "run") > 0, launcher)
         launcher.send_signal(signal.SIGTERM)
@@ -98,12 +100,12 @@ def test_a_stop_goes_through_torchrun(tmp_path: Path, argv: list[str], calm: lis
     assert f"stopped after step {newest} of {TOTAL}" in err
     done = programs.run(tmp_path, argv)
     assert done.returncode == 0, done.stderr
-    assert ends(tmp_path) == calm
+    assert ends(tmp_path) == baseline
 
 
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1", "torchrun"])
 def test_one_death_ends_all_and_the_same_command_ends_with_equal_bytes(
-    tmp_path: Path, argv: list[str], calm: list[object], victim: str
+    tmp_path: Path, argv: list[str], baseline: list[object], victim: str
 ) -> None:
     draw = random.Random(victim)
     with programs.started(tmp_path, argv, PACE="0.05") as launcher:
@@ -117,4 +119,4 @@ def test_one_death_ends_all_and_the_same_command_ends_with_equal_bytes(
     programs.wait_until_alone(tmp_path)
     done = programs.run(tmp_path, argv)
     assert done.returncode == 0, done.stderr
-    assert ends(tmp_path) == calm
+    assert ends(tmp_path) == baseline

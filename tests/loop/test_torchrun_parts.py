@@ -83,8 +83,8 @@ ARGV += ["walk.py"]
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    folder = tmp_path_factory.mktemp("calm")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    folder = tmp_path_factory.mktemp("baseline")
     (folder / "walk.py").write_text(PROGRAM)
     done = run(folder)
     assert done.returncode == 0, done.stderr
@@ -145,7 +145,7 @@ SEAMS = {"fold-0 step 8": "rank 1", "fold-0 end": "rank 0", "fold-1 evaluation":
 
 
 def test_ended_in_parts_and_between_it_ends_as_undisturbed(
-    tmp_path: Path, calm: list[object]
+    tmp_path: Path, baseline: list[object]
 ) -> None:
     """One run, ended at each of the seams in another way."""
     (tmp_path / "walk.py").write_text(PROGRAM)
@@ -159,4 +159,4 @@ def test_ended_in_parts_and_between_it_ends_as_undisturbed(
         steps = sum(saved(tmp_path).values())
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert ends(tmp_path) == calm
+    assert ends(tmp_path) == baseline

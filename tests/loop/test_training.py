@@ -117,14 +117,14 @@ def test_a_run_resumed_anywhere_ends_with_the_same_bytes(
     supervisor: FakeSupervisor, cut: int
 ) -> None:
     walk()
-    calm = result_bytes(supervisor)
+    baseline = result_bytes(supervisor)
     supervisor.restore, supervisor.step = None, 0
     if cut:
         supervisor.resume_from(cut - 1)
     steps: list[int] = []
     walk(steps.append)
     assert steps == list(range(cut + 1, TOTAL + 1))
-    assert result_bytes(supervisor) == calm
+    assert result_bytes(supervisor) == baseline
 
 
 def test_a_stop_hands_over_between_two_steps_and_exits_75(supervisor: FakeSupervisor) -> None:

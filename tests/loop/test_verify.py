@@ -185,9 +185,9 @@ def test_a_run_with_one_object_under_two_names_resumes_to_equal_bytes(
         assert supervisor.result is not None
         return (supervisor.result / "w").read_bytes()
 
-    calm = walk()
+    baseline = walk()
     supervisor.resume_from(2)
-    assert walk() == calm
+    assert walk() == baseline
 
 
 def node(kind: str, **parts: Any) -> dict[str, Any]:

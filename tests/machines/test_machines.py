@@ -159,7 +159,7 @@ def test_where_nothing_is_said_the_mode_decides(mode, spot):
             {"machine_type": "n2-standard-3"},
             "outlast:machineType 'n2-standard-3': there is no such machine type; the nearest:"
             " n2-standard-2 or n2-standard-4; set outlast:machineType, or name it in"
-            " outlast:unlisted too if it is newer than April 2026",
+            " outlast:allowUnlisted too if it is newer than April 2026",
         ),
         ({"machine_type": "c3-standard-5"}, "the nearest: c3-standard-4 or c3-standard-8; set"),
         ({"machine_type": "a2-highgpu-3g"}, "the nearest: a2-highgpu-2g or a2-highgpu-4g; set"),
@@ -348,7 +348,7 @@ def test_every_machine_type_of_the_table_can_be(family):
 def test_what_is_newer_than_the_table_passes_with_a_word():
     found = machines.check(Choice(machine_type="c3-standard-500", unlisted=("c3-standard-500",)))
     (said,) = found.advice
-    assert said.startswith("outlast:machineType c3-standard-500: is named in outlast:unlisted")
+    assert said.startswith("outlast:machineType c3-standard-500: is named in outlast:allowUnlisted")
 
 
 def test_arm_is_said():
@@ -367,13 +367,14 @@ NEWER = "if it is newer than January 2026"
         (
             {"zone": "europe-west99-z"},
             "outlast:zone 'europe-west99-z': Google has no region europe-west99; did you mean"
-            f" europe-west9?; set outlast:zone, or name europe-west99 in outlast:unlisted {NEWER}",
+            " europe-west9?; set outlast:zone, or name europe-west99 in outlast:allowUnlisted"
+            f" {NEWER}",
         ),
         ({"zone": "mars-1a"}, "outlast:zone 'mars-1a': must be a zone such as europe-west4-a; set"),
         (
             {"zone": "europe-west1-a"},
             "europe-west1 has the zones europe-west1-b, europe-west1-c and europe-west1-d; set"
-            f" outlast:zone, or name europe-west1-a in outlast:unlisted {NEWER}",
+            f" outlast:zone, or name europe-west1-a in outlast:allowUnlisted {NEWER}",
         ),
         ({"default": "us-north9-a"}, "gcp:zone 'us-north9-a': Google has no region us-north9"),
         ({"region": "asia-west1"}, "outlast:region 'asia-west1': Google has no region asia-west1"),

@@ -33,7 +33,7 @@ def from_git(**own) -> settings.Settings:
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "expected"),
     [
         ({"delivery": "carrier"}, "outlast:delivery 'carrier': must be bucket, image or git"),
         ({"gitUrl": HTTPS}, "outlast:gitUrl beside outlast:delivery bucket: is for code from git"),
@@ -47,14 +47,14 @@ def from_git(**own) -> settings.Settings:
         ({"delivery": "git", "gitUrl": HTTPS}, "must be all 40"),
     ],
 )
-def test_a_delivery_that_cannot_be_is_a_sentence(own, told):
+def test_a_delivery_that_cannot_be_is_a_sentence(own, expected):
     with pytest.raises(SettingsError) as caught:
         check(**own)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "expected"),
     [
         ({"gitUrl": "http://git.example/code"}, "must be an address such as https://HOST"),
         ({"gitUrl": "git.example/code"}, "must be an address such as https://HOST"),
@@ -87,10 +87,10 @@ def test_a_delivery_that_cannot_be_is_a_sentence(own, told):
         ({"network": "isolated"}, "fetches the code from"),
     ],
 )
-def test_git_that_cannot_be_is_a_sentence(own, told):
+def test_git_that_cannot_be_is_a_sentence(own, expected):
     with pytest.raises(SettingsError) as caught:
         from_git(**own)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.program import stack
 
 OUTPUTS = {
     "owner", "project",
-    "bucket", "experiment", "run", "resume", "place", "deadline", "prefix", "runPath", "group",
+    "bucket", "experiment", "run", "resume", "placement", "deadline", "prefix", "runPath", "group",
     "groupZone", "zones", "mode", "template", "serviceAccount", "image", "bundle", "bundleSha256",
     "region", "network", "bucketLocation",
 }  # fmt: skip

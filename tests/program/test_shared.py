@@ -101,7 +101,7 @@ def test_a_foundation_bakes_the_family_of_its_experiments(program, monkeypatch):
         recorder.exports["subnetwork"],
         False,
     )
-    # Nobody is let in for it, it waits for its way out, and it goes after the guard.
+    # No rule lets clients in, it waits for its way out, and it goes after the guard.
     assert "VmIdentity" not in kinds(recorder) and bake.inputs["service_account"] == ""
     assert "network-nat" in {urn.rpartition("::")[2] for urn in bake.dependencies}
     guard = only(recorder, "FoundationGuard")
@@ -157,8 +157,8 @@ def test_a_foundation_is_named_as_the_engine_names_stacks():
     for name in ("base", "outlast/base", "organization/outlast/base"):
         found = check({"outlast:foundation": name}, foundation=OUTPUTS)
         assert found.foundation == "organization/outlast/base"
-    assert (found.bucket, found.reach.network) == ("shared", OUTPUTS["network"])
-    assert found.leave_role == OUTPUTS["leaveRole"] and not found.reach.external_ip
+    assert (found.bucket, found.network_rules.network) == ("shared", OUTPUTS["network"])
+    assert found.leave_role == OUTPUTS["leaveRole"] and not found.network_rules.external_ip
     assert "must be a stack's name" in refusal({"outlast:foundation": "a b"})
 
 
@@ -255,7 +255,7 @@ def test_refused(values, said):
 def test_an_isolated_vm_of_a_baked_image_needs_no_internet():
     image = {"outlast:image": "projects/acme-research/global/images/family/outlast"}
     found = check({"outlast:network": "isolated", **image})
-    assert found.reach.isolated and not found.reach.internet
+    assert found.network_rules.isolated and not found.network_rules.internet
 
 
 def test_a_missing_foundation_is_one_sentence(monkeypatch):

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
 class Pulumi:
-    """The engine on one work folder, in an environment of its own."""
+    """The engine on one work folder, in its own environment."""
 
     def __init__(self, folder, env):
         self.folder, self.env, self.name = folder, env, "dev"
@@ -104,7 +104,7 @@ def cloud(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pulumi(cloud, tmp_path_factory):
-    """The example stack in a copy of the checkout, which nobody edits meanwhile."""
+    """The example stack in a copy of the checkout, which only the test changes."""
     _, env = cloud
     folder = tmp_path_factory.mktemp("checkout")
     copy_checkout(folder)
@@ -154,9 +154,9 @@ def put_run(bucket, outputs, pinned):
     now = datetime.now(UTC).replace(microsecond=0)
     checkpoint = Checkpoint(layout.snapshot(1, 320, "0a1b"), 1, "a" * 64, 1, 320, ())
     head = Head(
-        owner=outputs["owner"], resume=int(outputs["resume"]), place=int(outputs["place"]), term=1,
-        state=State.OPEN, end=None, started=now, deadline=now + timedelta(hours=3),
-        chain=(checkpoint,), lineage=(), failures=0, barren=0, data=None, nonce="0" * 16,
+        owner=outputs["owner"], resume=int(outputs["resume"]), placement=int(outputs["placement"]),
+        term=1, state=State.OPEN, end=None, started=now, deadline=now + timedelta(hours=3),
+        chain=(checkpoint,), lineage=(), failures=0, no_progress=0, data=None, nonce="0" * 16,
     )  # fmt: skip
     start = start_record(1, 0, now)
     start = dataclasses.replace(start, spec={"content": pinned["content"]})
@@ -243,7 +243,7 @@ def test_another_zone_updates_the_pin_and_replaces_the_group(changed):
 
 
 def test_a_higher_limit_alone_is_no_change(changed):
-    assert changed("outlast:limitRunMinutes", "2000").changes() == set()
+    assert changed("outlast:maxRunMinutes", "2000").changes() == set()
 
 
 def test_up_with_changed_code_and_label_makes_no_new_vm_and_leaves_one_template(changed, cloud):
@@ -381,7 +381,7 @@ def test_another_stack_is_destroyed_and_this_one_boots_on(deployed, cloud, bucke
 
 
 def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed, cloud, bucket):
-    """The group of a VM that was lost is in the middle of making it anew, for ever. The run's
+    """The group of a VM that was lost is recreating it and never finishes. The run's
     checkpoints outlive that, and the next `up` resumes from them; another run waits as well."""
     started, _ = cloud
     outputs = deployed.outputs()
@@ -397,7 +397,7 @@ def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed,
         assert not any(left[kind] for kind in ("groups", "vms", "disks", "templates", "roles"))
         deployed.up()
         again = deployed.outputs()
-        assert (again["run"], again["place"]) == (outputs["run"], head.place + 1)
+        assert (again["run"], again["placement"]) == (outputs["run"], head.placement + 1)
         assert again["deadline"] == f"{head.deadline:%Y-%m-%dT%H:%M:%SZ}"
         wait_until(lambda: started.group_errors(again["group"], ZONE))
         wipe(bucket, outputs)
@@ -509,9 +509,9 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
 
     now = datetime.now(UTC).replace(microsecond=0)
     head = Head(
-        owner="organization/outlast/dev", resume=0, place=0, term=1, state=State.OPEN, end=None,
+        owner="organization/outlast/dev", resume=0, placement=0, term=1, state=State.OPEN, end=None,
         started=now, deadline=now + timedelta(hours=3), chain=(), lineage=(), failures=0,
-        barren=0, data=None, nonce="0" * 16,
+        no_progress=0, data=None, nonce="0" * 16,
     )  # fmt: skip
     path = Layout(outputs["prefix"], outputs["run"]).head
 
@@ -520,7 +520,7 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
     said = deployed.up()
     assert "1 imported" in said  # the bucket, by its label
     again = deployed.outputs()
-    assert (again["deadline"], again["place"]) == (f"{head.deadline:%Y-%m-%dT%H:%M:%SZ}", 1)
+    assert (again["deadline"], again["placement"]) == (f"{head.deadline:%Y-%m-%dT%H:%M:%SZ}", 1)
     assert started.group_size(again["group"], again["groupZone"]) == 1
     deployed("destroy", "--yes", "--skip-preview")
 

@@ -126,8 +126,8 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             (
                 Edit(
                     "outlast/bucket/boot.py",
-                    "taken = replace(head, place=claim.place, term=head.term + 1, ",
-                    "taken = replace(head, failures=head.failures + 1, place=claim.place, "
+                    "taken = replace(head, placement=claim.placement, term=head.term + 1, ",
+                    "taken = replace(head, failures=head.failures + 1, placement=claim.placement, "
                     "term=head.term + 1, ",
                 ),
             ),
@@ -146,7 +146,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "zombie": (
         Mutant(
             "head-never-goes-back",
-            "a commit swaps whatever HEAD is there, and nobody looks at the term beside it",
+            "a commit swaps whatever HEAD is there, without a look at its term",
             (
                 Edit(
                     "outlast/bucket/headfile.py",
@@ -155,7 +155,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
                     "written = self.store.put(self.layout.head, data)",
                 ),
                 Edit(
-                    "outlast/supervisor/pulse.py",
+                    "outlast/supervisor/heartbeat.py",
                     "                self._head_file.check(term=self._term)\n",
                     "",
                 ),
@@ -200,14 +200,14 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             (
                 Edit(
                     "outlast/supervisor/attempt.py",
-                    "self._verdict_at = now + self.spec.waits.verdict\n",
+                    "self._verdict_at = now + self.spec.timeouts.verdict\n",
                     "self._verdict_at = now\n",
                 ),
             ),
         ),
         Mutant(
             "reason-recorded",
-            "a trainer that was told to stop is judged by its exit code",
+            "a trainer that had to stop is judged by its exit code",
             (
                 Edit(
                     "outlast/supervisor/attempt.py",
@@ -232,7 +232,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
                     "  step::run record-boot boot::record\n"
                     "  if boots::find_unattempted; then boot::leave_if_hopeless; fi\n",
                 ),
-                Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 2))"),
+                Edit("startup/boot.sh", "((count >= MAX_NO_PROGRESS))", "((count >= 2))"),
             ),
         ),
     ),
@@ -240,7 +240,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "gives-up",
             "the third boot in a row gives up",
-            (Edit("startup/boot.sh", "((count >= MAX_BARREN))", "((count >= 3))"),),
+            (Edit("startup/boot.sh", "((count >= MAX_NO_PROGRESS))", "((count >= 3))"),),
         ),
     ),
     "hung-trainer": (
@@ -289,12 +289,12 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             (
                 Edit(
                     "outlast/supervisor/group.py",
-                    "        if isinstance(answer, Gone):\n"
+                    "        if isinstance(answer, Left):\n"
                     '            say(f"left the group: {answer.why}")\n'
                     "            return answer\n",
-                    "        if isinstance(answer, Gone | Refused):\n"
+                    "        if isinstance(answer, Left | Refused):\n"
                     '            say(f"left the group: {answer.why}")\n'
-                    "            return Gone(answer.why)\n",
+                    "            return Left(answer.why)\n",
                 ),
             ),
         ),
@@ -304,7 +304,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "zone-failover": (
         Mutant(
             "changes-zone",
-            "a regional group makes a lost VM anew in its own zone only",
+            "a regional group recreates a lost VM in its own zone only",
             (
                 Edit(
                     "components/healing_group.py",

@@ -36,7 +36,7 @@ class Played:
     broken: tuple[str, ...]
     seconds: float
     error: str = ""
-    """Why it could not be carried out; empty where it was."""
+    """Why it could not be carried out; empty if it was."""
 
     @property
     def word(self) -> str:
@@ -44,7 +44,7 @@ class Played:
 
 
 def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
-    """One scenario, with the code of `root`; interrupted where it does not end in `limit_sec`."""
+    """One scenario, with the code of `root`; interrupted if it does not end in `limit_sec`."""
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "outlast.cli.app", "rehearse", "--scenario", name, "--json"],
@@ -75,7 +75,7 @@ def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
     return Played(report["held"], broken, seconds)
 
 
-def play_twin(name: str, mutant: Mutant) -> Played:
+def play_mutant(name: str, mutant: Mutant) -> Played:
     """The same in a copy of the checkout that has the mutant planted."""
     with tempfile.TemporaryDirectory(prefix="outlast-mutant-") as folder:
         root = copy_of_checkout(Path(folder) / "checkout")
@@ -91,7 +91,7 @@ def print_row(cells: Sequence[str], notes: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scenarios.play", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="all where none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is named")
     parser.add_argument("--without-mutants", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts here, too")
     args = parser.parse_args(argv)
@@ -107,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found[name] = {"scenario": asdict(own), "mutants": []}
         cells = [name, own.word, f"{own.seconds:.0f}"]
         notes = [own.error or ", ".join(own.broken)]
-        for mutant in () if args.without_twins else MUTANTS[name]:
-            planted = play_twin(name, mutant)
+        for mutant in () if args.without_mutants else MUTANTS[name]:
+            planted = play_mutant(name, mutant)
             caught = mutant.breaks in planted.broken
             good = good and caught
             word = planted.word if caught or not planted.broken else "other"
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found[name]["mutants"].append(asdict(planted))
             print_row(cells, notes)
             cells, notes = ["", "", ""], []
-        if args.without_twins:
+        if args.without_mutants:
             print_row([*cells, "", "", ""], notes)
     if args.json:
         args.json.write_text(json.dumps(found, indent=2))

@@ -39,7 +39,7 @@ def test_all_are_there():
     assert set(scenario.names()) >= NEEDED
 
 
-def test_each_has_a_twin():
+def test_each_has_a_mutant():
     assert set(MUTANTS) == set(scenario.names())
     assert all(MUTANTS.values())
 
@@ -52,7 +52,7 @@ def test_each_has_a_twin():
         ("death-in-boot", "resumed"),
     ],
 )
-def test_what_a_scenario_is_about_is_what_its_twin_breaks(name: str, guarantee: str):
+def test_what_a_scenario_is_about_is_what_its_mutant_breaks(name: str, guarantee: str):
     assert guarantee in {mutant.breaks for mutant in MUTANTS[name]}
 
 
@@ -72,7 +72,7 @@ def test_the_local_cloud_takes_it_and_the_judge_knows_its_guarantees(name: str):
         for number, mutant in enumerate(mutants, 1)
     ],
 )
-def test_its_twin_fits_the_source_and_breaks_what_it_asks_for(
+def test_its_mutant_fits_the_source_and_breaks_what_it_asks_for(
     name: str, mutant: Mutant, tmp_path: Path
 ):
     for edit in mutant.edits:

@@ -20,7 +20,7 @@ from outlast.settings.sources import Answer
 from outlast.supervisor.metadata import (
     BadSpec,
     Spec,
-    Waits,
+    Timeouts,
     _parse_command,
 )
 from tests.program import stack
@@ -94,9 +94,9 @@ def test_the_defaults_give_a_whole_stack():
     assert found.boot_disk_gb == 50 and found.spot and found.notice_sec == 120
     assert (found.mode, found.zones, found.gpus, found.advice) == ("survive", (), 0, ())
     assert re.fullmatch("[0-9a-f]{10}", found.run)
-    waits = json.loads(found.waits)
-    assert Waits.parse(found.waits) == Waits()
-    assert waits["keep"] == 0 and waits["stall"] == 1800
+    timeouts = json.loads(found.timeouts)
+    assert Timeouts.parse(found.timeouts) == Timeouts()
+    assert timeouts["keep"] == 0 and timeouts["stall"] == 1800
 
 
 def test_the_example_stack_is_accepted_with_a_local_cloud():
@@ -107,8 +107,14 @@ def test_the_example_stack_is_accepted_with_a_local_cloud():
         stack="dev",
         environ=stack.LOCAL_CLOUD,
     )
-    waits = Waits.parse(found.waits)
-    assert (waits.notice, waits.stop, waits.beat, waits.verdict, waits.backoff) == (3, 2, 1, 3, 1)
+    timeouts = Timeouts.parse(found.timeouts)
+    assert (
+        timeouts.notice,
+        timeouts.stop,
+        timeouts.heartbeat,
+        timeouts.failure_grace,
+        timeouts.backoff,
+    ) == (3, 2, 1, 3, 1)
     assert (found.experiment, found.trainer, found.checkpoint_every) == ("dev", "digits", "2s")
     assert found.project == place.LOCAL_PROJECT
 
@@ -150,7 +156,10 @@ def test_webhooks(url):
 
 
 def test_a_wait_may_last_a_day():
-    assert json.loads(check({"outlast:waitIamSec": "86400"}).waits)["iam"] == 86400
+    assert (
+        json.loads(check({"outlast:iamPropagationSec": "86400"}).timeouts)["iam_propagation"]
+        == 86400
+    )
 
 
 @pytest.mark.parametrize("name", ["a", "a1", "a-b", "a" * 40])
@@ -225,12 +234,12 @@ def test_a_machine_with_gpus_says_so():
         ("localSsd", 0, 32),
         ("bootDiskGb", 10, 65_536),
         ("stopSec", 0, 86_400),
-        ("keepMinutes", 1, 525_600),
-        ("limitRunMinutes", 1, 525_600),
+        ("keepVmMinutes", 1, 525_600),
+        ("maxRunMinutes", 1, 525_600),
     ],
 )
 def test_the_bounds_of_numbers_that_a_machine_has(key, least, most):
-    # A machine of a family that nobody knows takes whatever it is given.
+    # A machine of an unknown family takes whatever it is given.
     new = {"outlast:machineType": "n9-standard-8", "outlast:onEnd": "delete"}
     if key == "acceleratorCount":
         new |= {"outlast:machineType": "n1-standard-4", "outlast:accelerator": "nvidia-tesla-t4"}
@@ -254,20 +263,20 @@ def test_the_bounds_of_numbers_that_a_machine_has(key, least, most):
 )
 def test_how_long_a_system_has_to_go_down(given, stop):
     values = {f"outlast:{key}": str(value) for key, value in given.items()}
-    assert json.loads(check(values).waits)["stop"] == stop
+    assert json.loads(check(values).timeouts)["stop"] == stop
 
 
 def test_a_kept_vm_stays_for_its_minutes():
-    assert json.loads(check().waits)["keep"] == 0
-    assert json.loads(check({"outlast:onEnd": "keep"}).waits)["keep"] == 3600
-    kept = check({"outlast:onEnd": "keep", "outlast:keepMinutes": "5"})
-    within = {"outlast:onEnd": "keep", "outlast:keepMinutes": "5", "outlast:limitRunMinutes": "6"}
-    assert json.loads(check(within).waits)["keep"] == 300
-    assert "keepMinutes 5: is not below outlast:limitRunMinutes 5, and no VM outlives" in refusal(
-        {**within, "outlast:limitRunMinutes": "5"}
+    assert json.loads(check().timeouts)["keep"] == 0
+    assert json.loads(check({"outlast:onEnd": "keep"}).timeouts)["keep"] == 3600
+    kept = check({"outlast:onEnd": "keep", "outlast:keepVmMinutes": "5"})
+    within = {"outlast:onEnd": "keep", "outlast:keepVmMinutes": "5", "outlast:maxRunMinutes": "6"}
+    assert json.loads(check(within).timeouts)["keep"] == 300
+    assert "keepVmMinutes 5: is not below outlast:maxRunMinutes 5, and no VM outlives" in refusal(
+        {**within, "outlast:maxRunMinutes": "5"}
     )
-    check({**within, "outlast:onEnd": "delete", "outlast:limitRunMinutes": "5"})
-    assert json.loads(kept.waits)["keep"] == 300
+    check({**within, "outlast:onEnd": "delete", "outlast:maxRunMinutes": "5"})
+    assert json.loads(kept.timeouts)["keep"] == 300
 
 
 def test_a_hyperparameter_is_another_run():
@@ -292,7 +301,7 @@ def test_a_default_written_out_is_the_same_run():
 )
 def test_the_program_checks_the_words_that_the_vm_gives_its_trainer(args):
     spec = Spec(
-        bucket="b", prefix="p", run="r", resume=0, place=0, owner="o", trainer="t",
+        bucket="b", prefix="p", run="r", resume=0, placement=0, owner="o", trainer="t",
         deadline=datetime.max,
         args={flag: metadata.text(value) for flag, value in args.items()},
     )  # fmt: skip
@@ -338,7 +347,7 @@ def test_infrastructure_is_the_same_run():
         "outlast:zone": "us-east1-b",
         "outlast:provisioning": "standard",
         "outlast:image": "projects/p/global/images/i",
-        "outlast:limitRunMinutes": "5",
+        "outlast:maxRunMinutes": "5",
         "outlast:checkpointEvery": "200",
         "outlast:resume": "1",
         "outlast:labels": '{"team":"vision"}',
@@ -421,11 +430,15 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ),
         ("trainerr", "x", "did you mean trainer?"),
         ("qqqqqq", "x", "docs/configuration.md lists them"),
-        ("trainer", "digitz", "outlast:trainer 'digitz': is no trainer; did you mean digits?"),
+        ("trainer", "digitz", "outlast:trainer 'digitz': is not a trainer; did you mean digits?"),
         ("trainer", "qqqq", "known are census, digits, dummy, jax_mlp, keras_mlp, torch_cnn"),
-        ("trainer", "flags", "is no trainer"),
-        ("trainer", "", "is no trainer"),
-        ("args", '{"epoch":5}', "args epoch: is no flag of trainer digits; did you mean epochs?"),
+        ("trainer", "flags", "is not a trainer"),
+        ("trainer", "", "is not a trainer"),
+        (
+            "args",
+            '{"epoch":5}',
+            "args epoch: is not a flag of trainer digits; did you mean epochs?",
+        ),
         ("args", '{"qqqqqq":5}', "its flags are"),
         ("args", '{"epochs":-1}', "epochs"),
         ("args", '{"epochs":0}', "epochs"),
@@ -433,7 +446,11 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("args", '{"epochs":[1]}', "args.epochs [1]: must be a number, a text or true or false"),
         ("args", '{"epochs":null}', "args.epochs None: must be"),
         ("args", '{"--epochs":1}', "a flag is written without dashes"),
-        ("args", '{"run-dir":"x"}', "args run-dir: is no hyperparameter; a VM has a folder"),
+        (
+            "args",
+            '{"run-dir":"x"}',
+            "args run-dir: is not a hyperparameter; a VM has its own folder",
+        ),
         ("args", '{"data":"x.csv"}', "args data 'x.csv': a VM has no file of this machine; copy"),
         ("args", '{"eval-data":"/x"}', "args eval-data '/x': a VM has no file of this machine"),
         ("args", '{"data":"gs://b"}', "args.data 'gs://b': must be gs://BUCKET/PATH"),
@@ -461,10 +478,10 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("experiment", "a" * 41, "must have 1 to 40"),
         ("experiment", "a-", "the last no dash"),
         ("experiment", "1a", "the first a letter"),
-        ("limitRunMinutes", "0", "outlast:limitRunMinutes '0': must be a whole number from 1 to"),
-        ("limitRunMinutes", "9999999", "from 1 to 525600"),
-        ("limitStallMinutes", "0", "from 1 to 525600"),
-        ("limitStallMinutes", "525601", "from 1 to 525600"),
+        ("maxRunMinutes", "0", "outlast:maxRunMinutes '0': must be a whole number from 1 to"),
+        ("maxRunMinutes", "9999999", "from 1 to 525600"),
+        ("maxStallMinutes", "0", "from 1 to 525600"),
+        ("maxStallMinutes", "525601", "from 1 to 525600"),
         ("resume", "-1", "a whole number from 0 to 9999"),
         ("resume", "1.5", "a whole number"),
         ("rerun", "-1", "0 or more"),
@@ -494,8 +511,12 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("zones", '["here"]', "outlast:zones 'here': must be zones such as europe-west4-a"),
         ("region", "europe", "outlast:region 'europe': must be a region such as europe-west4"),
         ("onEnd", "stay", "outlast:onEnd 'stay': must be delete or keep"),
-        ("keepMinutes", "0", "outlast:keepMinutes '0': must be a whole number from 1"),
-        ("unlisted", '["zones/z"]', "outlast:unlisted 'zones/z': must be a region, a zone or a"),
+        ("keepVmMinutes", "0", "outlast:keepVmMinutes '0': must be a whole number from 1"),
+        (
+            "allowUnlisted",
+            '["zones/z"]',
+            "outlast:allowUnlisted 'zones/z': must be a region, a zone or a",
+        ),
         ("checkpointEvery", "2 s", "must be auto, seconds such as 30s, or steps such as 200"),
         ("run", "0123", "must be a run's ten digits, 0-9 and a-f"),
         ("zone", "europe", "must be a zone such as europe-west4-a"),
@@ -527,12 +548,16 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("bucket", "my-g00gle-runs", "not contain google"),
         ("noticeSec", "60", "must be 120 or 0"),
         ("noticeSec", "86401", "from 0 to 86400"),
-        ("waitBeatSec", "0", "from 1 to 86400"),
-        ("waitBeatSec", "99999999999", "outlast:waitBeatSec '99999999999': must be a whole number"),
-        ("waitVerdictSec", "86401", "outlast:waitVerdictSec '86401': must be a whole"),
-        ("waitBackoffSec", "86401", "from 1 to 86400"),
-        ("waitIamSec", "86401", "from 0 to 86400"),
-        ("waitSilentSec", "86401", "from 1 to 86400"),
+        ("heartbeatSec", "0", "from 1 to 86400"),
+        (
+            "heartbeatSec",
+            "99999999999",
+            "outlast:heartbeatSec '99999999999': must be a whole number",
+        ),
+        ("failureGraceSec", "86401", "outlast:failureGraceSec '86401': must be a whole"),
+        ("backoffSec", "86401", "from 1 to 86400"),
+        ("iamPropagationSec", "86401", "from 0 to 86400"),
+        ("successorSilenceSec", "86401", "from 1 to 86400"),
         ("stopSec", "86401", "outlast:stopSec '86401': must be a whole number from 0 to 86400"),
         ("webhook", "http://h/", "must be an https address"),
         ("webhook", "https://", "must be an https address"),
@@ -881,7 +906,7 @@ def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkey
     names.append(check(values).run)
     assert len(set(names)) == 4
     # A machine is none; neither is how the end of a save is seen.
-    found = check({**values, **command(machineType="n2-standard-8", quietSec="30")})
+    found = check({**values, **command(machineType="n2-standard-8", checkpointQuietSec="30")})
     assert found.run == names[-1] and found.quiet_sec == 30
 
 
@@ -990,7 +1015,7 @@ def test_requirements_are_part_of_a_trainers_name_too():
             command(command="x", requirements="nowhere.txt"),
             "must be a file or a folder in the checkout",
         ),
-        (command(command="x", quietSec="0"), "must be a whole number from 1"),
+        (command(command="x", checkpointQuietSec="0"), "must be a whole number from 1"),
         (command(command="cat {data}"), "the run has no data; set outlast:dataPaths"),
         (
             command(requirements="requirements/dev.txt", trainerPython="/usr/bin/python3"),

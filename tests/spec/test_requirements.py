@@ -245,7 +245,7 @@ REFUSED = [
         "needs.txt line 2 'channels:': is a conda file",
     ),
     ("# platform: linux-64\n@EXPLICIT\nhttps://h/x.conda", "is a conda file"),
-    ("python==3.11", "Python is no package of the index"),
+    ("python==3.11", "Python is not a package of the index"),
     # Slips.
     ("numpy 1.26", "needs.txt line 1 'numpy 1.26': is not a requirement"),
     ("numpy>=", "is not a requirement"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# The builder of an image on a system of its own, whose commands are stand-ins: what it installs and
+# The builder of an image on a separate system, whose commands are stand-ins: what it installs and
 # holds, and what it takes away before the disk becomes an image.
 
 load helper
@@ -39,7 +39,7 @@ fi'
   cp "$REPO/startup/boot.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-boot"
   metadata attributes/outlast-bake-recipe 0123456789abcdef
   metadata attributes/outlast-bake-vm "$(echo '# nothing' | gzip -n | base64 -w 0)"
-  # Whoever has read how it went stops the VM at once.
+  # A reader of the outcome stops the VM at once.
   command_in "$OUTLAST_ROOT/bin/sleep" '[[ $1 == infinity ]] || exec /usr/bin/sleep "$@"'
 }
 
@@ -47,7 +47,7 @@ bake() {
   /bin/bash "$REPO/startup/bake.sh"
 }
 
-# state: what was told last.
+# state: the last report.
 state() {
   cat "$CLOUD/guest/state"
 }
@@ -125,7 +125,7 @@ esac"
 
 @test "packages that cannot be installed stop the bake, which says which" {
   metadata attributes/outlast-bake-packages 'tree jq'
-  metadata attributes/outlast-waits '{"backoff":0}'
+  metadata attributes/outlast-timeouts '{"backoff":0}'
   command_in "$OUTLAST_ROOT/bin/apt-get" "
 echo apt-get \"\$@\" >>'$CLOUD/calls'
 [[ \$* != *install* ]] || { echo 'E: no package jq' >&2; exit 100; }"

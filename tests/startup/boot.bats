@@ -11,7 +11,7 @@ setup() {
   run -0 vm::boot
   [[ "$(grep -v computeMetadata "$CLOUD/calls" | head -n 1)" == "POST /upload/"*"$BOOT_ID"* ]]
   run -0 is_record BootRecord "$(object "$RECORD.json")"
-  [[ $output == *"instance_id='4711'"*"instance='digits-1', zone='zone-a', resume=0, place=0"* ]]
+  [[ $output == *"instance_id='4711'"*"instance='digits-1', zone='zone-a', resume=0, placement=0"* ]]
   local bundle
   bundle="$(echo "$OUTLAST_ROOT"/var/lib/outlast/bundle/*)"
   [[ ${bundle##*/} =~ ^[0-9a-f]{64}$ ]]
@@ -118,11 +118,11 @@ into_image() {
   [[ "$(json "$(object "$RECORD.end.json")" message)" == *"must be $wanted"*"bake the image again"* ]]
 }
 
-@test "a bundle that is no zip file is refused" {
+@test "a bundle that is not a zip file is refused" {
   echo text >"$(object experiments/digits/bundles/bundle.zip)"
   metadata attributes/outlast-bundle-sha256 "$(echo text | sha256sum | head -c 64)"
   run -1 vm::boot
-  [[ "$(json "$(object "$RECORD.end.json")" message)" == *"is no zip file" ]]
+  [[ "$(json "$(object "$RECORD.end.json")" message)" == *"is not a zip file" ]]
 }
 
 @test "a missing metadata key is named on the serial port" {
@@ -132,7 +132,7 @@ into_image() {
   [[ "$(tail -n 1 "$CLOUD/calls")" == poweroff ]]
 }
 
-@test "a resume that is no number is refused" {
+@test "a resume that is not a number is refused" {
   metadata attributes/outlast-resume one
   run -1 vm::boot
   said "metadata key outlast-resume is 'one': must be a whole number"
@@ -157,7 +157,7 @@ into_image() {
 }
 
 @test "permissions that still spread are waited for, aloud" {
-  metadata attributes/outlast-waits '{"backoff":0,"iam":60}' # a busy machine takes seconds a call
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":60}' # a busy machine takes seconds a call
   fault POST upload 403 2
   fault GET bundle.zip 404 1
   run -0 vm::boot
@@ -179,7 +179,7 @@ into_image() {
 }
 
 @test "permissions that never come end the boot after the iam wait" {
-  metadata attributes/outlast-waits '{"backoff":0,"iam":0}'
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
   fault GET bundle.zip 403 -1
   run -1 vm::boot
   [[ "$(json "$(object "$RECORD.end.json")" reason)" == forbidden ]]
@@ -188,7 +188,7 @@ into_image() {
 }
 
 @test "a bucket that cannot be written is said on the serial port only" {
-  metadata attributes/outlast-waits '{"backoff":0,"iam":0}'
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
   fault POST upload 403 -1
   fault GET storage/v1 403 -1
   run -1 vm::boot
@@ -214,7 +214,7 @@ exec /usr/bin/curl \"\$@\""
   said 'awk flock grep sha256sum tail: missing'
 }
 
-@test "with systemd the supervisor is a unit of its own" {
+@test "with systemd the supervisor is a separate unit" {
   mkdir -p "$OUTLAST_ROOT/run/systemd/system"
   command_in "$OUTLAST_ROOT/bin/systemctl" "echo \"systemctl \$*\" >>'$CLOUD/calls'"
   run -0 vm::boot

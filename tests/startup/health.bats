@@ -34,12 +34,12 @@ PYTHON
   [[ "$(stat --format %Y "$SIGN")" -gt 0 ]]
 }
 
-@test "where nobody asks there is no process and no sign" {
+@test "without health checks there is no process and no sign" {
   run -0 vm::boot
   [[ ! -e $OUTLAST_ROOT/health.json && ! -e $SIGN ]]
 }
 
-@test "with systemd it is a unit of its own that is started again, and spared when memory is short" {
+@test "with systemd it is a separate unit that is started again, and spared when memory is short" {
   ask_for_health
   mkdir -p "$OUTLAST_ROOT/run/systemd/system"
   command_in "$OUTLAST_ROOT/bin/systemctl" 'printf "systemctl %s\n" "$*" >>"$CLOUD/calls"'

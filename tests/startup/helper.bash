@@ -73,8 +73,8 @@ vm::make() {
   metadata attributes/outlast-prefix experiments/digits
   metadata attributes/outlast-run run1
   metadata attributes/outlast-resume 0
-  metadata attributes/outlast-place 0
-  metadata attributes/outlast-waits '{"backoff":0,"beat":10,"iam":1}'
+  metadata attributes/outlast-placement 0
+  metadata attributes/outlast-timeouts '{"backoff":0,"heartbeat":10,"iam_propagation":1}'
   metadata attributes/outlast-bundle experiments/digits/bundles/bundle.zip
   metadata attributes/outlast-bundle-sha256 "$(sha256sum <"$BATS_FILE_TMPDIR/bundle.zip" | head -c 64)"
   metadata attributes/created-by projects/12/zones/zone-a/instanceGroupManagers/group
@@ -115,7 +115,7 @@ earlier_boots() {
   local n file
   for ((n = 1; n <= $1; n++)); do
     file="$(object "$PREFIX/boots/$((1000 + n))-${3:-0}.json")"
-    printf '{"format":1,"place":0,"resume":%s,"time":"x"}\n' "${3:-0}" >"$file"
+    printf '{"format":1,"placement":0,"resume":%s,"time":"x"}\n' "${3:-0}" >"$file"
     touch -d "$2" "$file"
   done
 }
@@ -132,7 +132,7 @@ members() {
   printf '[%s]' "$text" >"$CLOUD/members.json"
 }
 
-# vm::boot: as the guest agent does it: a file of the metadata's bytes in a folder of its own.
+# vm::boot: as the guest agent does it: a file of the metadata's bytes in its own folder.
 vm::boot() {
   local folder rc=0
   folder="$(mktemp -d "$TMPDIR/metadata-scripts-XXXXXX")"

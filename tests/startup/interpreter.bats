@@ -50,7 +50,7 @@ fi"
   said "the packages are in the bucket already"
 }
 
-@test "packages that were kept and do not install are fetched anew" {
+@test "packages that were kept and do not install are fetched again" {
   run -0 vm::boot
   local kept
   kept="$(echo "$CLOUD"/objects/experiments%2Fdigits%2Fenvironments%2Fvm-*.zip)"
@@ -75,7 +75,7 @@ fi"
   grep -qx '1 /wheels' "$OUTLAST_ROOT/pip"
 }
 
-@test "an environment that was cut in the making is built anew" {
+@test "an environment whose build was interrupted is built again" {
   mkdir -p "$VENV/bin"
   touch "$VENV/leftover"
   cp "$OUTLAST_ROOT/venv-python" "$VENV/bin/python"
@@ -84,7 +84,7 @@ fi"
   [[ -e "$VENV/.complete" ]]
 }
 
-@test "an environment of other requirements is built anew" {
+@test "an environment of other requirements is built again" {
   run -0 vm::boot
   echo of-another-bundle >"$VENV/.complete"
   rm "$OUTLAST_ROOT/pip"

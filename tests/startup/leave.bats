@@ -46,7 +46,7 @@ order() {
   earlier_boots 9 '2 hours ago'
   object "$PREFIX/attempts/000009/start.json" '3 hours ago'
   object "$PREFIX/attempts/000010/start.json" '1 hour ago'
-  object "$PREFIX/attempts/000011/beat.json" '1 minute ago'
+  object "$PREFIX/attempts/000011/heartbeat.json" '1 minute ago'
   run -1 vm::boot
   said 'boot 1 in a row'
   [[ "$(order)" == "poweroff " ]]
@@ -67,7 +67,7 @@ order() {
   said 'boot 1 in a row'
 }
 
-@test "a VM that is no member powers off and never calls by name" {
+@test "a VM that is not a member powers off and never calls by name" {
   earlier_boots 9 '1 hour ago'
   members 99 47110
   run -1 vm::boot
@@ -126,7 +126,7 @@ order() {
 }
 
 @test "attempts that cannot be listed prove nothing: power off" {
-  metadata attributes/outlast-waits '{"backoff":0,"iam":0}'
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
   earlier_boots 9 '1 hour ago'
   fault GET prefix= 403 -1
   run -1 vm::boot

@@ -28,7 +28,7 @@ setup() {
 }
 
 @test "retry::run returns the last status" {
-  WAIT_BACKOFF=0
+  BACKOFF=0
   fail_then() {
     asked=$((asked + 1))
     return "$((asked < 3 ? 7 : $1))"
@@ -40,7 +40,7 @@ setup() {
 }
 
 @test "delays double up to the backoff" {
-  WAIT_BACKOFF=10
+  BACKOFF=10
   [[ "$(retry::first_delay) $(retry::next_delay 2) $(retry::next_delay 8)" == "2 4 10" ]]
 }
 
@@ -61,11 +61,11 @@ setup() {
   [[ "$(url::quote 'a/b c+d~e_f-g.h%')" == 'a%2Fb%20c%2Bd~e_f-g.h%25' ]]
 }
 
-@test "waits::read takes whole and broken seconds and keeps what is missing" {
-  waits::read '{"backoff":0.5,"beat":10}'
-  [[ $WAIT_BACKOFF == 5 && $WAIT_IAM == 6000 ]]
-  waits::read '{ "iam" : 12 }'
-  [[ $WAIT_IAM == 120 ]]
+@test "timeouts::read takes whole and broken seconds and keeps what is missing" {
+  timeouts::read '{"backoff":0.5,"heartbeat":10}'
+  [[ $BACKOFF == 5 && $IAM_PROPAGATION == 6000 ]]
+  timeouts::read '{ "iam_propagation" : 12 }'
+  [[ $IAM_PROPAGATION == 120 ]]
 }
 
 @test "a log line has time, level, step and message, on stderr and the serial port" {

@@ -60,7 +60,7 @@ while True: time.sleep(0.01)'
   [[ "$rc" == 75 ]]
 }
 
-@test "a supervisor that a signal ends on a stopping machine is no failed boot" {
+@test "a supervisor that a signal ends on a stopping machine is not a failed boot" {
   act '(ROOT / "up").touch()
 while True: time.sleep(0.01)'
   vm::boot 3>&- &
@@ -103,7 +103,7 @@ sys.exit(64)"
 
 @test "a signal before the supervisor runs ends the boot without a verdict" {
   fault GET bundle.zip 503 -1
-  metadata attributes/outlast-waits '{"backoff":0,"iam":600}'
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":600}'
   vm::boot 3>&- &
   local job=$! rc=0
   wait_until grep -q 'bundle .*503' "$OUTLAST_ROOT/dev/ttyS0"

@@ -18,7 +18,7 @@ functions() {
   source "$REPO/startup/system.sh"
   mkdir -p "$STATE_DIR" "$LOG_DIR"
   STEP_LOG="$LOG_DIR/apt.log"
-  WAIT_BACKOFF=0
+  BACKOFF=0
 }
 
 # apt_fails TIMES MESSAGE: installations that fail, before one that does not.

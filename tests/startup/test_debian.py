@@ -63,7 +63,7 @@ class Cloud:
         (self._folder / "objects" / name.replace("/", "%2F")).write_bytes(data)
 
     def told(self, key: str) -> str:
-        """A guest attribute; empty where none was put."""
+        """A guest attribute; empty if none was put."""
         file = self._folder / "guest" / key
         return file.read_text() if file.exists() else ""
 
@@ -176,8 +176,8 @@ def boot(
         "prefix": "experiments/digits",
         "run": "run1",
         "resume": "0",
-        "place": "0",
-        "waits": json.dumps({"backoff": 1, "iam": 5}),
+        "placement": "0",
+        "timeouts": json.dumps({"backoff": 1, "iam_propagation": 5}),
         "bundle": "experiments/digits/bundles/bundle.zip",
         "bundle-sha256": hashlib.sha256(bundle.read_bytes()).hexdigest(),
     }.items():

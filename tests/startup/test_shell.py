@@ -77,7 +77,7 @@ def test_exit_codes_are_those_of_python() -> None:
     }
     assert set(shell.values()) == exits.SUPERVISOR_EXITS
     assert all(getattr(exits, name) == value for name, value in shell.items())
-    assert int(constants("MAX_BARREN")["MAX_BARREN"]) == exits.MAX_BARREN
+    assert int(constants("MAX_NO_PROGRESS")["MAX_NO_PROGRESS"]) == exits.MAX_NO_PROGRESS
 
 
 def test_reasons_are_those_that_the_shell_may_write() -> None:

@@ -1,11 +1,11 @@
 """A small world that is stepped operation by operation: machines, an operator, faults.
 
 Every machine runs the real supervisor (`supervise`, `Attempt`, `Committer`, `HeadFile`, `Group`)
-in a thread of its own, over one memory store. It stops before each operation that leaves the
+in a separate thread, over one memory store. It stops before each operation that leaves the
 machine, of the store or of the group, until the world lets it go on: at most one thread runs at any
 moment, and the same plan gives the same operations. A machine that is not let go on is frozen.
 
-The world watches each operation when it is applied, whoever sent it and however late, against
+The world watches each operation when it is applied, from any sender and however late, against
 what must hold in every state (`Watch`). `play` follows a plan, then lets the run come to its end.
 """
 
@@ -36,7 +36,7 @@ from outlast.bucket import upload as upload_module
 from outlast.bucket.head import Checkpoint, Head, HeadError, HeadForbidden, end_copy, read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import (
-    Beat,
+    Heartbeat,
     Layout,
     Manifest,
     ResultManifest,
@@ -69,7 +69,7 @@ from outlast.supervisor import life
 from outlast.supervisor import preparation as preparation_module
 from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.group import Group
-from outlast.supervisor.metadata import Machine, Spec, Waits
+from outlast.supervisor.metadata import Machine, Spec, Timeouts
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import Next, Outcome, Site
 from outlast.supervisor.webhook import Webhook
@@ -98,15 +98,15 @@ SPEC = Spec(
     prefix=LAYOUT.prefix,
     run=LAYOUT.run,
     resume=0,
-    place=0,
+    placement=0,
     owner="org/demo/dev",
     trainer="scripted",
     deadline=START + timedelta(days=36_500),
-    waits=Waits(iam=0.0, verdict=0.0),
+    timeouts=Timeouts(iam_propagation=0.0, failure_grace=0.0),
     retries_failures=RETRIES,
 )
 LIFE_OPERATIONS = 3000
-"""More than any machine needs that nobody disturbs any more."""
+"""More than any machine needs that is no longer disturbed."""
 
 
 class Fault(StrEnum):
@@ -123,8 +123,8 @@ class Fault(StrEnum):
     TWICE = "applied, and once more late"
 
 
-class Said(StrEnum):
-    """What a machine or its trainer is told."""
+class Instruction(StrEnum):
+    """What happens to a machine or its trainer."""
 
     NOTICE = "is preempted"
     FAILS = "trainer fails"
@@ -141,7 +141,7 @@ class Wish(StrEnum):
 
 
 class Harm(StrEnum):
-    """What nobody may do, and somebody does."""
+    """Forbidden acts that happen all the same."""
 
     HEAD_LOST = "HEAD is deleted"
     HEAD_GARBAGE = "HEAD is overwritten with garbage"
@@ -165,7 +165,7 @@ class Go:
 class Boot:
     """The group puts a new machine, in this slot, in the place of its member.
 
-    The old member goes on as one that is no member any more, unless it had this slot.
+    The old member goes on as one that is not a member any more, unless it had this slot.
     """
 
     slot: int
@@ -174,7 +174,7 @@ class Boot:
 @dataclass(frozen=True)
 class Tell:
     slot: int
-    said: Said
+    said: Instruction
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Actor:
         self.ended = False
         self.dead = False
         self.seen: set[int] = set()
-        """Generations of HEAD that it was answered; 0 where there was none."""
+        """Generations of HEAD that it was answered; 0 if there was none."""
         self.saw_none = False
         """Its last look found no HEAD, so that it may create one."""
         self.superseded = False
@@ -223,7 +223,7 @@ class Actor:
         self._stopped.acquire()
 
     def step(self, fault: Fault | None = None) -> bool:
-        """Its waiting operation, then on to the next; False where it has come to its end."""
+        """Its waiting operation, then on to the next; False if it has come to its end."""
         if self.ended:
             return False
         self._fault = fault
@@ -274,7 +274,7 @@ class Vm(Actor):
     def __init__(self, world: "World", identifier: str, pair: tuple[int, int]) -> None:
         self.identifier = identifier
         self.pair = pair
-        self.said: set[Said] = set()
+        self.said: set[Instruction] = set()
         self.work = world.folder / identifier
         super().__init__(world, f"vm{identifier}", Vm._supervise)
 
@@ -283,8 +283,8 @@ class Vm(Actor):
         site = Site(
             machine=Machine("vm", self.identifier, "boot", "zone", "type", "image"),
             group=ModelledGroup(self),
-            notices=Notices(SPEC.waits),
-            door=_NoDoor(),  # type: ignore[arg-type]
+            notices=Notices(SPEC.timeouts),
+            listener=_NoListener(),  # type: ignore[arg-type]
             work=self.work,
             make_trainer=_no_trainer,
             log_of=lambda term: None,
@@ -293,14 +293,14 @@ class Vm(Actor):
             webhook=Webhook("", lambda text: None),
         )
         every = KEPT_EVERY if world.paged else 0
-        spec = replace(SPEC, resume=self.pair[0], place=self.pair[1], keep_every_steps=every)
+        spec = replace(SPEC, resume=self.pair[0], placement=self.pair[1], keep_every_steps=every)
         boot = life.Boot(spec, HeadFile(store, LAYOUT, world.clock), site, records=True)
         code = life.supervise(boot)
         world.note(f"{self.name} exits {code}")
 
 
-class _NoDoor:
-    """Nobody connects: the trainer is a loop in the attempt."""
+class _NoListener:
+    """There are no connections: the trainer is a loop in the attempt."""
 
     def listen(self, post: object) -> None:
         pass
@@ -323,7 +323,7 @@ class SteppedAttempt(Attempt):
         return outcome
 
     def _set_up(self) -> Outcome | None:
-        """No code to fetch; and the beats are stepped, too."""
+        """No code to fetch; and the heartbeats are stepped, too."""
         return None
 
     def _train(self) -> Outcome:
@@ -378,15 +378,15 @@ class SteppedAttempt(Attempt):
         machine: Vm = CURRENT.actor
         begin = self._trainings.parts.now
         while self.progress.step < last:
-            if Said.FAILS in machine.said:
-                machine.said.discard(Said.FAILS)
+            if Instruction.FAILS in machine.said:
+                machine.said.discard(Instruction.FAILS)
                 outcome = self._again(
                     lambda: self._jobs.count_failure(Reason.USER_FAILED, "the trainer failed", None)
                 )
                 if outcome.next is Next.AGAIN:
                     machine.world.watch.granted(self.spec.resume)
                 return outcome, state
-            if Said.NOTICE in machine.said:
+            if Instruction.NOTICE in machine.said:
                 if self._rows:
                     self._commit_now(state)
                 return Outcome(Next.STOP, Reason.PREEMPTED, "the machine stops"), state
@@ -399,7 +399,7 @@ class SteppedAttempt(Attempt):
                 self._commit_now(state)
                 with contextlib.suppress(HeadForbidden, StoreError):
                     self.head_file.check(term=self.term)
-                    self._beat_now()
+                    self._send_now()
         return None, state
 
     @property
@@ -439,8 +439,8 @@ class SteppedAttempt(Attempt):
             self.site.clock.sleep(2.0)
         return action()
 
-    def _beat_now(self) -> None:
-        beat = Beat(
+    def _send_now(self) -> None:
+        heartbeat = Heartbeat(
             term=self.term,
             step=self.progress.step,
             total=STEPS,
@@ -453,8 +453,8 @@ class SteppedAttempt(Attempt):
         )
         write_record(
             self.head_file.store,
-            LAYOUT.beat(self.term),
-            beat,
+            LAYOUT.heartbeat(self.term),
+            heartbeat,
             patience=self.head_file.patience,
         )
 
@@ -594,7 +594,7 @@ class World:
             old.kill()
         identifier = str(len(self.machines) + 1)
         self.member = identifier
-        self.note(f"vm{identifier} boots in slot {slot}, resume and place {self.pair}")
+        self.note(f"vm{identifier} boots in slot {slot}, resume and placement {self.pair}")
         vm = Vm(self, identifier, self.pair)
         self.slots[slot] = self.machines[identifier] = vm
         vm.start()
@@ -607,8 +607,8 @@ class World:
         elif wish is Wish.MOVE:
             # The pin is recreated and reads HEAD: see RunPin.
             open_here = head is not None and not head.state.ended and head.resume == self.pair[0]
-            place = head.place + 1 if head is not None and open_here else 0
-            self._new_group((self.pair[0], place))
+            placement = head.placement + 1 if head is not None and open_here else 0
+            self._new_group((self.pair[0], placement))
         else:
             operator = self.slots[OPERATOR]
             if operator is None or operator.ended:
@@ -618,7 +618,7 @@ class World:
                 operator.start()
 
     def _new_group(self, pair: tuple[int, int]) -> None:
-        self.note(f"a new group: resume and place {pair}")
+        self.note(f"a new group: resume and placement {pair}")
         self.pair, self.size, self.member = pair, 1, None
 
     def _operate(self, operator: Actor, wish: Wish) -> None:
@@ -881,13 +881,13 @@ def _summary(data: bytes) -> str:
         return "garbage"
     chain = ",".join(f"t{entry.term}s{entry.step}" for entry in head.chain)
     return (
-        f"term {head.term} {head.state} resume {head.resume} place {head.place} "
+        f"term {head.term} {head.state} resume {head.resume} place {head.placement} "
         f"chain [{chain}] failures {head.failures}"
     )
 
 
 class Watch:
-    """What must hold after every operation, told from what was applied and nothing else."""
+    """What must hold after every operation, by what was applied and nothing else."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -969,8 +969,8 @@ class Watch:
     def _illegal(self, before: Head, after: Head, sender: Actor) -> Iterator[str]:
         """What is wrong with one HEAD over another."""
         same_term = after.term == before.term
-        if (after.resume, after.place) < (before.resume, before.place):
-            yield "(resume, place) falls"
+        if (after.resume, after.placement) < (before.resume, before.placement):
+            yield "(resume, placement) falls"
         if not same_term and after.term != before.term + 1:
             yield "the term falls or leaps"
         if (after.owner, after.started) != (before.owner, before.started):
@@ -1019,9 +1019,11 @@ class Watch:
         self.hold(after.state is State.STOPPED, "a repaired run is stopped")
         self.hold(after.term > before.term, "a repaired run falls behind its term")
         if LAYOUT.attempt_start(before.term) in self._world.bucket._objects:
-            pair = (after.resume, after.place)
-            self.hold(pair >= (before.resume, before.place), "a repair lets (resume, place) fall")
-        # What it forgets, the resume that must follow sets anew.
+            pair = (after.resume, after.placement)
+            self.hold(
+                pair >= (before.resume, before.placement), "a repair lets (resume, placement) fall"
+            )
+        # The resume that must follow sets again what it forgets.
         self._ends.pop(after.resume, None)
         self._granted.pop(after.resume, None)
 
@@ -1122,7 +1124,10 @@ class Watch:
         """A machine takes the group's member out of it."""
         if member is None or self.head is None or self._world.head_harmed:
             return
-        needed = not self.head.state.ended and member.pair >= (self.head.resume, self.head.place)
+        needed = not self.head.state.ended and member.pair >= (
+            self.head.resume,
+            self.head.placement,
+        )
         self.hold(not needed, f"{vm.name} takes {member.name} out of the group of an open run")
 
 

@@ -12,7 +12,7 @@ from tests.supervisor.machine import (
     Fault,
     Go,
     Harm,
-    Said,
+    Instruction,
     Tell,
     Wish,
 )
@@ -42,7 +42,7 @@ SCENES: st.SearchStrategy[Scene] = st.one_of(
     st.tuples(BOOTS, FAULTS),
     st.tuples(STACK, BOOTS, GOES),
     st.tuples(st.builds(Deliver, st.integers(0, 3))),
-    st.tuples(st.builds(Tell, MACHINES, st.sampled_from(Said)), GOES),
+    st.tuples(st.builds(Tell, MACHINES, st.sampled_from(Instruction)), GOES),
     st.tuples(OPERATOR_DOES, OPERATES, GOES),
     st.tuples(OPERATES),
     st.tuples(st.sampled_from(Harm), BOOTS, GOES),
@@ -79,7 +79,7 @@ def _at(moment: int) -> dict[str, list[Event]]:
         "answer lost": [Go(0, moment, Fault.LOST), Go(0, FAR)],
         "a second try refused": [Go(0, moment, Fault.AGAIN), Go(0, FAR)],
         "applied late": [Go(0, moment, Fault.LATE), Deliver(0), Go(0, FAR)],
-        "late boot of an earlier place": [
+        "late boot of an earlier placement": [
             Go(0, 14),
             Boot(1),
             Wish.MOVE,
@@ -89,7 +89,7 @@ def _at(moment: int) -> dict[str, list[Event]]:
         ],
         "bit flipped": [begin, Harm.BIT_FLIP, Boot(0), Go(0, FAR)],
         "stopped by the operator": [begin, Wish.STOP, Go(OPERATOR, 9), Go(0, FAR)],
-        "trainer fails": [begin, Tell(0, Said.FAILS), Go(0, 40)],
+        "trainer fails": [begin, Tell(0, Instruction.FAILS), Go(0, 40)],
         "HEAD lost and repaired": [
             begin,
             Harm.HEAD_LOST,

@@ -48,7 +48,7 @@ from outlast.supervisor.parts import Parts
 from tests.stores import START, FakeClock
 
 LAYOUT = Layout("experiments/demo", "0123456789")
-CLAIM = Claim(owner="org/demo/dev", resume=0, place=0, deadline=START + timedelta(days=36_500))
+CLAIM = Claim(owner="org/demo/dev", resume=0, placement=0, deadline=START + timedelta(days=36_500))
 STEPS = 6
 COMMIT_EVERY = 2
 RETENTION = Retention(keep_last=2)
@@ -211,7 +211,7 @@ class Attempt:
         record = AttemptStart(
             term=self.term or 0,
             resume=0,
-            place=0,
+            placement=0,
             instance="vm",
             instance_id="1",
             boot_id="1",
@@ -266,7 +266,7 @@ class Played:
     bucket: MemoryStore
     name: str
     error: BaseException | None = None
-    """What the disturbed attempt ended with; None where it ended by itself."""
+    """What the disturbed attempt ended with; None if it ended by itself."""
     term: int | None = None
     """The disturbed attempt's term, where it got to know it."""
     survivor: bool = False
@@ -279,7 +279,7 @@ class Played:
 
 
 class Observer:
-    """Watches every applied operation, whoever sent it and whenever it is applied."""
+    """Watches every applied operation, from any sender at any time."""
 
     def __init__(self, bucket: MemoryStore, played: Played) -> None:
         self._bucket = bucket
@@ -325,15 +325,15 @@ def play(
 
     For REPLAYED and FROZEN, `replay_at` counts the successor's operations, from its taking of the
     term on, before the old one's is applied; a frozen attempt then goes on as far as it gets.
-    With `crash_successor_at` the first successor is gone after that many operations of its own.
+    With `crash_successor_at` the first successor is gone after that many of its operations.
     """
     clock = FakeClock()
     bucket = MemoryStore(clock=clock.now)
-    played = Played(bucket, f"{how.value if how else 'calm'} at {at}, {replay_at}")
+    played = Played(bucket, f"{how.value if how else 'baseline'} at {at}, {replay_at}")
     observer = Observer(bucket, played)
     with tempfile.TemporaryDirectory(dir=WORK) as folder:
-        stage = _Stage(clock, bucket, played, observer, Path(folder))
-        return _play(stage, how, at, replay_at, crash_successor_at)
+        rehearsal = _Rehearsal(clock, bucket, played, observer, Path(folder))
+        return _play(rehearsal, how, at, replay_at, crash_successor_at)
 
 
 def play_retaken(at: int, thaw_at: int) -> Played:
@@ -366,7 +366,7 @@ def play_retaken(at: int, thaw_at: int) -> Played:
         swaps = operation.verb == "put" and operation.path == LAYOUT.head
         if held is not None or swaps:
             held = 0 if held is None else held + 1
-            # Two threads' swaps exclude each other; the taking of the term excludes nobody.
+            # Two threads' swaps exclude each other; the taking of the term excludes no other.
             if held >= thaw_at and not thawed.is_set() and not (swaps and held):
                 thaw()
         return answer
@@ -408,7 +408,7 @@ def play_retaken(at: int, thaw_at: int) -> Played:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Rehearsal:
     clock: FakeClock
     bucket: MemoryStore
     played: Played
@@ -417,10 +417,10 @@ class _Stage:
 
 
 def _play(
-    stage: _Stage, how: How | None, at: int, replay_at: int, crash_successor_at: int | None
+    rehearsal: _Rehearsal, how: How | None, at: int, replay_at: int, crash_successor_at: int | None
 ) -> tuple[Played, list[Operation]]:
-    clock, bucket, played = stage.clock, stage.bucket, stage.played
-    observer, folder = stage.observer, stage.folder
+    clock, bucket, played = rehearsal.clock, rehearsal.bucket, rehearsal.played
+    observer, folder = rehearsal.observer, rehearsal.folder
     sent: list[Operation] = []
     late: list[Callable[[], Any]] = []
 
@@ -523,7 +523,7 @@ def _play(
 
 
 def violations(played: Played) -> list[str]:
-    """Every guarantee that is broken, in words; empty where all hold."""
+    """Every guarantee that is broken, in words; empty if all hold."""
     broken: list[str] = []
 
     def hold(condition: bool, guarantee: str) -> None:
@@ -572,7 +572,7 @@ def _check_result(played: Played, head: Head, hold: Callable[[bool, str], None])
         hold(False, f"the result can be read ({error})")
         return
     digest = ResultManifest.from_json(data).digest
-    hold(digest == result.digest == calm_digest(), "the result's digest is that undisturbed")
+    hold(digest == result.digest == baseline_digest(), "the result's digest is that undisturbed")
     hold(model.decode() == final_state(), "the model is that undisturbed")
     try:
         played.bucket.stat(LAYOUT.end(0))
@@ -619,14 +619,14 @@ def _reopened(head: Head, checkpoint: Checkpoint) -> Head:
     return replace(alone, state=State.OPEN, end=None)
 
 
-_CALM: dict[tuple[tuple[str, int], ...], str] = {}
+_BASELINE: dict[tuple[tuple[str, int], ...], str] = {}
 
 
-def calm_digest() -> str:
+def baseline_digest() -> str:
     """The result's digest of the undisturbed run."""
-    if PARTS not in _CALM:
+    if PARTS not in _BASELINE:
         played, _ = play(None, -1)
         end = read_head(played.bucket, LAYOUT).head.end
         assert end is not None and end.result is not None
-        _CALM[PARTS] = end.result.digest
-    return _CALM[PARTS]
+        _BASELINE[PARTS] = end.result.digest
+    return _BASELINE[PARTS]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from outlast.base import exits, places
+from outlast.base import exits, scratch_space
 from outlast.base.exits import (
     BOOT_REASONS,
-    MAX_BARREN,
+    MAX_NO_PROGRESS,
     Reason,
     State,
 )
@@ -22,7 +22,7 @@ from outlast.bucket import upload as upload_module
 from outlast.bucket.boot import Claim
 from outlast.bucket.head import Head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptEnd, AttemptStart, Beat, EndCopy
+from outlast.bucket.layout import AttemptEnd, AttemptStart, EndCopy, Heartbeat
 from outlast.bucket.records import read_record, write_record
 from outlast.bucket.store import (
     Damaged,
@@ -208,7 +208,7 @@ def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "delete":
-            assert heard.wait(60), "deleted before it was told"
+            assert heard.wait(60), "deleted before its notice"
         return perform()
 
     assert isinstance(world.store, MemoryStore)
@@ -339,31 +339,31 @@ def test_maintenance_is_a_warning(world: World) -> None:
         return finish(life)
 
     vm = world.boot(script).start()
-    wait_until(lambda: world.exists(LAYOUT.beat(1)))
+    wait_until(lambda: world.exists(LAYOUT.heartbeat(1)))
     world.cloud.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     assert vm.ended() == 0
     assert world.head.state is State.DONE
 
 
-def test_beats_show_the_progress(world: World) -> None:
-    beats: list[Beat] = []
+def test_heartbeats_show_the_progress(world: World) -> None:
+    heartbeats: list[Heartbeat] = []
 
     def script(life: Life) -> int:
         life.advance(7)
         life.commit()
 
-        def beat() -> Beat | None:
-            found = read_record(world.store, LAYOUT.beat(1), Beat)
+        def heartbeat() -> Heartbeat | None:
+            found = read_record(world.store, LAYOUT.heartbeat(1), Heartbeat)
             return found if found is not None and found.committed == 7 else None
 
-        beats.append(wait_until(beat))
+        heartbeats.append(wait_until(heartbeat))
         return finish(life)
 
     assert world.boot(script).run() == 0
-    (beat,) = beats
-    assert (beat.step, beat.total, beat.phase) == (7, 100, "train")
-    assert [row["step"] for row in beat.rows] == [3, 4, 5, 6, 7]
-    assert beat.seconds_to_commit is not None
+    (heartbeat,) = heartbeats
+    assert (heartbeat.step, heartbeat.total, heartbeat.phase) == (7, 100, "train")
+    assert [row["step"] for row in heartbeat.rows] == [3, 4, 5, 6, 7]
+    assert heartbeat.seconds_to_commit is not None
 
 
 def test_the_next_trainer_hears_what_a_commit_took(world: World) -> None:
@@ -375,11 +375,11 @@ def test_the_next_trainer_hears_what_a_commit_took(world: World) -> None:
         return life.obey()
 
     def measured() -> float | None:
-        beat = read_record(world.store, LAYOUT.beat(1), Beat)
-        return None if beat is None else beat.commit_sec
+        heartbeat = read_record(world.store, LAYOUT.heartbeat(1), Heartbeat)
+        return None if heartbeat is None else heartbeat.commit_sec
 
     first = world.boot(commits).start()
-    wait_until(measured, "a beat after the commit")
+    wait_until(measured, "a heartbeat after the commit")
     first.terminate()
     assert first.ended() == 75
     known = measured()
@@ -405,12 +405,12 @@ def test_snapshots_may_lie_in_another_place_and_its_folder_goes_with_the_attempt
     disk = tmp_path / "disk"
 
     def script(life: Life) -> int:
-        assert life.welcome.places == [str(disk / "t000001")]
+        assert life.welcome.scratch == [str(disk / "t000001")]
         life.work = disk / "t000001"
         return finish(life)
 
     vm = world.boot(script)
-    vm.boot = replaced_site(vm, places=(disk,))
+    vm.boot = replaced_site(vm, scratch=(disk,))
     assert vm.run() == 0
     assert [entry.step for entry in world.head.chain] == [10]
     assert f"snapshots are written to {disk / 't000001'}" in vm.said
@@ -425,7 +425,7 @@ def test_a_checkpoint_is_restored_where_there_is_room(
     first.ended()
     disk = tmp_path / "disk"
     rooms = {disk / "t000002": 1000}
-    monkeypatch.setattr(places, "room", lambda folder: rooms.get(folder, 1))
+    monkeypatch.setattr(scratch_space, "room", lambda folder: rooms.get(folder, 1))
     restored: list[str | None] = []
 
     def script(life: Life) -> int:
@@ -434,7 +434,7 @@ def test_a_checkpoint_is_restored_where_there_is_room(
         return finish(life)
 
     second = world.boot(script)
-    second.boot = replaced_site(second, places=(disk,))
+    second.boot = replaced_site(second, scratch=(disk,))
     assert second.run() == 0
     assert restored == [str(disk / "t000002" / "restored")]
 
@@ -510,9 +510,9 @@ def offers_one(life: Life) -> int:
 def test_a_commit_that_stays_impossible_ends_the_attempt(
     world: World, error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the machine's: it powers off, and the group tries anew."""
+    """As the machine's: it powers off, and the group tries again."""
     world.silent_sec = 0.3
-    spec = spec_with(iam=0.3)
+    spec = spec_with(iam_propagation=0.3)
     store = disturbed(world, raising(error, "state.json"))
     monkeypatch.setattr(upload_module, "put_new", put_once)  # not a minute of patience for each
     vm = world.boot(offers_one, store=store, spec=spec)
@@ -533,7 +533,7 @@ def test_permissions_may_spread_during_a_commit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = disturbed(world, raising(Forbidden("403"), "MANIFEST.json", times=2))
-    assert world.boot(finish, store=store, spec=spec_with(iam=10.0)).run() == 0
+    assert world.boot(finish, store=store, spec=spec_with(iam_propagation=10.0)).run() == 0
     assert world.head.state is State.DONE
 
 
@@ -646,7 +646,7 @@ def test_a_second_training_in_one_program_is_refused_and_its_run_is_not_done(
         life.advance(10)
         life.complete()
         life.channel.close()
-        with Channel.connect(vm.boot.site.door.socket_path) as again:
+        with Channel.connect(vm.boot.site.listener.socket_path) as again:
             again.send(Hello(VERSION, 1, 10))
             answer = again.receive(30)
             assert isinstance(answer, Error) and answer.kind == "usage"
@@ -704,11 +704,13 @@ def test_bad_usage_is_never_retried(world: World) -> None:
 
 def test_a_machine_that_dies_takes_the_blame(world: World) -> None:
     """The notice comes while the verdict is held back."""
-    vm = world.boot(exits_with(-9, steps=2), spec=spec_with(verdict=15.0)).start()
+    vm = world.boot(exits_with(-9, steps=2), spec=spec_with(failure_grace=15.0)).start()
     wait_until(lambda: any("holding the verdict" in line for line in vm.said))
-    beat = wait_until(lambda: (beat := world.beat_of(1)) and beat.failure and beat)
-    assert beat.failure == "the trainer was killed by signal 9"
-    assert beat.stderr == ("last line",)
+    heartbeat = wait_until(
+        lambda: (heartbeat := world.heartbeat_of(1)) and heartbeat.failure and heartbeat
+    )
+    assert heartbeat.failure == "the trainer was killed by signal 9"
+    assert heartbeat.stderr == ("last line",)
     world.cloud.set("instance/preempted", "TRUE")
     assert vm.ended() == 75
     assert (world.head.state, world.head.failures) == (State.OPEN, 0)
@@ -765,7 +767,7 @@ def test_a_machine_that_may_not_leave_does_not_train(world: World) -> None:
     wait_until(lambda: sum(line.startswith("stuck-leaving") for line in vm.said) > 2)
     assert vm.trainers == [] and not vm.code.done()
     assert world.end_of(1).reason is Reason.REFUSED
-    # The run is open: who leaves it leaves nobody to go on with it.
+    # The run is open: if this VM left the group, no other would continue it.
     assert not {"deleteInstances", "resize"} & set(world.cloud.calls)
     world.cloud.permissions = permissions
     assert vm.ended() == 0
@@ -796,14 +798,14 @@ def test_a_machine_that_may_not_leave_makes_way_for_its_successor(world: World) 
 
 
 def test_a_lower_place_leaves(world: World) -> None:
-    first = world.boot(stopped_after(1), spec=spec_with(place=1)).start()
+    first = world.boot(stopped_after(1), spec=spec_with(placement=1)).start()
     first.terminate()
     first.ended()
     vm = world.boot()
     assert vm.run() == 0
     end = world.boot_end_of(vm)
     assert end is not None and end.reason is Reason.SUPERSEDED
-    assert world.cloud.groups["group"] == [] and world.head.place == 1
+    assert world.cloud.groups["group"] == [] and world.head.placement == 1
 
 
 def damaged(head: bytes | None) -> Callable[[World], None]:
@@ -889,8 +891,8 @@ def test_the_tenth_restore_error_ends_the_run(world: World) -> None:
     first.ended()
     (checkpoint,) = world.head.chain
     world.store.put(checkpoint.path + "state.json", b"{}")
-    barren = dataclasses.replace(world.head, barren=MAX_BARREN - 1)
-    world.store.put(LAYOUT.head, barren.to_json())
+    no_progress = dataclasses.replace(world.head, no_progress=MAX_NO_PROGRESS - 1)
+    world.store.put(LAYOUT.head, no_progress.to_json())
     assert world.boot().run() == 75
     vm = world.boot()
     assert vm.run() == 0
@@ -981,7 +983,7 @@ def test_a_member_takes_over_from_a_silent_successor(world: World) -> None:
 def test_a_member_takes_over_from_a_successor_whose_attempt_has_ended(world: World) -> None:
     """One that was no member, and was deleted: however long a silence it would have been."""
     vm = world.boot(
-        fenced_script(world, members=None), finish, spec=spec_with(silent=1000.0)
+        fenced_script(world, members=None), finish, spec=spec_with(successor_silence=1000.0)
     ).start()
     wait_until(lambda: any("watching the higher term" in line for line in vm.said))
     assert not vm.code.done()
@@ -996,10 +998,10 @@ def test_a_member_takes_over_from_a_successor_whose_attempt_has_ended(world: Wor
 def test_a_member_watches_a_living_successor_to_its_end(world: World) -> None:
     vm = world.boot(fenced_script(world, members=None)).start()
     wait_until(lambda: any("watching the higher term" in line for line in vm.said))
-    beat = read_record(world.store, LAYOUT.beat(1), Beat)
-    assert beat is not None
+    heartbeat = read_record(world.store, LAYOUT.heartbeat(1), Heartbeat)
+    assert heartbeat is not None
     for _ in range(8):  # longer than `silent`
-        write_record(world.store, LAYOUT.beat(2), dataclasses.replace(beat, term=2))
+        write_record(world.store, LAYOUT.heartbeat(2), dataclasses.replace(heartbeat, term=2))
         threading.Event().wait(0.1)
         assert not vm.code.done()
     HeadFile(world.store, LAYOUT).end_from_outside(State.STOPPED, Reason.STOPPED)
@@ -1025,7 +1027,7 @@ def test_a_fenced_attempt_deletes_and_commits_nothing(world: World) -> None:
         life.offer()
         return life.hang()
 
-    old = world.boot(script, store=old_store, spec=spec_with(beat=1000.0)).start()
+    old = world.boot(script, store=old_store, spec=spec_with(heartbeat=1000.0)).start()
     frozen.wait(60)
     new = world.boot(finish_when(go_on := threading.Event())).start()
     wait_until(lambda: world.head.term == 2)
@@ -1100,7 +1102,7 @@ def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: Worl
 
 def test_stopped_while_waiting_for_permission(world: World) -> None:
     world.cloud.permissions = []
-    vm: Vm = world.boot(spec=spec_with(iam=60.0)).start()
+    vm: Vm = world.boot(spec=spec_with(iam_propagation=60.0)).start()
     wait_until(lambda: any("asking again" in line for line in vm.said))
     vm.notices.handle_signal(15, None)
     assert vm.ended() == 75
@@ -1139,7 +1141,7 @@ def test_code_that_no_machine_can_have_ends_the_run(world: World) -> None:
 
 
 def test_code_that_is_out_of_reach_is_another_machines_to_try_ten_times(world: World) -> None:
-    for boot in range(1, MAX_BARREN + 1):
+    for boot in range(1, MAX_NO_PROGRESS + 1):
         vm = without_code(world.boot(), CodeUnavailable("git host x: timed out"))
         assert vm.run() == exits.INTERRUPTED
         assert world.end_of(boot).reason is Reason.SETUP_FAILED
@@ -1159,7 +1161,7 @@ def test_the_margin_of_the_limit_leaves_half_of_the_time_to_training(
 ) -> None:
     """An hour in all; what is left before the trainer is stopped, in minutes."""
     head_file = world.boot().boot.head_file
-    head_file.take_term(Claim(SPEC.owner, SPEC.resume, SPEC.place, SPEC.deadline))
+    head_file.take_term(Claim(SPEC.owner, SPEC.resume, SPEC.placement, SPEC.deadline))
     held = dataclasses.replace(
         head_file.head, deadline=head_file.head.started + timedelta(minutes=60)
     )
@@ -1177,7 +1179,7 @@ def test_rows_and_results_are_kept_out_of_memory(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
-    monkeypatch.setattr(places, "in_memory", lambda folder: not folder.is_relative_to(disk))
+    monkeypatch.setattr(scratch_space, "in_memory", lambda folder: not folder.is_relative_to(disk))
     seen = []
 
     def script(life: Life) -> int:
@@ -1185,7 +1187,7 @@ def test_rows_and_results_are_kept_out_of_memory(
         return finish(life)
 
     vm = world.boot(script)
-    vm.boot = replaced_site(vm, places=(disk,))
+    vm.boot = replaced_site(vm, scratch=(disk,))
     assert vm.run() == 0
     (welcome,) = seen
     assert Path(welcome.result).is_relative_to(disk) and Path(welcome.rows).is_relative_to(disk)
@@ -1202,7 +1204,7 @@ def test_rows_that_are_in_the_bucket_give_their_room_on_the_machine_back(
 ) -> None:
     probe = tmp_path / "probe"
     probe.write_bytes(bytes(1 << 16))
-    places.give_back(probe, 1 << 16)
+    scratch_space.give_back(probe, 1 << 16)
     if taken(probe):
         pytest.skip("this file system keeps the room of a file's first bytes")
     monkeypatch.setattr(jobs, "ROWS_DROP_BYTES", 1 << 12)

@@ -21,8 +21,8 @@ from outlast.base.retry import Patience
 from outlast.bucket.store import MemoryStore
 from outlast.spec.delivery import Git
 from outlast.supervisor import code as coding
-from outlast.supervisor import environment, errand
-from outlast.supervisor.code import CodeRefused, CodeUnavailable, Workshop
+from outlast.supervisor import environment, subprocesses
+from outlast.supervisor.code import CodeRefused, CodeSetup, CodeUnavailable
 from outlast.supervisor.environment import (
     Builder,
     EnvironmentRefused,
@@ -83,7 +83,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def workshop(answers: Answers, tmp_path: Path, said: list[str]) -> Workshop:
+def setup(answers: Answers, tmp_path: Path, said: list[str]) -> CodeSetup:
     clock = FakeClock()
     home = tmp_path / "home"
     store = MemoryStore()
@@ -95,21 +95,21 @@ def workshop(answers: Answers, tmp_path: Path, said: list[str]) -> Workshop:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     secrets = TrainerSecrets(reader, {})
-    return Workshop(bundle, home, secrets, builder, clock, said.append, backoff_sec=1)
+    return CodeSetup(bundle, home, secrets, builder, clock, said.append, backoff_sec=1)
 
 
 def test_a_secret_is_read_with_the_vms_own_token_once_permissions_have_spread(
-    workshop: Workshop, answers: Answers, said: list[str]
+    setup: CodeSetup, answers: Answers, said: list[str]
 ):
     answers.statuses = [403, 503, 403, 200]
-    assert workshop.secrets.reader.read("gitSecret", SECRET) == b"the-secret"
+    assert setup.secrets.reader.read("gitSecret", SECRET) == b"the-secret"
     secrets = [call for call in answers.asked if call[0].startswith("/v1/")]
     assert secrets == [(f"/v1/{SECRET}:access", "Bearer t")] * 4
     assert not any("the-secret" in line for line in said)
 
 
 @pytest.mark.parametrize(
-    ("statuses", "kind", "told"),
+    ("statuses", "kind", "expected"),
     [
         ([404], CodeRefused, "is not there, or has no version"),
         ([400], CodeRefused, "is disabled or destroyed"),
@@ -118,27 +118,27 @@ def test_a_secret_is_read_with_the_vms_own_token_once_permissions_have_spread(
     ],
 )
 def test_a_secret_that_cannot_be_read_ends_the_run_or_the_machine(
-    workshop: Workshop, answers: Answers, statuses: list[int], kind: type[Exception], told: str
+    setup: CodeSetup, answers: Answers, statuses: list[int], kind: type[Exception], expected: str
 ):
     answers.statuses = statuses
-    with pytest.raises(kind, match=told):
-        workshop.prepare(Git("https://git.invalid/code", COMMIT, secret=SECRET))
+    with pytest.raises(kind, match=expected):
+        setup.prepare(Git("https://git.invalid/code", COMMIT, secret=SECRET))
 
 
 def test_a_host_that_is_away_is_asked_again_and_then_left_to_another_vm(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    setup: CodeSetup, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ):
     def away(*_: object, **__: object) -> None:
         raise coding.fetching.GitUnreachable("git host x: timed out")
 
     monkeypatch.setattr(coding.fetching, "fetch", away)
     with pytest.raises(CodeUnavailable, match="timed out"):
-        workshop.prepare(Git("https://git.invalid/code", COMMIT))
+        setup.prepare(Git("https://git.invalid/code", COMMIT))
     assert len(said) == coding.TRIES - 1
 
 
 def test_a_fetched_commit_is_kept_and_its_folder_must_be_there(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    setup: CodeSetup, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ):
     fetched = []
 
@@ -148,13 +148,13 @@ def test_a_fetched_commit_is_kept_and_its_folder_must_be_there(
 
     monkeypatch.setattr(coding.fetching, "fetch", fetch)
     for _ in range(2):
-        found = workshop.prepare(Git("https://h/code", COMMIT, "train"))
-        assert found.source == workshop.home / "git" / COMMIT and found.folder == "train"
+        found = setup.prepare(Git("https://h/code", COMMIT, "train"))
+        assert found.source == setup.home / "git" / COMMIT and found.folder == "train"
     assert fetched == [COMMIT]
-    with pytest.raises(CodeRefused, match="gitPath eval: is no folder of commit"):
-        workshop.prepare(Git("https://h/code", COMMIT, "eval"))
+    with pytest.raises(CodeRefused, match="gitPath eval: is not a folder of commit"):
+        setup.prepare(Git("https://h/code", COMMIT, "eval"))
     with pytest.raises(CodeRefused, match="requirements needs.txt: is not in train at commit"):
-        workshop.prepare(Git("https://h/code", COMMIT, "train", "needs.txt"))
+        setup.prepare(Git("https://h/code", COMMIT, "train", "needs.txt"))
 
 
 # -- environments
@@ -168,24 +168,24 @@ class Pip:
         self.asked: list[str] = []
         """Contents of the files that it was given."""
         self.fails = ""
-        monkeypatch.setattr(errand, "run", self.run)
+        monkeypatch.setattr(subprocesses, "run", self.run)
 
-    def run(self, argv: list[str], *, cwd: Path | None = None, **_: object) -> errand.Done:
+    def run(self, argv: list[str], *, cwd: Path | None = None, **_: object) -> subprocesses.Done:
         words = list(argv)
         if "venv" in words:
             (Path(words[-1]) / "bin").mkdir(parents=True)
-            return errand.Done(0, b"")
+            return subprocesses.Done(0, b"")
         words = words[words.index("--disable-pip-version-check") + 1 :]
         words = [word for word in words if not word.startswith("--log=")]
         self.calls.append(words)
         if self.fails:
-            return errand.Done(1, self.fails.encode())
+            return subprocesses.Done(1, self.fails.encode())
         if words[0] == "wheel":
             (into,) = [w.partition("=")[2] for w in words if w.startswith("--wheel-dir=")]
             assert cwd is not None and cwd.is_dir()
             self.asked += [(cwd / w).read_text() for w in words if w == environment.WRITTEN]
             Path(into, f"made{len(self.calls)}-1-py3-none-any.whl").write_bytes(b"wheel")
-        return errand.Done(0, b"")
+        return subprocesses.Done(0, b"")
 
     def made(self) -> list[str]:
         return [word for call in self.calls if call[0] == "wheel" for word in call[3:]]
@@ -203,16 +203,16 @@ def asked(tmp_path: Path) -> Path:
     return tmp_path / "asked"
 
 
-def anew(builder: Builder, home: Path) -> Builder:
+def other_machine(builder: Builder, home: Path) -> Builder:
     """Another VM's."""
     return Builder(home, builder.store, builder.kept, builder.log, builder.patience, builder.say)
 
 
 def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(
-    workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
+    setup: CodeSetup, pip: Pip, tmp_path: Path, asked: Path
 ):
     (asked / "needs.txt").write_text(f"keras==3.15.0 --hash=sha256:{SHA}\n")
-    builder = workshop.builder
+    builder = setup.builder
     programs = builder.ensure(asked / "needs.txt")
     assert pip.made() == ["--require-hashes", "--requirement", "outlast-requirements.txt"]
     assert pip.asked == [f"keras==3.15.0 \\\n    --hash=sha256:{SHA}\n"]
@@ -220,16 +220,16 @@ def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(
     calls = len(pip.calls)
     assert builder.ensure(asked / "needs.txt") == programs
     assert len(pip.calls) == calls  # the same boot, another term
-    anew(builder, tmp_path / "other").ensure(asked / "needs.txt")
+    other_machine(builder, tmp_path / "other").ensure(asked / "needs.txt")
     assert [call[0] for call in pip.calls[calls:]] == ["install"]
     assert "--no-index" in pip.calls[-1] and str(tmp_path / "other") in pip.calls[-1][-1]
     (asked / "needs.txt").write_text("keras==3.15.1\n")
-    anew(builder, tmp_path / "third").ensure(asked / "needs.txt")
+    other_machine(builder, tmp_path / "third").ensure(asked / "needs.txt")
     assert len(list(builder.store.list("e/environments/"))) == 2
 
 
 def test_a_system_without_ensurepip_has_the_pip_that_the_boot_left(
-    workshop: Workshop, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+    setup: CodeSetup, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As startup/boot.sh leaves it in the supervisor's own environment; no pip is asked for."""
     (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
@@ -239,17 +239,17 @@ def test_a_system_without_ensurepip_has_the_pip_that_the_boot_left(
     needs.write_text(f"pip=={pip.name.split('-')[1]}\n")
     monkeypatch.setenv("PIP_FIND_LINKS", str(left.parent))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    programs = workshop.builder.ensure(needs)
+    programs = setup.builder.ensure(needs)
     version = subprocess.run([programs / "pip", "--version"], capture_output=True)
     assert version.stdout.startswith(b"pip " + pip.name.split("-")[1].encode())
 
 
 def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
-    workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
+    setup: CodeSetup, pip: Pip, tmp_path: Path, asked: Path
 ):
     file, baked = asked / "needs.txt", tmp_path / "image/user-venv"
     file.write_text(f"keras==3.15.0 --hash=sha256:{SHA}\n")
-    builder = replace(workshop.builder, baked=baked)
+    builder = replace(setup.builder, baked=baked)
     assert builder.ensure(file) != baked / "bin"  # an image without one
 
     baked.mkdir(parents=True)
@@ -275,18 +275,18 @@ def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
     assert builder.ensure(asked) != baked / "bin"
 
 
-def test_a_changed_line_of_a_project_fetches_no_dependency_anew(
-    workshop: Workshop, pip: Pip, tmp_path: Path
+def test_a_changed_line_of_a_project_fetches_no_dependency_again(
+    setup: CodeSetup, pip: Pip, tmp_path: Path
 ):
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "pyproject.toml").write_text("[project]\nname='x'\ndependencies=['numpy>=2', 'a']\n")
     (folder / "x.py").write_text("1\n")
-    workshop.builder.ensure(folder)
+    setup.builder.ensure(folder)
     assert pip.asked == ["a\nnumpy>=2\n"]
     assert pip.made() == ["--requirement", "outlast-requirements.txt", "--no-deps", "."]
     (folder / "x.py").write_text("2\n")
-    anew(workshop.builder, tmp_path / "other").ensure(folder)
+    other_machine(setup.builder, tmp_path / "other").ensure(folder)
     assert pip.asked == ["a\nnumpy>=2\n"] and pip.made()[-4:] == ["--no-deps", "."] * 2
 
 
@@ -344,7 +344,7 @@ def test_another_file_that_is_named_counts_too(tmp_path: Path, asked: Path):
     ],
 )
 def test_what_pip_says_is_the_users_or_the_networks(
-    workshop: Workshop,
+    setup: CodeSetup,
     pip: Pip,
     tmp_path: Path,
     asked: Path,
@@ -354,24 +354,24 @@ def test_what_pip_says_is_the_users_or_the_networks(
     (asked / "needs.txt").write_text("numpy\n")
     pip.fails = said_by_pip
     with pytest.raises(kind) as caught:
-        workshop.builder.ensure(asked / "needs.txt")
+        setup.builder.ensure(asked / "needs.txt")
     assert said_by_pip.splitlines()[-1] in str(caught.value)
     wanted = 1 if kind is EnvironmentRefused else environment.TRIES
     assert len(pip.calls) == wanted
-    assert list(workshop.builder.store.list("")) == []
+    assert list(setup.builder.store.list("")) == []
 
 
 def test_what_is_kept_holds_wheels_and_nothing_else(
-    workshop: Workshop, pip: Pip, tmp_path: Path, asked: Path
+    setup: CodeSetup, pip: Pip, tmp_path: Path, asked: Path
 ):
     (asked / "needs.txt").write_text("numpy\n")
-    workshop.builder.ensure(asked / "needs.txt")
-    (kept,) = workshop.builder.store.list("e/environments/")
+    setup.builder.ensure(asked / "needs.txt")
+    (kept,) = setup.builder.store.list("e/environments/")
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
         archive.writestr("../evil.whl", b"")
-    workshop.builder.store.put(kept.path, tmp_path / "bad.zip")
+    setup.builder.store.put(kept.path, tmp_path / "bad.zip")
     with pytest.raises(EnvironmentRefused, match="may hold wheels only"):
-        anew(workshop.builder, tmp_path / "other").ensure(asked / "needs.txt")
+        other_machine(setup.builder, tmp_path / "other").ensure(asked / "needs.txt")
     assert not list(tmp_path.rglob("evil.whl"))
 
 
@@ -398,7 +398,7 @@ def _encrypted(whole: bytes) -> bytes:
     ids=["empty", "no-zip", "truncated", "damaged-inside", "encrypted"],
 )
 def test_a_damaged_kept_zip_is_made_again_once(
-    workshop: Workshop,
+    setup: CodeSetup,
     pip: Pip,
     tmp_path: Path,
     asked: Path,
@@ -406,37 +406,37 @@ def test_a_damaged_kept_zip_is_made_again_once(
     damage: Callable[[bytes], bytes],
 ):
     (asked / "needs.txt").write_text("numpy\n")
-    builder = workshop.builder
+    builder = setup.builder
     builder.ensure(asked / "needs.txt")
     (kept,) = builder.store.list("e/environments/")
     whole, _ = builder.store.get(kept.path)
     broken = tmp_path / "broken.zip"
     broken.write_bytes(damage(whole))
     builder.store.put(kept.path, broken)
-    anew(builder, tmp_path / "second").ensure(asked / "needs.txt")
+    other_machine(builder, tmp_path / "second").ensure(asked / "needs.txt")
     assert sum("is not a whole zip file" in line for line in said) == 1
     made = len(pip.made())
     with zipfile.ZipFile(BytesIO(builder.store.get(kept.path)[0])) as archive:
         assert archive.testzip() is None
         assert [name.partition("-")[2] for name in archive.namelist()] == ["1-py3-none-any.whl"]
-    anew(builder, tmp_path / "third").ensure(asked / "needs.txt")
+    other_machine(builder, tmp_path / "third").ensure(asked / "needs.txt")
     assert len(pip.made()) == made
 
 
 def test_what_is_stuck_is_left_to_another_vm_after_one_wait(
-    workshop: Workshop, pip: Pip, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    setup: CodeSetup, pip: Pip, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ):
     calls = []
 
-    def stuck(argv: list[str], **_: object) -> errand.Done:
+    def stuck(argv: list[str], **_: object) -> subprocesses.Done:
         calls.append(argv)
-        raise errand.Stuck("python neither wrote nor computed for 1800 s")
+        raise subprocesses.Stuck("python neither wrote nor computed for 1800 s")
 
-    monkeypatch.setattr(errand, "run", stuck)
+    monkeypatch.setattr(subprocesses, "run", stuck)
     with pytest.raises(CodeUnavailable, match=r"git host git\.invalid: python neither wrote"):
-        workshop.prepare(Git("https://git.invalid/code", COMMIT))
-    (workshop.bundle / "requirements").mkdir()
-    (workshop.bundle / "requirements" / "user.txt").write_text("numpy\n")
+        setup.prepare(Git("https://git.invalid/code", COMMIT))
+    (setup.bundle / "requirements").mkdir()
+    (setup.bundle / "requirements" / "user.txt").write_text("numpy\n")
     with pytest.raises(CodeUnavailable, match=r"python -m venv: python neither wrote"):
-        workshop.prepare(None)
+        setup.prepare(None)
     assert len(calls) == 2

@@ -81,7 +81,7 @@ class CommandMachines(Machines):
             "outlast-trainer": "command",
             "outlast-command": json.dumps(line),
             "outlast-checkpoint-every": "auto",
-            "outlast-quiet-sec": "1",
+            "outlast-checkpoint-quiet-sec": "1",
         }
         if options:
             named = {key.replace("_", "-"): value for key, value in options.items()}
@@ -218,7 +218,7 @@ def test_the_users_environment_is_a_trainers_interpreter(
 ) -> None:
     monkeypatch.setenv("OUTLAST_ROOT", "/vm")
     spec = Spec(
-        prefix="p", run="0", resume=0, place=0, owner="o", trainer="dummy", deadline=NO_DEADLINE
+        prefix="p", run="0", resume=0, placement=0, owner="o", trainer="dummy", deadline=NO_DEADLINE
     )
     assert on_vm._trainer_argv(spec, Code())[0] == sys.executable
     own = "/vm/var/lib/outlast/user-venv/bin"
@@ -263,7 +263,7 @@ def test_exit_0_that_left_nothing_fails_the_run_unless_that_is_allowed(
 
 
 def test_a_model_beside_the_script_is_the_result(machines: CommandMachines) -> None:
-    """As pytorch/examples mnist --save-model: nothing is written where it would be kept."""
+    """As pytorch/examples mnist --save-model: nothing is written if it would be kept."""
     line = "echo m > mnist_cnn.pt; mkdir __pycache__ venv; touch __pycache__/a.pyc venv/pyvenv.cfg"
     machine = machines.boot_line(line)
     assert machine.wait(60) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.base.exits import MAX_BARREN, Reason, State
+from outlast.base.exits import MAX_NO_PROGRESS, Reason, State
 from outlast.supervisor.driver import wait_for_gpus
 from tests.supervisor.test_attempt import finish
 from tests.supervisor.world import (
@@ -77,7 +77,7 @@ def test_a_driver_that_is_being_installed_is_waited_for(smi):
 
 def test_a_vm_whose_gpus_do_not_answer_trains_nothing(world: World, smi):
     smi(FAILS)
-    spec = spec_with(driver=0.0, gpus=1)
+    spec = spec_with(driver_install=0.0, gpus=1)
     vm = world.boot(spec=spec)
     assert vm.run() == 75
     assert vm.trainers == []
@@ -90,8 +90,8 @@ def test_a_vm_whose_gpus_do_not_answer_trains_nothing(world: World, smi):
 
 def test_ten_of_them_in_a_row_end_the_run(world: World, smi):
     smi(FAILS)
-    spec = spec_with(driver=0.0, gpus=1)
-    for _ in range(MAX_BARREN):
+    spec = spec_with(driver_install=0.0, gpus=1)
+    for _ in range(MAX_NO_PROGRESS):
         assert world.boot(spec=spec).run() == 75
     assert world.boot(spec=spec).run() == 0
     head = world.head

@@ -25,7 +25,7 @@ from outlast.base.retry import Patience
 from outlast.bucket.store import MemoryStore
 from outlast.spec import requirement_line, requirements
 from outlast.spec.delivery import Git
-from outlast.supervisor import environment, errand
+from outlast.supervisor import environment, subprocesses
 from outlast.supervisor.environment import (
     Builder,
     EnvironmentRefused,
@@ -113,13 +113,13 @@ class Runs:
         """What pip has for its PATH."""
         self.scratch: set[str] = set()
         """What its temporary files lie in."""
-        self._venv, self._real = venv, errand.run
-        monkeypatch.setattr(errand, "run", self)
+        self._venv, self._real = venv, subprocesses.run
+        monkeypatch.setattr(subprocesses, "run", self)
 
-    def __call__(self, argv: list[str], **given: Any) -> errand.Done:
+    def __call__(self, argv: list[str], **given: Any) -> subprocesses.Done:
         if argv[1:3] == ["-m", "venv"]:
             shutil.copytree(self._venv, argv[-1], symlinks=True)
-            return errand.Done(0, b"")
+            return subprocesses.Done(0, b"")
         if "pip" in argv:
             given["env"] = {**given["env"], "PATH": self.path}
             self.scratch.add(given["env"]["TMPDIR"])

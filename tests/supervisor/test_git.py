@@ -1,4 +1,4 @@
-"""A commit is fetched from real hosts; what cannot be had is told apart from what may pass."""
+"""A commit is fetched from real hosts; what never works is distinguished from what may pass."""
 
 import functools
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from outlast.spec.delivery import Git
-from outlast.supervisor import errand
 from outlast.supervisor import git as fetching
+from outlast.supervisor import subprocesses
 from outlast.supervisor.git import GitRefused, GitUnreachable
 from tests.git_host import commit, git, serving
 
 fetch = functools.partial(fetching.fetch, pause=time.sleep)
-TOKEN = "a-token-of-nobody-0123456789"
+TOKEN = "a-token-of-a-test-0123456789"
 SECRET = "projects/p/secrets/deploy/versions/latest"
 
 
@@ -71,7 +71,7 @@ def test_a_commit_or_repository_that_is_not_there_is_named(repository: Path, tmp
     with serving(tmp_path / "hosted") as host:
         with pytest.raises(GitRefused, match="gitCommit 0123.*is not in"):
             fetch(Git(f"{host.url}/code", "0123456789" * 4), None, tmp_path / "files")
-        with pytest.raises(GitRefused, match="is no repository"):
+        with pytest.raises(GitRefused, match="is not a repository"):
             fetch(Git(f"{host.url}/nothing", "0123456789" * 4), None, tmp_path / "files")
         tree = git(repository, "rev-parse", "HEAD^{tree}")
         with pytest.raises(GitRefused, match="is not in"):
@@ -88,7 +88,9 @@ def test_it_is_asked_for_a_commit_without_fetching_it(repository: Path, tmp_path
             ask(Git(f"{host.url}/code", there))
         with pytest.raises(GitRefused, match="gitCommit 0123.*is not in .*; push it, or set"):
             ask(Git(f"{host.url}/code", "0123456789" * 4))
-        with pytest.raises(GitRefused, match="is no repository, or none that may be read without"):
+        with pytest.raises(
+            GitRefused, match="is not a repository, or none that may be read without"
+        ):
             ask(Git(f"{host.url}/nothing", head))
     with (
         serving(tmp_path / "hosted", TOKEN) as host,
@@ -202,7 +204,7 @@ def test_what_git_lfs_keeps_is_named_where_it_would_be_read(repository: Path, tm
 def test_a_host_that_gives_out_no_unnamed_commit_is_asked_for_all(
     repository: Path, tmp_path: Path, notes: Path
 ):
-    """Hosts of protocol 0 may refuse what is no branch's newest."""
+    """Hosts of protocol 0 may refuse what is not a branch's newest."""
     first = git(repository, "rev-parse", "HEAD")
     commit(repository, {"more.py": "\n"})
     url = f"ssh://git@git.example{repository}"
@@ -242,13 +244,13 @@ echo call >>"$NOTES/calls"
 if [[ -e $NOTES/says ]]; then cat "$NOTES/says" >&2; exit 255; fi
 exec sh -c "${*: -1}"
 """
-KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\nof-nobody\n-----END OPENSSH PRIVATE KEY-----\n"
+KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\nof-a-test\n-----END OPENSSH PRIVATE KEY-----\n"
 HOST_KEY = "git.example ssh-ed25519 AAAAC3Nz"
 
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for ssh is first on the PATH; what it was told lies in this folder."""
+    """A stand-in for ssh is first on the PATH; its arguments lie in this folder."""
     folder = tmp_path / "notes"
     folder.mkdir()
     (tmp_path / "bin").mkdir()
@@ -277,7 +279,7 @@ def test_ssh_gets_the_deploy_key_and_the_known_host_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "told"),
+    ("said", "kind", "expected"),
     [
         ("Host key verification failed.", GitRefused, "gitHostKeys of"),
         ("git@x: Permission denied (publickey).", GitRefused, "may not be read with the secret"),
@@ -288,11 +290,11 @@ def test_ssh_gets_the_deploy_key_and_the_known_host_and_nothing_else(
     ],
 )
 def test_what_ssh_says_is_the_users_or_the_networks(
-    repository: Path, tmp_path: Path, notes: Path, said: str, kind: type[Exception], told: str
+    repository: Path, tmp_path: Path, notes: Path, said: str, kind: type[Exception], expected: str
 ):
     (notes / "says").write_text(f"{said}\n")
     wanted = Git("git@git.example:code", "0123456789" * 4, secret=SECRET, host_keys=(HOST_KEY,))
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=expected):
         fetch(wanted, KEY, tmp_path / "files")
     assert not (tmp_path / "files").exists()
 
@@ -308,14 +310,14 @@ def test_an_image_without_ssh_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_stuck_fetch_is_killed_and_named(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(errand, "STUCK_SEC", 0.5)
-    monkeypatch.setattr(errand, "LOOK_SEC", 0.1)
+    monkeypatch.setattr(subprocesses, "STUCK_SEC", 0.5)
+    monkeypatch.setattr(subprocesses, "LOOK_SEC", 0.1)
     stopped = tmp_path / "bin" / "ssh"
     stopped.parent.mkdir()
     stopped.write_text("#!/bin/sh\nexec sleep 600\n")
     stopped.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stopped.parent}:{os.environ['PATH']}")
     git = Git("ssh://git@git.example/code", "0123456789" * 4, secret=SECRET, host_keys=(HOST_KEY,))
-    with pytest.raises(errand.Stuck, match=r"git host git\.example: python.* neither wrote"):
+    with pytest.raises(subprocesses.Stuck, match=r"git host git\.example: python.* neither wrote"):
         fetch(git, KEY, tmp_path / "files")
     assert not (tmp_path / "files").exists()

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from outlast.supervisor.group import (
-    Gone,
     Group,
+    Left,
     Member,
     NoGroup,
     NotMember,
@@ -57,7 +57,7 @@ def test_a_member_is_found_by_its_id_on_any_page(cloud: FakeCloud, group: Group)
 def test_a_namesake_with_another_id_is_another_machine(cloud: FakeCloud, group: Group) -> None:
     cloud.groups["group"] = [{"id": "18", "name": "group-0001"}]
     assert isinstance(group.membership(), NotMember)
-    assert isinstance(group.leave(), Gone)
+    assert isinstance(group.leave(), Left)
     assert "deleteInstances" not in cloud.calls
     assert cloud.groups["group"] != []
 
@@ -65,7 +65,7 @@ def test_a_namesake_with_another_id_is_another_machine(cloud: FakeCloud, group: 
 def test_no_such_group_means_left(cloud: FakeCloud, group: Group) -> None:
     del cloud.groups["group"]
     assert isinstance(group.membership(), NotMember)
-    assert isinstance(group.leave(), Gone)
+    assert isinstance(group.leave(), Left)
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
@@ -84,14 +84,14 @@ def test_no_whole_answer_means_not_known(cloud: FakeCloud, group: Group) -> None
 
 
 def test_leaving_deletes_oneself_from_the_group(cloud: FakeCloud, group: Group) -> None:
-    assert isinstance(group.leave(), Gone)
+    assert isinstance(group.leave(), Left)
     assert cloud.groups["group"] == []
     assert cloud.calls == ["listManagedInstances", "deleteInstances"]
 
 
 def test_a_refusal_tries_to_resize(cloud: FakeCloud, group: Group) -> None:
     cloud.answers["deleteInstances"] = [403]
-    assert isinstance(group.leave(), Gone)
+    assert isinstance(group.leave(), Left)
     assert cloud.calls[-1] == "resize" and cloud.groups["group"] == []
 
 
@@ -108,7 +108,7 @@ def test_a_refusal_because_a_successor_is_there_resizes_nothing(
 
     monkeypatch.setattr(group, "_call", replaced_meanwhile)
     cloud.answers["deleteInstances"] = [400]
-    assert isinstance(group.leave(), Gone)
+    assert isinstance(group.leave(), Left)
     assert "resize" not in cloud.calls
     assert cloud.groups["group"] == successor
 
@@ -162,7 +162,7 @@ def test_permission_that_never_comes(cloud: FakeCloud, group: Group) -> None:
 def test_a_machine_without_a_group(cloud: FakeCloud) -> None:
     group = find_group(Metadata(), {})
     assert isinstance(group, NoGroup)
-    assert isinstance(group.leave(), Gone) and group.may_leave()
+    assert isinstance(group.leave(), Left) and group.may_leave()
     with pytest.raises(ValueError, match="created-by"):
         Group(Metadata(), "somebody")
 

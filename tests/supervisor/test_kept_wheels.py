@@ -14,7 +14,7 @@ import pytest
 from outlast.base.retry import Patience
 from outlast.bucket.head import Head
 from outlast.bucket.store import MemoryStore
-from outlast.supervisor import errand, kept_wheels
+from outlast.supervisor import kept_wheels, subprocesses
 from outlast.supervisor.environment import Builder, EnvironmentRefused, layers
 from tests.stores import FakeClock
 
@@ -44,19 +44,19 @@ class World:
         self.index: bytes | None = GOOD
         self.installed: list[tuple[list[str], str]] = []
         self._folder, self._machines = folder, 0
-        monkeypatch.setattr(errand, "run", self._run)
+        monkeypatch.setattr(subprocesses, "run", self._run)
 
-    def _run(self, argv: list[str], **given: Any) -> errand.Done:
+    def _run(self, argv: list[str], **given: Any) -> subprocesses.Done:
         if "venv" in argv:
             (Path(argv[-1]) / "bin").mkdir(parents=True)
         elif "wheel" in argv:
             (into,) = [w.partition("=")[2] for w in argv if w.startswith("--wheel-dir=")]
             if self.index is None:
-                return errand.Done(1, b"No matching distribution found for harmless")
+                return subprocesses.Done(1, b"No matching distribution found for harmless")
             Path(into, WHEEL).write_bytes(self.index)
         elif "install" in argv and "--requirement" in argv:
             self.installed.append((argv, Path(argv[argv.index("--requirement") + 1]).read_text()))
-        return errand.Done(0, b"")
+        return subprocesses.Done(0, b"")
 
     def asked(self, text: str) -> Path:
         need = self._folder / "asked" / "requirements.txt"

@@ -30,20 +30,21 @@ ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("driver.py")
 TRAINER = Path(__file__).with_name("counting_trainer.py")
 LAYOUT = Layout("experiments/first", "0123456789")
-WAITS = (
-    '{"backoff":0.05,"beat":0.2,"iam":1,"notice":10,"silent":60,"stall":60,"stop":10,"verdict":0.3}'
+TIMEOUTS = (
+    '{"backoff":0.05,"failure_grace":0.3,"heartbeat":0.2,"iam_propagation":1,"notice":10,'
+    '"stall":60,"stop":10,"successor_silence":60}'
 )
 ATTRIBUTES = {
     "outlast-bucket": "runs",
     "outlast-prefix": LAYOUT.prefix,
     "outlast-run": LAYOUT.run,
     "outlast-resume": "0",
-    "outlast-place": "0",
+    "outlast-placement": "0",
     "outlast-owner": "organization/outlast/first",
     "outlast-trainer": "count",
     "outlast-deadline": "2099-01-01T00:00:00Z",
     "outlast-checkpoint-every": "5",
-    "outlast-waits": WAITS,
+    "outlast-timeouts": TIMEOUTS,
 }
 ALL_STEPS = list(range(1, 21))
 WAIT_SEC = 60.0
@@ -210,7 +211,7 @@ def test_cut_interrupted_and_finished(machines: Machines) -> None:
     machines.wait_frozen(second)
     second.send_signal(signal.SIGTERM)
     second.send_signal(signal.SIGCONT)
-    wait_until(lambda: "the trainer has" in machines.serial(1), "the trainer is told")
+    wait_until(lambda: "the trainer has" in machines.serial(1), "the trainer is asked to stop")
     machines.gate.touch()
     assert second.wait(60) == 75
     assert machines.is_off(1) and "deleteInstances" not in machines.cloud.calls
@@ -289,7 +290,7 @@ def test_a_trainer_that_is_not_in_the_bundle(machines: Machines) -> None:
 
 
 def test_code_from_anywhere_else_is_refused(machines: Machines, tmp_path: Path) -> None:
-    """An image with an outlast of its own."""
+    """An image with its own outlast."""
     elsewhere = tmp_path / "other-bundle"
     elsewhere.mkdir()
     vm = machines.boot(OUTLAST_BUNDLE_DIR=str(elsewhere))
@@ -335,7 +336,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_work_of_killed_supervisors_is_cleared_away(temporary: Path) -> None:
-    """What a living one holds stays, and so does everything that is no folder of a supervisor."""
+    """What a living one holds stays, and so does everything that is not a folder of a
+    supervisor."""
     killed, held = on_computer._make_work()
     (killed / "snapshot").mkdir()
     (killed / "snapshot" / "arrays").write_bytes(b"x")
@@ -364,7 +366,7 @@ def test_another_users_work_is_left_alone(temporary: Path, monkeypatch: pytest.M
     assert work.exists()
 
 
-def test_work_that_was_cleared_away_before_its_lock_is_made_anew(
+def test_work_that_was_cleared_away_before_its_lock_is_made_again(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At either instant: before it is opened, and between that and the lock."""

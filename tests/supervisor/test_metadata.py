@@ -11,8 +11,8 @@ from outlast.supervisor.metadata import (
     Absent,
     BadSpec,
     Metadata,
+    Timeouts,
     Unreachable,
-    Waits,
     parse_checkpoint_every,
     parse_spec,
     read_machine,
@@ -25,7 +25,7 @@ ATTRIBUTES = {
     "outlast-prefix": "experiments/first",
     "outlast-run": "0123456789",
     "outlast-resume": "2",
-    "outlast-place": "1",
+    "outlast-placement": "1",
     "outlast-owner": "organization/outlast/first",
     "outlast-trainer": "digits",
     "outlast-deadline": "2026-11-27T23:59:59Z",
@@ -111,11 +111,11 @@ def test_the_machine(cloud: FakeCloud, tmp_path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_whole_spec() -> None:
     spec = parse_spec(ATTRIBUTES)
-    assert (spec.resume, spec.place, spec.retries_failures) == (2, 1, 0)
+    assert (spec.resume, spec.placement, spec.retries_failures) == (2, 1, 0)
     assert spec.deadline == datetime(2026, 11, 27, 23, 59, 59, tzinfo=UTC)
     assert spec.argv() == ["--epochs=3", "--note=-dash first", "--shuffle"]
     assert spec.checkpoint_every == "auto"
-    assert spec.waits == Waits()
+    assert spec.timeouts == Timeouts()
     assert (spec.keep_every_steps, spec.trainer_python) == (0, "")
     assert json.dumps(spec.to_json())
 
@@ -131,17 +131,17 @@ def test_a_missing_key_is_named(key: str) -> None:
     ("key", "value", "message"),
     [
         ("outlast-resume", "-1", "whole number"),
-        ("outlast-place", "one", "whole number"),
+        ("outlast-placement", "one", "whole number"),
         ("outlast-retries-failures", "1.5", "whole number"),
         ("outlast-keep-every-steps", "few", "whole number"),
         ("outlast-run", "Up Down", "must match"),
         ("outlast-prefix", "experiments/first/", "no slash"),
         ("outlast-deadline", "tomorrow", "UTC time such as"),
         ("outlast-checkpoint-every", "often", "auto, seconds such as 30s"),
-        ("outlast-waits", "[1]", "JSON object"),
-        ("outlast-waits", '{"beet": 1}', "'beet' is not known"),
-        ("outlast-waits", '{"beat": -1}', "0 or more"),
-        ("outlast-waits", '{"beat": true}', "0 or more"),
+        ("outlast-timeouts", "[1]", "JSON object"),
+        ("outlast-timeouts", '{"beet": 1}', "'beet' is not known"),
+        ("outlast-timeouts", '{"heartbeat":-1}', "0 or more"),
+        ("outlast-timeouts", '{"heartbeat":true}', "0 or more"),
     ],
 )
 def test_a_bad_value_is_named(key: str, value: str, message: str) -> None:
@@ -151,7 +151,7 @@ def test_a_bad_value_is_named(key: str, value: str, message: str) -> None:
 
 
 def test_waits_that_are_left_out_keep_their_default() -> None:
-    assert Waits.parse('{"beat": 1, "notice": 3.5}') == Waits(beat=1.0, notice=3.5)
+    assert Timeouts.parse('{"heartbeat":1, "notice": 3.5}') == Timeouts(heartbeat=1.0, notice=3.5)
 
 
 @pytest.mark.parametrize("text", ["auto", "30s", "0.5s", "200"])

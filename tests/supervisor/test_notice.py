@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason
-from outlast.supervisor.metadata import Metadata, Waits
+from outlast.supervisor.metadata import Metadata, Timeouts
 from outlast.supervisor.notice import (
     Interrupted,
     Maintenance,
@@ -21,7 +21,7 @@ from outlast.supervisor.notice import (
 )
 from tests.supervisor.fake_cloud import FakeCloud, fake_cloud
 
-WAITS = Waits(notice=120.0, stop=30.0)
+TIMEOUTS = Timeouts(notice=120.0, stop=30.0)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
 
 @pytest.fixture
 def notices(cloud: FakeCloud) -> Notices:
-    return Notices(WAITS, Metadata())
+    return Notices(TIMEOUTS, Metadata())
 
 
 def heard(notices: Notices) -> "queue.SimpleQueue[Any]":
@@ -53,7 +53,7 @@ def test_preemption_gives_the_notice(cloud: FakeCloud, notices: Notices) -> None
 
 
 def test_without_a_notice_the_flag_gives_the_time_of_a_stop(cloud: FakeCloud) -> None:
-    notices = Notices(Waits(notice=0.0, stop=30.0), Metadata())
+    notices = Notices(Timeouts(notice=0.0, stop=30.0), Metadata())
     inbox = heard(notices)
     notices.start()
     cloud.set("instance/preempted", "TRUE")
@@ -81,7 +81,7 @@ def test_a_signal_gives_less_time_and_the_flag_gives_its_reason(
     assert looked == Stopping(Reason.PREEMPTED, stopping.until)
 
 
-def test_whoever_listens_later_hears_what_was_said(cloud: FakeCloud, notices: Notices) -> None:
+def test_a_later_listener_hears_what_was_said(cloud: FakeCloud, notices: Notices) -> None:
     cloud.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     first = heard(notices)
     notices.start()

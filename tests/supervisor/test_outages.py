@@ -122,7 +122,7 @@ def goes_on(life: Life) -> int:
         "put .*000002/start.json",
         "put .*t000002/.*state.json",
         "put .*/HEAD$",
-        "put .*beat",
+        "put .*heartbeat",
         "put .*000002/end.json",
         "put .*metrics",
         "put .*result.*",
@@ -145,6 +145,6 @@ def test_one_refusal_anywhere_costs_nothing(
         return perform()
 
     assert isinstance(world.store, MemoryStore)
-    vm = world.boot(goes_on, store=world.store.view(around), spec=spec_with(iam=30.0))
+    vm = world.boot(goes_on, store=world.store.view(around), spec=spec_with(iam_propagation=30.0))
     assert vm.run() == 0 and hits
     assert world.head.state is State.DONE and world.end_of(2).reason is Reason.DONE

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket import ledger
-from outlast.bucket.layout import Beat
+from outlast.bucket import history
+from outlast.bucket.layout import Heartbeat
 from outlast.bucket.parts import parts_of
 from outlast.bucket.records import read_record
 from outlast.bucket.results import fetch_result
@@ -96,10 +96,10 @@ def test_a_run_of_parts_is_done_when_its_program_is(world: World, tmp_path: Path
     end = world.end_of(1)
     assert (end.reason, end.step) == (Reason.DONE, 2 * STEPS)
     assert end.message == "done with 2 parts, 8 steps in all"
-    beat = read_record(world.store, LAYOUT.beat(1), Beat)
-    assert beat is not None and (beat.part, beat.before) == ("second", STEPS)
-    assert all(row["step"] <= STEPS for row in beat.rows)
-    book = ledger.read(world.store, LAYOUT)
+    heartbeat = read_record(world.store, LAYOUT.heartbeat(1), Heartbeat)
+    assert heartbeat is not None and (heartbeat.part, heartbeat.before) == ("second", STEPS)
+    assert all(row["step"] <= STEPS for row in heartbeat.rows)
+    book = history.read(world.store, LAYOUT)
     assert book is not None and (book.part, book.step) == ("second", 8)
     assert {name: last.step for name, last in book.metrics.items()} == {
         "first/term": STEPS,

@@ -13,7 +13,7 @@ from outlast.bucket.parts import parts_of
 from outlast.bucket.rows import read_rows
 from outlast.spec import bundle as bundles
 from tests.supervisor.fake_cloud import fake_cloud
-from tests.supervisor.test_main import LAYOUT, ROOT, WAITS, Machines, wait_until
+from tests.supervisor.test_main import LAYOUT, ROOT, TIMEOUTS, Machines, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -107,7 +107,7 @@ def test_a_notice_at_a_parts_seam_loses_no_step(
     machines: Machines, at: str, way: str, frozen: bool, steps: dict[str, int]
 ) -> None:
     gate = {"outlast-arg-gate": str(machines.gate), "outlast-arg-gate-at": at}
-    gate |= {"outlast-arg-way": way, "outlast-waits": WAITS.replace('"stop":10', '"stop":6')}
+    gate |= {"outlast-arg-way": way, "outlast-timeouts": TIMEOUTS.replace('"stop":10', '"stop":6')}
     first = machines.boot(**gate, **({"FREEZE": UPLOAD} if frozen else {}))
     machines.trainer_at_gate()
     if frozen:
@@ -115,7 +115,7 @@ def test_a_notice_at_a_parts_seam_loses_no_step(
     first.send_signal(signal.SIGTERM)
     if frozen:
         first.send_signal(signal.SIGCONT)
-    wait_until(lambda: "the trainer has" in machines.serial(0), "the trainer is told")
+    wait_until(lambda: "the trainer has" in machines.serial(0), "the trainer is asked to stop")
     if at == "second-1":
         machines.gate.touch()  # the others do not come to another step in time
     assert first.wait(60) == 75

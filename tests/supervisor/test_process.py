@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from outlast.base import tree
+from outlast.base import process_tree
 from outlast.protocol import SOCKET_VARIABLE
 from outlast.supervisor.process import (
     CallingTrainer,
@@ -81,7 +81,7 @@ def test_an_endless_line_is_cut(tmp_path: Path) -> None:
 
 
 def test_killing_reaches_what_it_started(tmp_path: Path) -> None:
-    """A child in a session of its own, and one whose parent has gone."""
+    """A child in a separate session, and one whose parent has gone."""
     pids = tmp_path / "pids"
     program = (
         "import os, subprocess, sys, time\n"
@@ -95,9 +95,9 @@ def test_killing_reaches_what_it_started(tmp_path: Path) -> None:
         child = int(wait_for(pids))
         process.kill()
         assert inbox.get(timeout=60) == Exited(-signal.SIGKILL)
-    mark = f"{tree.VARIABLE}={tmp_path / 'socket'}"
+    mark = f"{process_tree.VARIABLE}={tmp_path / 'socket'}"
     end = time.monotonic() + 20
-    while child in tree.marked(mark):
+    while child in process_tree.marked(mark):
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -110,9 +110,9 @@ def test_an_orphan_does_not_outlive_its_trainer(tmp_path: Path) -> None:
     )
     with trainer(tmp_path, program) as (_, inbox):
         assert inbox.get(timeout=60) == Exited(0)
-    mark = f"{tree.VARIABLE}={tmp_path / 'socket'}"
+    mark = f"{process_tree.VARIABLE}={tmp_path / 'socket'}"
     end = time.monotonic() + 20
-    while tree.marked(mark):
+    while process_tree.marked(mark):
         assert time.monotonic() < end
         time.sleep(0.01)
 

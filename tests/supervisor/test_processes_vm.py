@@ -11,7 +11,7 @@ from outlast.base.exits import Reason, State
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store
 from tests.supervisor.fake_cloud import fake_cloud
-from tests.supervisor.test_main import LAYOUT, WAITS, Machines
+from tests.supervisor.test_main import LAYOUT, TIMEOUTS, Machines
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300)]
 pytest.importorskip("torch", reason="torch's launcher starts the ranks")
@@ -99,8 +99,8 @@ def test_a_killed_rank_is_out_of_memory_and_a_retry_goes_on(machines: Machines) 
 
 
 def test_the_stacks_of_ranks_that_hang_are_kept(machines: Machines) -> None:
-    waits = WAITS.replace('"stall":60', '"stall":4')
-    train(machines, "hang", **{"outlast-waits": waits})
+    timeouts = TIMEOUTS.replace('"stall":60', '"stall":4')
+    train(machines, "hang", **{"outlast-timeouts": timeouts})
     end = machines.end_of(1)
     assert end.reason is Reason.STALLED
     log, _ = machines.store.get(LAYOUT.log_piece(1, 0))

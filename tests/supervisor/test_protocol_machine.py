@@ -4,8 +4,8 @@ A plan is a list drawn by hypothesis: who does how many operations, what goes wr
 them, who is replaced, stopped, moved, repaired. It is a list and not a `RuleBasedStateMachine`,
 because most of a schedule is "this one for a while": bursts keep plans short, each sublist of a
 plan is a plan, so that they shrink to a few lines, and a plan can be written down, as those of the
-planted twins are (test_twins.py). machine.py checks what must hold after every operation; a failure
-prints all operations that led there.
+planted mutants are (test_mutants.py). machine.py checks what must hold after every operation; a
+failure prints all operations that led there.
 
 With OUTLAST_HYPOTHESIS=deep the search takes OUTLAST_HYPOTHESIS_SECONDS (600) and new plans each
 time; without it the plans are the same on every machine.
@@ -43,7 +43,7 @@ from tests.supervisor.plans import (
 DEEP = os.environ.get("OUTLAST_HYPOTHESIS") == "deep"
 DEEP_SECONDS = float(os.environ.get("OUTLAST_HYPOTHESIS_SECONDS", "600"))
 EXAMPLES = 100
-"""In one batch, with a seed of its own."""
+"""In one batch, with its own seed."""
 BATCHES = range(3, 13)
 """At least, and then until all of REACHED was come by."""
 
@@ -59,7 +59,7 @@ REACHED = {
     "a late write refused": "PreconditionFailed",
     "a sweep or retention": " delete ",
     "a reader of the result": "operator fetch",
-    "a machine that is no member any more": "no member of its group any more",
+    "a machine that is not a member any more": "no member of its group any more",
     "old entries of HEAD in a page": "HEAD names pages",
 }
 """What the search must come by, or it would prove little: words of the trace."""

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from outlast.base import exits
-from outlast.base.exits import MAX_BARREN, Reason, State
+from outlast.base.exits import MAX_NO_PROGRESS, Reason, State
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import Beat
+from outlast.bucket.layout import Heartbeat
 from outlast.bucket.records import read_record
 from outlast.bucket.store import MemoryStore, Operation, StoreError
 from outlast.protocol import Error, Fetch, Tick
 from tests.supervisor.world import LAYOUT, Life, World, a_world, spec_with, wait_until
 
 CAFE = os.fsdecode(b"caf\xe9.txt")
-"""A name as `os.listdir` gives it where the file's is no UTF-8."""
+"""A name as `os.listdir` gives it where the file's is not a UTF-8."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_an_end_that_every_machine_meets_ends_the_run_at_the_tenth(
 ) -> None:
     assert isinstance(world.store, MemoryStore)
     store = world.store.view(failing(error))
-    for boot in range(1, MAX_BARREN + 1):
+    for boot in range(1, MAX_NO_PROGRESS + 1):
         assert world.boot(one_commit, store=store).run() == exits.INTERRUPTED
         end = world.end_of(boot)
         assert (end.reason, end.repeats) == (Reason.HOST_ERROR, True)
@@ -81,7 +81,7 @@ def test_an_end_that_every_machine_meets_ends_the_run_at_the_tenth(
 
 
 def test_a_stop_during_a_crash_keeps_its_own_reason(world: World) -> None:
-    """What the machine's end broke is no fault of the next machine's."""
+    """What the machine's end broke is not a fault of the next machine's."""
     reached, go_on = threading.Event(), threading.Event()
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
@@ -124,10 +124,12 @@ def test_rows_of_odd_text_hold_up_neither_heartbeat_nor_stop(world: World) -> No
     vm = world.boot(script).start()
     wait_until(lambda: world.exists(LAYOUT.head) and world.head.chain, "a commit")
 
-    def beat() -> Beat | None:
-        return read_record(world.store, LAYOUT.beat(1), Beat)
+    def heartbeat() -> Heartbeat | None:
+        return read_record(world.store, LAYOUT.heartbeat(1), Heartbeat)
 
-    found = wait_until(lambda: (seen := beat()) and seen.rows and seen, "a heartbeat with the row")
+    found = wait_until(
+        lambda: (seen := heartbeat()) and seen.rows and seen, "a heartbeat with the row"
+    )
     assert found.rows[0]["file"] == CAFE
     HeadFile(world.store, LAYOUT).end_from_outside(State.STOPPED, Reason.STOPPED)
     assert vm.ended() == 0

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from outlast.protocol import VERSION, Channel, Complete, Error, Hello, Tick
-from outlast.supervisor.door import Connected, Door, Said
+from outlast.supervisor.listener import Connected, Listener, MessageReceived
 from outlast.supervisor.metadata import Metadata
 from outlast.supervisor.process import Exited, TrainerProcess, trainer_environment
 from outlast.supervisor.secrets import (
@@ -101,7 +101,7 @@ def test_the_trainer_gets_its_variables_without_the_newline_of_echo(manager, rea
 
 
 @pytest.mark.parametrize(
-    ("statuses", "kind", "told"),
+    ("statuses", "kind", "expected"),
     [
         ([404], SecretRefused, "is not there, or has no version; add one with gcloud secrets"),
         ([400], SecretRefused, "is disabled or destroyed"),
@@ -110,19 +110,19 @@ def test_the_trainer_gets_its_variables_without_the_newline_of_echo(manager, rea
     ],
 )
 def test_a_secret_that_cannot_be_read_is_named_with_its_variable(
-    manager, reader, statuses, kind, told
+    manager, reader, statuses, kind, expected
 ):
     manager.statuses, manager.values = statuses, {NAME: SECRET}
-    with pytest.raises(kind, match=rf"^secretEnv\.KEY {NAME}: {told}"):
+    with pytest.raises(kind, match=rf"^secretEnv\.KEY {NAME}: {expected}"):
         TrainerSecrets(reader, {"KEY": NAME}).load()
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(b"", "is empty"), (b"\n", "is empty"), (b"a\0b", "holds a null byte")]
+    ("value", "expected"), [(b"", "is empty"), (b"\n", "is empty"), (b"a\0b", "holds a null byte")]
 )
-def test_a_value_that_no_variable_can_hold_is_refused(manager, reader, value, told):
+def test_a_value_that_no_variable_can_hold_is_refused(manager, reader, value, expected):
     manager.values = {NAME: value}
-    with pytest.raises(SecretRefused, match=rf"secretEnv\.KEY {NAME}: {told}"):
+    with pytest.raises(SecretRefused, match=rf"secretEnv\.KEY {NAME}: {expected}"):
         TrainerSecrets(reader, {"KEY": NAME}).load()
 
 
@@ -267,20 +267,20 @@ def test_a_trainer_and_its_children_have_the_variable_and_no_reader_sees_it(tmp_
 
 
 def test_what_a_trainer_says_of_an_error_is_masked_where_it_comes_in(tmp_path):
-    door = Door(tmp_path / "s", mask=masked(SECRET))
+    listener = Listener(tmp_path / "s", mask=masked(SECRET))
     heard: list[object] = []
-    door.listen(heard.append)
+    listener.listen(heard.append)
     try:
         channel = Channel.connect(tmp_path / "s")
         channel.send(Hello(VERSION, 1))
         channel.send(Tick(1, f"phase {SECRET.decode()}"))
         channel.send(Error(f"401 for key {SECRET.decode()}", "trainer"))
         channel.send(Complete(2, "/r", 0))
-        wait_until(lambda: sum(isinstance(event, Said) for event in heard) == 3)
+        wait_until(lambda: sum(isinstance(event, MessageReceived) for event in heard) == 3)
         channel.close()
     finally:
-        door.close()
-    messages = [event.message for event in heard if isinstance(event, Said)]
+        listener.close()
+    messages = [event.message for event in heard if isinstance(event, MessageReceived)]
     assert messages == [
         Tick(1, "phase ***"),
         Error("401 for key ***", "trainer"),
@@ -319,14 +319,14 @@ def test_a_webhook_of_a_secret_is_sent_to_and_never_shown(manager, reader, said,
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [(None, "is not there"), (b"http://plain.invalid/x", "does not hold an https address")],
 )
-def test_a_webhook_that_cannot_be_had_ends_no_training(manager, reader, said, value, told):
+def test_a_webhook_that_cannot_be_had_ends_no_training(manager, reader, said, value, expected):
     if value is not None:
         manager.values = {NAME: value}
     hook = Webhook.of_secret(NAME, reader, Mask())
     hook.post({"reason": "done"})
     hook.close()
     wait_until(lambda: said != [])
-    assert told in said[0] and "no message is sent" in said[0] and "plain" not in said[0]
+    assert expected in said[0] and "no message is sent" in said[0] and "plain" not in said[0]

@@ -16,7 +16,7 @@ from outlast.bucket.layout import Layout
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import MemoryStore
 from outlast.supervisor import site as site_module
-from outlast.supervisor.metadata import Waits
+from outlast.supervisor.metadata import Timeouts
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import MachineClock
 from tests.supervisor.world import (
@@ -86,7 +86,7 @@ def test_a_restore_is_a_sign_for_each_object(store: MemoryStore, tmp_path: Path)
 def test_who_sleeps_on_purpose_gives_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_module, "SLEEP_SIGN_SEC", 0.02)
     signs: list[int] = []
-    clock = MachineClock(Notices(Waits()), lambda: signs.append(1))
+    clock = MachineClock(Notices(Timeouts()), lambda: signs.append(1))
     clock.sleep(0.1)
     assert len(signs) >= 3
     clock.training = True
@@ -94,7 +94,7 @@ def test_who_sleeps_on_purpose_gives_signs(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_sleep_still_ends_with_sigterm() -> None:
-    notices = Notices(Waits())
+    notices = Notices(Timeouts())
     notices.handle_signal(15, None)
     with pytest.raises(Interrupted):
         MachineClock(notices).sleep(30.0)

@@ -17,7 +17,7 @@ from outlast.bucket import fetch as fetch_module
 from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import Beat, Layout, Pin
+from outlast.bucket.layout import Heartbeat, Layout, Pin
 from outlast.bucket.records import read_record
 from outlast.bucket.store import (
     MemoryStore,
@@ -51,8 +51,8 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
 
 
 def ask(vm: Vm, url: str = URL) -> Message:
-    """On a connection of its own, as a trainer does before it knows its steps."""
-    with Channel.connect(vm.boot.site.door.socket_path) as channel:
+    """On a separate connection, as a trainer does before it knows its steps."""
+    with Channel.connect(vm.boot.site.listener.socket_path) as channel:
         channel.send(Fetch(url))
         answer = channel.receive(20)
         assert answer is not None
@@ -197,11 +197,11 @@ def test_a_long_download_is_staging_and_no_stall(
     began = time.monotonic()
     vm = Asking(finish).boot(world, spec=spec_with(stall=stall)).start()
 
-    def beats_staging() -> bool:
-        beat = read_record(world.store, LAYOUT.beat(1), Beat)
-        return beat is not None and beat.phase == "staging"
+    def says_staging() -> bool:
+        heartbeat = read_record(world.store, LAYOUT.heartbeat(1), Heartbeat)
+        return heartbeat is not None and heartbeat.phase == "staging"
 
-    wait_until(beats_staging, "a beat that says staging")
+    wait_until(says_staging, "a heartbeat that says staging")
     wait_until(lambda: time.monotonic() - began > 3 * stall, "a time in which others are stuck")
     go_on.set()
     assert vm.ended() == 0
@@ -210,7 +210,7 @@ def test_a_long_download_is_staging_and_no_stall(
 
 
 def test_all_ranks_at_once_are_one_fetch_and_one_path(world: World) -> None:
-    """Each on a connection of its own; a word of one that waits is no word of the training."""
+    """Each on a separate connection; a word of one that waits is not a word of the training."""
     reads, ranks = [], 4
     together = threading.Barrier(ranks)
 

@@ -149,7 +149,7 @@ def test_the_end_keeps_the_newest_part_and_waits_for_a_limited_time(
 
 
 def test_much_output_stays_small_on_the_disk(tmp_path: Path) -> None:
-    """Random bytes, and a line without an end; read by nobody."""
+    """Random bytes, and a line without an end; without a reader."""
     program = "import os; b = os.urandom(1 << 20)\nfor i in range(200): os.write(1 + i % 2, b)"
     log = TrainerLog(tmp_path / "trainer.log", half_bytes=1 << 20)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -164,14 +164,14 @@ def test_much_output_stays_small_on_the_disk(tmp_path: Path) -> None:
 
 def test_a_log_that_is_faster_than_its_uploads_delays_no_stop(world: World, tmp_path: Path) -> None:
     log = TrainerLog(tmp_path / "trainer.log", half_bytes=4 << 20)
-    beats: list[float] = []
+    heartbeats: list[float] = []
     done = threading.Event()
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "put" and "/log/" in operation.path:
             done.wait(1.0)  # far slower than it grows
-        if operation.verb == "put" and operation.path.endswith("beat.json"):
-            beats.append(time.monotonic())
+        if operation.verb == "put" and operation.path.endswith("heartbeat.json"):
+            heartbeats.append(time.monotonic())
         return perform()
 
     def floods() -> None:
@@ -193,8 +193,8 @@ def test_a_log_that_is_faster_than_its_uploads_delays_no_stop(world: World, tmp_
     vm.start()
     try:
         wait_until(lambda: world.exists(LAYOUT.log_piece(1, 1)), "pieces of the log")
-        count = len(beats)
-        wait_until(lambda: len(beats) >= count + 5, "heartbeats beside them")
+        count = len(heartbeats)
+        wait_until(lambda: len(heartbeats) >= count + 5, "heartbeats beside them")
         HeadFile(world.store, LAYOUT).end_from_outside(State.STOPPED, Reason.STOPPED)
         assert vm.ended() == 0
     finally:

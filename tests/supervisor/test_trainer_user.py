@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from outlast.base.exits import State
-from outlast.base.places import give_back
 from outlast.base.plain_files import NotPlain, PlainFile, entries, plain_files
+from outlast.base.scratch_space import give_back
 from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.errors import BadSnapshot, CommitError
@@ -144,7 +144,7 @@ def test_a_folder_that_is_a_link_or_another_users_is_not_looked_into(
         assert file.read() == b"mine"
 
 
-def test_a_file_is_made_anew_in_the_place_of_a_link(own: Path, outside: Path) -> None:
+def test_a_file_is_recreated_in_the_place_of_a_link(own: Path, outside: Path) -> None:
     plant(own, outside, "link")
     PlainFile(own, "below/file", ME).replace(b"new")
     found = (own / "below/file").lstat()

@@ -19,7 +19,7 @@ from outlast.base.retry import FULL_SEC, SILENT_SEC, Limits, Patience
 from outlast.bucket.data import Cache
 from outlast.bucket.head import Head, read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptEnd, Beat, BootEnd, Layout
+from outlast.bucket.layout import AttemptEnd, BootEnd, Heartbeat, Layout
 from outlast.bucket.records import read_record
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import MemoryStore, NotFound, Store
@@ -41,14 +41,14 @@ from outlast.protocol import (
     Welcome,
     row_part,
 )
-from outlast.supervisor.door import Door
 from outlast.supervisor.group import find_group
 from outlast.supervisor.life import Boot, supervise
+from outlast.supervisor.listener import Listener
 from outlast.supervisor.metadata import (
     Machine,
     Metadata,
     Spec,
-    Waits,
+    Timeouts,
 )
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import Exited
@@ -59,18 +59,25 @@ from tests.supervisor.fake_cloud import FakeCloud
 
 WAIT_SEC = 90.0
 LAYOUT = Layout("experiments/first", "0123456789")
-WAITS = Waits(
-    beat=0.1, verdict=0.2, backoff=0.02, iam=0.2, silent=0.5, notice=5.0, stop=5.0, stall=60.0
+TIMEOUTS = Timeouts(
+    heartbeat=0.1,
+    failure_grace=0.2,
+    backoff=0.02,
+    iam_propagation=0.2,
+    successor_silence=0.5,
+    notice=5.0,
+    stop=5.0,
+    stall=60.0,
 )
 SPEC = Spec(
     prefix=LAYOUT.prefix,
     run=LAYOUT.run,
     resume=0,
-    place=0,
+    placement=0,
     owner="organization/outlast/first",
     trainer="count",
     deadline=datetime.now(UTC) + timedelta(days=1),
-    waits=WAITS,
+    timeouts=TIMEOUTS,
     bucket="runs",
 )
 
@@ -176,7 +183,7 @@ class Life:
         self.hear(Committed)
 
     def obey(self) -> int:
-        """Wait to be stopped, hand over the state, exit as told."""
+        """Wait to be stopped, hand over the state, exit as given."""
         self.hear(Stop)
         self.commit()
         return 75
@@ -324,24 +331,24 @@ class World:
         self.cloud.boot(group, identifier, {})
         reader = Metadata()
         said: list[str] = []
-        notices = Notices(spec.waits, reader if metadata else None)
+        notices = Notices(spec.timeouts, reader if metadata else None)
         notices.start()
         clock = QuickClock(notices)
         vm: Vm
 
         def make_trainer(term: int) -> ScriptedTrainer:
             trainer = ScriptedTrainer(
-                door.socket_path, vm.scripts.pop(0), part, restore_done=restore_done
+                listener.socket_path, vm.scripts.pop(0), part, restore_done=restore_done
             )
             vm.trainers.append(trainer)
             return trainer
 
-        door = Door(root / "socket")
+        listener = Listener(root / "socket")
         site = Site(
             machine=Machine("vm", identifier, f"boot-{identifier}", "zone", "type", "image"),
             group=find_group(reader, reader.attributes()),
             notices=notices,
-            door=door,
+            listener=listener,
             work=root / "work",
             make_trainer=make_trainer,
             log_of=lambda term: None,
@@ -354,7 +361,7 @@ class World:
                 patience=Patience(clock, limits=Limits(silent_sec=self.patience_sec)),
             ),
         )
-        limits = Limits(self.silent_sec, spec.waits.iam, self.full_sec)
+        limits = Limits(self.silent_sec, spec.timeouts.iam_propagation, self.full_sec)
         patience = Patience(clock.unsigned, limits=limits, say=said.append)
         head_file = HeadFile(store or self.store, LAYOUT, patience=patience)
         boot = Boot(spec, head_file, site, records=True)
@@ -370,8 +377,8 @@ class World:
         assert end is not None, f"term {term} has no end record"
         return end
 
-    def beat_of(self, term: int) -> Beat | None:
-        return read_record(self.store, LAYOUT.beat(term), Beat)
+    def heartbeat_of(self, term: int) -> Heartbeat | None:
+        return read_record(self.store, LAYOUT.heartbeat(term), Heartbeat)
 
     def boot_end_of(self, vm: Vm) -> BootEnd | None:
         machine = vm.boot.site.machine
@@ -390,12 +397,12 @@ class World:
         return True
 
 
-def spec_with(**waits_or_fields: Any) -> Spec:
-    """SPEC with other waits or fields."""
-    names = Waits.__dataclass_fields__
-    waits = {key: value for key, value in waits_or_fields.items() if key in names}
-    fields = {key: value for key, value in waits_or_fields.items() if key not in names}
-    return replace(SPEC, waits=replace(WAITS, **waits), **fields)
+def spec_with(**timeouts_or_fields: Any) -> Spec:
+    """SPEC with other timeouts or fields."""
+    names = Timeouts.__dataclass_fields__
+    timeouts = {key: value for key, value in timeouts_or_fields.items() if key in names}
+    fields = {key: value for key, value in timeouts_or_fields.items() if key not in names}
+    return replace(SPEC, timeouts=replace(TIMEOUTS, **timeouts), **fields)
 
 
 @contextmanager

@@ -196,11 +196,11 @@ def test_a_whole_file_killed_ends_with_the_same_bytes(
         r"\1\2\n\1    import os, time; time.sleep(float(os.environ['PAUSE']))", code
     )
     assert count == 1
-    for name in ("calm", "killed"):
+    for name in ("baseline", "killed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text(slowed)
     command = [sys.executable, "mine.py", "--steps", "40"]
-    done = programs.run(tmp_path / "calm", command, PAUSE="0", **ENVIRONMENT)
+    done = programs.run(tmp_path / "baseline", command, PAUSE="0", **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     killed = tmp_path / "killed"
     with programs.started(killed, command, PAUSE="0.3", **ENVIRONMENT) as process:
@@ -211,9 +211,9 @@ def test_a_whole_file_killed_ends_with_the_same_bytes(
     programs.wait_until_alone(killed)
     done = programs.run(killed, command, PAUSE="0", **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    (calm,) = (tmp_path / "calm").glob("runs/*")
+    (baseline,) = (tmp_path / "baseline").glob("runs/*")
     assert programs.head(folder)["term"] == 2
-    assert programs.result_of(folder) == programs.result_of(calm)
+    assert programs.result_of(folder) == programs.result_of(baseline)
 
 
 @pytest.mark.parametrize("key", marked([*CONTEXT], {k: CONTEXT[k][0] for k in CONTEXT}))

@@ -57,7 +57,10 @@ RUN_BY = {
     "outlast stop": ("tests/cli/test_resume.py", "stop("),
     "outlast train": ("tests/cli/test_failures.py", '"train", "--run-dir"'),
     "outlast train --checkpoint-dir": ("tests/loop/test_command_work.py", '"--checkpoint-dir"'),
-    "outlast train --quiet-sec": ("tests/loop/test_legacy_script.py", '"--quiet-sec"'),
+    "outlast train --checkpoint-quiet-sec": (
+        "tests/loop/test_legacy_script.py",
+        '"--checkpoint-quiet-sec"',
+    ),
     "outlast train --run-dir": ("tests/cli/test_failures.py", '"--run-dir"'),
     "outlast up": ("tests/engine/test_changes.py", 'outlast("up", "dev"'),
     "outlast up --latest": ("tests/engine/test_deliveries.py", '"up", "dev", "--latest"'),

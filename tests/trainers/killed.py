@@ -32,8 +32,8 @@ def command(name: str, run_dir: Path) -> list[str]:
 
 
 def undisturbed(tmp_path: Path, name: str) -> dict[str, bytes]:
-    """The result of a run that nobody touches."""
-    run_dir = tmp_path / "calm"
+    """The result of an undisturbed run."""
+    run_dir = tmp_path / "baseline"
     done = programs.run(tmp_path, command(name, run_dir))
     assert done.returncode == 0, done.stderr
     return programs.result_of(run_dir)

@@ -48,10 +48,10 @@ ROOT = Path(__file__).resolve().parents[2]
         (["census", "--cv-iterations", "0"], "census: --cv-iterations: 0: must be 1 to 1000"),
         (["census", "--learning-rate", "1"], "census: flag --learning-rate: unknown"),
         (["dummy", "--step-ms", "0"], "dummy: --step-ms: '0': must be a number above 0"),
-        (["dummy", "--data", str(Path(__file__))], "is no CSV of numbers"),
+        (["dummy", "--data", str(Path(__file__))], "is not a CSV of numbers"),
         (["dummy", "--limit-rows", "2"], "dummy: 2 rows: 3 or more are needed"),
         (["digits", "--limit-rows", "5"], "digits: limit-rows 5 of 1797 rows: 50 or more"),
-        (["digits", "--data", str(Path(__file__))], "is no CSV of numbers"),
+        (["digits", "--data", str(Path(__file__))], "is not a CSV of numbers"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -84,7 +84,7 @@ def digits_csv(*, pixel: str = "1", label: str = "") -> str:
         (digits_csv(pixel="17"), "row 2: 17.0: must be a finite number from 0 to 16"),
         (digits_csv(label="3.5"), "the last column must be a digit, 0 to 9"),
         (digits_csv(label="3"), "48 rows to train on, all of class 3; rows of two classes or more"),
-        (digits_csv()[:-4], "is no CSV of numbers (the number of columns changed"),
+        (digits_csv()[:-4], "is not a CSV of numbers (the number of columns changed"),
     ],
 )
 def test_a_csv_of_something_else_is_refused(

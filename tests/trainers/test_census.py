@@ -27,7 +27,7 @@ def test_one_file_holds_every_fifth_row_out() -> None:
     train, test = load("--census-data-path", str(CENSUS))
     assert (train[0].shape, test[0].shape) == ((480, 13), (120, 13))
     again = load("--data", str(CENSUS), "--seed", "7")
-    assert np.array_equal(again[1][0], test[0], equal_nan=True), "the split is no matter of seeds"
+    assert np.array_equal(again[1][0], test[0], equal_nan=True), "the split is not matter of seeds"
 
 
 def test_values_are_numbers_and_places_in_the_lists(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_a_finished_fold_is_state(
     last = 2 * census.FOLDS + 3
     assert steps[-1] == last and max(steps[:-1]) > census.FOLDS, "each fold and segment is one"
     assert supervisor.result is not None
-    calm = {path.name: path.read_bytes() for path in supervisor.result.iterdir()}
-    search = json.loads(calm["search.json"])
+    baseline = {path.name: path.read_bytes() for path in supervisor.result.iterdir()}
+    search = json.loads(baseline["search.json"])
     assert [len(entry["fold_accuracy"]) for entry in search["candidates"]] == [5, 5]
 
     middle = len(steps) // 2
@@ -112,7 +112,7 @@ def test_a_finished_fold_is_state(
     assert command.main([*argv, "--threads", "1"]) == exits.DONE
     resumed = [message.step for message, _ in supervisor.committed]
     assert resumed[-1] == last and steps[middle] < resumed[0], "no finished fold is judged again"
-    assert {path.name: path.read_bytes() for path in supervisor.result.iterdir()} == calm
+    assert {path.name: path.read_bytes() for path in supervisor.result.iterdir()} == baseline
 
 
 @pytest.mark.frameworks

@@ -63,7 +63,7 @@ def test_what_is_no_mnist_is_refused(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for content in (whole[:-1], whole[:7], b"", b"\1" + whole[1:]):
         file.write_bytes(content)
-        with pytest.raises(UsageError, match="is no IDX file of bytes in 3 dimensions"):
+        with pytest.raises(UsageError, match="is not an IDX file of bytes in 3 dimensions"):
             images("--data", str(folder))
     file.unlink()
     file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(whole)[:-9])

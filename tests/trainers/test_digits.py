@@ -96,7 +96,7 @@ def test_shifts_keep_the_scans_whole() -> None:
 
 @pytest.mark.parametrize("cut", range(STEPS + 1))
 def test_a_snapshot_at_any_step_goes_on_to_the_same_parameters(tmp_path: Path, cut: int) -> None:
-    calm = make(small(), STEPS)
+    baseline = make(small(), STEPS)
     before = make(small(), cut)
     nodes, blobs = state.capture_all(digits.state_dict(before))
     snapshot.write(tmp_path / "s", snapshot.Saved(cut, {}, nodes, blobs))
@@ -105,9 +105,9 @@ def test_a_snapshot_at_any_step_goes_on_to_the_same_parameters(tmp_path: Path, c
     state.restore_all(digits.state_dict(after), saved.nodes, saved.blobs)
     make(after, STEPS - cut)
     assert verify.difference(
-        state.capture_all(digits.state_dict(calm)), state.capture_all(digits.state_dict(after))
+        state.capture_all(digits.state_dict(baseline)), state.capture_all(digits.state_dict(after))
     ) is None  # fmt: skip
-    one, two = digits.parameters(calm), digits.parameters(after)
+    one, two = digits.parameters(baseline), digits.parameters(after)
     assert list(one) == ["layer0.weight", "layer0.bias", "layer1.weight", "layer1.bias"]
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
 
@@ -116,11 +116,11 @@ def test_preempted_three_times_the_result_is_the_same_bytes(
     supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(["digits", *SMALL]) == exits.DONE
-    calm = files_of(supervisor.result)
+    baseline = files_of(supervisor.result)
     reports = capsys.readouterr().out
     assert [json.loads(line)["epoch"] for line in reports.splitlines()] == [2, 3]
-    assert list(calm) == ["config.json", "metrics.json", "model.bin", "model.json"]
-    table = metrics.read_table(calm["metrics.json"])
+    assert list(baseline) == ["config.json", "metrics.json", "model.bin", "model.json"]
+    table = metrics.read_table(baseline["metrics.json"])
     assert table["step"] == [8, 12] and table["epoch"] == [2, 3]
 
     supervisor.restore, supervisor.step, supervisor.result = None, 0, None
@@ -137,7 +137,7 @@ def test_preempted_three_times_the_result_is_the_same_bytes(
     assert command.main(["digits", *SMALL]) == exits.DONE
     assert supervisor.result is not None
     assert stops == sorted(set(stops)) and stops[-1] < STEPS
-    assert files_of(supervisor.result) == calm
+    assert files_of(supervisor.result) == baseline
 
 
 def test_the_result_has_no_clock_and_is_read_back(supervisor: FakeSupervisor) -> None:

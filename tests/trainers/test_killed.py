@@ -16,14 +16,14 @@ FRAMEWORKS = {"census": "xgboost", "torch_cnn": "torch", "keras_mlp": "keras", "
 
 
 def check(tmp_path: Path, name: str, *, kills: int) -> None:
-    calm = killed.undisturbed(tmp_path, name)
+    baseline = killed.undisturbed(tmp_path, name)
     stormy, resumed = killed.killed(tmp_path, name, seed=len(name), kills=kills)
     assert resumed >= 1, "the kills came after the end"
-    assert list(stormy) == list(calm)
-    assert [file for file in calm if stormy[file] != calm[file]] == []
-    table = metrics.read_table(calm["metrics.json"])
+    assert list(stormy) == list(baseline)
+    assert [file for file in baseline if stormy[file] != baseline[file]] == []
+    table = metrics.read_table(baseline["metrics.json"])
     assert len(table["epoch"]) >= 2
-    assert json.loads(calm["config.json"])["trainer"] == name
+    assert json.loads(baseline["config.json"])["trainer"] == name
 
 
 @pytest.mark.parametrize("name", ["dummy", "digits"])

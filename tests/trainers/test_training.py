@@ -20,8 +20,8 @@ QUICK = ["--epochs", "3", "--limit-rows", "100", "--eval-every", "2", "--step-ms
 
 @pytest.mark.parametrize("cut", range(9))
 def test_an_order_goes_on_from_two_numbers(cut: int) -> None:
-    calm = training.Order(10, 4, seed=3)
-    batches = [calm.next().tolist() for _ in range(9)]
+    baseline = training.Order(10, 4, seed=3)
+    batches = [baseline.next().tolist() for _ in range(9)]
     before = training.Order(10, 4, seed=3)
     for _ in range(cut):
         before.next()

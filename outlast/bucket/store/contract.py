@@ -2,7 +2,7 @@
 
 Every write names the generation that it replaces, and a store refuses it where the object has
 another one. Reads by generation never mix two versions. A store retries reads by itself and writes
-never: whoever wrote knows how to tell its own write after a lost answer.
+never: the writer can recognise its own write after a lost answer.
 
     StoreError
     ├── NotFound              no such object, or not in this generation
@@ -12,7 +12,7 @@ never: whoever wrote knows how to tell its own write after a lost answer.
     ├── Unavailable           no answer; a write's fate is unknown
     ├── Doubtful              400 or 409: this try was refused, another one may not be
     ├── Damaged               the bytes do not match their checksum or size
-    ├── Foreign               a folder has what is no run's under a name of the run's
+    ├── Foreign               a folder has what is not a run's under a name of the run's
     └── Unsupported           this file system cannot keep a run
 """
 
@@ -50,7 +50,7 @@ class StoreError(VisibleError):
     trouble: Trouble | None = None
     """What may pass by itself."""
     retry_after_sec: float | None = None
-    """The pause that the server asked for, where it did."""
+    """The pause that the server asked for, if it did."""
 
 
 class NotFound(StoreError):
@@ -80,7 +80,7 @@ class Unavailable(StoreError):
 
 
 class Doubtful(StoreError):
-    """The request was called bad or in conflict. Where it was damaged on its way, or met another
+    """The request was called bad or in conflict. If it was damaged on its way, or met another
     one, the next try is not; nothing was applied."""
 
     trouble = Trouble.DOUBTFUL
@@ -118,13 +118,13 @@ class Object:
 
 @dataclass(frozen=True)
 class Slice:
-    """A stretch of a file, as the content of an object of its own."""
+    """A stretch of a file, as the content of a separate object."""
 
     file: Path | PlainFile
     offset: int
     size: int
     crc32c: str
-    """Of these bytes: whoever cut the slice has read them, and nobody needs to again."""
+    """Of these bytes: they were read when the slice was cut and need not be read again."""
 
 
 GET_BYTES_MAX = 64 << 20
@@ -170,7 +170,7 @@ class Store(Protocol):
     def stat(self, path: str) -> Object: ...
 
     def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
-        """Writes once, without a retry; 0 means only where the object is absent."""
+        """Writes once, without a retry; 0 means only if the object is absent."""
         ...
 
     def copy(
@@ -244,8 +244,8 @@ def copy_new(
 ) -> Object | None:
     """As `put_new`, with the content of an object that is in the store already.
 
-    None where there is no copy to be had: the source is gone, or its bytes are found to be bad.
-    Damaged where the copy was made and has not the `expected` (size, CRC32C).
+    None if there is no copy to be had: the source is gone, or its bytes are found to be bad.
+    Damaged if the copy was made and has not the `expected` (size, CRC32C).
     """
 
     def once() -> Object:
@@ -283,7 +283,7 @@ def _create(
 
 
 def delete_quietly(store: Store, path: str, generation: int) -> bool:
-    """Deletes one generation; True where it is gone now, False where that is unknown or refused."""
+    """Deletes one generation; True if it is gone now, False if that is unknown or refused."""
     try:
         store.delete(path, generation=generation)
     except (NotFound, PreconditionFailed):
@@ -364,7 +364,7 @@ class _Window(io.RawIOBase):
 
 
 def check_path(path: str) -> str:
-    """The path itself, where it can name an object in every store."""
+    """The path itself, if it can name an object in every store."""
     try:
         return check_object_name(path, "object path")
     except ValueError as error:

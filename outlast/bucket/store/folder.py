@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from outlast.base.places import FULL, file_system_type
+from outlast.base.scratch_space import FULL, file_system_type
 from outlast.bucket.store import trust
 from outlast.bucket.store.contract import (
     CHUNK_BYTES,
@@ -236,7 +236,7 @@ class FolderStore(Fetching):
         return datetime.now(UTC)
 
     def _linked(self, path: str) -> tuple[Path, Object] | None:
-        """The blob that a path's link names, and what its name says; None where absent."""
+        """The blob that a path's link names, and what its name says; None if absent."""
         link = f"{self._folder}/{check_path(path)}"
         trust.check_way(self._folder, path.rpartition("/")[0])
         try:
@@ -244,10 +244,12 @@ class FolderStore(Fetching):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:
-            raise Foreign(f"{link}: is no object of this run; move it out of the folder") from None
+            raise Foreign(
+                f"{link}: is not an object of this run; move it out of the folder"
+            ) from None
         match = self._BLOB.fullmatch(os.path.basename(target))
         if match is None:
-            raise Foreign(f"{link}: links to {target}, which is no object of this run")
+            raise Foreign(f"{link}: links to {target}, which is not an object of this run")
         crc32c = base64.b64encode(bytes.fromhex(match[3])).decode()
         generation = int(match[1])
         known = Object(path, generation, int(match[2]), crc32c, _moment(generation))
@@ -319,7 +321,7 @@ class FolderStore(Fetching):
         return generation
 
     def _last_generation(self, counter: int) -> int:
-        """What the lock file keeps; where that is no generation, the highest among the blobs."""
+        """What the lock file keeps; if that is not a generation, the highest among the blobs."""
         kept = os.pread(counter, 64, 0).strip()
         if self._COUNTER.fullmatch(kept):
             return int(kept)
@@ -357,7 +359,8 @@ class FolderStore(Fetching):
                 self._cleared = True
 
     def _drop_orphans(self) -> None:
-        """Clears away what killed writers left: staged files nobody holds, blobs nobody names."""
+        """Clears away what killed writers left: staged files without a writer, blobs without a
+        name."""
         with self._locked():
             named = {
                 os.path.basename(os.readlink(Path(root) / name))

@@ -1,7 +1,7 @@
 """The engine's Python language host, on the SDK's own stubs.
 
 The engine starts it as `pulumi-language-python [flags] ENGINE`, reads its port from the first line
-of its output, and ends it by SIGINT. Each program runs in a process of its own, under the
+of its output, and ends it by SIGINT. Each program runs in a separate process, under the
 interpreter of the project's virtual environment (`runtime.options.virtualenv`).
 """
 

@@ -21,11 +21,11 @@ from pulumi.runtime import reset_options, run_in_stack, set_all_config
 from pulumi.runtime.proto import language_pb2
 
 DONE = b"\n"
-"""Begins an answer, which may have no bytes of its own."""
+"""Begins an answer, which may have no bytes."""
 THREADS_PER_SLOT = 4
 """As in the SDK: each resource in work may need several threads."""
 MONITOR_GONE = "Resource monitor has terminated"
-"""What the SDK says where the engine has stopped the update, and has told why itself."""
+"""What the SDK says if the engine has stopped the update, and has said why itself."""
 
 
 def read_request() -> Any:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
 
 def run(request: Any, entry: str) -> bool:
     """Runs the program under the engine that the request names; False: it failed, and the engine
-    was told why."""
+    was shown why."""
     reset_options(
         project=request.project,
         monitor_address=request.monitor_address,

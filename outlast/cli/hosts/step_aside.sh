@@ -2,7 +2,7 @@
 # Sourced by the stand-in hosts.
 
 # step_aside HERE NAME ARG…: becomes the official NAME if PATH has one outside HERE. A stand-in of
-# another checkout is no official one: whichever stand-in comes first marks the environment.
+# another checkout is not an official one: whichever stand-in comes first marks the environment.
 step_aside() {
   here="$1"
   name="$2"

@@ -17,14 +17,14 @@ FILES_SHOWN = 3
 PARTS_SHOWN = 3
 PICKLES = (".joblib", ".pkl", ".pickle")
 UNPACKED_BYTES_MAX = 256 << 20
-"""Of an archive, or `UNPACKED_TIMES_MAX` times its own size if that is more: whoever made it must
+"""Of an archive, or `UNPACKED_TIMES_MAX` times its own size if that is more: its maker must
 have sent what fills the memory. An archive of weights is hardly compressed."""
 UNPACKED_TIMES_MAX = 4
 
 
 @dataclass(frozen=True)
 class Array:
-    """The bytes of an array; its dtype as numpy writes it, or None where numpy has no such."""
+    """The bytes of an array; its dtype as numpy writes it, or None if numpy has no such."""
 
     shape: tuple[int, ...]
     dtype: str | None
@@ -36,7 +36,7 @@ Parts = Mapping[str, Any]
 
 
 def difference(found: Files, baseline: Files) -> str:
-    """In which files two results differ, and where in them; empty where all are equal."""
+    """In which files two results differ, and where in them; empty if all are equal."""
     names = sorted({*found, *baseline})
     differing = [name for name in names if found.get(name) != baseline.get(name)]
     if not differing:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from outlast.base.exits import (
     FINAL_USER_REASONS,
-    MAX_BARREN,
+    MAX_NO_PROGRESS,
     RETRIED_USER_REASONS,
     Reason,
     State,
@@ -103,7 +103,7 @@ def all_happened(seen: Seen) -> Finding:
 
 def _before_events(seen: Seen) -> str:
     """Say which events never came, and what the user can do about it."""
-    book, events = seen.run.ledger, ", ".join(seen.pending)
+    book, events = seen.run.history, ", ".join(seen.pending)
     if book is None:
         return f"the run never reached {events}"
     found = f"the run ended at step {book.step} before {events}"
@@ -209,7 +209,7 @@ def committed_kept(seen: Seen) -> Finding:
 def each_step_once(seen: Seen) -> Finding:
     """each step that the trainer logs is recorded exactly once"""
     run, baseline = seen.run, seen.baseline
-    count = f"{len(run.rows)} rows of {run.ledger.step if run.ledger else 0} steps"
+    count = f"{len(run.rows)} rows of {run.history.step if run.history else 0} steps"
     if problem := record.disorder(run):
         return _if(False, f"{count}; {problem}")
     if baseline is None or baseline.ending.state != State.DONE:
@@ -262,9 +262,9 @@ def only_faults_end_attempts(seen: Seen) -> Finding:
     """only faults end attempts"""
     if not seen.run.attempts:
         return _unexercised("no attempt")
-    struck = {fault.attempt for fault in seen.effective if fault.do in _ENDING_ATTEMPTS}
-    others = [a for a in seen.run.attempts[:-1] if a.term not in struck]
-    detail = f"{len(seen.run.attempts)} attempts, {len(struck - {None})} struck"
+    hit = {fault.attempt for fault in seen.effective if fault.do in _ENDING_ATTEMPTS}
+    others = [a for a in seen.run.attempts[:-1] if a.term not in hit]
+    detail = f"{len(seen.run.attempts)} attempts, {len(hit - {None})} hit"
     if others:
         detail += ": " + ", ".join(f"attempt {a.term} ended as {a.reason}" for a in others)
     return _if(not others, detail)
@@ -275,8 +275,8 @@ def no_failure_counted(seen: Seen) -> Finding:
     head = seen.run.head
     if head is None:
         return _unexercised("no attempt")
-    struck = {fault.attempt for fault in seen.effective}
-    own = [a for a in seen.run.attempts if a.reason in _USER_REASONS and a.term not in struck]
+    hit = {fault.attempt for fault in seen.effective}
+    own = [a for a in seen.run.attempts if a.reason in _USER_REASONS and a.term not in hit]
     detail = f"{head.failures} failure{'' if head.failures == 1 else 's'} counted"
     if own:
         detail += f", {len(own)} of the trainer's own"
@@ -352,7 +352,7 @@ def gives_up(seen: Seen) -> Finding:
     detail = f"{boots} boots, {len(seen.run.attempts)} attempts, group size {sizes}"
     if seen.run.attempts:
         return _unexercised(detail)
-    return _if(boots == MAX_BARREN and sizes == [0], detail)
+    return _if(boots == MAX_NO_PROGRESS and sizes == [0], detail)
 
 
 def done_means_done(seen: Seen) -> Finding:
@@ -462,18 +462,18 @@ def _recorded_as(fault: Fault) -> frozenset[Reason]:
     """The reasons that may be recorded for a fault; empty if it ends no attempt."""
     if fault.do == "preempt":
         # Without a notice, the flag appears while the system already stops.
-        late = frozenset({Reason.CUT, Reason.INTERRUPTED})
+        late = frozenset({Reason.VM_LOST, Reason.INTERRUPTED})
         return frozenset({Reason.PREEMPTED}) | (frozenset() if _warned(fault) else late)
     return _REASONS.get(fault.do, frozenset())
 
 
 _REASONS = {
-    "kill": frozenset({Reason.CUT}),
-    "delete": frozenset({Reason.INTERRUPTED, Reason.CUT}),
+    "kill": frozenset({Reason.VM_LOST}),
+    "delete": frozenset({Reason.INTERRUPTED, Reason.VM_LOST}),
     "stop": frozenset({Reason.INTERRUPTED}),
     "stays-stopping": frozenset({Reason.INTERRUPTED}),
     # A Spot VM is preempted; a VM that can be moved keeps running.
     "maintenance": frozenset({Reason.MAINTENANCE, Reason.PREEMPTED, Reason.DONE}),
     # It keeps running, and may find out that another VM holds or has ended the run.
-    "lost": frozenset({Reason.CUT, Reason.FENCED, Reason.ENDED}),
+    "lost": frozenset({Reason.VM_LOST, Reason.FENCED, Reason.ENDED}),
 }

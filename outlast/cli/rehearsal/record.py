@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.cli.rehearsal.seen import Run
+from outlast.cli.rehearsal.seen import RunRecord
 from outlast.protocol import own_row
 
 STEPS_SHOWN = 3
 
 
-def disorder(run: Run) -> str:
-    """Rows that are there twice or out of order; empty where none are."""
+def disorder(run: RunRecord) -> str:
+    """Rows that are there twice or out of order; empty if none are."""
     steps = [row["step"] for row in run.rows]
     for before, after in pairwise(steps):
         if after == before:
@@ -26,7 +26,7 @@ def disorder(run: Run) -> str:
     return ""
 
 
-def gap(run: Run) -> str:
+def gap(run: RunRecord) -> str:
     """Rows that are missing by the run's own word: where an attempt took over more steps in a row
     are without one than anywhere else, or the last one that the trainer logged is not there."""
     steps = [row["step"] for row in run.rows]
@@ -47,7 +47,7 @@ def gap(run: Run) -> str:
     return ""
 
 
-def _last_logged(run: Run) -> int:
+def _last_logged(run: RunRecord) -> int:
     """The last step that the trainer of a finished run logged, by its supervisor's word."""
     head = run.head
     end = run.ends.get(head.term) if head is not None else None
@@ -57,7 +57,7 @@ def _last_logged(run: Run) -> int:
     return max((step for step in steps if step <= end.step), default=0)
 
 
-def _before(run: Run, metric: str) -> int:
+def _before(run: RunRecord, metric: str) -> int:
     """Steps of the parts before the one that a metric's name says; 0 in a run without parts."""
     before = 0
     for part in run.parts:
@@ -67,7 +67,7 @@ def _before(run: Run, metric: str) -> int:
     return 0
 
 
-def difference(run: Run, baseline: Run) -> str:
+def difference(run: RunRecord, baseline: RunRecord) -> str:
     """How the rows differ from the undisturbed run's, beyond the values that vary in each run."""
     steps, baseline_steps = ({row["step"] for row in one.rows} for one in (run, baseline))
     told = []
@@ -86,7 +86,7 @@ def difference(run: Run, baseline: Run) -> str:
     return ""
 
 
-def varying(run: Run, baseline: Run) -> list[str]:
+def varying(run: RunRecord, baseline: RunRecord) -> list[str]:
     """Names whose values differ although nothing had interrupted the run yet, such as times."""
     found: dict[str, None] = {}
     for row, other in _undisturbed(run, baseline):
@@ -94,19 +94,22 @@ def varying(run: Run, baseline: Run) -> list[str]:
     return list(found)
 
 
-def differs_before_interruption(run: Run, baseline: Run) -> str:
+def differs_before_interruption(run: RunRecord, baseline: RunRecord) -> str:
     """A sentence where two runs of the same training differ by themselves."""
     for row, other in _undisturbed(run, baseline):
         for name in _differing(row, other):
             return (
                 "the rows differ before anything interrupted the run: "
                 f"{_values(name, row, other)}; "
-                "if that is no time, the training does not repeat itself: seed its random numbers"
+                "if that is not a time, the training does not repeat itself: seed its random"
+                " numbers"
             )
     return ""
 
 
-def _undisturbed(run: Run, baseline: Run) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _undisturbed(
+    run: RunRecord, baseline: RunRecord
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Rows of the same step in both, up to the step from which the run was first resumed."""
     others = {row["step"]: row for row in baseline.rows}
     rows = [row for row in run.rows if row["step"] <= run.resumed]

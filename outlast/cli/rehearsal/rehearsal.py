@@ -7,17 +7,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from outlast.bucket import ledger
+from outlast.bucket import history
 from outlast.bucket.head import Head
+from outlast.bucket.history import History
 from outlast.bucket.layout import Layout
-from outlast.bucket.ledger import Ledger
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import RehearsalError, reading
 from outlast.cli.rehearsal.cleanup import end_strays, uninterrupted
 from outlast.cli.rehearsal.report import Report
 from outlast.cli.rehearsal.scenario import Scenario
-from outlast.cli.rehearsal.seen import Fault, Run, Seen, Stall, read_result
+from outlast.cli.rehearsal.seen import Fault, RunRecord, Seen, Stall, read_result
 from outlast.cli.rehearsal.settings import Delivery, baseline_of, place_of
 
 LIMIT_SEC = 600
@@ -49,7 +49,7 @@ class StackRun:
         self.outputs: dict[str, Any] = {}
         """The stack's outputs; empty until it is up."""
         self.up_at = 0.0
-        self.ledger: Ledger | None = None
+        self.history: History | None = None
         self.heads: list[Head] = []
         """Every HEAD seen, each once."""
 
@@ -63,7 +63,7 @@ class StackRun:
 
     def where(self) -> str:
         """Where the run stands, in words."""
-        book = self.ledger
+        book = self.history
         if not self.outputs:
             return "pulumi up"
         if book is None or not book.attempts:
@@ -76,9 +76,9 @@ class StackRun:
         step += f" of part {book.part}" if book.part else ""
         return f"attempt {attempt.term}, phase {book.phase or 'setup'}, {step}"
 
-    def note(self, book: Ledger | None) -> None:
+    def note(self, book: History | None) -> None:
         """What was read of the run just now."""
-        self.ledger = book
+        self.history = book
         if book and (not self.heads or self.heads[-1].nonce != book.head.nonce):
             self.heads.append(book.head)
 
@@ -234,17 +234,17 @@ class Rehearsal:
             return True
         return self._size(stack_run) == 0 and not self._vms(stack_run)
 
-    def _read(self, stack_run: StackRun) -> Ledger | None:
+    def _read(self, stack_run: StackRun) -> History | None:
         from outlast.bucket.head import HeadError
         from outlast.bucket.store import StoreError
 
         try:
-            return ledger.read(self.store, stack_run.layout)
+            return history.read(self.store, stack_run.layout)
         except (StoreError, HeadError):
-            return stack_run.ledger  # asked again in a moment
+            return stack_run.history  # asked again in a moment
 
     def _report_attempts(self, stack_run: StackRun) -> None:
-        book = stack_run.ledger
+        book = stack_run.history
         if book is None:
             return
         total = book.total or max(book.step, 1)  # all steps, once the trainer has said so
@@ -307,7 +307,7 @@ class Rehearsal:
             bucket=self.bucket,
         )
 
-    def _run(self, stack_run: StackRun) -> Run:
+    def _run(self, stack_run: StackRun) -> RunRecord:
         from outlast.base.retry import BRIEF
         from outlast.bucket import pages
         from outlast.bucket.parts import table
@@ -316,15 +316,15 @@ class Rehearsal:
 
         with reading(stack_run.name):
             # What was read before the VM had left may lack the record of its end.
-            stack_run.note(BRIEF(lambda: ledger.read(self.store, stack_run.layout)))
-            book = stack_run.ledger
-            boots = ledger.read_boots(self.store, stack_run.layout)
+            stack_run.note(BRIEF(lambda: history.read(self.store, stack_run.layout)))
+            book = stack_run.history
+            boots = history.read_boots(self.store, stack_run.layout)
             if book is None:
-                return Run(boots=boots)
+                return RunRecord(boots=boots)
             ends = {
                 attempt.term: end
                 for attempt in book.attempts
-                if (end := ledger.read_end(self.store, stack_run.layout, attempt.term))
+                if (end := history.read_end(self.store, stack_run.layout, attempt.term))
             }
             try:
                 path = stack_run.layout.end(int(stack_run.outputs["resume"]))
@@ -337,10 +337,10 @@ class Rehearsal:
             parts = table(pages.parts(self.store, stack_run.layout, book.head))
         except (StoreError, ValueError):  # what cannot be read is not there
             rows, parts = [], []
-        return Run(book, rows, result, boots, ends, ended, tuple(stack_run.heads), parts)
+        return RunRecord(book, rows, result, boots, ends, ended, tuple(stack_run.heads), parts)
 
     def _report(self, seen: Seen) -> Report:
-        baseline = seen.baseline.ledger if seen.baseline else None
+        baseline = seen.baseline.history if seen.baseline else None
         return Report(
             scenario=self.scenario.name,
             experiment=self.stack_runs[0].name,
@@ -348,7 +348,7 @@ class Rehearsal:
             ending=str(seen.run.ending),
             digest=seen.run.result.digest,
             metrics=seen.run.result.last_metrics(),
-            goodput=seen.run.ledger.goodput() if seen.run.ledger else None,
+            goodput=seen.run.history.goodput() if seen.run.history else None,
             goodput_baseline=baseline.goodput() if baseline else None,
             attempts=seen.run.attempts,
             baseline_attempts=seen.baseline.attempts if seen.baseline else (),

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outlast.bucket.history import Attempt
 from outlast.bucket.layout import Last
-from outlast.bucket.ledger import Attempt
 from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
 from outlast.cli.rehearsal.seen import Fault
 
@@ -30,7 +30,7 @@ class Report:
     """The baseline's."""
     faults: tuple[Fault, ...] = ()
     parts: Sequence[Mapping[str, Any]] = ()
-    """How far each part of the run is; empty where it has none."""
+    """How far each part of the run is; empty if it has none."""
     guarantees: list[Guarantee] = field(default_factory=list)
 
     @property

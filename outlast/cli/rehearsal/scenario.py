@@ -164,6 +164,6 @@ def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
 
 
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The known word that was meant, as a question; `otherwise` where none is near."""
+    """The known word that was meant, as a question; `otherwise` if none is near."""
     near = get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]}?" if near else otherwise

@@ -1,7 +1,7 @@
 """Secrets of a rehearsal: the local cloud's Secret Manager gets one for each that the stack names.
 
 A variable of `outlast:secretEnv` gets the value that your shell has for it, as on a laptop, else a
-stand-in. The webhook gets an address that leads nowhere: a rehearsal reaches nobody.
+stand-in. The webhook gets an address that leads nowhere, so that a rehearsal sends no message.
 """
 
 import base64
@@ -68,7 +68,9 @@ def take_over(
     if config.get(WEBHOOK) and _is_name(config[WEBHOOK]):
         changed[WEBHOOK] = WEBHOOK_NAME
         values[WEBHOOK_NAME] = WEBHOOK_ADDRESS.encode()
-        notes.append("webhookSecret: an address that leads nowhere, a rehearsal reaches nobody")
+        notes.append(
+            "webhookSecret: an address that leads nowhere, so that a rehearsal sends no message"
+        )
     return changed, Secrets(values, tuple(notes))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from outlast.bucket import metrics
 from outlast.bucket.head import Head
+from outlast.bucket.history import Attempt, Boot, History
 from outlast.bucket.layout import METRICS_FILE, AttemptEnd, Last
-from outlast.bucket.ledger import Attempt, Boot, Ledger
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Damaged, NotFound, Store
 
@@ -23,7 +23,7 @@ WAITING = "waiting"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run is to end: HEAD's state, or `never-started` or `waiting` where there is no HEAD."""
+    """How a run is to end: HEAD's state, or `never-started` or `waiting` if there is no HEAD."""
 
     state: str
     reason: str | None = None
@@ -40,12 +40,12 @@ class Fault:
     do: str
     """Name of the action, such as `kill`."""
     boot: int | None = None
-    """Which boot of the run it struck."""
+    """Which boot of the run it hit."""
     attempt: int | None = None
-    """The term that the VM held; None where it held none."""
+    """The term that the VM held; None if it held none."""
     options: Mapping[str, Any] = field(default_factory=dict)
     missed: str = ""
-    """Why it had no effect; empty where it had."""
+    """Why it had no effect; empty if it had."""
 
     def __str__(self) -> str:
         what = self.do
@@ -75,13 +75,13 @@ class Stall:
 
 @dataclass(frozen=True)
 class ResultRead:
-    """A result as its bytes are; `digest` is None where they are not what the records say."""
+    """A result as its bytes are; `digest` is None if they are not what the records say."""
 
     digest: str | None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def last_metrics(self) -> dict[str, Last]:
-        """The last value of each column of metrics.json, or of each part's; empty where there is
+        """The last value of each column of metrics.json, or of each part's; empty if there is
         none, or one of another form."""
         found = {}
         for path, data in self.files.items():
@@ -97,10 +97,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """What one stack's run left in the bucket."""
 
-    ledger: Ledger | None = None
+    history: History | None = None
     """None: no VM has ever taken a term."""
     rows: Rows = ()
     result: ResultRead = ResultRead(None)  # noqa: RUF009 - frozen
@@ -116,19 +116,19 @@ class Run:
 
     @property
     def head(self) -> Head | None:
-        return self.ledger.head if self.ledger else None
+        return self.history.head if self.history else None
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        return self.ledger.attempts if self.ledger else ()
+        return self.history.attempts if self.history else ()
 
     @property
     def resumed(self) -> int:
         """The step that its second attempt resumed from: up to it, nothing interrupted the run. All
-        steps where there is one attempt."""
+        steps if there is one attempt."""
         if len(self.attempts) > 1:
             return self.attempts[1].from_step
-        return self.ledger.step if self.ledger else 0
+        return self.history.step if self.history else 0
 
     @property
     def ending(self) -> Ending:
@@ -144,11 +144,11 @@ class Seen:
     """All that a rehearsal saw."""
 
     expected: Ending
-    run: Run
+    run: RunRecord
     within_sec: float = 0.0
     """How long the run had to come to its end."""
-    baseline: Run | None = None
-    """The undisturbed run's; None where none was made."""
+    baseline: RunRecord | None = None
+    """The undisturbed run's; None if none was made."""
     faults: Sequence[Fault] = ()
     disturbed_requests: int = 0
     stalls: Sequence[Stall] = ()

@@ -27,10 +27,10 @@ LOCAL_SETTINGS = {
     "outlast:checkpointEvery": "2s",
     "outlast:noticeSec": "3",
     "outlast:stopSec": "2",
-    "outlast:waitBeatSec": "1",
-    "outlast:waitVerdictSec": "3",
-    "outlast:waitBackoffSec": "1",
-    "outlast:waitDriverSec": "2",
+    "outlast:heartbeatSec": "1",
+    "outlast:failureGraceSec": "3",
+    "outlast:backoffSec": "1",
+    "outlast:driverInstallSec": "2",
 }
 """The local cloud's image and pace, which every rehearsed stack gets."""
 LOCAL_PLACE = {
@@ -63,7 +63,9 @@ class Delivery:
             raise UsageError(f"--data {text}: must be gs://BUCKET/PATH=FOLDER.")
         folder = Path(name)
         if not os.path.isdir(folder):  # false, too, for a name that no system takes
-            raise UsageError(f"--data {text}: {name} is no folder; give one with the data's files.")
+            raise UsageError(
+                f"--data {text}: {name} is not a folder; give one with the data's files."
+            )
         delivery = cls(bucket, path.strip("/"), folder)
         if not delivery.files():
             raise UsageError(f"--data {text}: {name} holds no file; put the data's files into it.")
@@ -127,7 +129,7 @@ def read_own(stack: str) -> dict[str, Any]:
             f"the stacks there are {', '.join(known)}."
         )
     config = read_config(stack)
-    # A rehearsal reaches nobody outside.
+    # A rehearsal contacts no outside service.
     config.pop("outlast:webhook", None)
     for key, value in config.items():
         if isinstance(value, Mapping) and "secure" in value:
@@ -147,12 +149,12 @@ def compose(
     """The settings that are rehearsed: the stack's, the scenario's over them, then `args`.
 
     `own`: the stack is the user's, who wants the own trainer rehearsed. UsageError: the scenario is
-    about a command of its own, or `args` are for a trainer where a command runs.
+    about its own command, or `args` are for a trainer where a command runs.
     """
     added = dict(played.stack)
     if own and added.get("outlast:command") and not settings.get("outlast:command"):
         raise UsageError(
-            f"scenario {played.name}: brings a command of its own, and --stack's trainer has no "
+            f"scenario {played.name}: brings its own command, and --stack's trainer has no "
             "part in it; rehearse it without --stack."
         )
     if own:

@@ -56,7 +56,7 @@ _WORDS = {
     "delete": "deleted",
     "read": "read",
 }
-_PINNED = {"image": "the image", "limitRunMinutes": "the limit"}
+_PINNED = {"image": "the image", "maxRunMinutes": "the limit"}
 
 
 class Then(StrEnum):
@@ -133,7 +133,7 @@ class RunLine:
 
 
 @dataclass(frozen=True)
-class Side:
+class StackCost:
     """What a stack costs before or after."""
 
     sum: pricing.Sum
@@ -174,14 +174,14 @@ class Broken:
 
 @dataclass(frozen=True)
 class Review:
-    """All that a reviewer is told."""
+    """All that a review shows."""
 
     stack: str
     runs: tuple[RunLine, ...]
     changes: Mapping[str, tuple[str, ...]]
     """By what is done: the resources, each with what differs."""
-    before: Side
-    after: Side
+    before: StackCost
+    after: StackCost
     bakes: tuple[str, ...]
     """What is paid once, for images that are made."""
     storage: tuple[str, ...]
@@ -229,7 +229,7 @@ def review(
     env: Mapping[str, str] = os.environ,
     cwd: Path | None = None,
 ) -> Review:
-    """What `up` of the stack would do; the selected one where none is named. `config`: the policy
+    """What `up` of the stack would do; the selected one if none is named. `config`: the policy
     pack's, for the rules.
 
     EngineError: the preview itself fails, as it does where the program refuses the settings.
@@ -305,7 +305,7 @@ def of_plan(
         after,
         looks,
         now,
-        anew=after is not None and not _is_kept(steps),
+        restarts=after is not None and not _is_kept(steps),
     )
     broken, allowed = _against_rules(news, side_after, config)
     known = next(
@@ -331,7 +331,7 @@ def of_plan(
 
 
 def _against_rules(
-    news: Sequence[Step], after: Side, config: Any
+    news: Sequence[Step], after: StackCost, config: Any
 ) -> tuple[tuple[Broken, ...], list[str]]:
     """What is broken; and what is advisory only, in words."""
     rules = _rules()
@@ -506,7 +506,7 @@ def _ended(pin: Pin, head: Look, now: datetime) -> RunLine | None:
     elif head.deadline <= now:
         why = (
             f"its limit of {head.deadline:%Y-%m-%d %H:%M} UTC has passed, nothing is started; raise"
-            " outlast:limitRunMinutes, and outlast resume reopens it"
+            " outlast:maxRunMinutes, and outlast resume reopens it"
         )
     else:
         return None
@@ -535,26 +535,26 @@ def _side(
     looks: Mapping[str, Look],
     now: datetime,
     *,
-    anew: bool = False,
-) -> Side:
+    restarts: bool = False,
+) -> StackCost:
     template = next((resources[kind] for kind in TEMPLATES if kind in resources), None)
     group = next((resources[kind] for kind in GROUPS if kind in resources), {})
     if template is None or pin is None:
-        return Side(pricing.Sum(), 0.0, "", pricing.Sum())
+        return StackCost(pricing.Sum(), 0.0, "", pricing.Sum())
     zone = _zone(group, pin)
     others = [pricing.nat()] if NAT in resources else []
     total = pricing.added([pricing.vm(template, zone), *others])
     most = pricing.added([pricing.dearest(_choices(template, resources), zone), *others])
     head = looks.get(pin.run)
     deadline = pin.deadline
-    if anew and isinstance(head, Head) and head.resume == pin.resume:
+    if restarts and isinstance(head, Head) and head.resume == pin.resume:
         deadline = min(head.deadline, now + timedelta(minutes=pin.limit_minutes))
-    elif anew:
+    elif restarts:
         deadline = None
     if deadline is None:
-        return Side(total, pin.limit_minutes / 60, "its whole limit", most)
+        return StackCost(total, pin.limit_minutes / 60, "its whole limit", most)
     left = max((deadline - now).total_seconds() / 3600, 0.0)
-    return Side(total, left, f"until {deadline:%Y-%m-%d %H:%M} UTC", most)
+    return StackCost(total, left, f"until {deadline:%Y-%m-%d %H:%M} UTC", most)
 
 
 def _choices(
@@ -667,10 +667,12 @@ def _amount(gib: float) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# What else is told
+# Further hints
 
 
-def _advice(stack: str, runs: Sequence[RunLine], after: Side, news: Sequence[Step]) -> list[str]:
+def _advice(
+    stack: str, runs: Sequence[RunLine], after: StackCost, news: Sequence[Step]
+) -> list[str]:
     advice = []
     for line in runs:
         if line.then is Then.STOPS and line.step:
@@ -762,7 +764,7 @@ def _pin(values: Mapping[str, Any]) -> Pin:
         bucket=str(values.get("bucket", "")),
         prefix=str(values.get("prefix", "")),
         zone=str(values.get("zone", "")),
-        limit_minutes=int(values.get("limitRunMinutes") or 0),
+        limit_minutes=int(values.get("maxRunMinutes") or 0),
         deadline=_time(values.get("deadline")),
     )
 
@@ -787,7 +789,7 @@ def _look(pin: Pin) -> Look:
 
 
 def _kept(pin: Pin, head: Head) -> Sizes:
-    """How large the run's checkpoints are; nothing where the bucket does not say."""
+    """How large the run's checkpoints are; nothing if the bucket does not say."""
     from google.auth.exceptions import GoogleAuthError
 
     try:

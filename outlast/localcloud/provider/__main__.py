@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serves until told to end; the exit code."""
+    """Serve until a signal; return the exit code."""
     args = parser().parse_args(argv)
     parent = os.getppid()
     ended = threading.Event()

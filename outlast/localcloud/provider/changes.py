@@ -11,7 +11,7 @@ UNIQUE_TEMPLATE = re.compile(r"([^/?]+)\?uniqueId=(\d+)$")
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Change]]:
     """(property path, change) of each leaf that differs. Nothing, false, 0 and empty are one: an
-    input that says what is so anyway is no change; nor is a link in another form."""
+    input that says what is so anyway is not a change; nor is a link in another form."""
     if old == new or (is_empty(old) and is_empty(new)) or _same_link(old, new):
         return
     if isinstance(old, dict) and isinstance(new, dict):

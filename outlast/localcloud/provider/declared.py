@@ -208,7 +208,7 @@ class Declared(Kind):
 
 
 class Network(Declared):
-    """A network. The provider makes one with subnetworks in every region unless told not to."""
+    """A network. By default the provider makes one with subnetworks in every region."""
 
     token = "gcp:compute/network:Network"
     id_form = "projects/{project}/global/networks/{name}"

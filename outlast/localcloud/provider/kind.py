@@ -66,7 +66,7 @@ class Kind(ABC):
     replace_on: ClassVar[frozenset[str] | None] = frozenset()
     """Inputs that cannot change in place; None: none can."""
     filled_in: ClassVar[tuple[str, ...]] = ()
-    """Inputs that come from the provider's settings where they are not given."""
+    """Inputs that come from the provider's settings if they are not given."""
     auto_named: ClassVar[bool] = False
     volatile: ClassVar[tuple[str, ...]] = ()
     """Outputs that an update changes."""
@@ -75,7 +75,7 @@ class Kind(ABC):
     id_form: ClassVar[str] = ""
     """How an id is made of places; an import may leave out those in front that settings know."""
     chosen_by_api: ClassVar[frozenset[str]] = frozenset()
-    """Inputs, by path, that the API fills in where they are not given: to leave them out is no
+    """Inputs, by path, that the API fills in if they are not given: to leave them out is no
     change."""
 
     # ------------------------------------------------------------------ what a type defines
@@ -86,7 +86,7 @@ class Kind(ABC):
 
     @abstractmethod
     def read(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> Body | None:
-        """What the API says of the resource; None where it is gone. `state` may be empty."""
+        """What the API says of the resource; None if it is gone. `state` may be empty."""
 
     def update(self, cloud: Settings, id: str, old: Inputs, new: Inputs) -> None:
         """Changes the resource in place."""
@@ -94,7 +94,7 @@ class Kind(ABC):
 
     @abstractmethod
     def delete(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> None:
-        """Deletes the resource; gone already is no error."""
+        """Deletes the resource; gone already is not an error."""
 
     @abstractmethod
     def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Kind(ABC):
             needs_another = self.replace_on is None or key in self.replace_on
             if differing and needs_another and not isinstance(self.table.get(key), tables.Setting):
                 replaces.append(key)
-        # Two of one name cannot be there at once; a name that changes is in nobody's way.
+        # Two of one name cannot exist at once; a changed name is in no resource's way.
         given = self.auto_named and "name" not in new.get(DEFAULTS, [])
         same_name = given and old.get("name") == new.get("name")
         return Difference(found, replaces, delete_first=bool(replaces) and same_name)
@@ -190,7 +190,7 @@ class Kind(ABC):
         return {**state, **dict.fromkeys(self.volatile, UNKNOWN), **asked}
 
     def refreshed(self, cloud: Settings, id: str, inputs: Inputs, body: Body) -> Inputs:
-        """The inputs after a refresh, or all of the live ones where none are known (an import)."""
+        """The inputs after a refresh, or all of the live ones if none are known (an import)."""
         live = self.live_inputs(cloud, id, body)
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         if not asked:
@@ -214,7 +214,7 @@ def auto_name(name: str, seed: bytes) -> str:
 
 
 def label_outputs(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The output that shows all labels, whoever gave them; a secret, as the real plugin has it."""
+    """The output with all labels, from any source; a secret, as in the real plugin."""
     return {"effectiveLabels": Hidden(dict(body.get("labels") or {}))}
 
 
@@ -234,5 +234,5 @@ def own_labels(inputs: Inputs) -> Inputs:
 
 
 def known(value: Any) -> Any:
-    """The value, None where a preview does not know it."""
+    """The value, None if a preview does not know it."""
     return None if isinstance(value, Unknown) else value

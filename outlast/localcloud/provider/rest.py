@@ -63,7 +63,7 @@ class Api:
         return self.send(method, self.base + path, data, "application/json", query)
 
     def find(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
-        """What a GET answers; None where there is nothing."""
+        """What a GET answers; None if there is nothing."""
         try:
             return self.call("GET", path, query=query)
         except ApiFailure as failure:
@@ -72,7 +72,7 @@ class Api:
             raise
 
     def remove(self, path: str) -> Any:
-        """DELETE; what is gone already is no error, and answers None."""
+        """DELETE; what is gone already is not an error, and answers None."""
         try:
             return self.call("DELETE", path)
         except ApiFailure as failure:
@@ -124,7 +124,7 @@ class Api:
         return operation
 
     def destroy(self, path: str) -> None:
-        """A DELETE that answers with an operation; what is gone already is no error."""
+        """A DELETE that answers with an operation; what is gone already is not an error."""
         try:
             self.operate("DELETE", path)
         except ApiFailure as failure:

@@ -123,7 +123,7 @@ class Secret(Kind):
 
 
 class SecretVersion(Kind):
-    """One value of a secret. Whoever declares it marks it as secret; the SDK does."""
+    """One value of a secret. The SDK that declares it marks it as secret."""
 
     token = "gcp:secretmanager/secretVersion:SecretVersion"
     table = VERSION

@@ -343,7 +343,7 @@ class _OwnerOnly(grpc.ServerInterceptor):
             )
 
     def _user_of(self, context: grpc.ServicerContext) -> int | None:
-        """The user at the other end; None where it has gone, or where that is not known."""
+        """The user at the other end; None if it has gone, or if that is not known."""
         family, _, address = context.peer().partition(":")
         host, _, port = address.rpartition(":")
         if family != "ipv4" or host != HOST:

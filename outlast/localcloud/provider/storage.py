@@ -359,7 +359,7 @@ def with_condition(inputs: Inputs, policy: Mapping[str, Any] | None) -> Inputs:
 
 
 def add_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Adds the member to the policy; False where it is there already."""
+    """Adds the member to the policy; False if it is there already."""
     binding = _binding(policy, inputs)
     if binding is None:
         binding = {"role": inputs["role"], "members": []}
@@ -374,7 +374,7 @@ def add_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
 
 
 def remove_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Takes the member out of the policy; False where it is not in it."""
+    """Takes the member out of the policy; False if it is not in it."""
     binding = _binding(policy, inputs)
     if binding is None or inputs["member"] not in binding["members"]:
         return False
@@ -385,7 +385,7 @@ def remove_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
 
 
 def binding_body(policy: dict[str, Any], inputs: Mapping[str, Any]) -> Body | None:
-    """What a policy says of the member's binding; None where it has none."""
+    """What a policy says of the member's binding; None if it has none."""
     binding = _binding(policy, inputs)
     if binding is None or inputs["member"] not in binding["members"]:
         return None

@@ -17,7 +17,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Block:
-    """An input that is an object, or a list of objects, with a table of its own."""
+    """An input that is an object, or a list of objects, with its own table."""
 
     field: str
     table: "Table"

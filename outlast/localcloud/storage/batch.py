@@ -58,7 +58,7 @@ async def _answer(outer: Request, raw: bytes, app: ASGIApp) -> bytes:
 
 
 def _read_call(outer: Request, raw: bytes) -> tuple[Scope, bytes]:
-    """A call of the batch as a request of its own, by the sender of the whole."""
+    """A call of the batch as a separate request, by the sender of the whole."""
     head, body = (*BLANK_LINE.split(raw.lstrip(b"\r\n"), maxsplit=1), b"")[:2]
     first, *lines = NEWLINE.split(head)
     words = first.split()

@@ -74,12 +74,12 @@ def condition_not_met() -> ApiError:
 
 
 def whole_number(query: Mapping[str, str], name: str) -> int | None:
-    """A parameter that must be a whole number where it is given."""
+    """A parameter that must be a whole number if it is given."""
     text = query.get(name)
     if text is None:
         return None
     if not re.fullmatch(r"-?[0-9]{1,19}", str(text)):
-        raise ApiError(400, f"Invalid value for {name}: {text!r} is no whole number", "invalid")
+        raise ApiError(400, f"Invalid value for {name}: {text!r} is not a whole number", "invalid")
     return int(text)
 
 

@@ -137,7 +137,7 @@ def check_length(headers: Mapping[str, str]) -> None:
 
 
 def byte_range(text: str, size: int) -> tuple[int, int] | None:
-    """Start and end of a Range header; None where it asks for everything, ApiError 416."""
+    """Start and end of a Range header; None if it asks for everything, ApiError 416."""
     match = RANGE.fullmatch(text)
     if not match or not (match[1] or match[2]):
         return None

@@ -9,7 +9,7 @@ LONGEST = 1024
 
 def compiled(glob: str) -> re.Pattern[str]:
     """`*` and `?` stay within a folder, `**` does not; `[a-z]`, `[!a-z]` and `{a,b}` are as in a
-    shell, and a backslash takes the next sign as it is. ApiError 400 where it is no pattern."""
+    shell, and a backslash takes the next sign as it is. ApiError 400 if it is not a pattern."""
     if len(glob) > LONGEST:
         raise _invalid(glob, f"must have at most {LONGEST} characters")
     pattern, at, depth = "", 0, 0

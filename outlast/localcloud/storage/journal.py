@@ -19,7 +19,7 @@ Change = tuple[str, str | None, Entry | None]
 """Table, key, value; no value deletes the key, no key the whole table."""
 
 COMPACT_FROM = 20_000
-"""Lines; from here on a file that says everything twice or more is written anew."""
+"""Lines; a file of more lines is rewritten if it says everything twice or more."""
 
 
 class Table(Mapping[str, Entry]):
@@ -106,7 +106,7 @@ class Journal:
         return written
 
     def _compact(self) -> None:
-        """Writes the file anew where most of its lines no longer count."""
+        """Rewrites the file if most of its lines no longer count."""
         count = sum(len(table) for table in self._tables.values())
         if self._lines < 2 * count:
             return

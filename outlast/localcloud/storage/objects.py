@@ -239,7 +239,7 @@ def _page(items: list[Entry], prefixes: list[str], last: str | None) -> Entry:
 
 
 def _is_transcoded(request: Request, entry: Entry) -> bool:
-    """Whether an object that is kept as gzip is served as what it holds: to whoever does not take
+    """Whether an object that is kept as gzip is served decompressed: to clients that do not take
     gzip, whole whatever Range asks, unless the object's Cache-Control forbids it
     (https://cloud.google.com/storage/docs/transcoding)."""
     accepted = request.headers.get("accept-encoding", "")

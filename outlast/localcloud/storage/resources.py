@@ -67,7 +67,7 @@ def checked_metadata(metadata: Entry, query: Mapping[str, str]) -> tuple[str, En
 
 
 def check_fields(given: Entry) -> None:
-    """ApiError where a field of an object has a value that it cannot have."""
+    """ApiError if a field of an object has a value that it cannot have."""
     for field in UNKNOWN_OBJECT_FIELDS:
         if given.get(field):
             raise ApiError(501, f"{field} of an object is not implemented by the local cloud")
@@ -104,7 +104,7 @@ def check_storage_class(value: object) -> None:
 
 
 def check_request(request: Request) -> None:
-    """ApiError for what a client asks beside the call, where it cannot be had."""
+    """ApiError for what a client asks beside the call, if it cannot be had."""
     query: QueryParams = request.query_params
     for name in request.headers:
         if name.startswith(("x-goog-encryption-", "x-goog-copy-source-encryption-")):

@@ -52,7 +52,7 @@ class Storage:
         return session["name"] if session else None
 
     def content(self, bucket: str, name: str) -> bytes | None:
-        """The bytes of an object as it is now; None where there is none."""
+        """The bytes of an object as it is now; None if there is none."""
         entry = self._store.live(bucket).get(name) if bucket in self._store.buckets else None
         if entry is None:
             return None

@@ -64,7 +64,7 @@ class Store:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Deletes what nobody can ask for: bytes without an entry, uploads without a session."""
+        """Deletes unreachable data: bytes without an entry, uploads without a session."""
         for name in ("sessions", "rewrites"):
             for key, value in list(self.journal.table(name).items()):
                 if time.time() - value["opened"] > SESSION_SEC:
@@ -250,7 +250,7 @@ class Store:
         if generation is not None and (live is None or int(live["generation"]) != generation):
             entry = self.old(bucket).get(version_key(name, generation))
         if entry is None:
-            # Whoever may not list must not learn what is absent.
+            # A caller that may not list must not learn what is absent.
             self.require(caller, "storage.objects.list", bucket, name)
             version = "" if generation is None else f"#{generation}"
             raise ApiError(404, f"No such object: {bucket}/{name}{version}")

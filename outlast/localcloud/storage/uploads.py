@@ -236,7 +236,7 @@ class Uploads:
 
 
 def _content_range(request: Request) -> tuple[int | None, int, int | None] | None:
-    """First, last and total of a Content-Range; None where there is none, no first in a query of
+    """First, last and total of a Content-Range; None if there is none, no first in a query of
     the status."""
     text = request.headers.get("content-range")
     if text is None:

@@ -1,7 +1,7 @@
 """Plain attributes of a framework's objects: what they hold beside their own ``state_dict()``.
 
 A module may count in ``self.steps``, collect in a list, keep a moving average in a tensor that is
-not a buffer, or draw from a generator of its own. Such attributes are saved with their object and
+not a buffer, or draw from its own generator. Such attributes are saved with their object and
 put back, in place where they can be changed in place. A view, or the result of a computation, is
 saved by its values.
 
@@ -46,7 +46,7 @@ _DEPTH_MAX = 50
 
 @dataclass
 class Framework:
-    """How a framework's values are told apart, for the attributes of one object."""
+    """How to distinguish a framework's values, for the attributes of one object."""
 
     is_kept: Callable[[Any], bool | None]
     """Whether a value of the framework's can be saved here; None: it is not one of them."""
@@ -69,7 +69,7 @@ Owners = Mapping[str, Owner]
 
 
 def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> dict[str, Node]:
-    """The part of a node that holds the attributes; {} where there are none."""
+    """The part of a node that holds the attributes; {} if there are none."""
     found: dict[str, dict[str, Node]] = {}
     texts: dict[str, dict[str, str | None]] = {}
     look = _Look(blobs, framework)
@@ -85,7 +85,7 @@ def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> di
                     look.at(value, place)
                     blobs.loose[place] = value
     look.compare(path)
-    # Noted also where there are none: what appears later is to be told from what was there.
+    # Noted also if there are none: what appears later must be distinguished from what was there.
     before = blobs.noted(f"{path} attributes", texts)
     if not texts and not before:
         return {}
@@ -301,7 +301,8 @@ class _Look:
                     address,
                     f"{place} changes as it trains, and stands in an object that cannot be saved; "
                     "give that object state_dict() and load_state_dict() and put it into the "
-                    "state, or keep the value in a number, an array, a list or a dict of its own",
+                    "state, or keep the value in a number, an array, a list or a dict of the class"
+                    " itself",
                 )
 
 

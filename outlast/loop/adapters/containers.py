@@ -237,7 +237,7 @@ def _restored(target: Any, base: Any, node: Any, path: str, blobs: Blobs) -> Any
 
 
 def _refill(target: Any, empty: Any, news: Iterable[Any], base: Any = None) -> Any:
-    """``target``, or ``empty`` where there is none, with these items and no others."""
+    """``target``, or ``empty`` if there is none, with these items and no others."""
     value = empty if target is MISSING else target
     base = base or type(empty)
     if type(value) is not type(empty) and not isinstance(value, base):

@@ -142,7 +142,7 @@ def _restore_parts(nnx: Any, target: Any, nodes: dict[str, Node], path: str, blo
             continue
         if isinstance(item, nnx.Variable):
             raise DoesNotFit(
-                f"{place} is a variable of its own: the checkpoint holds it tied to another; "
+                f"{place} is a separate variable: the checkpoint holds it tied to another; "
                 "a changed model is a new run"
             )
         parent = graph[key[:-1]]

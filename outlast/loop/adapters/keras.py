@@ -39,7 +39,7 @@ _KINDS = {
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
     if value is keras.random:
-        # Made here where there is none: the first draw would make it, with a seed from Python's
+        # Made here if there is none: the first draw would make it, with a seed from Python's
         # generator, and a step would have drawn from that.
         generator = seed_generator.global_seed_generator()
         inner = state.capture_part(array_of(generator.state), f"{path}.state", blobs)
@@ -113,7 +113,7 @@ def _is_compiled(value: object) -> bool:
 
 
 def _of(value: Any, path: str) -> list[Any]:
-    """The variables of an object; StateError where they are not made yet."""
+    """The variables of an object; StateError if they are not made yet."""
     if isinstance(value, keras.Variable):
         return [value]
     if isinstance(value, keras.random.SeedGenerator):

@@ -403,7 +403,7 @@ def _known(name: str) -> np.dtype | None:
 
 
 def _record(fields: Any, depth: int = 0) -> np.dtype:
-    """The dtype that ``_fields`` told of; ValueError, TypeError or KeyError if it is none."""
+    """The dtype that ``_fields`` describes; ValueError, TypeError or KeyError if it is none."""
     if depth > _RECORDS_MAX:
         raise ValueError
     if isinstance(fields, str):

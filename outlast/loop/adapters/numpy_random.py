@@ -138,7 +138,7 @@ def _spawned(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(value: Any, path: str) -> None:
-    """DoesNotFit for what is no state of a generator of random words."""
+    """DoesNotFit for what is not a state of a generator of random words."""
     name = value.get("bit_generator") if isinstance(value, dict) else None
     inner = value.get("state") if isinstance(value, dict) else None
     if not isinstance(name, str) or not isinstance(inner, dict):

@@ -155,7 +155,7 @@ def why_refused(value: torch.Tensor) -> str | None:
     if _is_of(value, "torch.distributed.tensor", "DTensor"):
         return _SHARDED
     if type(value) not in _PLAIN_TENSORS:
-        return "a kind of tensor of its own; save its parts"
+        return "a special kind of tensor; save its parts"
     if value.layout != torch.strided:
         return f"of layout {value.layout}; save its indices and values"
     if value.device.type == "meta":
@@ -358,7 +358,7 @@ def _restore_module(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
             tied = blobs.restored.setdefault(index, ours)
             if tied is not ours and _memory(tied) != _memory(ours):
                 raise DoesNotFit(
-                    f"{place} is a tensor of its own: the checkpoint holds it tied to another; "
+                    f"{place} is a separate tensor: the checkpoint holds it tied to another; "
                     "a changed model is a new run"
                 )
             values[names[name]] = _view(blob, place)

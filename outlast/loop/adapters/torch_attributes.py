@@ -46,7 +46,7 @@ def framework(
     *,
     live: bool = True,
 ) -> Framework:
-    """How tensors and modules in attributes are told apart: what is ``inside`` of the object
+    """How to distinguish tensors and modules in attributes: what is ``inside`` of the object
     itself, and the tensors ``saved`` with it. ``live``: modules and optimisers may be kept."""
     known = {id(item) for item in inside}
     storages = {_storage(item) for item in saved if isinstance(item, torch.Tensor)} - {0}

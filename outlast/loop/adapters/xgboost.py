@@ -2,7 +2,7 @@
 
 A Booster that samples rows or columns keeps the place in its random numbers to itself, and a
 restored one would draw others: it is refused, and so is gblinear. Train such a model in segments,
-each with a fresh Booster made from the raw bytes of the one before and a seed of its own, and keep
+each with a fresh Booster made from the raw bytes of the one before and its own seed, and keep
 those bytes in the state. XGBoost's scikit-learn estimators hold a Booster and are no other.
 """
 
@@ -49,12 +49,12 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def _check(raw: Any, config: Any, path: str) -> None:
-    """DoesNotFit for what is no Booster at all: XGBoost's own parser has no patience with it."""
+    """DoesNotFit for what is not a Booster at all: XGBoost's own parser has no patience with it."""
     if type(raw) is not bytes or type(config) is not bytes:
-        raise DoesNotFit(f"{path}: the checkpoint holds a Booster that is no bytes")
+        raise DoesNotFit(f"{path}: the checkpoint holds a Booster that is not bytes")
     # An object of UBJSON, whose first key has a length, up to its closing brace.
     if not (raw.startswith(b"{L") and raw.endswith(b"}")):
-        raise DoesNotFit(f"{path}: the checkpoint holds a Booster that is no UBJSON")
+        raise DoesNotFit(f"{path}: the checkpoint holds a Booster that is not UBJSON")
     try:
         found = json.loads(config)
     except (ValueError, RecursionError):

@@ -57,7 +57,7 @@ class Options(argparse.ArgumentParser):
     """One sentence for a slip, with the nearest option."""
 
     def parse_known(self, words: Sequence[str]) -> argparse.Namespace:
-        """CommandError for what is no option."""
+        """CommandError for what is not an option."""
         options, rest = self.parse_known_args(words)
         if not rest:
             return options
@@ -65,7 +65,7 @@ class Options(argparse.ArgumentParser):
         near = difflib.get_close_matches(rest[0].partition("=")[0], known, n=1)
         then = "write the command after --, as in outlast train -- python train.py"
         raise CommandError(
-            f"{' '.join(rest)}: is no option of outlast train; "
+            f"{' '.join(rest)}: is not an option of outlast train; "
             + (f"did you mean {near[0]}?" if near else then)
         )
 
@@ -105,7 +105,7 @@ def parser() -> Options:
         help="at least so long between two checkpoints, such as 60s; default %(default)s",
     )
     top.add_argument(
-        "--quiet-sec",
+        "--checkpoint-quiet-sec",
         type=_seconds,
         default=QUIET_SEC,
         help="a folder that held still for so long is complete, where the command does not say "
@@ -231,7 +231,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> Command:
         cwd=Path.cwd() if home is None else None,
         programs=options.programs,
         data=tuple(options.data),
-        quiet_sec=options.quiet_sec,
+        quiet_sec=options.checkpoint_quiet_sec,
         kinds=kinds.Kinds(tuple(options.checkpoint), tuple(options.log), tuple(options.by_product)),
         checkpoint_dir=options.checkpoint_dir or "",
         allow_no_output=options.allow_no_output,
@@ -265,7 +265,7 @@ def _run(command: Command, socket_path: str, signals: Interrupts | Heard, repeat
 
 def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
     """With a supervisor of our own, for a folder."""
-    # What can be told before: a mistyped command shall not make the folder its own.
+    # Checked first: a mistyped command must not make the folder its own.
     command.check()
     command.check_program()
     own = default_folder(COMMAND, command.identity, None)

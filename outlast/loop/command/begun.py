@@ -29,7 +29,7 @@ class Begun:
 def begun(folder: Path, checkpoint: Path | None, *, is_first: bool) -> Begun:
     """The run's beginning: now in its first attempt, else as that one noted it in ``folder``.
 
-    ``checkpoint`` is the user's own checkpoint folder, if there is one. Where nothing was noted, as
+    ``checkpoint`` is the user's own checkpoint folder, if there is one. If nothing was noted, as
     on another machine than before, the run begins here now.
     """
     note = folder / NOTE

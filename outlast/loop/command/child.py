@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from outlast.base import tree
+from outlast.base import process_tree
 from outlast.loop.command.command import not_started
 from outlast.loop.command.errors import CommandError
 
@@ -28,7 +28,7 @@ class Child:
 
     def __init__(self) -> None:
         self._mark = f"{VARIABLE}={uuid.uuid4().hex}"
-        self._orphans = tree.Orphans()
+        self._orphans = process_tree.Orphans()
         self._process: subprocess.Popen[bytes] | None = None
         self._copiers: list[threading.Thread] = []
         self._said = b""
@@ -44,7 +44,7 @@ class Child:
         for end in (self._reads, self._wake):
             os.set_blocking(end, False)
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", os.path.abspath(tree.__file__), self._mark],
+            [sys.executable, "-I", "-S", os.path.abspath(process_tree.__file__), self._mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -62,7 +62,7 @@ class Child:
         os.close(self._wake)
 
     def start(self, argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        """CommandError where the system cannot start it."""
+        """CommandError if the system cannot start it."""
         self.is_watched = not sys.stderr.isatty()
         out = subprocess.PIPE if self.is_watched else None
         name, _, value = self._mark.partition("=")
@@ -115,7 +115,7 @@ class Child:
     def signal(self, number: int) -> None:
         """Send a signal to the whole tree."""
         if self._process is not None:
-            tree.signal_tree(self._process.pid, self._mark, number, self._orphans.alive())
+            process_tree.signal_tree(self._process.pid, self._mark, number, self._orphans.alive())
 
     def kill(self) -> None:
         """End the whole tree, the command's background processes among them."""
@@ -123,14 +123,14 @@ class Child:
         if self._process is not None:
             # What is killed may have been writing.
             self.was_cut = self.was_cut or self.code is None or bool(self.rest)
-            tree.kill_tree(self._process.pid, self._mark)
+            process_tree.kill_tree(self._process.pid, self._mark)
             self._orphans.kill(self._process.pid)
             self._process.wait()
             for copier in self._copiers:
                 copier.join(1.0)  # what escaped may hold the pipe for ever
 
     def has_open(self, paths: Iterable[str]) -> bool:
-        """Whether a process of the tree has one of the files open to write, or mapped; True where
+        """Whether a process of the tree has one of the files open to write, or mapped; True if
         the system does not tell."""
         if self._process is None or not Path("/proc/self/fd").is_dir():
             return True
@@ -151,7 +151,7 @@ class Child:
     def _others(self) -> set[int]:
         """What the command started and is alive, in whatever session and environment."""
         assert self._process is not None
-        return ({*tree.marked(self._mark)} | self._orphans.alive()) - {self._process.pid}
+        return ({*process_tree.marked(self._mark)} | self._orphans.alive()) - {self._process.pid}
 
     def _wait(self) -> None:
         assert self._process is not None
@@ -167,13 +167,13 @@ class Child:
                 if target == 2:
                     self._said = (self._said + said)[-_LAST_BYTES:]
                 view = memoryview(said)
-                with contextlib.suppress(OSError):  # whoever listened has gone: train on
+                with contextlib.suppress(OSError):  # the listener has gone: training continues
                     while view:
                         view = view[os.write(target, view) :]
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of stderr, of each progress bar its last state; empty where stderr is the
+        """The end of stderr, of each progress bar its last state; empty if stderr is the
         terminal's own."""
         lines = self._said.rstrip().split(b"\n")
         if len(self._said) == _LAST_BYTES:

@@ -29,7 +29,7 @@ class Command:
     """What is run, and where."""
 
     argv: tuple[str, ...] = ()
-    """The program and its arguments; empty where it is a shell line."""
+    """The program and its arguments; empty if it is a shell line."""
     line: str = ""
     """A line for the shell."""
     home: Path | None = None
@@ -72,7 +72,7 @@ class Command:
         return " ".join([self.line, *self.argv])
 
     def check(self) -> None:
-        """CommandError where it cannot be started as it is written, on whatever machine."""
+        """CommandError if it cannot be started as it is written, on whatever machine."""
         if not self.data and "data" in fields.FIELD.findall(self.text):
             raise CommandError(
                 "command {data}: the run has no data; name it (outlast:dataPaths, or --data on "
@@ -95,7 +95,7 @@ class Command:
         yield from fields.near_misses(self.text)
 
     def check_program(self) -> None:
-        """CommandError where this machine has no such program."""
+        """CommandError if this machine has no such program."""
         if self.line:
             shell_of(self.line)
             return
@@ -150,8 +150,8 @@ class Command:
                 )
 
     def cannot_save(self, folder: Path | None) -> str | None:
-        """A sentence where nothing says that the command saves what could be kept: neither its
-        words nor the files in ``folder`` that they name. None where something does."""
+        """A sentence if nothing says that the command saves what could be kept: neither its
+        words nor the files in ``folder`` that they name. None if something does."""
         names_field = any(field in _SAVES for field in fields.FIELD.findall(self.text))
         if self.checkpoint_dir or names_field or fields.CHANGING.search(self.text):
             return None

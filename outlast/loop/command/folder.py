@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from outlast.base import places as rooms
+from outlast.base import scratch_space
 from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
 from outlast.loop.command.listing import NO_FLOW, Flow, Listing, Seen, look, seen_of
 from outlast.loop.command.notes import NOTES, Entries, Notes, leads_inside, to_text
@@ -30,7 +30,7 @@ from outlast.loop.command.putting_back import FILES, ODD, put_back
 from outlast.loop.errors import LoopError
 
 SETTLED_NS = 1_000_000_000
-"""A file that had been left alone for so long when it was copied has a change time of its own
+"""A file that had been left alone for so long when it was copied has its own change time
 with every later write, however coarse the file system's clock is."""
 
 NAME_BYTES_MAX = 700
@@ -72,18 +72,19 @@ Accept = Callable[[Listing, Listing], bool]
 
 
 class Copier:
-    """Makes snapshots of ``root`` in the first of ``places`` that has the room, and puts one back.
+    """Makes snapshots of ``root`` in the first folder of ``scratch`` that has the room, and puts
+    one back.
 
-    It keeps a link to each file of its last copy, under a name of its own beside it, for files
+    It keeps a link to each file of its last copy, under its own name beside it, for files
     that are unchanged the next time. Never to the command's own files: they may be written over.
     """
 
-    def __init__(self, root: Path, places: Sequence[Path], kinds: Kinds = DEFAULT) -> None:
+    def __init__(self, root: Path, scratch: Sequence[Path], kinds: Kinds = DEFAULT) -> None:
         self._root = root
         self._kinds = kinds
-        self._places = list(places)
-        self._place = self._places[0]
-        for place in self._places:
+        self._folders = list(scratch)
+        self._place = self._folders[0]
+        for place in self._folders:
             for left in place.glob("tmp-kept*"):  # of an attempt before
                 shutil.rmtree(left, ignore_errors=True)
         self._keep = self._place / "tmp-kept"
@@ -152,7 +153,7 @@ class Copier:
         """Fill the empty folder from a verified snapshot; what was noted with it.
 
         The snapshot's files are moved where that is possible: it is read only once. DoesNotFit
-        where it is none of a command, or where it would write outside the folder.
+        if it is none of a command, or if it would write outside the folder.
         """
         return put_back(snapshot, self._root)
 
@@ -171,20 +172,20 @@ class Copier:
         the first place is memory, and the command needs some."""
         needed = _size(chosen, without=self._linked(chosen, NO_FLOW))
         whole = _size(chosen)
-        free = {place: rooms.room(place) for place in self._places}
-        needs = {place: needed if place == self._place else whole for place in self._places}
-        order = [self._place, *(place for place in self._places if place != self._place)]
+        free = {place: scratch_space.room(place) for place in self._folders}
+        needs = {place: needed if place == self._place else whole for place in self._folders}
+        order = [self._place, *(place for place in self._folders if place != self._place)]
         fits = [place for place in order if free[place] >= 2 * needs[place]]
         fits += [place for place in order if free[place] >= needs[place]]
         if not fits:
-            found = ", ".join(f"{place} has {free[place]}" for place in self._places)
+            found = ", ".join(f"{place} has {free[place]}" for place in self._folders)
             raise NoRoom(f"a checkpoint of {needed} bytes does not fit: {found} bytes free")
         if fits[0] != self._place:
             shutil.rmtree(self._keep, ignore_errors=True)
             self._place, self._kept = fits[0], {}
 
     def _copy(self, name: str, seen: Seen, target: Path, flow: Flow) -> bool:
-        """Copy one file; False where a by-product could not be, which is no reason to wait."""
+        """Copy one file; False if a by-product could not be, which is not a reason to wait."""
         kind = self._kinds.of(name)
         if name in flow.databases:
             _copy_database(self._root / name, target)
@@ -210,7 +211,7 @@ class Copier:
         raise Changed(f"{name} changed while it was copied")
 
     def _copy_growing(self, name: str, size: int, target: Path) -> bool:
-        """Copy a log as far as it goes; False where it is written from its beginning each time."""
+        """Copy a log as far as it goes; False if it is written from its beginning each time."""
         for _ in range(LOG_TRIES):
             with (self._root / name).open("rb") as source, target.open("wb") as copy:
                 before = seen_of(os.fstat(source.fileno()))

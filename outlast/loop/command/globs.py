@@ -30,7 +30,7 @@ def matches(name: str, globs: Iterable[str]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def common_name(one: str, other: str) -> str | None:
-    """A short path that both globs match as a whole; None where there is none."""
+    """A short path that both globs match as a whole; None if there is none."""
     first, second = _Machine(_parts(one)[:-1]), _Machine(_parts(other)[:-1])
     alphabet = sorted({*first.letters, *second.letters, *_unused(first, second)})
     begin = (first.closed({0}), second.closed({0}))

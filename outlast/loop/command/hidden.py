@@ -2,7 +2,7 @@
 ends with 0.
 
 Each bash that runs a script of the working folder first reads a file of ours (BASH_ENV), which
-notes commands that fail where nothing in the script asks for that (bash's ERR trap). A training
+notes commands that fail if nothing in the script asks for that (bash's ERR trap). A training
 among these makes the script's exit code 0 worthless. The shell's other behaviour stays as it is,
 but for a script that pipes a training into another program: it runs with pipefail.
 """

@@ -31,7 +31,7 @@ def held(home: Path) -> Iterator[None]:
 
 
 def _opened(home: Path) -> int:
-    """The open folder, made where it is not there; CommandError for a link or another user's: what
+    """The open folder, made if it is not there; CommandError for a link or another user's: what
     is in it is removed."""
     try:
         home.mkdir(parents=True, exist_ok=True)

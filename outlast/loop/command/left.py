@@ -30,7 +30,7 @@ class Left:
             self._names.setdefault(pid, _name_of(pid))
 
     def at_work(self, alive: Iterable[int], *, saves: bool) -> str | None:
-        """A text that names those of the ``alive`` that are at work; None where none is.
+        """A text that names those of the ``alive`` that are at work; None if none is.
         ``saves``: files of the command have changed since its exit."""
         alive = sorted(pid for pid in alive if pid in self._looks)
         busy = [pid for pid in alive if self._is_busy(pid)]

@@ -1,4 +1,4 @@
-"""``outlast mark [DIR]``: what a command says when a checkpoint of its own is complete.
+"""``outlast mark [DIR]``: what a command says when a checkpoint is complete.
 
 A program of one file that needs no package: the runner puts it on the command's PATH under the
 name ``outlast``. It returns once the checkpoint has been copied, so that the command may go on

@@ -17,7 +17,7 @@ from outlast.loop.command import mark
 READ_SEC = 5.0
 
 Answer = Callable[[str], dict[str, object]]
-"""From the folder that was named, absolute or empty, to what the program is told."""
+"""From the folder that was named, absolute or empty, to what the program gets."""
 
 
 class Marks:
@@ -41,7 +41,7 @@ class Marks:
 
     def _write_program(self) -> None:
         """``outlast``: this very interpreter on one file, whatever the command's own Python is;
-        what is no mark is left to a command line that may be installed further down the PATH."""
+        what is not a mark is left to a command line that may be installed further down the PATH."""
         python, file = shlex.quote(sys.executable), shlex.quote(os.path.abspath(mark.__file__))
         own = shlex.quote(str(self.programs))
         self.programs.mkdir()

@@ -1,6 +1,6 @@
 """``command.json`` of a snapshot: what an object store does not keep of a checkpoint folder.
 
-Whoever can write the bucket chooses it, so nothing in it is used before all of it is checked: names
+Anyone who can write the bucket chooses it, so all of it is checked before any is used: names
 stay inside the folder, a link leads to a place inside, modes give nothing to other users, and no
 name is both a link and a folder of another.
 """
@@ -20,7 +20,8 @@ FORMAT = 1
 NOTES = "command.json"
 
 MODES = 0o775
-"""What is kept of a mode: no set-user-id, set-group-id or sticky bit, and nobody else writes."""
+"""The bits of a mode that are kept: no set-user-id, set-group-id or sticky bit, no write access for
+others."""
 
 _ODD = re.compile(r"[0-9]{6}")
 _NS_MAX = 1 << 62
@@ -33,7 +34,7 @@ class Notes:
     """What one attempt leaves the next one besides the files."""
 
     said: str = ""
-    """How the command says that a checkpoint is complete; empty where it does not."""
+    """How the command says that a checkpoint is complete; empty if it does not."""
     ended: bool = False
     """Whether the command had ended with 0 by itself."""
     learned: Mapping[str, Any] = field(default_factory=dict)

@@ -30,7 +30,7 @@ def make_ready(
     is_copy: bool,
     before: Mapping[str, tuple[int, int]],
 ) -> str | None:
-    """Make the folder what the attempt begins with: empty where a checkpoint is put back into it,
+    """Make the folder what the attempt begins with: empty if a checkpoint is put back into it,
     else as the run found it. A sentence for a person where something was moved.
 
     ``is_copy``: it lies in a fresh copy of the command's files. ``before`` are the files that the

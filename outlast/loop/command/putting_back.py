@@ -28,7 +28,7 @@ def put_back(snapshot: Path, root: Path) -> Notes:
     """Fill the empty folder ``root`` from a verified snapshot; what was noted with it.
 
     The snapshot's files are moved where that is possible: it is read only once. DoesNotFit where it
-    is none of a command, or where it would write outside the folder.
+    is none of a command, or if it would write outside the folder.
     """
     kept = look(snapshot / FILES)
     for name in sorted(kept.links):

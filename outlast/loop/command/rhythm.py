@@ -75,7 +75,7 @@ def numbers_in(name: str) -> tuple[int, ...]:
 
 
 def counts_saves(component: str) -> bool | None:
-    """Whether the numbers in the name of a file or folder count saves; None where its words do not
+    """Whether the numbers in the name of a file or folder count saves; None if its words do not
     say so. They may count the files of one save instead: ranks, shards."""
     component = _OF.sub("", component.lower())
     words = _WORDS.findall(component)
@@ -286,7 +286,7 @@ class Rhythm:
         return FIRST_FACTOR if is_new or partial else 1
 
     def lacks(self, listing: Listing) -> str | None:
-        """A file that the newest save certainly lacks; None where nothing says so."""
+        """A file that the newest save certainly lacks; None if nothing says so."""
         state = listing.state
         for key, members in folder_families(state, self._members):
             if key not in self._members:
@@ -342,7 +342,7 @@ class Rhythm:
 
     def older(self, listing: Listing) -> list[str] | None:
         """The names of all but the newest of numbered saves, which are over as a later one has
-        begun; None where a save has other files, too."""
+        begun; None if a save has other files, too."""
         state = listing.state
         newest = self._newest(state)
         saves = {name: self._numbers.save_of(name) for name in state}
@@ -378,7 +378,7 @@ class Rhythm:
 
     def begins_next(self, before: Listing, after: Listing, rewritten: Rewritten) -> bool | None:
         """Whether the first change between two listings begins another save, so that the one
-        before was over; None where nothing has changed."""
+        before was over; None if nothing has changed."""
         old, new = before.state, after.state
         changed = {
             name: seen.ctime_ns

@@ -61,7 +61,7 @@ its tree to end."""
 HAND_OVER_SEC = 30.0
 """After a failure, for a checkpoint that was waiting for its turn."""
 STOP_WAIT_SEC = 5.0
-"""For the supervisor's word after a signal of its own to the command."""
+"""Time for the supervisor's message after its signal to the command."""
 DUMP_SEC = 1.0
 TOO_LATE = " while its last checkpoint is still being stored"
 
@@ -124,7 +124,7 @@ class Runner:
         """Of that what was still at work at its end, named."""
         self._saved_at_exit: object = None
         self._result_at_exit: object = None
-        """Its result when the command had exited; None where there was none."""
+        """Its result when the command had exited; None if there was none."""
         self._last_sign_sec = 0.0
         self._signs_at_sec = 0.0
         self._signs: object = None
@@ -162,8 +162,8 @@ class Runner:
         restore = self._welcome.restore
         self._make_ready(restores=restore is not None)
         kinds = self._command.kinds
-        places = [self._work, *map(Path, self._welcome.places)]
-        copier = Copier(self.checkpoint, places, kinds)
+        scratch = [self._work, *map(Path, self._welcome.scratch)]
+        copier = Copier(self.checkpoint, scratch, kinds)
         notes = Notes()
         if restore is not None:
             notes = copier.put_back(Path(restore))
@@ -232,7 +232,7 @@ class Runner:
             "output_uri": environment["OUTPUT_URI"],
         }
         argv = self._command.filled(values, self.checkpoint)
-        scratch = [self._work, *map(Path, self._welcome.places), marks.folder]
+        scratch = [self._work, *map(Path, self._welcome.scratch), marks.folder]
         without = [self._home, self.checkpoint, self._data, *self._watched, *scratch]
         without.append(Path(tempfile.gettempdir()))
         self._workplace = WorkFolder(
@@ -485,7 +485,7 @@ class Runner:
 
     def _result_now(self) -> object:
         """What is in RESULT_DIR, or else new in the working folder: models, where there are some.
-        None where there is nothing."""
+        None if there is nothing."""
         found = look(self.result)
         if found.files or found.links:
             return found.files, found.links

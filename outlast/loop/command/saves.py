@@ -35,7 +35,7 @@ REST_SHARE = 0.25
 """A rest that is shorter than this share of the longest of the last is within a save."""
 
 HasOpen = Callable[[Iterable[str]], bool]
-"""Whether the command has one of these files open to write, as far as the system tells; True where
+"""Whether the command has one of these files open to write, as far as the system tells; True if
 it does not."""
 
 
@@ -315,9 +315,9 @@ class Saves:
             self._warned_unsaved = True
             say(
                 f"CHECKPOINT_DIR was written to again before it had rested for "
-                f"{self._quiet_sec:g} s; a save is then kept only where it is certain that it was "
+                f"{self._quiet_sec:g} s; a save is then kept only if it is certain that it was "
                 "over: call outlast mark after each save, save less often, or set a shorter time "
-                "(--quiet-sec, outlast:quietSec)"
+                "(--checkpoint-quiet-sec, outlast:checkpointQuietSec)"
             )
 
     def _warn(self, sentence: str) -> None:
@@ -393,7 +393,7 @@ class Saves:
                 "code": exits.USAGE,
             }
         if not os.path.isdir(place):
-            return {"error": f"{named}: is no folder", "code": exits.USAGE}
+            return {"error": f"{named}: is not a folder", "code": exits.USAGE}
         chosen = None if place == root else [os.path.relpath(place, root).replace(os.sep, "/")]
         self._said = "mark"
         for _ in range(MARK_TRIES):

@@ -13,7 +13,7 @@ from outlast.loop.command.errors import CommandError
 _DELIMITERS = frozenset(" \t\n;|&<>()`")
 _SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 _INSIDE = re.compile(r"""\$\([^()'"]*\)|`[^`]*`|'[^']*'|"[^"$`]*"|(?<!\S)#.*""")
-"""What is no part of a line's own pipe: what a substitution runs, quoted text and a comment."""
+"""What is not part of a line's own pipe: what a substitution runs, quoted text and a comment."""
 _PIPED = re.compile(
     r"\|&?\s*tee\b"
     r"|\b(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|uv run|poetry run)\s[^|;]*\|(?!\|)"
@@ -25,7 +25,7 @@ _FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))--?[A-Za-z][\w-]*\s+$")
 
 def shell_of(line: str) -> list[str]:
     """The shell of a line. A command before a | that fails is the line's failure, too: else a
-    crash piped into tee would be an end with 0. CommandError where no shell here has that."""
+    crash piped into tee would be an end with 0. CommandError if no shell here has that."""
     bash = shutil.which("bash") or "/bin/bash"
     if os.access(bash, os.X_OK):
         return [bash, "-o", "pipefail", "-c"]
@@ -43,8 +43,8 @@ def shell_of(line: str) -> list[str]:
 
 
 def losing_lines(name: str, text: str) -> list[str]:
-    """The lines of a shell's script that hide a failed training behind a pipe; empty where none is
-    seen, or the file is no shell's script. A guess."""
+    """The lines of a shell's script that hide a failed training behind a pipe; empty if none is
+    seen, or the file is not a shell's script. A guess."""
     first = text.partition("\n")[0]
     if not (name.endswith((".sh", ".bash")) or _SHELL.match(first)):
         return []

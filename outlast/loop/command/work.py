@@ -116,7 +116,7 @@ class WorkFolder:
         return self._before is not None
 
     def produced(self) -> Produced:
-        """What has come or changed since the run began; nothing where the folder could not be
+        """What has come or changed since the run began; nothing if the folder could not be
         looked through before. Raises TooMuch."""
         if self._before is None:
             return NOTHING

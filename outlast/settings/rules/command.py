@@ -15,7 +15,7 @@ RESULT_GB_LIMIT = 10_000
 
 
 def command_options_of(read: Reader, command: str) -> str:
-    """More options of the command's runner as JSON, by their flags; empty where all is as usual."""
+    """More options of the command's runner as JSON, by their flags; empty if all is as usual."""
     from outlast.loop.command.globs import GlobError
     from outlast.loop.command.kinds import Kinds
 

@@ -37,7 +37,8 @@ def data_paths_of(read: Reader) -> tuple[str, ...]:
 
 
 def dests_of(flags: argparse.ArgumentParser | Mapping[str, Any]) -> dict[str, str]:
-    """What each flag sets, as its parser says, or as its name does where nobody can be asked."""
+    """What each flag sets, as its parser says, or as its name says if the parser cannot be
+    asked."""
     if not isinstance(flags, argparse.ArgumentParser):
         return {flag: flag.replace("-", "_") for flag in flags}
     return {

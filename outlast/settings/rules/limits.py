@@ -34,35 +34,35 @@ def webhook_of(url: str) -> str:
     return url
 
 
-def waits_of(read: Reader, notice_sec: int, *, spot: bool) -> str:
+def timeouts_of(read: Reader, notice_sec: int, *, spot: bool) -> str:
     return identity.canonical_json(
         {
-            "beat": read.integer("waitBeatSec", 1, LIMIT_WAIT_SEC),
-            "verdict": read.integer("waitVerdictSec", 0, LIMIT_WAIT_SEC),
-            "backoff": read.integer("waitBackoffSec", 1, LIMIT_WAIT_SEC),
-            "iam": read.integer("waitIamSec", 0, LIMIT_WAIT_SEC),
-            "silent": read.integer("waitSilentSec", 1, LIMIT_WAIT_SEC),
+            "heartbeat": read.integer("heartbeatSec", 1, LIMIT_WAIT_SEC),
+            "failure_grace": read.integer("failureGraceSec", 0, LIMIT_WAIT_SEC),
+            "backoff": read.integer("backoffSec", 1, LIMIT_WAIT_SEC),
+            "iam_propagation": read.integer("iamPropagationSec", 0, LIMIT_WAIT_SEC),
+            "successor_silence": read.integer("successorSilenceSec", 1, LIMIT_WAIT_SEC),
             "notice": notice_sec,
             "stop": read.integer("stopSec", 0, LIMIT_WAIT_SEC) or machines.stop_sec(spot=spot),
-            "stall": read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60,
-            "driver": read.integer("waitDriverSec", 0, LIMIT_WAIT_SEC),
-            "store": read.integer("waitStoreSec", 1, LIMIT_WAIT_SEC),
-            "keep": _keep_minutes(read) * 60,
+            "stall": read.integer("maxStallMinutes", 1, LIMIT_RUN_MINUTES) * 60,
+            "driver_install": read.integer("driverInstallSec", 0, LIMIT_WAIT_SEC),
+            "storage": read.integer("storageTimeoutSec", 1, LIMIT_WAIT_SEC),
+            "keep": _keep_vm_minutes(read) * 60,
         }
     )
 
 
-def _keep_minutes(read: Reader) -> int:
+def _keep_vm_minutes(read: Reader) -> int:
     """How long the VM stays after the run's end."""
-    minutes = read.integer("keepMinutes", 1, LIMIT_RUN_MINUTES)
+    minutes = read.integer("keepVmMinutes", 1, LIMIT_RUN_MINUTES)
     if read.choice("onEnd", "delete", "keep") != "keep":
         return 0
-    limit = read.integer("limitRunMinutes", 1, LIMIT_RUN_MINUTES)
+    limit = read.integer("maxRunMinutes", 1, LIMIT_RUN_MINUTES)
     if minutes >= limit:
         raise bad(
-            "keepMinutes",
+            "keepVmMinutes",
             minutes,
-            f"is not below {NAMESPACE}:limitRunMinutes {limit}, and no VM outlives the run's limit",
-            "lower, or outlast:limitRunMinutes higher",
+            f"is not below {NAMESPACE}:maxRunMinutes {limit}, and no VM outlives the run's limit",
+            "lower, or outlast:maxRunMinutes higher",
         )
     return minutes

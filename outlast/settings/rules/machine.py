@@ -6,7 +6,7 @@ from typing import Any
 
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
-from outlast.components import reach
+from outlast.components import network_rules
 from outlast.machines import machines, regions
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, matching
 from outlast.spec import delivery
@@ -25,7 +25,7 @@ IMAGE_RULE = (
 
 
 def recipe_of(
-    read: Reader, project: str, location: regions.Location, network: reach.Reach
+    read: Reader, project: str, location: regions.Location, network: network_rules.NetworkRules
 ) -> recipes.Recipe | None:
     """What the stack's image is baked from; None for none."""
     given = read.mapping("imageRecipe")
@@ -94,7 +94,8 @@ def _unlisted(read: Reader) -> tuple[str, ...]:
     """Regions, zones and machine types that are newer than Outlast's lists."""
     rule = "must be a region, a zone or a machine type, such as europe-west4"
     return tuple(
-        matching("unlisted", str(one), recipes.MACHINE, rule) for one in read.array("unlisted")
+        matching("allowUnlisted", str(one), recipes.MACHINE, rule)
+        for one in read.array("allowUnlisted")
     )
 
 

@@ -3,7 +3,7 @@
 import re
 
 from outlast.cloud import recipe as recipes
-from outlast.components import reach
+from outlast.components import network_rules
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, matching
 from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC
 from outlast.spec import delivery
@@ -17,7 +17,7 @@ _SUBNETWORK = re.compile(
 )
 
 
-def network_of(read: Reader, git: delivery.Git | None) -> reach.Reach:
+def network_of(read: Reader, git: delivery.Git | None) -> network_rules.NetworkRules:
     """The network and who may come in. Raises SettingsError for what cannot be."""
     network = matching(
         "network",
@@ -25,15 +25,15 @@ def network_of(read: Reader, git: delivery.Git | None) -> reach.Reach:
         _NETWORK,
         "must be default, isolated or the name of an existing network",
     )
-    stall_sec = read.integer("limitStallMinutes", 1, LIMIT_RUN_MINUTES) * 60
-    health = read.choice("health", *reach.HEALTH_MODES)
+    stall_sec = read.integer("maxStallMinutes", 1, LIMIT_RUN_MINUTES) * 60
+    health = read.choice("health", *network_rules.HEALTH_MODES)
     asked_sec = read.integer("healthLimitSec", 0, LIMIT_WAIT_SEC)
-    if asked_sec and health == reach.OFF:
+    if asked_sec and health == network_rules.OFF:
         raise SettingsError(
             f"{NAMESPACE}:healthLimitSec {asked_sec} beside {NAMESPACE}:health off: nothing asks"
             f" for the VM's health; leave it out, or set {NAMESPACE}:health to observe or repair"
         )
-    found = reach.Reach(
+    found = network_rules.NetworkRules(
         network=network,
         subnetwork=matching(
             "subnetwork",
@@ -41,16 +41,16 @@ def network_of(read: Reader, git: delivery.Git | None) -> reach.Reach:
             _SUBNETWORK,
             "must be the name of a subnetwork in the zone's region",
         ),
-        external_ip=reach.has_address(network, _yes_no("externalIp", read)),
+        external_ip=network_rules.has_address(network, _yes_no("externalIp", read)),
         nat=read.boolean("nat"),
         health=health,
-        health_limit_sec=asked_sec or reach.health_limit_sec(health, stall_sec),
-        ssh=read.choice("ssh", *reach.SSH_MODES) != "",
+        health_limit_sec=asked_sec or network_rules.health_limit_sec(health, stall_sec),
+        ssh=read.choice("ssh", *network_rules.SSH_MODES) != "",
     )
-    why = reach.refusal(found, _needs_internet(read, git))
+    why = network_rules.refusal(found, _needs_internet(read, git))
     if why and (base := read.text("foundation")):
         why += f"; the network is set in stack {base}"
-    why = why or reach.health_refusal(health, found.health_limit_sec, stall_sec)
+    why = why or network_rules.health_refusal(health, found.health_limit_sec, stall_sec)
     if why:
         raise SettingsError(f"{NAMESPACE}:{why}")
     return found
@@ -71,7 +71,7 @@ def _needs_internet(read: Reader, git: delivery.Git | None) -> list[str]:
     needs = []
     if git is not None:
         needs.append(f"the trainer is fetched from {git.url}")
-    if reach.is_stock(read.text("image")) and not read.mapping("imageRecipe"):
+    if network_rules.is_stock(read.text("image")) and not read.mapping("imageRecipe"):
         needs.append(f"a VM of the stock image {read.text('image')} installs its packages")
     if read.text("delivery") == delivery.GIT:
         needs.append(f"a VM fetches the code from {read.text('gitUrl').rpartition('@')[2]}")

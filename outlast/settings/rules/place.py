@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from outlast.cloud import recipe as recipes
-from outlast.components import reach
+from outlast.components import network_rules
 from outlast.settings import keys
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 from outlast.spec import foundation
@@ -64,14 +64,14 @@ def _is_loopback(url: str) -> bool:
 
 def bucket_of(read: Reader, cloud: str) -> str:
     name = read.text("bucket") or f"{cloud}-outlast"
-    if rule := reach.bucket_rule(name):
+    if rule := network_rules.bucket_rule(name):
         raise bad("bucket", name, rule)
     return name
 
 
 def soft_delete_days(read: Reader) -> int:
     days = read.integer("softDeleteDays", 0, 90)
-    if days not in reach.SOFT_DELETE_DAYS:
+    if days not in network_rules.SOFT_DELETE_DAYS:
         raise bad("softDeleteDays", days, "must be 0, or 7 to 90 as the platform takes")
     if days:
         _refuse_of_managed(read, "softDeleteDays")

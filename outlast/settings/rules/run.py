@@ -24,7 +24,7 @@ _FLAG = re.compile(r"[a-z][-a-z0-9]*")
 _SET_ELSEWHERE = {
     "checkpoint-every": "set outlast:checkpointEvery",
     "mode": "leave it out",
-    "run-dir": "a VM has a folder of its own; leave it out",
+    "run-dir": "a VM has its own folder; leave it out",
     "help": "leave it out",
 }
 
@@ -52,7 +52,7 @@ def args_of(args: Mapping[str, Any]) -> dict[str, metadata.Argument]:
             )
         if flag in _SET_ELSEWHERE:
             raise SettingsError(
-                f"{NAMESPACE}:args {flag}: is no hyperparameter; {_SET_ELSEWHERE[flag]}"
+                f"{NAMESPACE}:args {flag}: is not a hyperparameter; {_SET_ELSEWHERE[flag]}"
             )
         if not isinstance(value, bool | int | float | str):
             raise bad(f"args.{flag}", value, "must be a number, a text or true or false")
@@ -61,7 +61,7 @@ def args_of(args: Mapping[str, Any]) -> dict[str, metadata.Argument]:
 
 
 def command_of(read: Reader) -> str:
-    """The command as JSON, a text for the shell or a list of texts; empty where there is none."""
+    """The command as JSON, a text for the shell or a list of texts; empty if there is none."""
     text = read.text("command")
     if not text:
         return ""
@@ -153,7 +153,7 @@ def content_of(
         if flag not in flags:
             offered = sorted(flags - _SET_ELSEWHERE.keys())
             raise SettingsError(
-                f"{NAMESPACE}:args {flag}: is no flag of trainer {trainer};"
+                f"{NAMESPACE}:args {flag}: is not a flag of trainer {trainer};"
                 f" {nearest(flag, offered, 'its flags are ' + ', '.join(offered))}"
             )
     try:

@@ -14,8 +14,8 @@ _REMEDIES = {
     "gitUrl": f"keep the token as a secret of Secret Manager, name that secret in"
     f" {NAMESPACE}:gitSecret, and set {NAMESPACE}:gitUrl without it and without --secret",
     "secretEnv": "it holds names of secrets, which are no secrets; set it without --secret",
-    "webhookSecret": "it is the name of a secret, which is no secret; set it without --secret",
-    "gitSecret": "it is the name of a secret, which is no secret; set it without --secret",
+    "webhookSecret": "it is the name of a secret, which is not a secret; set it without --secret",
+    "gitSecret": "it is the name of a secret, which is not a secret; set it without --secret",
 }
 
 

@@ -74,7 +74,7 @@ def _module(name: str) -> ModuleType:
     known = sorted(trainers.names())
     if name not in known:
         raise SettingsError(
-            f"{NAMESPACE}:trainer {name!r}: is no trainer;"
+            f"{NAMESPACE}:trainer {name!r}: is not a trainer;"
             f" {nearest(name, known, 'known are ' + ', '.join(known))}"
         )
     if (TRAINERS / name).is_dir():

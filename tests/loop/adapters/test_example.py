@@ -32,10 +32,10 @@ def test_a_killed_run_ends_with_the_undisturbed_bytes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(EXAMPLES / "own_trainer.py"), "--epochs", "100"]
     one = {"OMP_NUM_THREADS": "1"}
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    calm.mkdir()
+    baseline, killed = tmp_path / "baseline", tmp_path / "killed"
+    baseline.mkdir()
     killed.mkdir()
-    done = programs.run(calm, command, **one)
+    done = programs.run(baseline, command, **one)
     assert done.returncode == 0, done.stderr
     with programs.started(killed, command, **one) as process:
         programs.wait_for(lambda: _committed(killed) > 0, process)
@@ -45,7 +45,7 @@ def test_a_killed_run_ends_with_the_undisturbed_bytes(tmp_path: Path) -> None:
     done = programs.run(killed, command, **one)
     assert done.returncode == 0, done.stderr
     assert programs.head(_folder(killed))["term"] == 2
-    expected, found = (programs.result_of(_folder(each)) for each in (calm, killed))
+    expected, found = (programs.result_of(_folder(each)) for each in (baseline, killed))
     assert sorted(found) == sorted(expected) and "model.pt" in found
     assert found == expected
 

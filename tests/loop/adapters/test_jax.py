@@ -121,7 +121,7 @@ def test_an_array_stays_on_the_device_that_it_was_committed_to(tmp_path: Path) -
 
 
 def test_arrays_over_several_devices(tmp_path: Path) -> None:
-    """In a process that sees two devices; a new process puts each where it has its own."""
+    """In a process that sees two devices; a new process puts each if it has its own."""
     program = (
         "import sys, jax, jax.numpy as jnp, numpy as np\n"
         "from pathlib import Path\n"

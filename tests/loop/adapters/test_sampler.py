@@ -23,11 +23,11 @@ def test_every_epoch_has_every_row_once_in_an_order_of_its_own() -> None:
 
 @pytest.mark.parametrize("at", range(9))
 def test_it_goes_on_where_it_was(at: int) -> None:
-    calm = take(BatchSampler(10, 3, seed=4), 9)
+    baseline = take(BatchSampler(10, 3, seed=4), 9)
     first, second = BatchSampler(10, 3, seed=4), BatchSampler(10, 3, seed=4)
-    assert take(first, at) == calm[:at]
+    assert take(first, at) == baseline[:at]
     second.load_state_dict(first.state_dict())
-    assert take(second, 9 - at) == calm[at:]
+    assert take(second, 9 - at) == baseline[at:]
 
 
 def test_replicas_share_an_epoch() -> None:

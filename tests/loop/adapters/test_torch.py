@@ -176,7 +176,7 @@ def test_training_goes_on_as_if_never_stopped(tmp_path: Path, name: str, target_
     save(tmp_path / "s", mine)
     for _ in range(2):
         step(mine["model"], mine["optimizer"])
-    calm = save(tmp_path / "calm", mine)
+    baseline = save(tmp_path / "baseline", mine)
 
     theirs = build(2)
     for _ in range(target_steps):
@@ -186,7 +186,7 @@ def test_training_goes_on_as_if_never_stopped(tmp_path: Path, name: str, target_
         step(theirs["model"], theirs["optimizer"])
     again = save(tmp_path / "again", theirs)
     for file in ("state.json", "arrays.bin"):
-        assert (calm / file).read_bytes() == (again / file).read_bytes()
+        assert (baseline / file).read_bytes() == (again / file).read_bytes()
     assert theirs["model"].head.weight is theirs["model"].embed.weight
     assert theirs["model"].notes == {"seed": 1}
 
@@ -329,7 +329,7 @@ def test_frozen_parameters_and_modes_come_back(tmp_path: Path) -> None:
     [
         (lambda: Net(1), lambda: Net(1, width=9), "state['m'].embed.weight is a tensor (10, 9)"),
         (lambda: Net(1), lambda: Net(1).bfloat16(), "of bfloat16: the checkpoint holds (10, 8)"),
-        (lambda: Net(1), lambda: Net(1, tied=False), "head.weight is a tensor of its own"),
+        (lambda: Net(1), lambda: Net(1, tied=False), "head.weight is a separate tensor"),
         (lambda: Net(1, tied=False), lambda: Net(1), "head.weight is tied to embed.weight"),
         (lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2, bias=False), "holds bias, which it"),
         (lambda: nn.Linear(2, 2, bias=False), lambda: nn.Linear(2, 2), "it has bias, which the"),
@@ -404,13 +404,13 @@ def test_a_loader_goes_on_where_training_was(tmp_path: Path, workers: int) -> No
 
     sampler, loader = build()
     torch.manual_seed(1)
-    calm = take(sampler, loader, 11)
+    baseline = take(sampler, loader, 11)
     sampler, loader = build()
     first = take(sampler, loader, 5)
     save(tmp_path / "s", {"sampler": sampler})
     sampler, loader = build()
     load(tmp_path / "s", {"sampler": sampler})
-    assert first + take(sampler, loader, 6) == calm
+    assert first + take(sampler, loader, 6) == baseline
     drawn = torch.rand(2).tolist()
     torch.manual_seed(1)
     assert torch.rand(2).tolist() == drawn  # beginning to iterate drew nothing

@@ -268,9 +268,9 @@ with outlast.train({"net": net, "optimizer": optimizer}, 12, run_dir=sys.argv[1]
 @pytest.mark.timeout(300)
 def test_a_killed_training_whose_module_has_a_state_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(PROGRAM)
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    baseline, killed = tmp_path / "baseline", tmp_path / "killed"
     command = [sys.executable, "p.py", str(killed)]
-    done = programs.run(tmp_path, [*command[:2], str(calm)], PAUSE="0")
+    done = programs.run(tmp_path, [*command[:2], str(baseline)], PAUSE="0")
     assert done.returncode == 0, done.stderr
     for step in (2, 7):
         with programs.started(tmp_path, command, PAUSE="0.5") as process:
@@ -280,4 +280,4 @@ def test_a_killed_training_whose_module_has_a_state_of_its_own(tmp_path: Path) -
     done = programs.run(tmp_path, command, PAUSE="0")
     assert done.returncode == 0, done.stderr
     assert programs.head(killed)["term"] == 3
-    assert programs.result_of(killed) == programs.result_of(calm)
+    assert programs.result_of(killed) == programs.result_of(baseline)

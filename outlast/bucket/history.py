@@ -15,8 +15,8 @@ from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,
-    Beat,
     BootEnd,
+    Heartbeat,
     Last,
     Layout,
 )
@@ -37,7 +37,7 @@ class Attempt:
     term: int
     start: datetime
     end: datetime | None
-    """End of an attempt that ended; the last beat of one that was cut; None while it lives."""
+    """End of an attempt that ended; the last heartbeat if its VM was lost; None while it runs."""
     reason: Reason | None
     """None while it lives."""
     instance: str
@@ -47,7 +47,7 @@ class Attempt:
     step: int
     """Last step that its records tell of."""
     committed: int | None
-    """Step of the last checkpoint that its records tell of; None where it committed nothing."""
+    """Step of the last checkpoint that its records tell of; None if it committed nothing."""
     lost: int
     """Steps it did that the final lineage does not own: the next attempt does them again."""
     changed: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class History:
     """All that is recorded of one run."""
 
     head: Head
@@ -97,15 +97,16 @@ class Ledger:
     total: int | None
     """All steps of the run, as its trainer said; None until it did."""
     rows: tuple[dict[str, Any], ...]
-    """The last rows that the newest attempt's beat tells of, newest last."""
+    """The last rows that the newest attempt's heartbeat tells of, newest last."""
     phase: str = ""
-    """What the newest attempt's beat says that it does; empty before its first."""
+    """What the newest attempt's heartbeat says that it does; empty before its first."""
     rate: float | None = None
-    """Steps a second of the newest attempt, by its last beat; None where not measured."""
+    """Steps a second of the newest attempt, by its last heartbeat; None if not measured."""
     metrics: Mapping[str, Last] = field(default_factory=dict)
     """The last value of each metric: the newest attempt's that logged it."""
     part: str = ""
-    """The part of the run that the newest attempt's beat says it trains; empty without parts."""
+    """The part of the run that the newest attempt's heartbeat says it trains; empty without
+    parts."""
     before: int = 0
     """Steps of the parts before it."""
 
@@ -121,8 +122,8 @@ class Ledger:
     def goodput(self) -> float | None:
         """Kept step-seconds over wall seconds, from the first boot to the end; None while open.
 
-        An attempt's step-seconds are its seconds from start record to end (or last beat), kept in
-        the share of its steps that the final lineage owns (facts: ml-goodput's words).
+        An attempt's step-seconds are its seconds from start record to end (or last heartbeat), kept
+        in the share of its steps that the final lineage owns (facts: ml-goodput's words).
         """
         ends = [attempt.end for attempt in self.attempts if attempt.end]
         if self.head.state is State.OPEN or not ends or self.first_boot is None:
@@ -136,10 +137,10 @@ class Ledger:
         return kept / wall if wall > 0 else None
 
 
-def read(store: Store, layout: Layout) -> Ledger | None:
-    """The ledger of a run; None where the run has no HEAD yet.
+def read(store: Store, layout: Layout) -> History | None:
+    """The history of a run; None if the run has no HEAD yet.
 
-    Raises HeadError and StoreError as `read_head` does, ValueError where a record is damaged.
+    Raises HeadError and StoreError as `read_head` does, ValueError if a record is damaged.
     """
     try:
         head = read_head(store, layout).head
@@ -154,28 +155,30 @@ def read(store: Store, layout: Layout) -> Ledger | None:
             continue
         boots.add(item.path)
         first = item.updated if first is None else min(first, item.updated)
-    beats = [
-        found.record for term in sorted(records) if (found := records[term].get(Beat)) is not None
+    heartbeats = [
+        found.record
+        for term in sorted(records)
+        if (found := records[term].get(Heartbeat)) is not None
     ]
-    totals = [beat.total for beat in beats if beat.total]
-    live = beats and attempts and beats[-1].term == attempts[-1].term
-    return Ledger(
+    totals = [heartbeat.total for heartbeat in heartbeats if heartbeat.total]
+    live = heartbeats and attempts and heartbeats[-1].term == attempts[-1].term
+    return History(
         head,
         attempts,
         len(boots),
         first,
         totals[-1] if totals else None,
-        beats[-1].rows if live else (),
-        beats[-1].phase if live else "",
-        beats[-1].rate if live else None,
+        heartbeats[-1].rows if live else (),
+        heartbeats[-1].phase if live else "",
+        heartbeats[-1].rate if live else None,
         metrics.of_attempts(
             records[term][kind].record.metrics
             for term in sorted(records)
-            for kind in (Beat, AttemptEnd)
+            for kind in (Heartbeat, AttemptEnd)
             if kind in records[term]
         ),
-        beats[-1].part if live else "",
-        beats[-1].before if live else 0,
+        heartbeats[-1].part if live else "",
+        heartbeats[-1].before if live else 0,
     )
 
 
@@ -187,7 +190,7 @@ class Boot:
     start: datetime
     """When its record was written; server time."""
     reason: Reason | None
-    """How it ended where it never held the term; None elsewhere."""
+    """How it ended if it never held the term; None elsewhere."""
 
 
 def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
@@ -215,7 +218,7 @@ def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
 
 
 def read_end(store: Store, layout: Layout, term: int) -> AttemptEnd | None:
-    """The record of an attempt's end; None where it left none. Raises as `read` does."""
+    """The record of an attempt's end; None if it left none. Raises as `read` does."""
     try:
         return AttemptEnd.from_json(store.get(layout.attempt_end(term))[0])
     except NotFound:
@@ -234,10 +237,10 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
         start: AttemptStart = started.record
         changed = _changed(previous, start) if previous else ()
         previous = start
-        beaten, ended = records[term].get(Beat), records[term].get(AttemptEnd)
-        beat: Beat | None = beaten.record if beaten else None
+        heartbeat_found, ended = records[term].get(Heartbeat), records[term].get(AttemptEnd)
+        heartbeat: Heartbeat | None = heartbeat_found.record if heartbeat_found else None
         end: AttemptEnd | None = ended.record if ended else None
-        step = max(start.step, beat.step if beat else 0, end.step if end else 0)
+        step = max(start.step, heartbeat.step if heartbeat else 0, end.step if end else 0)
         if later:
             kept = records[later][AttemptStart].record.step
         elif head.state in (State.FAILED, State.STOPPED):  # what a resume would resume from
@@ -245,23 +248,23 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
         else:
             kept = step
         over = end is not None or later is not None or head.state is not State.OPEN
-        why, stderr = _failure(beat, end)
+        why, stderr = _failure(heartbeat, end)
         yield Attempt(
             term=term,
             start=started.updated,
-            end=(ended or beaten or started).updated if over else None,
-            # Nobody writes another attempt's end.
-            reason=end.reason if end else Reason.CUT if over else None,
+            end=(ended or heartbeat_found or started).updated if over else None,
+            # An attempt's end is written by that attempt only.
+            reason=end.reason if end else Reason.VM_LOST if over else None,
             instance=start.instance,
             zone=start.zone,
             from_step=start.step,
             step=max(step, kept),
-            committed=end.committed if end else beat.committed if beat else None,
+            committed=end.committed if end else heartbeat.committed if heartbeat else None,
             lost=max(0, step - kept),
             changed=changed,
             why=why,
             stderr=stderr,
-            warnings=beat.warnings if beat else (),
+            warnings=heartbeat.warnings if heartbeat else (),
             own_user=_own_user(start),
         )
 
@@ -272,12 +275,12 @@ def _own_user(start: AttemptStart) -> bool | None:
     return start.spec.get("has_own_user") is True
 
 
-def _failure(beat: Beat | None, end: AttemptEnd | None) -> tuple[str, tuple[str, ...]]:
-    """Why an attempt failed, and the last lines of its trainer; empty where it did not."""
+def _failure(heartbeat: Heartbeat | None, end: AttemptEnd | None) -> tuple[str, tuple[str, ...]]:
+    """Why an attempt failed, and the last lines of its trainer; empty if it did not."""
     if end is not None:
         return ("", ()) if end.reason in _NO_FAILURES else (end.message, end.stderr)
     # Its verdict is held back still, or its machine ended before it fell.
-    return (beat.failure, beat.stderr) if beat is not None else ("", ())
+    return (heartbeat.failure, heartbeat.stderr) if heartbeat is not None else ("", ())
 
 
 def _changed(before: AttemptStart, now: AttemptStart) -> tuple[str, ...]:

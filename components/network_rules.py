@@ -41,7 +41,7 @@ _STOCK_IMAGE = re.compile(
 
 
 @dataclass(frozen=True)
-class Reach:
+class NetworkRules:
     """A stack's network and who may come in."""
 
     network: str
@@ -49,7 +49,7 @@ class Reach:
     subnetwork: str
     """Empty for the network's own in the region."""
     external_ip: bool
-    """Whether each VM has an address of its own on the internet."""
+    """Whether each VM has its own address on the internet."""
     nat: bool
     """Whether VMs without such an address have a way out."""
     health: str
@@ -91,30 +91,30 @@ def is_stock(image: str) -> bool:
 
 def has_address(network: str, asked: str) -> bool:
     """Whether VMs have addresses of their own where `asked` (`true`, `false` or empty) leaves it
-    open: in the default network without them nobody reaches a bucket."""
+    open: in the default network, VMs without them cannot reach a bucket."""
     return asked == "true" if asked else network == DEFAULT
 
 
-def refusal(reach: Reach, needs: Sequence[str]) -> str | None:
+def refusal(rules: NetworkRules, needs: Sequence[str]) -> str | None:
     """Why this cannot be. `needs`: what of the run lies on the internet, in words."""
-    if reach.isolated and reach.subnetwork:
+    if rules.isolated and rules.subnetwork:
         return (
-            f"subnetwork {reach.subnetwork!r}: an isolated network has its own; leave it out, or"
+            f"subnetwork {rules.subnetwork!r}: an isolated network has its own; leave it out, or"
             " set network to the name of the network that it is in"
         )
-    if reach.isolated and reach.external_ip:
+    if rules.isolated and rules.external_ip:
         return (
             "externalIp true: an isolated network has no external addresses; leave it out, or set"
             " nat to true if the VM needs the internet"
         )
-    if reach.nat and reach.external_ip:
+    if rules.nat and rules.external_ip:
         return (
             "nat true: VMs with external addresses need none; leave it out, or set externalIp to"
             " false"
         )
-    if needs and not reach.internet:
+    if needs and not rules.internet:
         return (
-            f"network {reach.network!r}: its VMs have no external address and no NAT, they reach"
+            f"network {rules.network!r}: its VMs have no external address and no NAT, they reach"
             f" Google's APIs only, and {' and '.join(needs)} from the internet; set nat to true,"
             " or use an image with everything baked in"
         )
@@ -137,7 +137,7 @@ def health_refusal(mode: str, limit_sec: int, stall_sec: int) -> str | None:
     if mode == REPAIR and limit_sec < least:
         return (
             f"healthLimitSec {limit_sec}: with health repair must be at least {least}, which is"
-            f" limitStallMinutes and {REPAIR_MARGIN_SEC} s, or the group would replace a VM whose"
+            f" maxStallMinutes and {REPAIR_MARGIN_SEC} s, or the group would replace a VM whose"
             " supervisor is just restarting a stuck trainer; raise it, or leave it out"
         )
     return None

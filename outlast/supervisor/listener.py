@@ -15,9 +15,9 @@ from outlast.protocol import (
     Error,
     Fetch,
     Hello,
-    Listener,
     Message,
     ProtocolError,
+    ServerSocket,
     Tick,
     Warn,
     greet,
@@ -39,24 +39,24 @@ class Connected:
 
 @dataclass(frozen=True)
 class Asked:
-    """On a connection of its own; it is hung up once it was answered."""
+    """On a separate connection; it is hung up once it was answered."""
 
     channel: Channel
     request: Fetch
 
 
 @dataclass(frozen=True)
-class Said:
+class MessageReceived:
     channel: Channel
     message: Message
 
 
 @dataclass(frozen=True)
-class Hung:
+class Disconnected:
     channel: Channel
 
 
-class Door:
+class Listener:
     """Accepts trainers, for as long as the supervisor lives, for the attempt that listens."""
 
     def __init__(
@@ -67,12 +67,12 @@ class Door:
         self._mask = mask
         socket_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path = socket_path
-        self._listener = Listener(socket_path)
+        self._listener = ServerSocket(socket_path)
         if user is not None:
             user.give(socket_path)
         self._post: Post | None = None
         self._open = threading.Event()
-        threading.Thread(target=self._accept, name="door", daemon=True).start()
+        threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def listen(self, post: Post | None) -> None:
         """Hand connections and what they say to ``post``; None lets them wait outside."""
@@ -84,7 +84,7 @@ class Door:
 
     def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> bool:
         """Answer the next trainer's hello with ``answer`` and wait until it has gone; whether there
-        was one to be told."""
+        was one."""
         told = False
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.listen(inbox.put)
@@ -95,7 +95,7 @@ class Door:
                     case Connected(channel) | Asked(channel):
                         channel.send(answer)
                         told = True
-                    case Hung():
+                    case Disconnected():
                         return told
         return told
 
@@ -136,10 +136,10 @@ class Door:
             asks = isinstance(first, Fetch)
             post(Asked(channel, first) if asks else Connected(channel, first))
             for message in channel:
-                post(Said(channel, self._masked(message)))
+                post(MessageReceived(channel, self._masked(message)))
         except ProtocolError as error:
             with contextlib.suppress(Closed):
                 channel.send(Error(str(error), "protocol"))
         finally:
             channel.close()
-            post(Hung(channel))
+            post(Disconnected(channel))

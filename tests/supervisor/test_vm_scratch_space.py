@@ -22,7 +22,7 @@ def site(monkeypatch: pytest.MonkeyPatch, vm: Path) -> Site:
     monkeypatch.setattr(on_vm, "rooted", rooted)
     nothing: Any = None
     said: list[str] = []
-    life, notices = Life(None), Notices(SPEC.waits)
+    life, notices = Life(None), Notices(SPEC.timeouts)
     clock = MachineClock(notices)
     return on_vm._vm_site(SPEC, nothing, nothing, notices, vm, said.append, life, Mask(), clock)
 
@@ -43,8 +43,8 @@ def test_without_a_local_ssd_snapshots_go_to_memory_and_then_the_disk(
     left.mkdir(parents=True)
     found = site(monkeypatch, vm)
     assert found.work == vm / "dev/shm/outlast" and found.work.is_dir()
-    assert found.places == (vm / "var/lib/outlast/snapshots",)
-    assert found.places[0].is_dir() and not left.exists(), "an earlier supervisor's is gone"
+    assert found.scratch == (vm / "var/lib/outlast/snapshots",)
+    assert found.scratch[0].is_dir() and not left.exists(), "an earlier supervisor's is gone"
 
 
 def test_a_local_ssd_goes_before_the_disk_and_takes_the_data(
@@ -57,8 +57,8 @@ def test_a_local_ssd_goes_before_the_disk_and_takes_the_data(
         "/dev/sda1 / ext4 rw,relatime 0 0\n/dev/nvme0n1 /mnt/ssd ext4 rw,discard 0 0\n"
     )
     found = site(monkeypatch, vm)
-    assert found.places == (vm / "mnt/ssd/outlast", vm / "var/lib/outlast/snapshots")
-    assert all(place.is_dir() for place in found.places)
+    assert found.scratch == (vm / "mnt/ssd/outlast", vm / "var/lib/outlast/snapshots")
+    assert all(place.is_dir() for place in found.scratch)
 
 
 def test_a_machine_without_memory_to_write_into_uses_its_disk(

@@ -1,4 +1,4 @@
-"""Where snapshots are written, and what happens where there is no room."""
+"""Where snapshots are written, and what happens if there is no room."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlast.base import places
+from outlast.base import scratch_space
 from outlast.loop import DoesNotFit, saving, snapshot
 from outlast.protocol import Error, Stop
 from tests.loop.fake_supervisor import FakeSupervisor
@@ -22,7 +22,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
     rooms = {tmp_path / "memory": 10 * MB, tmp_path / "ssd": 50 * MB, tmp_path / "disk": 40 * MB}
     for folder in rooms:
         folder.mkdir()
-    monkeypatch.setattr(places, "room", lambda folder: rooms.get(folder, 0))
+    monkeypatch.setattr(scratch_space, "room", lambda folder: rooms.get(folder, 0))
     return rooms
 
 
@@ -31,26 +31,26 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
     [(0, "memory"), (5 * MB, "memory"), (5 * MB + 1, "ssd"), (25 * MB, "ssd"), (30 * MB, "ssd")],
 )
 def test_two_must_fit_or_it_is_the_roomiest(folders: dict[Path, int], size: int, name: str) -> None:
-    assert places.choose(list(folders), size).name == name
+    assert scratch_space.choose(list(folders), size).name == name
 
 
 def test_memory_has_no_more_room_than_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_disk = places.room(tmp_path)
+    on_disk = scratch_space.room(tmp_path)
     assert on_disk > 0
-    monkeypatch.setattr(places, "file_system_type", lambda folder: "tmpfs")
-    monkeypatch.setattr(places, "_available_memory", lambda: 7)
-    assert places.room(tmp_path) == 7
-    monkeypatch.setattr(places, "_available_memory", lambda: None)
-    assert places.room(tmp_path) > 7
+    monkeypatch.setattr(scratch_space, "file_system_type", lambda folder: "tmpfs")
+    monkeypatch.setattr(scratch_space, "_available_memory", lambda: 7)
+    assert scratch_space.room(tmp_path) == 7
+    monkeypatch.setattr(scratch_space, "_available_memory", lambda: None)
+    assert scratch_space.room(tmp_path) > 7
 
 
 def test_local_ssds_are_known_by_their_names(tmp_path: Path) -> None:
     def rooted(path: str) -> Path:
         return Path(f"{tmp_path}{path}")
 
-    assert places.local_ssds(rooted) == []
+    assert scratch_space.local_ssds(rooted) == []
     by_id = rooted("/dev/disk/by-id")
     by_id.mkdir(parents=True)
     rooted("/proc/self").mkdir(parents=True)
@@ -63,7 +63,7 @@ def test_local_ssds_are_known_by_their_names(tmp_path: Path) -> None:
         "/dev/nvme0n1 /mnt/read ext4 ro 0 0\n"
         "proc /proc proc rw 0 0\n"
     )
-    assert places.local_ssds(rooted) == [rooted("/mnt/fast disk")]
+    assert scratch_space.local_ssds(rooted) == [rooted("/mnt/fast disk")]
 
 
 def test_snapshots_go_where_two_of_them_fit(
@@ -74,8 +74,8 @@ def test_snapshots_go_where_two_of_them_fit(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    supervisor.places = [disk]
-    monkeypatch.setattr(places, "room", lambda folder: 10 * MB if folder == disk else 30)
+    supervisor.scratch = [disk]
+    monkeypatch.setattr(scratch_space, "room", lambda folder: 10 * MB if folder == disk else 30)
     walk()
     assert supervisor.gone.wait(60)
     assert {Path(taken.path).parent for taken, _ in supervisor.committed} == {disk}

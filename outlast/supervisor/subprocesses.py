@@ -22,7 +22,7 @@ STUCK_SEC = 1800.0
 LOOK_SEC = 5.0
 """Between two looks at its work."""
 IDLE_SHARE = 0.01
-"""Less of a processor than this is no work: a thread that waits wakes up now and then."""
+"""Less of a processor than this is not work: a thread that waits wakes up now and then."""
 
 
 class Stuck(Exception):

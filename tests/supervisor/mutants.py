@@ -1,6 +1,7 @@
-"""Planted twins: the same code with one safeguard taken away, in one place each.
+"""Planted mutants: the same code with one safeguard taken away, in one place each.
 
-A guarantee whose test stays green under its twin is not tested at all; test_twins.py has the table.
+A guarantee whose test stays green under its mutant is not tested at all; test_mutants.py has the
+table.
 """
 
 import contextlib
@@ -66,7 +67,7 @@ def commits_in_any_term(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swap_repeated_over_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused swap reads the generation anew and goes on."""
+    """A refused swap reads the generation again and continues."""
 
     def applied(head_file: HeadFile, wanted: Head, generation: int) -> bool:
         while True:
@@ -241,24 +242,27 @@ def term_taken_without_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lower_pair_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of an earlier resume or place takes the run."""
+    """A machine of an earlier resume or placement takes the run."""
 
     def pretend(look: Look, claim: Claim) -> Claim:
-        if isinstance(look, Head) and (claim.resume, claim.place) < (look.resume, look.place):
-            return replace(claim, resume=look.resume, place=look.place)
+        if isinstance(look, Head) and (claim.resume, claim.placement) < (
+            look.resume,
+            look.placement,
+        ):
+            return replace(claim, resume=look.resume, placement=look.placement)
         return claim
 
     def change(look: Look, claim: Claim, decision: Decision) -> Decision:
         if decision.act is not Act.TAKE or decision.head is None:
             return decision
-        head = replace(decision.head, resume=claim.resume, place=claim.place)
+        head = replace(decision.head, resume=claim.resume, placement=claim.placement)
         return replace(decision, head=head)
 
     _decide_otherwise(monkeypatch, pretend, change)
 
 
 def retry_without_membership(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused taking of the term is tried again by whoever was refused."""
+    """A machine that was refused the term tries again."""
     take_term = HeadFile.take_term
 
     def taking(head_file: HeadFile, claim: Claim, **named: Any) -> Decision:
@@ -278,7 +282,7 @@ def restore_without_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def silent_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no checkpoint can be read the run starts from scratch."""
+    """If no checkpoint can be read the run starts from scratch."""
     restore = Committer.restore
 
     def restoring(committer: Committer, into: Path) -> Restored | Fresh:
@@ -327,7 +331,7 @@ def failure_counted_after_the_retry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exit_0_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit 0 is the end of the run, also after a stop that the trainer was told of."""
+    """Exit 0 is the end of the run, also after a stop that was sent to the trainer."""
     judge = Attempt._judge
 
     def trusting(attempt: Attempt, link: Link, now: float) -> None:

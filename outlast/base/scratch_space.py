@@ -35,8 +35,8 @@ _MEMORY_TYPES = frozenset({"tmpfs", "ramfs"})
 def room(folder: Path) -> int:
     """Bytes that can be written below an existing folder.
 
-    In memory no more than the machine has left: a file system there may promise more, and whoever
-    takes it at its word is killed.
+    In memory no more than the machine has left: a file system there may promise more, and a process
+    that takes it at its word is killed.
     """
     free = shutil.disk_usage(folder).free
     if in_memory(folder):
@@ -73,7 +73,7 @@ def give_back(file: Path | PlainFile, until: int) -> None:
         fallocate(opened.fileno(), _PUNCH_HOLE | _KEEP_SIZE, 0, until)
 
 
-def told(folders: Sequence[Path]) -> str:
+def describe(folders: Sequence[Path]) -> str:
     """The folders with the room they have, for a message."""
     return ", ".join(f"{folder} has {room(folder)} bytes free" for folder in folders)
 
@@ -84,7 +84,7 @@ def in_memory(folder: Path) -> bool:
 
 
 def file_system_type(folder: Path) -> str | None:
-    """Type of the file system that holds the folder; None where the system does not tell."""
+    """Type of the file system that holds the folder; None if the system does not tell."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -126,7 +126,7 @@ def _unescaped(text: str) -> str:
 
 
 def _available_memory() -> int | None:
-    """Bytes that can be taken without swapping; None where the system does not tell."""
+    """Bytes that can be taken without swapping; None if the system does not tell."""
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
@@ -151,7 +151,7 @@ def cache_home(name: str, variable: str) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """The folder, made where it is not there, which only this user can enter; NotPrivate where it
+    """The folder, made if it is not there, which only this user can enter; NotPrivate where it
     is a link, another user's, or open to others: anybody can make one in a temporary folder."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

@@ -1,7 +1,7 @@
-"""Every property of a group has planted twins that its test finds.
+"""Every property of a group has planted mutants that its test finds.
 
-A twin is the model's own source with one safeguard taken away. A property that stays green under
-its twin holds nothing.
+A mutant is the model's own source with one safeguard taken away. A property that stays green under
+its mutant holds nothing.
 """
 
 import inspect
@@ -56,7 +56,7 @@ MOVING = properties.test_a_repaired_vm_changes_its_zone_only_where_it_may_and_mu
 
 
 @dataclass(frozen=True)
-class Twin:
+class Mutant:
     """A change of one text, there once, in the source of a function."""
 
     breaks: str
@@ -67,7 +67,7 @@ class Twin:
     check: Callable[[], object] = anything
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The function as the twin has it."""
+        """The function as the mutant has it."""
         original = inspect.getattr_static(self.owner, self.function)
         function: Any = original.fget if isinstance(original, property) else original
         source = textwrap.dedent(inspect.getsource(function))
@@ -77,8 +77,8 @@ class Twin:
         monkeypatch.setattr(self.owner, self.function, made[self.function])
 
 
-TWINS = (
-    Twin(
+MUTANTS = (
+    Mutant(
         "a roll has no more VMs than target and surge",
         manager.Manager,
         "_balance",
@@ -86,50 +86,50 @@ TWINS = (
         "True",
         ROLLING,
     ),
-    Twin(
+    Mutant(
         "a group has no more members than target and surge",
         manager.Manager,
         "_balance",
         "surge = 0\n",
         "surge = 1\n",
     ),
-    Twin(
+    Mutant(
         "members that are too many go",
         manager.Manager,
         "_balance",
         "for member in self._victims(group, group.staying - group.target_size - surge):",
         "for member in ():",
     ),
-    Twin(
-        "a new member's name is no VM's",
+    Mutant(
+        "a new member's name is not a VM's",
         manager.Manager,
         "new_name",
         "name in group.members or any(",
         "name in group.members or False and any(",
         NAMING,
     ),
-    Twin(
+    Mutant(
         "an old VM has gone before its successor comes",
         manager.Manager,
         "_advance",
         "if instance.live:\n            self._discard(instance)",
         "if False:\n            self._discard(instance)",
     ),
-    Twin(
-        "recreateInstances creates anew",
+    Mutant(
+        "recreateInstances recreates",
         manager.Manager,
         "_advance",
         "elif instance and member.replace:",
         "elif instance and member.replace and not instance.live:",
     ),
-    Twin(
+    Mutant(
         "size 0 stays 0",
         fleet.Fleet,
         "resize",
         "group.target_size = size",
         "group.target_size = max(1, size)",
     ),
-    Twin(
+    Mutant(
         "a VM is left alone in its initial delay",
         manager.Manager,
         "_judge",
@@ -137,7 +137,7 @@ TWINS = (
         "if False:",
         HEALING,
     ),
-    Twin(
+    Mutant(
         "a VM that is not well is healed after its initial delay",
         manager.Manager,
         "_judge",
@@ -145,7 +145,7 @@ TWINS = (
         "if False:",
         HEALING,
     ),
-    Twin(
+    Mutant(
         "a failed health check does what its own policy says",
         manager.Manager,
         "_judge",
@@ -153,7 +153,7 @@ TWINS = (
         "",
         HEALING,
     ),
-    Twin(
+    Mutant(
         "a roll keeps to maxUnavailable",
         manager.Manager,
         "_roll",
@@ -161,7 +161,7 @@ TWINS = (
         "if False:",
         ROLLING,
     ),
-    Twin(
+    Mutant(
         "a percentage of the target is rounded, not taken as a number",
         model,
         "calculated",
@@ -169,7 +169,7 @@ TWINS = (
         'int(size["percent"])',
         ROLLING,
     ),
-    Twin(
+    Mutant(
         "a roll keeps names where they are to be kept",
         manager.Manager,
         "update",
@@ -177,23 +177,23 @@ TWINS = (
         "if True:",
         ROLLING,
     ),
-    Twin(
-        "a repair changes the zone where it may",
+    Mutant(
+        "a repair changes the zone if it may",
         manager,
         "may_move",
         'return on_repair.get("allowChangingZone") == "YES"',
         "return False",
         MOVING,
     ),
-    Twin(
-        "a repair keeps the zone where it may not change it",
+    Mutant(
+        "a repair keeps the zone if it may not change it",
         manager,
         "may_move",
         'return on_repair.get("allowChangingZone") == "YES"',
         "return True",
         MOVING,
     ),
-    Twin(
+    Mutant(
         "EVEN is even",
         manager,
         "choose_zone",
@@ -201,7 +201,7 @@ TWINS = (
         'if group.shape == "EVEN":\n        return zones[0]',
         SPREADING,
     ),
-    Twin(
+    Mutant(
         "EVEN waits for room",
         manager,
         "choose_zone",
@@ -210,7 +210,7 @@ TWINS = (
         "        return next((zone for zone in by_count if has_room(zone, 1)), by_count[0])",
         SPREADING,
     ),
-    Twin(
+    Mutant(
         "BALANCED is as even as the room allows",
         manager,
         "choose_zone",
@@ -218,7 +218,7 @@ TWINS = (
         "zones",
         SPREADING,
     ),
-    Twin(
+    Mutant(
         "ANY takes what room there is",
         manager,
         "choose_zone",
@@ -226,7 +226,7 @@ TWINS = (
         'next((z for z in order if group.shape == "BALANCED" and has_room(z, 1)), order[0])',
         SPREADING,
     ),
-    Twin(
+    Mutant(
         "ANY_SINGLE_ZONE stays in one zone",
         manager,
         "choose_zone",
@@ -234,7 +234,7 @@ TWINS = (
         "if False:",
         SPREADING,
     ),
-    Twin(
+    Mutant(
         "a canary has no more VMs than it asks for",
         model.Group,
         "wanted",
@@ -242,7 +242,7 @@ TWINS = (
         "return [0 if size is None else self.target_size for size in sized]",
         ROLLING,
     ),
-    Twin(
+    Mutant(
         "a VM that comes is of the version that has too few",
         model.Group,
         "due",
@@ -250,7 +250,7 @@ TWINS = (
         "return own or self.main",
         ROLLING,
     ),
-    Twin(
+    Mutant(
         "of a version that has too many some get the other",
         model.Group,
         "compare",
@@ -258,28 +258,28 @@ TWINS = (
         "names",
         ROLLING,
     ),
-    Twin(
+    Mutant(
         "deleteInstances lowers the target",
         fleet.Fleet,
         "delete_members",
         "group.target_size -= 1",
         "pass",
     ),
-    Twin(
+    Mutant(
         "deleteInstances of a member that leaves lowers nothing",
         fleet.Fleet,
         "delete_members",
         "if not member.leaving:",
         "if True:",
     ),
-    Twin(
+    Mutant(
         "abandonInstances lowers the target",
         fleet.Fleet,
         "abandon_members",
         "group.target_size -= 1",
         "pass",
     ),
-    Twin(
+    Mutant(
         "only a call or a limit lowers the target",
         manager.Manager,
         "_repair",
@@ -287,7 +287,7 @@ TWINS = (
         'action = "DELETE" if not lowers else',
         LIMITING,
     ),
-    Twin(
+    Mutant(
         "VMs end at their limit",
         fleet.Fleet,
         "_look_at",
@@ -295,7 +295,7 @@ TWINS = (
         "instance.deadline is None",
         LIMITING,
     ),
-    Twin(
+    Mutant(
         "the limit of a VM begins when it runs",
         fleet.Fleet,
         "running",
@@ -303,21 +303,21 @@ TWINS = (
         "instance.started + 2 * limit_sec",
         LIMITING,
     ),
-    Twin(
+    Mutant(
         "a VM that has ended is recreated",
         manager.Manager,
         "_repair",
         "self._heal(group, member, action",
         "(lambda *args: None)(group, member, action",
     ),
-    Twin(
+    Mutant(
         "what is changed is kept",
         inventory.Inventory,
         "keep_member",
         'self.keep("members", "/".join((*group.key, member.name)))',
         "return",
     ),
-    Twin(
+    Mutant(
         "a VM that has stopped uses no room",
         fleet.Fleet,
         "_end",
@@ -328,11 +328,11 @@ TWINS = (
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.breaks.replace(" ", "-"))
-def test_a_twin_is_found(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    twin.plant(monkeypatch)
-    if twin.check is not anything:
-        own = getattr(twin.check, SETTINGS)
-        monkeypatch.setattr(twin.check, SETTINGS, settings(own, phases=[Phase.generate]))
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.breaks.replace(" ", "-"))
+def test_a_mutant_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    if mutant.check is not anything:
+        own = getattr(mutant.check, SETTINGS)
+        monkeypatch.setattr(mutant.check, SETTINGS, settings(own, phases=[Phase.generate]))
     with pytest.raises((AssertionError, LookupError, ModelError, Restless, ExceptionGroup)):
-        twin.check()
+        mutant.check()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.base.places import NotPrivate, cache_home, give_back
+from outlast.base.scratch_space import NotPrivate, cache_home, give_back
 
 
 def test_a_cache_is_where_the_user_says_or_in_the_home(

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from outlast.base.exits import State
 from outlast.base.visible import one_line, visible
+from outlast.bucket.history import Attempt
 from outlast.bucket.layout import Last
-from outlast.bucket.ledger import Attempt
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
 from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
@@ -219,7 +219,7 @@ def show_scenarios(listed: list[tuple[str, str]]) -> None:
 def show_status(status: Status) -> None:
     """One run: state, attempts, the last metrics."""
     console = Terminal()
-    book, wait = status.ledger, status.wait
+    book, wait = status.history, status.wait
     if book is None:
         what = _waited(wait) if wait else status.state
         _line(console, f"{status.experiment}: run {status.run} is {what}")

@@ -1,12 +1,12 @@
 """Process trees: found by their group, by descent and by a mark in their environment.
 
 A mark is a ``NAME=value`` that the first process of a tree was given: all that it starts inherit
-it, so a child in a session of its own, whose parent has gone, is found by it. Where the system has
+it, so a child in a separate session, whose parent has gone, is found by it. Where the system has
 no ``/proc`` only the group is.
 
-As a program (``python tree.py MARK``) it waits for the end of its stdin, which its starter holds
-open for as long as it lives, and then kills whatever carries the mark: so a tree does not outlive
-a starter that was killed. Standard library only.
+As a program (``python process_tree.py MARK``) it waits for the end of its stdin, which its starter
+holds open for as long as it lives, and then kills whatever carries the mark: so a tree does not
+outlive a starter that was killed. Standard library only.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def signal_tree(pid: int, mark: str, number: int, more: Iterable[int] = ()) -> N
     """Send a signal to the process group of ``pid``, to everybody else of its tree and to ``more``
     processes, once each."""
     others = (set(marked(mark)) | _descendants(pid) | set(more)) - {pid}
-    # Before the group is told: who reacts to it by ending would take his group along.
+    # Before the group is signalled: a process that ends on it would hide its group.
     with_group = {other for other in others if _group_of(other) == pid}
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
@@ -52,7 +52,7 @@ def signal_tree(pid: int, mark: str, number: int, more: Iterable[int] = ()) -> N
 
 
 def kill_tree(pid: int, mark: str) -> None:
-    """SIGKILL the process group of ``pid`` and whoever carries ``mark`` in its environment, until
+    """SIGKILL the process group of ``pid`` and all that carry ``mark`` in their environment, until
     none is left that could have started another meanwhile."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -60,7 +60,8 @@ def kill_tree(pid: int, mark: str) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL whoever carries ``mark``, for about a second: who waits for a disk dies later."""
+    """SIGKILL all that carry ``mark``, for about a second: a process that waits for a disk dies
+    later."""
     for _ in range(KILL_ROUNDS):
         left = marked(mark)
         if not left:

@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from outlast.base.console import Say
 from outlast.bucket.head import HeadError, HeadForbidden
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import Beat
+from outlast.bucket.layout import Heartbeat
 from outlast.bucket.store import StoreError
-from outlast.supervisor.door import Post
 from outlast.supervisor.latest import Latest
+from outlast.supervisor.listener import Post
 from outlast.supervisor.progress import Progress
 
 LAST_WORDS_SEC = 5.0
-"""For the beat that is under way when the pulse is closed."""
+"""For the heartbeat that is under way when the sender is closed."""
 
 
 @dataclass(frozen=True)
-class HeadSpoke:
+class HeadChanged:
     """HEAD says that this attempt is over."""
 
     error: HeadError
 
 
 @dataclass(frozen=True)
-class PulseBroke:
+class HeartbeatFailed:
     """No heartbeat comes any more, and nothing looks at HEAD."""
 
     error: Exception
 
 
-class Pulse:
+class HeartbeatSender:
     """Heartbeats, and a look at HEAD with each of them."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Pulse:
         progress: Progress,
         *,
         latest: Latest,
-        beat_sec: float,
+        heartbeat_sec: float,
         post: Post,
         say: Say,
     ) -> None:
@@ -50,14 +50,14 @@ class Pulse:
         self._term = term
         self._progress = progress
         self._latest = latest
-        self._beat_sec = beat_sec
+        self._interval_sec = heartbeat_sec
         self._post = post
         self._say = say
         self._closed = threading.Event()
         self._before = (time.monotonic(), progress.step)
-        self._beat_at: float | None = None
+        self._sent_at: float | None = None
         self._warned = 0
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def close(self, *, last_words: bool) -> None:
@@ -66,40 +66,40 @@ class Pulse:
         self._thread.join(LAST_WORDS_SEC)
         if last_words and not self._thread.is_alive():
             with contextlib.suppress(StoreError, OSError):
-                if self._beat_is_due():
-                    self._beat()
+                if self._is_due():
+                    self._send()
 
-    def _beat_is_due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether the last heartbeat lacks something that people should know."""
-        if self._beat_at is None or len(self._progress.warnings) > self._warned:
+        if self._sent_at is None or len(self._progress.warnings) > self._warned:
             return True
-        return time.monotonic() - self._beat_at >= 1.0
+        return time.monotonic() - self._sent_at >= 1.0
 
     def _run(self) -> None:
         while True:
             try:
-                # HEAD first: a fenced attempt does not beat any more.
+                # HEAD first: a fenced attempt sends no more heartbeats.
                 self._head_file.check(term=self._term)
-                self._beat()
+                self._send()
             except (HeadForbidden, StoreError, OSError) as error:
-                self._say(f"beat: {error}")
+                self._say(f"heartbeat: {error}")
             except HeadError as error:
-                self._post(HeadSpoke(error))
+                self._post(HeadChanged(error))
                 return
             except Exception as error:
-                self._post(PulseBroke(error))
+                self._post(HeartbeatFailed(error))
                 return
-            if self._closed.wait(self._beat_sec):
+            if self._closed.wait(self._interval_sec):
                 return
 
-    def _beat(self) -> None:
+    def _send(self) -> None:
         progress, store = self._progress, self._head_file.store
         now, step = time.monotonic(), progress.step
         before, step_before = self._before
         self._before = (now, step)
         rate = (step - step_before) / (now - before) if step > step_before else None
         self._latest.read()
-        beat = Beat(
+        heartbeat = Heartbeat(
             term=self._term,
             step=step,
             total=progress.total,
@@ -117,5 +117,5 @@ class Pulse:
             part=progress.part,
             before=progress.before,
         )
-        self._beat_at, self._warned = now, len(beat.warnings)
-        store.put(self._head_file.layout.beat(self._term), beat.to_json())
+        self._sent_at, self._warned = now, len(heartbeat.warnings)
+        store.put(self._head_file.layout.heartbeat(self._term), heartbeat.to_json())

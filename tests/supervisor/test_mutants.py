@@ -1,8 +1,8 @@
-"""Every guarantee has a planted twin that must turn its own test red.
+"""Every guarantee has a planted mutant that must turn its own test red.
 
-One row: the guarantee, the twin that takes it away, and the check of the test that holds it. The
-check is run under the twin and has to find a violation, which is printed; that it finds none
-without the twin is what the test itself shows, wherever it is.
+One row: the guarantee, the mutant that takes it away, and the check of the test that holds it. The
+check is run under the mutant and has to find a violation, which is printed; that it finds none
+without the mutant is what the test itself shows, wherever it is.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ from tests.bucket import test_commit, test_crash_points, test_head
 from tests.stores import START, FakeClock, prove_stale_writes_are_refused
 from tests.supervisor import machine as machine_module
 from tests.supervisor import (
+    mutants,
     scripted,
     test_attempt,
     test_group,
     test_protocol_machine,
-    twins,
 )
 from tests.supervisor.fake_cloud import fake_cloud
 from tests.supervisor.machine import Broken, play
@@ -49,18 +49,18 @@ Check = Callable[[Bench], Iterator[str]]
 @dataclass(frozen=True)
 class Row:
     guarantee: str
-    twin: twins.Plant
+    mutant: mutants.Plant
     test: str
     """The test that holds the guarantee."""
     check: Check
 
     def __str__(self) -> str:
-        return f"{self.twin.__name__.replace('_', ' ')}"
+        return f"{self.mutant.__name__.replace('_', ' ')}"
 
 
 def machine(
     guarantee: str,
-    twin: twins.Plant,
+    mutant: mutants.Plant,
     trouble: str,
     *,
     harmless: bool = True,
@@ -68,7 +68,7 @@ def machine(
 ) -> Row:
     """Held by the stepped machines with one kind of trouble at each moment.
 
-    `harmless`: nothing is seen of the twin before something goes wrong. `paged`: in a run whose
+    `harmless`: nothing is seen of the mutant before something goes wrong. `paged`: in a run whose
     HEAD has its old entries in pages.
     """
 
@@ -83,20 +83,20 @@ def machine(
 
     name = test_protocol_machine.test_the_protocol_holds_with_trouble_at_each_moment.__name__
     where = "in pages" if paged else "in HEAD"
-    return Row(guarantee, twin, f"{name}[{trouble}-{where}]", check)
+    return Row(guarantee, mutant, f"{name}[{trouble}-{where}]", check)
 
 
-def crash_point(guarantee: str, twin: twins.Plant, how: How) -> Row:
+def crash_point(guarantee: str, mutant: mutants.Plant, how: How) -> Row:
     """Held by the scripted run, disturbed at every operation."""
 
     def check(bench: Bench) -> Iterator[str]:
         undisturbed, _ = scripted.play(None, -1)
-        assert scripted.violations(undisturbed) == [], "the twin is harmless alone"
+        assert scripted.violations(undisturbed) == [], "the mutant is harmless alone"
         for found in test_crash_points.disturbed(how):
             yield from found
 
     name = test_crash_points.test_guarantees_hold_at_every_operation.__name__
-    return Row(guarantee, twin, f"{name}[in HEAD-{how.value}]", check)
+    return Row(guarantee, mutant, f"{name}[in HEAD-{how.value}]", check)
 
 
 def retaken(bench: Bench) -> Iterator[str]:
@@ -158,109 +158,109 @@ def _failure(test: Callable[[], None]) -> Iterator[str]:
 TABLE = [
     machine(
         "a write names the generation that it replaces",
-        twins.precondition_removed,
+        mutants.precondition_removed,
         "frozen while a successor finishes",
         harmless=False,
     ),
-    crash_point("a late request is refused", twins.precondition_removed, How.REPLAYED),
-    machine("a writer knows its own write again", twins.nonce_ignored, "answer lost"),
-    crash_point("and again after a late one", twins.nonce_ignored, How.DELAYED),
-    crash_point("and nobody else's", twins.any_nonce_taken_for_own, How.FROZEN),
+    crash_point("a late request is refused", mutants.precondition_removed, How.REPLAYED),
+    machine("a writer knows its own write again", mutants.nonce_ignored, "answer lost"),
+    crash_point("and again after a late one", mutants.nonce_ignored, How.DELAYED),
+    crash_point("and no other writer's", mutants.any_nonce_taken_for_own, How.FROZEN),
     Row(
         "an attempt's commits end with its term",
-        twins.commits_in_any_term,
+        mutants.commits_in_any_term,
         test_crash_points.test_guarantees_hold_when_the_process_of_an_old_attempt_takes_the_run_again.__name__,
         retaken,
     ),
     machine(
         "a refused swap is not repeated",
-        twins.swap_repeated_over_whatever_is_there,
+        mutants.swap_repeated_over_whatever_is_there,
         "frozen while a successor finishes",
     ),
     machine(
         "a manifest names what is there",
-        twins.manifest_before_objects,
+        mutants.manifest_before_objects,
         "answer lost",
         harmless=False,
     ),
-    machine("rows come before the commit", twins.rows_after_head, "answer lost", harmless=False),
+    machine("rows come before the commit", mutants.rows_after_head, "answer lost", harmless=False),
     machine(
         "retention deletes what a swap has dropped",
-        twins.retention_before_the_swap,
+        mutants.retention_before_the_swap,
         "answer lost",
         harmless=False,
     ),
     machine(
         "the sweep takes lower terms only",
-        twins.sweep_of_equal_terms,
+        mutants.sweep_of_equal_terms,
         "answer lost",
         harmless=False,
     ),
     machine(
         "what goes to a page is not dropped",
-        twins.folded_is_dropped,
+        mutants.folded_is_dropped,
         "answer lost",
         harmless=False,
         paged=True,
     ),
-    machine("the sweep knows the pages", twins.sweep_without_pages, "cut", paged=True),
+    machine("the sweep knows the pages", mutants.sweep_without_pages, "cut", paged=True),
     machine(
         "a page is there before HEAD names it",
-        twins.page_is_not_there,
+        mutants.page_is_not_there,
         "answer lost",
         harmless=False,
         paged=True,
     ),
     machine(
         "a fenced attempt deletes nothing",
-        twins.failed_commit_cleans_up,
+        mutants.failed_commit_cleans_up,
         "frozen while a successor finishes",
     ),
-    machine("each attempt has a term of its own", twins.term_taken_without_one_more, "overtaken"),
+    machine("each attempt has its own term", mutants.term_taken_without_one_more, "overtaken"),
     machine(
-        "(resume, place) never falls",
-        twins.lower_pair_accepted,
-        "late boot of an earlier place",
+        "(resume, placement) never falls",
+        mutants.lower_pair_accepted,
+        "late boot of an earlier placement",
     ),
     Row(
         "who lost its group takes no term",
-        twins.retry_without_membership,
+        mutants.retry_without_membership,
         test_head.test_before_a_retry_membership_is_asked.__name__,
         membership,
     ),
-    machine("bytes are hashed before they are used", twins.restore_without_hash, "bit flipped"),
+    machine("bytes are hashed before they are used", mutants.restore_without_hash, "bit flipped"),
     Row(
         "nothing starts from scratch in silence",
-        twins.silent_restart,
+        mutants.silent_restart,
         test_commit.test_all_damaged_is_an_error_and_no_restart.__name__,
         all_damaged,
     ),
     Row(
         "a copy has the bytes that it was made for",
-        twins.copies_trusted,
+        mutants.copies_trusted,
         test_commit.test_what_is_damaged_is_not_copied.__name__,
         damaged_source,
     ),
-    machine("a run ends once a resume", twins.end_overwritten, "stopped by the operator"),
+    machine("a run ends once a resume", mutants.end_overwritten, "stopped by the operator"),
     machine(
         "a failure is counted before its retry",
-        twins.failure_counted_after_the_retry,
+        mutants.failure_counted_after_the_retry,
         "trainer fails",
     ),
     Row(
-        "exit 0 after a signal is no completion",
-        twins.exit_0_trusted,
+        "exit 0 after a signal is not a completion",
+        mutants.exit_0_trusted,
         test_attempt.test_exit_0_after_a_stop_is_not_completion.__name__,
         exit_0,
     ),
     machine(
         "a machine leaves by its instance id",
-        twins.leaving_by_name,
-        "late boot of an earlier place",
+        mutants.leaving_by_name,
+        "late boot of an earlier placement",
     ),
     Row(
         "a namesake is another machine",
-        twins.leaving_by_name,
+        mutants.leaving_by_name,
         test_group.test_a_namesake_with_another_id_is_another_machine.__name__,
         namesake,
     ),
@@ -273,21 +273,21 @@ def fencing() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row}: {row.test}")
-def test_a_planted_twin_turns_the_test_of_its_guarantee_red(
+def test_a_planted_mutant_turns_the_test_of_its_guarantee_red(
     row: Row, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    row.twin(monkeypatch)
+    row.mutant(monkeypatch)
     violation = next(row.check(Bench(monkeypatch, tmp_path)), None)
-    assert violation is not None, f"{row.twin.__name__}: {row.test} stays green under it"
+    assert violation is not None, f"{row.mutant.__name__}: {row.test} stays green under it"
     print(f"{row.guarantee}; {row}; {row.test}: {violation}")
 
 
-def test_every_twin_is_in_the_table() -> None:
+def test_every_mutant_is_in_the_table() -> None:
     planted = {
         name
-        for name, plant in vars(twins).items()
+        for name, plant in vars(mutants).items()
         if callable(plant)
-        and getattr(plant, "__module__", "") == twins.__name__
+        and getattr(plant, "__module__", "") == mutants.__name__
         and not name.startswith("_")
     }
-    assert planted == {row.twin.__name__ for row in TABLE}
+    assert planted == {row.mutant.__name__ for row in TABLE}

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket import ledger
+from outlast.bucket import history
 from outlast.bucket.head import Checkpoint, End, Head, Lineage
 from outlast.bucket.layout import AttemptEnd, Layout
 from outlast.bucket.store import MemoryStore
-from tests.cli.records import beat_record, start_record
+from tests.cli.records import heartbeat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")
@@ -24,7 +24,7 @@ def head(term: int, state: State = State.OPEN) -> Head:
     return Head(
         owner="o/p/s",
         resume=0,
-        place=0,
+        placement=0,
         term=term,
         state=state,
         end=end,
@@ -33,7 +33,7 @@ def head(term: int, state: State = State.OPEN) -> Head:
         chain=(Checkpoint(LAYOUT.snapshot(1, 10, "a"), 1, "b3" * 32, 1, 10, ()),),
         lineage=(Lineage(1, 0),),
         failures=0,
-        barren=0,
+        no_progress=0,
         data=None,
         nonce="n",
     )
@@ -46,11 +46,11 @@ def put_start(store: MemoryStore, term: int, seconds: float, step: int) -> None:
     store.put(LAYOUT.attempt_start(term), record.to_json())
 
 
-def put_beat(store: MemoryStore, term: int, seconds: float, step: int) -> None:
+def put_heartbeat(store: MemoryStore, term: int, seconds: float, step: int) -> None:
     NOW.seconds = seconds
     row = {"step": step, "loss": 0.5}
-    record = beat_record(term, step, at(seconds + 500), total=100, row=row)
-    store.put(LAYOUT.beat(term), record.to_json())
+    record = heartbeat_record(term, step, at(seconds + 500), total=100, row=row)
+    store.put(LAYOUT.heartbeat(term), record.to_json())
 
 
 def put_end(store: MemoryStore, term: int, seconds: float, step: int, reason: Reason) -> None:
@@ -88,27 +88,29 @@ def store() -> MemoryStore:
     return MemoryStore(clock=NOW)
 
 
-def test_a_run_that_no_vm_has_taken_has_no_ledger(store):
-    assert ledger.read(store, LAYOUT) is None
+def test_a_run_that_no_vm_has_taken_has_no_history(store):
+    assert history.read(store, LAYOUT) is None
 
 
 def test_a_term_that_was_taken_and_has_no_start_record_yet_is_no_attempt_yet(store):
     store.put(LAYOUT.head, head(1).to_json())
-    book = ledger.read(store, LAYOUT)
+    book = history.read(store, LAYOUT)
     assert book is not None
     assert (book.attempts, book.step, book.total, book.rows) == ((), 0, None, ())
 
 
-def test_an_attempt_without_an_end_reads_as_cut_at_its_last_beat_and_its_lost_steps_count(store):
+def test_an_attempt_without_an_end_reads_as_lost_at_its_last_heartbeat_and_its_lost_steps_count(
+    store,
+):
     put_start(store, 1, 10, 0)
-    put_beat(store, 1, 40, 30)
+    put_heartbeat(store, 1, 40, 30)
     put_start(store, 2, 60, 25)
-    put_beat(store, 2, 61, 26)
+    put_heartbeat(store, 2, 61, 26)
     store.put(LAYOUT.head, head(2).to_json())
-    book = ledger.read(store, LAYOUT)
+    book = history.read(store, LAYOUT)
     assert book is not None
     first, second = book.attempts
-    assert (first.reason, first.end, first.step, first.lost) == (Reason.CUT, at(40), 30, 5)
+    assert (first.reason, first.end, first.step, first.lost) == (Reason.VM_LOST, at(40), 30, 5)
     assert (second.reason, second.end, second.from_step, second.lost) == (None, None, 25, 0)
     assert book.total == 100
     assert book.rows == ({"step": 26, "loss": 0.5},)
@@ -117,11 +119,11 @@ def test_an_attempt_without_an_end_reads_as_cut_at_its_last_beat_and_its_lost_st
 
 def test_an_attempt_that_ended_with_a_notice_lost_nothing(store):
     put_start(store, 1, 10, 0)
-    put_beat(store, 1, 39, 28)
+    put_heartbeat(store, 1, 39, 28)
     put_end(store, 1, 40, 30, Reason.PREEMPTED)
     put_start(store, 2, 60, 30)
     store.put(LAYOUT.head, head(2).to_json())
-    book = ledger.read(store, LAYOUT)
+    book = history.read(store, LAYOUT)
     assert book is not None
     assert (book.attempts[0].reason, book.attempts[0].lost) == (Reason.PREEMPTED, 0)
 
@@ -134,7 +136,7 @@ def test_the_last_attempt_lost_what_a_resume_would_do_again(store, state, lost):
     put_start(store, 1, 0, 0)
     put_end(store, 1, 40, 30, Reason.STOPPED)
     store.put(LAYOUT.head, head(1, state).to_json())
-    book = ledger.read(store, LAYOUT)
+    book = history.read(store, LAYOUT)
     assert book is not None
     (last,) = book.attempts
     assert (last.step, last.lost) == (30, lost)
@@ -147,7 +149,7 @@ def test_goodput_is_kept_step_seconds_over_the_time_from_first_boot_to_end(store
     put_start(store, 2, 60, 30)
     put_end(store, 2, 100, 100, Reason.DONE)
     store.put(LAYOUT.head, head(2, State.DONE).to_json())
-    book = ledger.read(store, LAYOUT)
+    book = history.read(store, LAYOUT)
     assert book is not None
     assert book.steps_lost == 10
     assert book.goodput() == pytest.approx((40 * 30 / 40 + 40) / 100)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from outlast.components import reach
-from outlast.components.reach import Reach
+from outlast.components import network_rules
+from outlast.components.network_rules import NetworkRules
 from outlast.spec import foundation
 
 OPEN = {
@@ -18,8 +18,8 @@ OPEN = {
 ISOLATED = {"network": "isolated", "external_ip": False}
 
 
-def reached(**changes) -> Reach:
-    return Reach(**{**OPEN, **changes})
+def reached(**changes) -> NetworkRules:
+    return NetworkRules(**{**OPEN, **changes})
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def reached(**changes) -> Reach:
     ],
 )
 def test_accepted(changes, needs):
-    assert reach.refusal(reached(**changes), needs) is None
+    assert network_rules.refusal(reached(**changes), needs) is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_accepted(changes, needs):
     ],
 )
 def test_refused(changes, needs, said):
-    assert said in (reach.refusal(reached(**changes), needs) or "")
+    assert said in (network_rules.refusal(reached(**changes), needs) or "")
 
 
 @pytest.mark.parametrize(
@@ -64,23 +64,30 @@ def test_refused(changes, needs, said):
     ],
 )
 def test_stock_images(image, stock):
-    assert reach.is_stock(image) is stock
+    assert network_rules.is_stock(image) is stock
 
 
 def test_only_the_default_network_gives_addresses_unasked():
-    asked = [(network, reach.has_address(network, "")) for network in ("default", "isolated", "x")]
+    asked = [
+        (network, network_rules.has_address(network, ""))
+        for network in ("default", "isolated", "x")
+    ]
     assert asked == [("default", True), ("isolated", False), ("x", False)]
-    assert reach.has_address("x", "true") and not reach.has_address("default", "false")
+    assert network_rules.has_address("x", "true") and not network_rules.has_address(
+        "default", "false"
+    )
 
 
 def test_a_vm_is_shown_before_its_supervisor_acts_and_replaced_only_after():
     stall_sec = 1800
-    assert reach.health_limit_sec("observe", stall_sec) < stall_sec
-    repaired = reach.health_limit_sec("repair", stall_sec)
-    assert repaired == stall_sec + reach.REPAIR_MARGIN_SEC
-    assert reach.health_refusal("repair", repaired, stall_sec) is None
-    assert "must be at least 2400" in (reach.health_refusal("repair", 2399, stall_sec) or "")
-    assert reach.health_refusal("observe", 5, stall_sec) is None
+    assert network_rules.health_limit_sec("observe", stall_sec) < stall_sec
+    repaired = network_rules.health_limit_sec("repair", stall_sec)
+    assert repaired == stall_sec + network_rules.REPAIR_MARGIN_SEC
+    assert network_rules.health_refusal("repair", repaired, stall_sec) is None
+    assert "must be at least 2400" in (
+        network_rules.health_refusal("repair", 2399, stall_sec) or ""
+    )
+    assert network_rules.health_refusal("observe", 5, stall_sec) is None
 
 
 # -- Foundation
