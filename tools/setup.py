@@ -308,7 +308,7 @@ def _installed_uv(pip: Sequence[str], lock: Path, say: Progress) -> list[str]:
 
 
 def _uv_environment(pip: Sequence[str]) -> dict[str, str]:
-    """This environment, with the package index that pip is told to use."""
+    """This environment, with the package index that pip uses."""
     found = dict(os.environ)
     found["VIRTUAL_ENV"] = str(ROOT / ".venv")
     names = {"UV_DEFAULT_INDEX": "index-url", "UV_INDEX": "extra-index-url"}

@@ -518,7 +518,7 @@ class Interrupted:
 
 
 def test_an_error_from_outside_is_not_one_of_the_state() -> None:
-    """The state is sound: what ends the run is a failure of its own, which may be retried."""
+    """The state is sound: what ends the run is another failure, which may be retried."""
     places: list[dict[str, Any]] = [{"x": Interrupted(1)}, {"x": {"in": [Interrupted(1)]}}]
     for values in places:
         with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid 9\)"):

@@ -141,3 +141,14 @@ def test_every_reason_that_is_recorded_is_explained() -> None:
     assert len(recorded) > 20
     for reason in recorded:
         assert reason.value in shown, f"docs/troubleshooting.md does not explain {reason}"
+
+
+def test_every_row_of_a_table_of_attempts_has_a_reason_of_today() -> None:
+    rows = [
+        (page, re.split(r" {2,}", line.strip()))
+        for page, line in shown()
+        if re.match(r"\d+ +\d\d:\d\d:\d\d {2}", line)
+    ]
+    assert len(rows) > 8
+    for page, row in rows:
+        assert {"running", *Reason} & {*row}, f"{page}: {row}"
