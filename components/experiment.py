@@ -1,8 +1,6 @@
 """One experiment: one run on one VM, with all that it needs in the cloud."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self, cast
 
 import pulumi
 
@@ -48,7 +46,7 @@ class Experiment(pulumi.ComponentResource):
     def __init__(
         self,
         name: str,
-        args: ExperimentArgs | Settings,
+        args: ExperimentArgs,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         """`args`: settings by their names in Python (`machine_type`), as plain values; each that is
@@ -56,7 +54,8 @@ class Experiment(pulumi.ComponentResource):
         are the stack's `gcp:` settings. Raises SettingsError, also for a second experiment in one
         stack.
         """
-        config = args if isinstance(args, Settings) else settings.of_args(args)
+        given: Any = args  # `of` gives Settings
+        config = given if isinstance(given, Settings) else settings.of_args(args)
         shared.refuse_second("Experiment", name)
         found = settings.look_up(config)
         code = settings.bundle(config)
@@ -80,9 +79,14 @@ class Experiment(pulumi.ComponentResource):
         )
 
     @classmethod
-    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Experiment:
+    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Self:
         """The experiment that the stack's `outlast:` settings describe. Raises SettingsError."""
-        return cls(name, settings.load(), opts)
+        return cls.of(name, settings.load(), opts)
+
+    @classmethod
+    def of(cls, name: str, config: Settings, opts: pulumi.ResourceOptions | None = None) -> Self:
+        """The experiment of settings that are loaded already. Raises SettingsError."""
+        return cls(name, cast(ExperimentArgs, config), opts)
 
     def export(self) -> None:
         """Makes its outputs the stack's, as the `outlast` command reads them."""

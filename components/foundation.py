@@ -1,8 +1,6 @@
 """A foundation: what several experiments share, without a run."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self, cast
 
 import pulumi
 
@@ -32,16 +30,17 @@ class Foundation(pulumi.ComponentResource):
     def __init__(
         self,
         name: str,
-        args: ExperimentArgs | Settings,
+        args: ExperimentArgs,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         """`args` as Experiment has them, without those of a run. Raises SettingsError."""
-        if not isinstance(args, Settings):
-            args = settings.of_args({**args, "part": "foundation"})
+        config: Any = args  # `of` gives Settings
+        if not isinstance(config, Settings):
+            config = settings.of_args({**args, "part": "foundation"})
         shared.refuse_second("Foundation", name)
-        found = settings.look_up(args)
+        found = settings.look_up(config)
         super().__init__("outlast:index:Foundation", name, {}, opts)
-        base = shared.declare(args, found, pulumi.ResourceOptions(parent=self))
+        base = shared.declare(config, found, pulumi.ResourceOptions(parent=self))
         self.outputs: dict[str, Any] = {
             **_declare(self, base), "bucketLocation": found.location}  # fmt: skip
         self.bucket = pulumi.Output.from_input(base.bucket)
@@ -52,9 +51,14 @@ class Foundation(pulumi.ComponentResource):
         )
 
     @classmethod
-    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Foundation:
+    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Self:
         """The foundation that the stack's `outlast:` settings describe. Raises SettingsError."""
-        return cls(name, settings.load(), opts)
+        return cls.of(name, settings.load(), opts)
+
+    @classmethod
+    def of(cls, name: str, config: Settings, opts: pulumi.ResourceOptions | None = None) -> Self:
+        """The foundation of settings that are loaded already. Raises SettingsError."""
+        return cls(name, cast(ExperimentArgs, config), opts)
 
     def export(self) -> None:
         """Makes its outputs the stack's, as experiments and the `outlast` command read them."""

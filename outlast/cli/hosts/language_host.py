@@ -94,8 +94,14 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
         return language_pb2.RunResponse.FromString(data[1:])
 
     def RunPlugin(self, request, context):
-        """Runs a policy pack, and tells the engine what it prints until it ends."""
-        if request.kind != "analyzer":
+        """Runs a policy pack or a package of components, and tells the engine what it prints until
+        it ends."""
+        folder = request.info.program_directory
+        if request.kind == "analyzer":
+            words = ["-m", "pulumi.policy", *request.args, folder]
+        elif request.kind == "resource":
+            words = [folder, *request.args]
+        else:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"plugins of kind {request.kind!r}")
         try:
             python = interpreter(request)
@@ -103,7 +109,7 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         environment = dict(line.split("=", 1) for line in request.env)
         process = subprocess.Popen(
-            [python, "-u", "-m", "pulumi.policy", *request.args, request.info.program_directory],
+            [python, "-u", *words],
             cwd=request.pwd or None,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
