@@ -1,0 +1,15 @@
+"""The program: one stack is one experiment, or the foundation of several."""
+
+import gc
+
+gc.disable()  # loads Pulumi's ten thousand classes quicker; this process ends with its run
+
+from outlast import settings  # noqa: E402 - after gc.disable
+from outlast.components.experiment import Experiment  # noqa: E402
+from outlast.components.foundation import Foundation  # noqa: E402
+
+config = settings.load()
+if config.part == "foundation":
+    Foundation.of("foundation", config).export()
+else:
+    Experiment.of("experiment", config).export()

@@ -17,6 +17,15 @@ from outlast.components.network import Network
 from outlast.components.vm_identity import VmIdentity
 from outlast.settings import Code, FoundBucket, Settings, SettingsError
 
+
+class _Process:
+    """Stands for the one program that a process serves."""
+
+
+_PROCESS = _Process()
+one_program_a_process = False
+"""Whether all components of this process belong to one program, as in a package of components.
+Otherwise each run of a program has its own resource monitor."""
 _declared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """What each running program has declared. One process can run several: inline programs, tests."""
 
@@ -24,7 +33,7 @@ _declared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def refuse_second(kind: str, name: str) -> None:
     """Raises SettingsError if this program has declared an experiment or a foundation already: the
     stack's run, its group and its outputs have one owner."""
-    program = pulumi.runtime.settings.get_monitor()  # each run of a program has its own
+    program = _PROCESS if one_program_a_process else pulumi.runtime.settings.get_monitor()
     if first := _declared.get(program):
         raise SettingsError(
             f"{kind} {name!r}: {first} is declared already, and a stack has one experiment or one"
