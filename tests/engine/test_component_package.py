@@ -1,0 +1,93 @@
+"""The components as a Pulumi package: their schema, and a program in YAML that uses them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from outlast.base.folders import PACKAGE
+from outlast.cli import cloud as clouds
+from outlast.settings import keys
+from tests.engine.conftest import Project
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+PLUGIN = PACKAGE.parent / "components"
+YAML_HOST = "pulumi-language-yaml"
+
+
+def schema(project: Project) -> dict:
+    text = project.pulumi("package", "get-schema", str(PLUGIN))
+    return json.loads(text[text.index("{") :])
+
+
+def test_the_schema_lists_every_setting_with_its_description(throwaway: Project) -> None:
+    found = schema(throwaway)
+    assert found["name"] == "outlast"
+    assert set(found["resources"]) == {"outlast:index:Experiment", "outlast:index:Foundation"}
+    for name, resource in found["resources"].items():
+        assert resource["description"], name
+        assert all(one["description"] for one in resource["properties"].values()), name
+        inputs = resource["inputProperties"]
+        assert set(inputs) == set(keys.declared())
+        for key, entry in keys.declared().items():
+            said = " ".join(inputs[key]["description"].split())
+            assert said.startswith(" ".join(entry["description"].split())), key
+            assert "plain" in inputs[key], key
+        assert not resource.get("requiredInputs")
+
+
+def of_yaml(project: Project, **experiments: dict) -> None:
+    """Makes the project's program one in YAML."""
+    program = {
+        "name": "throwaway",
+        "runtime": "yaml",
+        "config": {
+            "gcp:project": {"value": clouds.PROJECT},
+            "gcp:zone": {"value": "europe-west4-a"},
+        },
+        "packages": {"outlast": str(PLUGIN)},
+        "resources": {
+            name: {"type": "outlast:Experiment", "properties": args}
+            for name, args in experiments.items()
+        },
+        "outputs": {"group": "${first.group}", "runPath": "${first.runPath}"},
+    }
+    (project.folder / "__main__.py").unlink()
+    (project.folder / "Pulumi.yaml").write_text(yaml.safe_dump(program, sort_keys=False))
+
+
+needs_yaml_host = pytest.mark.skipif(
+    shutil.which(YAML_HOST) is None,
+    reason=f"{YAML_HOST} is not on PATH; docs/start.md says how to build it",
+)
+ARGS = {
+    "experiment": "yaml",
+    "trainer": "dummy",
+    "args": {"epochs": 1},
+    "image": "projects/outlast-rehearsal/global/images/family/outlast",
+    "machineType": "n2-standard-2",
+    "noticeSec": 3,
+    "stopSec": 2,
+}
+
+
+@needs_yaml_host
+def test_a_program_in_yaml_creates_an_experiment(throwaway: Project) -> None:
+    of_yaml(throwaway, first=ARGS)
+    throwaway.pulumi("up", "--yes")
+    outputs = json.loads(throwaway.pulumi("stack", "output", "--json"))
+    assert outputs["runPath"].startswith("experiments/yaml/")
+    groups = throwaway.cloud.audit()["groups"]
+    assert [name for name in groups if outputs["group"] in name]
+    throwaway.pulumi("destroy", "--yes")
+
+
+@needs_yaml_host
+def test_two_experiments_in_yaml_are_refused(throwaway: Project) -> None:
+    of_yaml(throwaway, first=ARGS, second={**ARGS, "experiment": "other"})
+    said = throwaway.pulumi("preview", fails=True)
+    assert "is declared already, and a stack has one experiment" in said
+    assert Path(throwaway.folder / "Pulumi.yaml").exists()
