@@ -35,7 +35,8 @@ def is_installed(home: str, name: str) -> bool:
         return True
     framework = name.partition(":")[0]
     needed = {"jax": ("jax", "flax", "optax"), "keras": ("keras", "torch")}
-    return all(map(importlib.util.find_spec, needed.get(framework, (framework,))))
+    more = ("pandas",) if "DataFrame" in name else ()
+    return all(map(importlib.util.find_spec, (*needed.get(framework, (framework,)), *more)))
 
 
 def outcome(call: Callable[[], None]) -> str:
