@@ -126,8 +126,8 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             (
                 Edit(
                     "outlast/bucket/boot.py",
-                    "taken = replace(head, placement=claim.placement, term=head.term + 1, ",
-                    "taken = replace(head, failures=head.failures + 1, placement=claim.placement, "
+                    "head, placement=claim.placement, term=head.term + 1, ",
+                    "head, failures=head.failures + 1, placement=claim.placement, "
                     "term=head.term + 1, ",
                 ),
             ),
@@ -200,7 +200,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             (
                 Edit(
                     "outlast/supervisor/attempt.py",
-                    "self._verdict_at = now + self.spec.timeouts.verdict\n",
+                    "self._verdict_at = now + self.spec.timeouts.failure_grace\n",
                     "self._verdict_at = now\n",
                 ),
             ),
