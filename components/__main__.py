@@ -1,11 +1,37 @@
 """The components as a Pulumi package, for programs in other languages."""
 
-from pulumi.provider.experimental import component_provider_host
+import sys
+from importlib import metadata
+from typing import Any
 
-from outlast.components import shared
-from outlast.components.experiment import Experiment
-from outlast.components.foundation import Foundation
+# Both SDKs define google.rpc.Status, and a process can have one. Google's is for gRPC errors only,
+# and google.api_core does without if this module is not there.
+sys.modules["grpc_status"] = None  # type: ignore[assignment]
+
+from pulumi.errors import InputPropertiesError  # noqa: E402
+from pulumi.provider import main  # noqa: E402
+from pulumi.provider.experimental.component import ComponentInitError, ComponentProvider  # noqa: E402
+
+from outlast.components import shared  # noqa: E402
+from outlast.components.experiment import Experiment  # noqa: E402
+from outlast.components.foundation import Foundation  # noqa: E402
+from outlast.settings import SettingsError  # noqa: E402
+
+
+class Package(ComponentProvider):
+    """The SDK's provider of components, which shows a refusal as one sentence."""
+
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
+        """As the SDK has it."""
+        try:
+            return super().construct(*args, **kwargs)
+        except ComponentInitError as error:
+            if isinstance(error.inner, SettingsError):
+                raise InputPropertiesError(str(error.inner), []) from None
+            raise
+
 
 if __name__ == "__main__":
     shared.one_program_a_process = True
-    component_provider_host(name="outlast", components=[Experiment, Foundation])
+    package = Package([Experiment, Foundation], "outlast", version=metadata.version("outlast"))
+    main(package, sys.argv[1:])

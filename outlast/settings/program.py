@@ -56,12 +56,21 @@ def of_args(args: Mapping[str, Any]) -> Settings:
 def _text(name: str, value: Any) -> str:
     """As the engine hands a setting over."""
     try:
-        return value if isinstance(value, str) else json.dumps(value)
+        return value if isinstance(value, str) else json.dumps(_whole(value))
     except TypeError:
         raise SettingsError(
             f"argument {name} {value!r}: must be a text, a number, true or false, or a list or"
             " mapping of these"
         ) from None
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers as integers: programs in other languages have floats only."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _stack_values() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -56,7 +55,8 @@ def of_yaml(project: Project, **experiments: dict) -> None:
         "outputs": {"group": "${first.group}", "runPath": "${first.runPath}"},
     }
     (project.folder / "__main__.py").unlink()
-    (project.folder / "Pulumi.yaml").write_text(yaml.safe_dump(program, sort_keys=False))
+    text = yaml.safe_dump(json.loads(json.dumps(program)), sort_keys=False)  # without aliases
+    (project.folder / "Pulumi.yaml").write_text(text)
 
 
 needs_yaml_host = pytest.mark.skipif(
@@ -90,4 +90,12 @@ def test_two_experiments_in_yaml_are_refused(throwaway: Project) -> None:
     of_yaml(throwaway, first=ARGS, second={**ARGS, "experiment": "other"})
     said = throwaway.pulumi("preview", fails=True)
     assert "is declared already, and a stack has one experiment" in said
-    assert Path(throwaway.folder / "Pulumi.yaml").exists()
+    assert "Traceback" not in said and 'File "' not in said
+
+
+@needs_yaml_host
+def test_a_wrong_setting_in_yaml_is_one_sentence(throwaway: Project) -> None:
+    of_yaml(throwaway, first={**ARGS, "processes": 0})
+    said = throwaway.pulumi("preview", fails=True)
+    assert "outlast:processes '0': must be a whole number from 1" in said
+    assert "Traceback" not in said and 'File "' not in said
