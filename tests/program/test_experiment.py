@@ -13,6 +13,7 @@ from outlast.settings import SettingsError, lookups
 from tests.components import inventory
 from tests.components.inventory import Recorder
 from tests.program import stack
+from tests.tools.test_blocks import PROGRAM, blocks
 
 CLOUD = {"gcp:project": "own", "gcp:region": "europe-west4", "gcp:zone": "europe-west4-a"}
 ARGS = {"experiment": "mine", "args": {"epochs": 3}, "machine_type": "n2-standard-2"}
@@ -49,6 +50,15 @@ def test_arguments_declare_what_the_same_settings_declare(declared) -> None:
     from_config = declared(lambda: Experiment.from_config("experiment"), **config)
     assert inputs(given) == inputs(from_config)
     assert any(kind.endswith(":InstanceGroupManager") for kind, _, _ in inputs(given))
+
+
+def test_the_program_on_the_page_declares_an_experiment(declared, monkeypatch) -> None:
+    exported: list[str] = []
+    monkeypatch.setattr(pulumi, "export", lambda key, value: exported.append(key))
+    recorder = declared(lambda: exec(blocks()[PROGRAM], {}))
+    kinds = {kind.rpartition(":")[2] for kind, _, _ in inputs(recorder)}
+    assert kinds >= {"Experiment", "InstanceTemplate", "InstanceGroupManager"}
+    assert {"runPath", "bucket", "group"} <= set(exported)
 
 
 def test_the_stacks_settings_do_not_reach_an_experiment_with_arguments(declared) -> None:

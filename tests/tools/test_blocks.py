@@ -56,6 +56,9 @@ with outlast.train({"x": {"n": 0}}, 3, run_dir="first", arguments={}) as run:
     run.result("search.json").write_text('{"best": 0, "candidates": [{}]}')
 """
 
+PROGRAM = ("start.md", 0)
+"""A program of a stack, which tests/program/test_experiment.py runs."""
+
 CONTEXT: dict[tuple[str, int], tuple[str, str, str]] = {
     ("your-trainer.md", 0): ("torch", TORCH, ""),
     ("your-trainer.md", 6): (
@@ -121,7 +124,7 @@ def needs(code: str) -> str:
 
 
 def test_every_block_is_run_by_one_of_these_tests() -> None:
-    assert set(blocks()) == {*WHOLE, *CONTEXT}
+    assert set(blocks()) == {*WHOLE, *CONTEXT, PROGRAM}
     assert len(WHOLE) == 5
 
 
