@@ -22,10 +22,10 @@ from typing import Any
 
 from bench import table
 from bench.sites import scratch
+from outlast.base.codec import Record
 from outlast.base.exits import DONE
 from outlast.bucket import blocks, history
 from outlast.bucket.boot import Claim
-from outlast.bucket.codec import Record
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import read_head
 from outlast.bucket.headfile import HeadFile

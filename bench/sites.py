@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.points import Phases, Point, Verdict, row_faults
+from outlast.base.codec import format_time
 from outlast.base.exits import DONE, INTERRUPTED
-from outlast.bucket.codec import format_time
 from outlast.bucket.head import Head, HeadError, read_head
 from outlast.bucket.layout import (
     AttemptStart,

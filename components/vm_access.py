@@ -6,7 +6,7 @@ from typing import TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from outlast.components import network_rules
+from outlast.spec import network_rules
 
 SSH_PORT = 22
 

@@ -36,7 +36,7 @@ FORBIDDEN = {
 """Their top-level names, too: they would be imported twice, and a user may have such folders."""
 ENVIRONMENT_FREE = "components"
 STANDARD_LIBRARY_ONLY = (
-    "outlast/bucket/codec.py",
+    "outlast/base/codec.py",
     "outlast/bucket/layout.py",
     "outlast/base/exits.py",
     "outlast/base/names.py",

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from outlast.base import codec
 from outlast.base.exits import Reason
-from outlast.bucket import codec, head, layout
+from outlast.bucket import head, layout
 from outlast.cli.rehearsal.guarantees import GUARANTEES
 from outlast.settings import keys
 

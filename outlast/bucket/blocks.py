@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from outlast.base.codec import Record
 from outlast.base.names import number_of
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.codec import Record
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,

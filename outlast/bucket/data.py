@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from outlast.base.codec import canonical_json
 from outlast.base.names import BUCKET, check_file_names, check_object_name
 from outlast.base.retry import BRIEF, Patience
 from outlast.base.scratch_space import cache_home
 from outlast.base.visible import VisibleError
-from outlast.bucket.codec import canonical_json
 from outlast.bucket.head import DataFingerprint
 from outlast.bucket.layout import (
     Layout,

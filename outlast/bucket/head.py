@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
+from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.names import Crc32c, Digest, Label, Nonce
 from outlast.base.numbers import Ordinal, Size, Steps
 from outlast.base.retry import BRIEF, Patience, Trouble
 from outlast.base.visible import VisibleError
-from outlast.bucket.codec import Record
 from outlast.bucket.layout import (
     EndCopy,
     Layout,

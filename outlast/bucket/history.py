@@ -8,9 +8,9 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from outlast.base.codec import format_time
 from outlast.base.exits import Reason, State
 from outlast.bucket import blocks, metrics
-from outlast.bucket.codec import format_time
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import (
     AttemptEnd,

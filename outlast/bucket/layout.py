@@ -6,6 +6,7 @@ server times. Standard library only: the trainer's side and the operator's side 
 
 import dataclasses
 import hashlib
+import os
 import re
 import typing
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
+from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.names import Digest, Host, Id, Label, Zone, check_file_names, check_object_name
 from outlast.base.numbers import Ordinal, Seconds, Size, Steps
-from outlast.bucket.codec import Record
 
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 METRICS_FILE = "metrics.json"
@@ -485,3 +486,11 @@ def check_result(folder: Path) -> ResultManifest:
         if found != file.sha256:
             raise ValueError(f"{file.name}: has other bytes than the run gave it")
     return manifest
+
+
+def is_run_path(where: str | Path) -> bool:
+    """Whether a run is named by where it is, and not by its experiment."""
+    text = os.fspath(where)
+    if isinstance(where, Path) or os.sep in text or text.startswith("gs://"):
+        return True
+    return any((Path(text) / kept).exists() for kept in ("HEAD", "attempts"))

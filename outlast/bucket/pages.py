@@ -20,8 +20,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from blake3 import blake3
 
+from outlast.base.codec import Record
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.codec import Record
 from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain, check_pages
 from outlast.bucket.layout import (
     Layout,

@@ -2,8 +2,8 @@
 
 from typing import TypeVar
 
+from outlast.base.codec import Record
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.codec import Record
 from outlast.bucket.store import Damaged, NotFound, Object, Store
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

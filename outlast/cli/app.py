@@ -265,11 +265,12 @@ def resume(experiment: str, step: str | None) -> None:
 
     With --from, EXPERIMENT may also be the folder or gs:// path of a run without a stack.
     """
+    from outlast.bucket.layout import is_run_path
     from outlast.cli import resume as resuming
     from outlast.cli import rewind, runs, stack
     from outlast.cli.errors import reading
 
-    if step is not None and runs.is_path(experiment):
+    if step is not None and is_run_path(experiment):
         with reading(experiment):
             place = runs.find(experiment)
             back = rewind.plan(place.store, place.layout, step)
@@ -347,11 +348,12 @@ def repair(experiment: str) -> None:
 
     EXPERIMENT may also be the folder or gs:// path of a run without a stack.
     """
+    from outlast.bucket.layout import is_run_path
     from outlast.cli import repair as repairing
     from outlast.cli import runs, stack
     from outlast.cli.errors import reading
 
-    alone = runs.is_path(experiment)
+    alone = is_run_path(experiment)
     with reading(experiment):
         if alone:
             done = repairing.repair_alone(runs.find_damaged(experiment))

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from outlast.base.codec import format_time, parse_time
 from outlast.base.exits import BOOT_SEC
-from outlast.bucket.codec import format_time, parse_time
 from outlast.bucket.history import Boot
 from outlast.cloud.compute import Compute, ComputeError, Group
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from outlast.base.codec import format_time
 from outlast.bucket import history
-from outlast.bucket.codec import format_time
 from outlast.bucket.head import HeadError
 from outlast.bucket.history import Attempt, History
 from outlast.bucket.layout import (

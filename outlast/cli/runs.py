@@ -29,6 +29,7 @@ from outlast.bucket.layout import (
     RESULT_FILE,
     Layout,
     Pin,
+    is_run_path,
 )
 from outlast.bucket.part_results import result_of
 from outlast.bucket.parts import DONE_TAG, Part, is_done, own_step, parts_of, shown
@@ -347,21 +348,13 @@ def open_run(where: str | Path, *, bucket: str | None = None) -> OpenedRun:
     return OpenedRun(find(where, bucket=bucket))
 
 
-def is_path(where: str | Path) -> bool:
-    """Whether a run is named by where it is, and not by its experiment."""
-    text = os.fspath(where)
-    if isinstance(where, Path) or os.sep in text or text.startswith("gs://"):
-        return True
-    return any((Path(text) / kept).exists() for kept in ("HEAD", "attempts"))
-
-
 def find(where: str | Path, *, bucket: str | None = None) -> Place:
     """Where the run is that ``open_run`` opens."""
     text = os.fspath(where)
     if text.startswith("gs://"):
         name, _, path = text.removeprefix("gs://").partition("/")
         return _in_bucket(text, name, path.strip("/"))
-    if is_path(where):
+    if is_run_path(where):
         return _in_folder(Path(text))
     if not EXPERIMENT_PATTERN.fullmatch(text):
         raise UsageError(

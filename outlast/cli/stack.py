@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from outlast.base.console import write_line
 from outlast.base.retry import BRIEF
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout
+from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout, is_run_path
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli import engine
 from outlast.cli.errors import OperateError, UsageError, about
@@ -49,9 +49,7 @@ class Deployed:
 
 def find(stack: str) -> Deployed:
     """The stack as the shell's own engine and backend know it. OperateError: it is not up."""
-    from outlast.cli import runs
-
-    if runs.is_path(stack):
+    if is_run_path(stack):
         raise UsageError(
             f"{stack}: is a run's folder, must be a stack's name; a run without a stack resumes "
             "when you run its own command again, and Ctrl-C stops it."

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from outlast.base.codec import format_time
 from outlast.base.exits import State
 from outlast.bucket import history, metrics, pages
-from outlast.bucket.codec import format_time
 from outlast.bucket.head import HeadError
 from outlast.bucket.history import Boot, History
 from outlast.bucket.layout import (

@@ -22,8 +22,8 @@ from pulumi.dynamic import (
     UpdateResult,
 )
 
+from outlast.base.codec import format_time
 from outlast.base.exits import State
-from outlast.bucket.codec import format_time
 from outlast.bucket.head import Head
 from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.store import NotFound, Store, StoreError, open_store

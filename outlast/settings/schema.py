@@ -7,8 +7,8 @@ from typing import Any
 from outlast.bucket.layout import Pin
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
-from outlast.components import metadata, network_rules
-from outlast.spec import delivery, foundation, identity, secrets
+from outlast.components import metadata
+from outlast.spec import delivery, foundation, identity, network_rules, secrets
 
 
 @dataclass(frozen=True)

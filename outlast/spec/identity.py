@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from outlast.bucket import codec
+from outlast.base import codec
 
 RUN_PATTERN = re.compile(r"[0-9a-f]{10}")
 """What a run is called: ten hexadecimal digits."""

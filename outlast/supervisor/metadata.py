@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from outlast.bucket.codec import format_time
+from outlast.base.codec import format_time
 from outlast.bucket.layout import (
     Pin,
 )

@@ -13,9 +13,9 @@ from blake3 import blake3
 
 import outlast
 from outlast.base import exits
+from outlast.base.codec import Record, canonical_json
 from outlast.base.exits import Reason, State
 from outlast.bucket import pages
-from outlast.bucket.codec import Record, canonical_json
 from outlast.bucket.data import DataError, Listings, parse_url
 from outlast.bucket.errors import BadSnapshot
 from outlast.bucket.fetch import cached_result

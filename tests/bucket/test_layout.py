@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.base import exits
+from outlast.base.codec import Record, canonical_json, format_time, parse_time
 from outlast.base.exits import Reason, State
-from outlast.bucket.codec import Record, canonical_json, format_time, parse_time
 from outlast.bucket.layout import (
     AttemptEnd,
     AttemptStart,

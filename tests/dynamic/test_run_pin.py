@@ -11,8 +11,8 @@ from pulumi.dynamic.dynamic import serialize_provider
 from pulumi.output import Unknown
 from requests.adapters import HTTPAdapter
 
+from outlast.base.codec import parse_time
 from outlast.base.exits import Reason, State
-from outlast.bucket.codec import parse_time
 from outlast.bucket.head import Checkpoint, End, Head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Unavailable

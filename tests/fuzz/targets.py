@@ -23,10 +23,10 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.neural_network import MLPClassifier
 
 from outlast import protocol
+from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Limits, Patience
 from outlast.bucket import blocks, data, history, metrics, pages, restore, rows
-from outlast.bucket.codec import Record
 from outlast.bucket.errors import CommitError
 from outlast.bucket.head import (
     Checkpoint,

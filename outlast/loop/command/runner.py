@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.base import exits
-from outlast.bucket import codec, layout
+from outlast.base import codec, exits
+from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.command import home, results
 from outlast.loop.command.begun import Begun, begun

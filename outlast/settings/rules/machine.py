@@ -6,10 +6,9 @@ from typing import Any
 
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
-from outlast.components import network_rules
 from outlast.machines import machines, regions
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, matching
-from outlast.spec import delivery
+from outlast.spec import delivery, network_rules
 
 _IMAGE_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 IMAGE = re.compile(

@@ -3,10 +3,9 @@
 import re
 
 from outlast.cloud import recipe as recipes
-from outlast.components import network_rules
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, matching
 from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC
-from outlast.spec import delivery
+from outlast.spec import delivery, network_rules
 
 _NETWORK = re.compile(
     rf"(?:projects/{recipes.PROJECT}/global/networks/)?[a-z](?:[-a-z0-9]{{0,61}}[a-z0-9])?"

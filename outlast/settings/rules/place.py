@@ -6,10 +6,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from outlast.cloud import recipe as recipes
-from outlast.components import network_rules
 from outlast.settings import keys
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
-from outlast.spec import foundation
+from outlast.spec import foundation, network_rules
 from outlast.spec import labels as label_rules
 
 LOCAL_PROJECT = "outlast-rehearsal"

@@ -2,9 +2,8 @@
 
 import pytest
 
-from outlast.components import network_rules
-from outlast.components.network_rules import NetworkRules
-from outlast.spec import foundation
+from outlast.spec import foundation, network_rules
+from outlast.spec.network_rules import NetworkRules
 
 OPEN = {
     "network": "default",
