@@ -152,23 +152,19 @@ def _metadata(
     base: Shared, code: Code, pin: RunPin, bundle: pulumi.Input[str]
 ) -> dict[str, pulumi.Input[str]]:
     config = base.config
-    return instance_metadata.compose({
-        "scripts": settings.scripts(), "bucket": base.bucket, "prefix": config.prefix,
-        "run": config.run, "resume": config.resume, "placement": pin.placement,
-        "owner": config.owner,
-        "bundle": bundle, "bundle_sha256": code.sha256, "trainer": config.trainer,
-        "arguments": config.args, "deadline": pin.deadline, "timeouts": config.timeouts,
-        "checkpoint_every": config.checkpoint_every, "webhook": config.webhook,
-        "webhook_secret": config.webhook_secret, "secret_env": config.secret_env,
-        "retries_failures": config.retries_failures, "trainer_python": config.trainer_python,
-        "keep_every_steps": config.keep_every_steps, "processes": config.processes,
-        "delivery": config.delivery.kind, "git": config.git,
-        "gpus": config.gpus, "mode": config.mode, "trainer_user": config.trainer_user,
-        "command": config.command, "quiet_sec": config.quiet_sec, "init": config.init,
-        "command_options": config.command_options,
-        "data": config.data_paths, "content": config.content, "health": config.health,
-        "oslogin": config.network_rules.ssh, "billed": config.billed,
-    })  # fmt: skip
+    late = {
+        "outlast-bucket": base.bucket,
+        "outlast-bundle": bundle,
+        "outlast-placement": pin.placement.apply(lambda number: str(int(number))),
+        "outlast-deadline": pin.deadline,
+    }
+    return instance_metadata.compose(
+        config.run_spec(code.sha256),
+        scripts=settings.scripts(),
+        late=late,
+        health=config.health,
+        oslogin=config.network_rules.ssh,
+    )
 
 
 def _template(

@@ -39,7 +39,7 @@ from outlast.bucket.store import NotFound, PreconditionFailed, Store
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
-from outlast.supervisor.metadata import NO_DEADLINE, NO_STACK, Timeouts
+from outlast.spec.run_spec import NO_DEADLINE, NO_STACK, Timeouts
 
 UNRECORDED_TERMS = 100
 """A term is taken in HEAD before its attempt writes its first record, so a lost HEAD may have been

@@ -20,7 +20,7 @@ from outlast.bucket.parts import is_done, own_step, parts_of, shown
 from outlast.bucket.store import PreconditionFailed, Store
 from outlast.cli.errors import OperateError
 from outlast.cli.repair import living_attempt
-from outlast.supervisor.metadata import NO_STACK, Timeouts
+from outlast.spec.run_spec import NO_STACK, Timeouts
 
 NEAREST = 5
 """Steps on each side that a refusal names, of a run with many checkpoints."""

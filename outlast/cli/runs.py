@@ -23,14 +23,7 @@ from outlast.bucket import metrics, pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
 from outlast.bucket.fetch import cached_result, place_of
 from outlast.bucket.head import Checkpoint, Head, Result, read_head
-from outlast.bucket.layout import (
-    EXPERIMENT_PATTERN,
-    METRICS_FILE,
-    RESULT_FILE,
-    Layout,
-    Pin,
-    is_run_path,
-)
+from outlast.bucket.layout import EXPERIMENT_PATTERN, METRICS_FILE, RESULT_FILE, Layout, is_run_path
 from outlast.bucket.part_results import result_of
 from outlast.bucket.parts import DONE_TAG, Part, is_done, own_step, parts_of, shown
 from outlast.bucket.rows import read_rows
@@ -45,6 +38,7 @@ from outlast.cli.errors import (
 )
 from outlast.cloud.compute import Group
 from outlast.loop import snapshot
+from outlast.spec.pin import Pin
 
 BEST = "best"
 BUCKET_VARIABLE = "OUTLAST_BUCKET"

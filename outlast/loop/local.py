@@ -23,6 +23,7 @@ from outlast.loop import data
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
 from outlast.loop.words import say
 from outlast.spec import identity
+from outlast.spec.pin import Pin
 
 STOP_SEC = 120.0
 """How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
@@ -130,7 +131,7 @@ def run_name(
     """
     seed = arguments.get("seed")
     try:
-        pin = layout.Pin.parse(init) if init else None
+        pin = Pin.parse(init) if init else None
     except ValueError as error:
         raise LoopError(str(error)) from None
     return identity.run_id(

@@ -1,14 +1,15 @@
 """The checked configuration of one stack."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outlast.bucket.layout import Pin
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
-from outlast.components import metadata
 from outlast.spec import delivery, foundation, identity, network_rules, secrets
+from outlast.spec.pin import Pin
+from outlast.spec.run_spec import NO_DEADLINE, Argument, RunSpec, Timeouts, texts_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Settings:
     """`organization/project/stack`: whose the run is."""
     experiment: str
     trainer: str
-    args: Mapping[str, metadata.Argument]
+    args: Mapping[str, Argument]
     run: str
     content: Mapping[str, Any]
     """What the run's name is made of, unless `outlast:run` gives it another."""
@@ -100,6 +101,42 @@ class Settings:
     """Canonical JSON object of seconds, as the VM reads it."""
     advice: tuple[str, ...]
     """Sentences on what could be better and is not an error."""
+
+    def run_spec(self, bundle_sha256: str) -> RunSpec:
+        """The run as its VM gets it; placement, deadline and bundle are known later."""
+        return RunSpec(
+            bucket=self.bucket,
+            prefix=self.prefix,
+            run=self.run,
+            resume=self.resume,
+            placement=0,
+            owner=self.owner,
+            trainer=self.trainer,
+            deadline=NO_DEADLINE,
+            args=texts_of(self.args),
+            checkpoint_every=self.checkpoint_every,
+            timeouts=Timeouts.parse(self.timeouts),
+            retries_failures=self.retries_failures,
+            keep_every_steps=self.keep_every_steps,
+            trainer_python=self.trainer_python,
+            trainer_user=self.trainer_user,
+            processes=self.processes,
+            gpus=self.gpus,
+            mode=self.mode,
+            command=json.loads(self.command) if self.command else None,
+            quiet_sec=self.quiet_sec,
+            command_options=json.loads(self.command_options or "{}"),
+            data=self.data_paths if self.command else (),
+            delivery=self.delivery.kind,
+            git=self.delivery.git,
+            bundle_sha256=bundle_sha256,
+            secret_env=dict(self.secret_env),
+            webhook=self.webhook,
+            webhook_secret=self.webhook_secret,
+            init=self.init,
+            content=dict(self.content),
+            billed=json.loads(self.billed),
+        )
 
     @property
     def location(self) -> str:

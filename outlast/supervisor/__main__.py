@@ -31,10 +31,8 @@ from outlast.base.console import (
     write_stderr,
 )
 from outlast.bucket import fetch as fetching
+from outlast.spec.run_spec import BadSpec
 from outlast.supervisor.life import FAILED
-from outlast.supervisor.metadata import (
-    BadSpec,
-)
 from outlast.supervisor.on_computer import run_folder
 from outlast.supervisor.on_vm import run_vm
 from outlast.supervisor.stop import Stop

@@ -51,13 +51,13 @@ from outlast.protocol import (
     Tick,
     Warn,
 )
+from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.ending import ENDING_ERRORS, Ending, reason_of_notice
 from outlast.supervisor.heartbeat import HeadChanged, HeartbeatFailed
 from outlast.supervisor.jobs import Jobs, Made
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.link import Link
 from outlast.supervisor.listener import Asked, Connected, Disconnected, MessageReceived
-from outlast.supervisor.metadata import Spec
 from outlast.supervisor.notice import Maintenance, Stopping
 from outlast.supervisor.parts import Folders
 from outlast.supervisor.preparation import Preparation
@@ -105,7 +105,7 @@ SECOND_TRAINING = (
 class Attempt:
     """The holder of a term. Use once: ``run``."""
 
-    def __init__(self, spec: Spec, head_file: HeadFile, site: Site) -> None:
+    def __init__(self, spec: RunSpec, head_file: HeadFile, site: Site) -> None:
         self.spec = spec
         self.head_file = head_file
         self.site = site

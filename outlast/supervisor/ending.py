@@ -25,7 +25,7 @@ from outlast.bucket.head import (
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.store import StoreError, Throttled, Unavailable, put_new
-from outlast.supervisor.metadata import Spec
+from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import Next, Outcome, Site
 
@@ -40,7 +40,9 @@ ENDING_ERRORS = (HeadError, RestoreError, StoreError, OSError, Interrupted)
 class Ending:
     """How one attempt ends."""
 
-    def __init__(self, spec: Spec, head_file: HeadFile, site: Site, committer: Committer) -> None:
+    def __init__(
+        self, spec: RunSpec, head_file: HeadFile, site: Site, committer: Committer
+    ) -> None:
         self._spec = spec
         self._head_file = head_file
         self._site = site

@@ -15,7 +15,6 @@ from blake3 import blake3
 from outlast.base.retry import Patience
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import Checkpoint
-from outlast.bucket.layout import Pin
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import (
     Damaged,
@@ -26,6 +25,7 @@ from outlast.bucket.store import (
     StoreError,
     open_store,
 )
+from outlast.spec.pin import Pin
 
 TAG = "init"
 """Tag of the checkpoint of step 0 that another run's state is."""

@@ -21,7 +21,7 @@ from outlast.bucket.part_results import put_manifest
 from outlast.bucket.parts import DONE_TAG, Part
 from outlast.bucket.store import StoreError
 from outlast.protocol import Complete, Snapshot
-from outlast.supervisor.metadata import Spec
+from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.parts import Begin, Folders
 from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome
@@ -47,7 +47,7 @@ class Jobs:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: RunSpec,
         head_file: HeadFile,
         committer: Committer,
         rows: PlainFile,

@@ -20,6 +20,7 @@ from outlast.bucket.store import (
 )
 from outlast.spec import permissions
 from outlast.spec.identity import COMMAND
+from outlast.spec.run_spec import RunSpec, Timeouts
 from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.ending import END_RECORD_SEC, ended_head
 from outlast.supervisor.group import (
@@ -30,10 +31,6 @@ from outlast.supervisor.group import (
     leave_for_good,
 )
 from outlast.supervisor.listener import Listener
-from outlast.supervisor.metadata import (
-    Spec,
-    Timeouts,
-)
 from outlast.supervisor.site import Next, Outcome, Site
 
 FAILED = 1
@@ -48,7 +45,7 @@ KEEP_MARGIN_SEC = 120.0
 class Boot:
     """This boot, for the record of an end without an attempt."""
 
-    spec: Spec
+    spec: RunSpec
     head_file: HeadFile
     site: Site
     records: bool

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from outlast.base.exits import Reason
-from outlast.supervisor.metadata import Metadata, MetadataError, Timeouts
+from outlast.spec.run_spec import Timeouts
+from outlast.supervisor.metadata import Metadata, MetadataError
 
 NO_MAINTENANCE = ("", "NONE")
 RETRY_SEC = 1.0

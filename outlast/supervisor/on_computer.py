@@ -28,19 +28,13 @@ from outlast.bucket.store import (
     StoreError,
     open_store,
 )
+from outlast.spec.run_spec import NO_DEADLINE, NO_STACK, RunSpec, Timeouts, parse_checkpoint_every
 from outlast.supervisor.group import (
     NoGroup,
 )
 from outlast.supervisor.life import FAILED, Boot, is_over, refuse, supervise
 from outlast.supervisor.listener import Listener
-from outlast.supervisor.metadata import (
-    NO_DEADLINE,
-    NO_STACK,
-    Spec,
-    Timeouts,
-    parse_checkpoint_every,
-    this_computer,
-)
+from outlast.supervisor.metadata import this_computer
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import (
     PARENT_POLL_SEC,
@@ -64,7 +58,7 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
     def say(message: str) -> None:
         write_line(f"outlast: {message}")
 
-    spec = Spec(
+    spec = RunSpec(
         prefix="",
         run="",
         resume=0,

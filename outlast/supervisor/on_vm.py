@@ -26,6 +26,7 @@ from outlast.bucket.store import (
     StoreError,
     open_store,
 )
+from outlast.spec.run_spec import OWN, BadSpec, RunSpec
 from outlast.supervisor.code import SOURCE, Code, CodeRefused, CodeSetup
 from outlast.supervisor.environment import Builder
 from outlast.supervisor.group import (
@@ -36,16 +37,7 @@ from outlast.supervisor.health import Life
 from outlast.supervisor.kept_wheels import Recorded
 from outlast.supervisor.life import FAILED, Boot, record_boot_end, supervise
 from outlast.supervisor.listener import Listener
-from outlast.supervisor.metadata import (
-    BadSpec,
-    Machine,
-    Metadata,
-    MetadataError,
-    Spec,
-    parse_spec,
-    read_machine,
-    rooted,
-)
+from outlast.supervisor.metadata import Machine, Metadata, MetadataError, read_machine, rooted
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import (
     Trainer,
@@ -58,7 +50,7 @@ from outlast.supervisor.secrets import Mask, SecretReader, TrainerSecrets
 from outlast.supervisor.site import MachineClock, Site
 from outlast.supervisor.stop import Stop
 from outlast.supervisor.trainer_log import TrainerLog, drop_old_logs
-from outlast.supervisor.trainer_user import OWN, TrainerUser, TrainerUserRefused
+from outlast.supervisor.trainer_user import TrainerUser, TrainerUserRefused
 from outlast.supervisor.webhook import Webhook
 
 HEALTH_SIGN = "/run/outlast/sign"
@@ -104,7 +96,7 @@ def run_vm(stop: Stop) -> int:
     metadata = Metadata()
     try:
         attributes = metadata.attributes()
-        spec = parse_spec(attributes)
+        spec = RunSpec.from_metadata(attributes)
         machine = read_machine(metadata)
         bundle_dir = os.environ.get("OUTLAST_BUNDLE_DIR", "")
         if not bundle_dir:
@@ -151,7 +143,7 @@ def run_vm(stop: Stop) -> int:
 
 
 def _vm_site(
-    spec: Spec,
+    spec: RunSpec,
     machine: Machine,
     group: Membership,
     notices: Notices,
@@ -266,7 +258,7 @@ def _vm_site(
     )
 
 
-def _trainer_user(spec: Spec, say: Say) -> TrainerUser | None:
+def _trainer_user(spec: RunSpec, say: Say) -> TrainerUser | None:
     """Whom the trainer runs as; None for the supervisor's own user."""
     if spec.trainer_user != OWN:
         return None
@@ -280,26 +272,26 @@ def _trainer_user(spec: Spec, say: Say) -> TrainerUser | None:
     return None
 
 
-def _webhook(spec: Spec, reader: SecretReader, mask: Mask) -> Webhook:
+def _webhook(spec: RunSpec, reader: SecretReader, mask: Mask) -> Webhook:
     if not spec.webhook_secret:
         return Webhook(spec.webhook, reader.say)
     # Its wait is not a sign of life of this machine's training.
     return Webhook.of_secret(spec.webhook_secret, replace(reader, clock=SYSTEM_CLOCK), mask)
 
 
-def _vm_patience(spec: Spec, clock: MachineClock, say: Say) -> Patience:
+def _vm_patience(spec: RunSpec, clock: MachineClock, say: Say) -> Patience:
     """With storage: for as long as a permission needs to spread, and 15 minutes of silence."""
     return Patience(
         clock.unsigned, limits=Limits(forbidden_sec=spec.timeouts.iam_propagation), say=say
     )
 
 
-def _is_bundled(spec: Spec, bundle: Path) -> bool:
+def _is_bundled(spec: RunSpec, bundle: Path) -> bool:
     """Whether the trainer is one of the bundle's own."""
     return spec.command is None and spec.git is None and not (bundle / SOURCE).is_dir()
 
 
-def _trainer_argv(spec: Spec, code: Code) -> list[str]:
+def _trainer_argv(spec: RunSpec, code: Code) -> list[str]:
     """The trainer's command. The environment that was made of the user's own requirements is the
     trainer's interpreter, or comes first on a command's PATH."""
     if spec.command is not None:

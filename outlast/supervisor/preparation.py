@@ -15,13 +15,13 @@ from outlast.bucket.records import read_record, write_record
 from outlast.bucket.restore import Fresh, Restored
 from outlast.bucket.store import StoreError
 from outlast.spec import changes
+from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
 from outlast.supervisor.driver import wait_for_gpus
 from outlast.supervisor.group import wait_for_permission
 from outlast.supervisor.initial import InitError, take_over
 from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.kept_wheels import InHead
-from outlast.supervisor.metadata import Spec
 from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome, Site
 
@@ -34,7 +34,7 @@ class Preparation:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: RunSpec,
         head_file: HeadFile,
         site: Site,
         committer: Committer,

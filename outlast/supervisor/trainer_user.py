@@ -21,8 +21,6 @@ from pathlib import Path
 
 from outlast.supervisor import no_new_privs
 
-ROOT, OWN = "root", "own"
-"""What `outlast:trainerUser` may say."""
 UID = 61000
 """Of the user and of its group: systemd leaves it free, for it gives out 61184 to 65519 itself."""
 NAME = "outlast-trainer"

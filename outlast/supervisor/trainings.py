@@ -13,10 +13,10 @@ from outlast.bucket.records import read_record
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import StoreError
 from outlast.protocol import Ended, Error, Fetched, Hello, Welcome
+from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.initial import is_init
 from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.link import Link
-from outlast.supervisor.metadata import Spec
 from outlast.supervisor.parts import Folders, Parts
 from outlast.supervisor.progress import Progress
 from outlast.supervisor.rooms import Rooms
@@ -34,7 +34,7 @@ class Trainings:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: RunSpec,
         head_file: HeadFile,
         site: Site,
         rooms: Rooms,

@@ -1,16 +1,18 @@
-"""The instance metadata: every key that a VM reads, its text, and its size."""
+"""The instance metadata: what is composed is what the supervisor reads."""
 
 import json
+from datetime import UTC, datetime
+from typing import Any
 
 import pulumi
 import pytest
 
 from outlast.components import metadata
-from outlast.supervisor.metadata import parse_spec
+from outlast.spec.run_spec import RunSpec, texts_of
 from tests.components import inventory
 
-ARGS = {
-    "scripts": {"startup-script": "#!/bin/bash\n"},
+DEADLINE = "2026-11-27T23:59:59Z"
+SPEC: dict[str, Any] = {
     "bucket": "p-outlast",
     "prefix": "experiments/dev",
     "run": "0123456789",
@@ -20,40 +22,21 @@ ARGS = {
     "bundle": "experiments/dev/bundles/00.zip",
     "bundle_sha256": "0" * 64,
     "trainer": "digits",
-    "arguments": {},
-    "deadline": "2026-11-27T23:59:59Z",
-    "checkpoint_every": "auto",
-    "timeouts": '{"heartbeat":10}',
+    "deadline": datetime(2026, 11, 27, 23, 59, 59, tzinfo=UTC),
     "retries_failures": 3,
-    "keep_every_steps": 0,
-    "trainer_python": "",
-    "trainer_user": "root",
-    "processes": 1,
-    "command": "",
-    "quiet_sec": 10,
-    "command_options": "",
-    "delivery": "bucket",
-    "git": "",
-    "gpus": 0,
-    "mode": "survive",
-    "data": (),
-    "webhook": "",
-    "webhook_secret": "",
-    "secret_env": {},
-    "init": "",
     "content": {"trainer": "digits", "arguments": {"epochs": 5}},
-    "billed": '{"disk":"pd-balanced","disk_gb":50,"spot":true}',
-    "health": "",
-    "oslogin": False,
+    "billed": {"disk": "pd-balanced", "disk_gb": 50, "spot": True},
 }
 
 
-def composed(**changes) -> dict[str, str]:
+def composed(late: dict[str, Any] | None = None, **changes: Any) -> dict[str, str]:
     """The metadata's final texts."""
     found: dict[str, str] = {}
+    changes["args"] = texts_of(changes.pop("arguments", {}))
 
     def program():
-        items = metadata.compose({**ARGS, **changes})  # type: ignore[typeddict-item]
+        spec = RunSpec(**{**SPEC, **changes})
+        items = metadata.compose(spec, scripts={"startup-script": "#!/bin/bash"}, late=late or {})
         pulumi.Output.all(**items).apply(found.update)
 
     inventory.record(program)
@@ -61,31 +44,31 @@ def composed(**changes) -> dict[str, str]:
 
 
 def test_the_supervisor_reads_what_is_composed():
-    spec = parse_spec(composed(arguments={"epochs": 5, "augment": True, "rate": 1e-3}))
+    spec = RunSpec.from_metadata(composed(arguments={"epochs": 5, "augment": True, "rate": 1e-3}))
     assert (spec.bucket, spec.prefix, spec.run) == ("p-outlast", "experiments/dev", "0123456789")
     assert (spec.resume, spec.placement, spec.owner) == (1, 2, "organization/outlast/dev")
     assert (spec.trainer, spec.retries_failures) == ("digits", 3)
-    assert spec.deadline is not None and f"{spec.deadline:%Y-%m-%dT%H:%M:%SZ}" == ARGS["deadline"]
+    assert spec.deadline is not None and f"{spec.deadline:%Y-%m-%dT%H:%M:%SZ}" == DEADLINE
     assert spec.argv() == ["--augment", "--epochs=5", "--rate=0.001"]
-    assert spec.content == ARGS["content"]
+    assert spec.content == SPEC["content"]
     assert spec.billed == {"disk": "pd-balanced", "disk_gb": 50, "spot": True}
-    assert spec.bundle == ARGS["bundle"] and spec.bundle_sha256 == ARGS["bundle_sha256"]
+    assert spec.bundle == SPEC["bundle"] and spec.bundle_sha256 == SPEC["bundle_sha256"]
 
 
 def test_the_machines_gpus_and_the_mode_arrive():
-    spec = parse_spec(composed(gpus=2, mode="burst"))
+    spec = RunSpec.from_metadata(composed(gpus=2, mode="burst"))
     assert (spec.gpus, spec.mode) == (2, "burst")
     assert "outlast-gpus" not in composed()
 
 
 def test_a_command_arrives_as_it_was_written():
     items = composed(
-        command='["./train.sh","{data}"]', quiet_sec=30, data=("gs://b/rows/", "gs://b/names")
+        command=("./train.sh", "{data}"), quiet_sec=30, data=("gs://b/rows/", "gs://b/names")
     )
-    spec = parse_spec(items)
+    spec = RunSpec.from_metadata(items)
     assert spec.command == ("./train.sh", "{data}") and spec.quiet_sec == 30
     assert spec.data == ("gs://b/rows/", "gs://b/names")
-    assert parse_spec(composed()).command is None
+    assert RunSpec.from_metadata(composed()).command is None
     assert not {"outlast-command", "outlast-checkpoint-quiet-sec", "outlast-data"} & set(composed())
 
 
@@ -105,26 +88,26 @@ def test_what_is_kept_and_the_trainers_interpreter_are_optional():
     optional = {"outlast-keep-every-steps", "outlast-trainer-python", "outlast-processes"}
     assert not optional & composed().keys()
     given = composed(keep_every_steps=500, trainer_python="/opt/conda/bin/python", processes=4)
-    assert parse_spec(given).processes == 4
+    assert RunSpec.from_metadata(given).processes == 4
     assert given["outlast-keep-every-steps"] == "500"
     assert given["outlast-trainer-python"] == "/opt/conda/bin/python"
 
 
 def test_the_trainers_own_user_reaches_the_vm():
     assert "outlast-trainer-user" not in composed()
-    assert parse_spec(composed()).trainer_user == "root"
-    assert parse_spec(composed(trainer_user="own")).trainer_user == "own"
+    assert RunSpec.from_metadata(composed()).trainer_user == "root"
+    assert RunSpec.from_metadata(composed(trainer_user="own")).trainer_user == "own"
 
 
 def test_a_checkpoint_to_begin_with_is_optional():
     pin = f"gs://b/experiments/e/0123456789/t000001/s000000000010-0a/#{'0' * 64}"
     assert "outlast-init" not in composed()
-    assert parse_spec(composed(init=pin)).init == pin
+    assert RunSpec.from_metadata(composed(init=pin)).init == pin
 
 
 def test_the_supervisor_knows_where_a_copy_of_the_result_goes():
     given = composed(arguments={"model-output-path": "gs://b/experiments/dev/models/"})
-    assert parse_spec(given).model_output_path == "gs://b/experiments/dev/models/"
+    assert RunSpec.from_metadata(given).model_output_path == "gs://b/experiments/dev/models/"
 
 
 def test_of_secrets_only_the_names_are_there():
@@ -140,8 +123,18 @@ def test_a_webhook_is_optional():
     assert composed(webhook="https://h/x")["outlast-webhook"] == "https://h/x"
 
 
-def test_a_place_that_the_engine_made_a_float_is_whole():
-    assert composed(placement=2.0)["outlast-placement"] == "2"
+def test_what_is_known_later_comes_instead_of_the_specs() -> None:
+    late = {"outlast-bucket": pulumi.Output.from_input("made"), "outlast-placement": "7"}
+    found = RunSpec.from_metadata(composed(late))
+    assert (found.bucket, found.placement, found.run) == ("made", 7, SPEC["run"])
+
+
+def test_health_and_os_login_are_the_scripts_keys() -> None:
+    spec = RunSpec(**SPEC)
+    plain = metadata.compose(spec, scripts={}, late={})
+    items = metadata.compose(spec, scripts={}, late={}, health="8099 900", oslogin=True)
+    assert set(items) - set(plain) == {"outlast-health", "enable-oslogin"}
+    assert items["outlast-health"] == "8099 900" and items["enable-oslogin"] == "TRUE"
 
 
 def test_a_value_may_just_fit():

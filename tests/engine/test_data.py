@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from outlast.bucket.layout import AttemptStart, Pin
+from outlast.bucket.layout import AttemptStart
 from outlast.bucket.store import Store, open_store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
+from outlast.spec.pin import Pin
 from tests.engine.conftest import Project, Watch, checkout_on
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

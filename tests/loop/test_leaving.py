@@ -191,9 +191,9 @@ def test_a_paused_program_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'outlast.supervisor' in sys.orig_argv:\n"
-        "    from outlast.supervisor import metadata\n"
-        "    defaults = metadata.Timeouts.__init__.__defaults__\n"
-        "    metadata.Timeouts.__init__.__defaults__ = tuple(\n"
+        "    from outlast.spec import run_spec\n"
+        "    defaults = run_spec.Timeouts.__init__.__defaults__\n"
+        "    run_spec.Timeouts.__init__.__defaults__ = tuple(\n"
         "        1.0 if value == 1800.0 else value for value in defaults)\n"
     )
     path = f"{tmp_path}{os.pathsep}{programs.ROOT}"

@@ -12,17 +12,11 @@ import pytest
 import yaml
 
 from outlast import settings
-from outlast.components import metadata
 from outlast.settings import FoundBucket, SettingsError, lookups, reader, sources
-from outlast.settings.rules import place, run
+from outlast.settings.rules import place
 from outlast.settings.rules.code import requirement_files
 from outlast.settings.sources import Answer
-from outlast.supervisor.metadata import (
-    BadSpec,
-    Spec,
-    Timeouts,
-    _parse_command,
-)
+from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, _parse_command, argv, texts_of
 from tests.program import stack
 
 REAL = {"gcp:project": "acme-research", "gcp:zone": "europe-west4-a"}
@@ -300,12 +294,12 @@ def test_a_default_written_out_is_the_same_run():
     ],
 )
 def test_the_program_checks_the_words_that_the_vm_gives_its_trainer(args):
-    spec = Spec(
+    spec = RunSpec(
         bucket="b", prefix="p", run="r", resume=0, placement=0, owner="o", trainer="t",
         deadline=datetime.max,
-        args={flag: metadata.text(value) for flag, value in args.items()},
+        args=texts_of(args),
     )  # fmt: skip
-    assert run.argv(args) == spec.argv()
+    assert argv(texts_of(args)) == spec.argv()
 
 
 FRAMEWORK_ARGS = {

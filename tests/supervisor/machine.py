@@ -63,13 +63,14 @@ from outlast.cli.errors import OperateError
 from outlast.cli.repair import repair
 from outlast.protocol import Hello, row_part
 from outlast.spec import permissions
+from outlast.spec.run_spec import RunSpec, Timeouts
 from outlast.supervisor import attempt as attempt_module
 from outlast.supervisor import group as group_module
 from outlast.supervisor import life
 from outlast.supervisor import preparation as preparation_module
 from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.group import Group
-from outlast.supervisor.metadata import Machine, Spec, Timeouts
+from outlast.supervisor.metadata import Machine
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import Next, Outcome, Site
 from outlast.supervisor.webhook import Webhook
@@ -94,7 +95,7 @@ TRUTH = [""]
 """The state after each step, undisturbed."""
 for _step in range(1, STEPS + 1):
     TRUTH.append(advanced(TRUTH[-1], _step))
-SPEC = Spec(
+SPEC = RunSpec(
     prefix=LAYOUT.prefix,
     run=LAYOUT.run,
     resume=0,

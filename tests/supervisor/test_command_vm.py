@@ -16,10 +16,10 @@ import pytest
 
 import outlast
 from outlast.base.exits import Reason, State
+from outlast.spec.run_spec import NO_DEADLINE, RunSpec
 from outlast.supervisor import on_vm
 from outlast.supervisor.code import Code
 from outlast.supervisor.environment import layers
-from outlast.supervisor.metadata import NO_DEADLINE, Spec
 from tests.supervisor.fake_cloud import fake_cloud
 from tests.supervisor.test_main import Machines, wait_until
 
@@ -217,7 +217,7 @@ def test_the_users_environment_is_a_trainers_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTLAST_ROOT", "/vm")
-    spec = Spec(
+    spec = RunSpec(
         prefix="p", run="0", resume=0, placement=0, owner="o", trainer="dummy", deadline=NO_DEADLINE
     )
     assert on_vm._trainer_argv(spec, Code())[0] == sys.executable

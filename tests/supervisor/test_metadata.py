@@ -1,39 +1,13 @@
-"""The metadata client and the spec that it carries."""
+"""The metadata client."""
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import pytest
 
 from outlast.supervisor import metadata as metadata_module
-from outlast.supervisor.metadata import (
-    Absent,
-    BadSpec,
-    Metadata,
-    Timeouts,
-    Unreachable,
-    parse_checkpoint_every,
-    parse_spec,
-    read_machine,
-    rooted,
-)
+from outlast.supervisor.metadata import Absent, Metadata, Unreachable, read_machine, rooted
 from tests.supervisor.fake_cloud import CUT, FakeCloud, fake_cloud
-
-ATTRIBUTES = {
-    "outlast-bucket": "runs",
-    "outlast-prefix": "experiments/first",
-    "outlast-run": "0123456789",
-    "outlast-resume": "2",
-    "outlast-placement": "1",
-    "outlast-owner": "organization/outlast/first",
-    "outlast-trainer": "digits",
-    "outlast-deadline": "2026-11-27T23:59:59Z",
-    "outlast-arg-epochs": "3",
-    "outlast-arg-note": "-dash first",
-    "outlast-arg-shuffle": "true",
-    "outlast-arg-augment": "false",
-}
 
 
 @pytest.fixture
@@ -107,53 +81,3 @@ def test_the_machine(cloud: FakeCloud, tmp_path, monkeypatch: pytest.MonkeyPatch
         "test-zone1-a",
     )
     assert (machine.machine_type, machine.image) == ("e2-small", "")
-
-
-def test_a_whole_spec() -> None:
-    spec = parse_spec(ATTRIBUTES)
-    assert (spec.resume, spec.placement, spec.retries_failures) == (2, 1, 0)
-    assert spec.deadline == datetime(2026, 11, 27, 23, 59, 59, tzinfo=UTC)
-    assert spec.argv() == ["--epochs=3", "--note=-dash first", "--shuffle"]
-    assert spec.checkpoint_every == "auto"
-    assert spec.timeouts == Timeouts()
-    assert (spec.keep_every_steps, spec.trainer_python) == (0, "")
-    assert json.dumps(spec.to_json())
-
-
-@pytest.mark.parametrize("key", [key for key in ATTRIBUTES if not key.startswith("outlast-arg-")])
-def test_a_missing_key_is_named(key: str) -> None:
-    attributes = {name: value for name, value in ATTRIBUTES.items() if name != key}
-    with pytest.raises(BadSpec, match=f"{key}: missing"):
-        parse_spec(attributes)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("outlast-resume", "-1", "whole number"),
-        ("outlast-placement", "one", "whole number"),
-        ("outlast-retries-failures", "1.5", "whole number"),
-        ("outlast-keep-every-steps", "few", "whole number"),
-        ("outlast-run", "Up Down", "must match"),
-        ("outlast-prefix", "experiments/first/", "no slash"),
-        ("outlast-deadline", "tomorrow", "UTC time such as"),
-        ("outlast-checkpoint-every", "often", "auto, seconds such as 30s"),
-        ("outlast-timeouts", "[1]", "JSON object"),
-        ("outlast-timeouts", '{"beet": 1}', "'beet' is not known"),
-        ("outlast-timeouts", '{"heartbeat":-1}', "0 or more"),
-        ("outlast-timeouts", '{"heartbeat":true}', "0 or more"),
-    ],
-)
-def test_a_bad_value_is_named(key: str, value: str, message: str) -> None:
-    with pytest.raises(BadSpec, match=message) as caught:
-        parse_spec({**ATTRIBUTES, key: value})
-    assert key.removeprefix("outlast-") in str(caught.value)
-
-
-def test_waits_that_are_left_out_keep_their_default() -> None:
-    assert Timeouts.parse('{"heartbeat":1, "notice": 3.5}') == Timeouts(heartbeat=1.0, notice=3.5)
-
-
-@pytest.mark.parametrize("text", ["auto", "30s", "0.5s", "200"])
-def test_checkpoint_intervals(text: str) -> None:
-    assert parse_checkpoint_every(text) == text

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason
-from outlast.supervisor.metadata import Metadata, Timeouts
+from outlast.spec.run_spec import Timeouts
+from outlast.supervisor.metadata import Metadata
 from outlast.supervisor.notice import (
     Interrupted,
     Maintenance,

@@ -15,8 +15,8 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import MemoryStore
+from outlast.spec.run_spec import Timeouts
 from outlast.supervisor import site as site_module
-from outlast.supervisor.metadata import Timeouts
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import MachineClock
 from tests.supervisor.world import (

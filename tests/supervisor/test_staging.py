@@ -17,7 +17,7 @@ from outlast.bucket import fetch as fetch_module
 from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import Heartbeat, Layout, Pin
+from outlast.bucket.layout import Heartbeat, Layout
 from outlast.bucket.records import read_record
 from outlast.bucket.store import (
     MemoryStore,
@@ -26,6 +26,7 @@ from outlast.bucket.store import (
     Unavailable,
 )
 from outlast.protocol import Channel, Error, Fetch, Fetched, Message, Stop
+from outlast.spec.pin import Pin
 from outlast.supervisor import initial
 from tests.stores import FakeClock
 from tests.supervisor.world import (

@@ -41,15 +41,11 @@ from outlast.protocol import (
     Welcome,
     row_part,
 )
+from outlast.spec.run_spec import RunSpec, Timeouts
 from outlast.supervisor.group import find_group
 from outlast.supervisor.life import Boot, supervise
 from outlast.supervisor.listener import Listener
-from outlast.supervisor.metadata import (
-    Machine,
-    Metadata,
-    Spec,
-    Timeouts,
-)
+from outlast.supervisor.metadata import Machine, Metadata
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import Exited
 from outlast.supervisor.site import MachineClock, Site
@@ -69,7 +65,7 @@ TIMEOUTS = Timeouts(
     stop=5.0,
     stall=60.0,
 )
-SPEC = Spec(
+SPEC = RunSpec(
     prefix=LAYOUT.prefix,
     run=LAYOUT.run,
     resume=0,
@@ -318,7 +314,7 @@ class World:
         self,
         *scripts: Script,
         group: str = "group",
-        spec: Spec = SPEC,
+        spec: RunSpec = SPEC,
         part: str = "",
         store: Store | None = None,
         metadata: bool = True,
@@ -397,7 +393,7 @@ class World:
         return True
 
 
-def spec_with(**timeouts_or_fields: Any) -> Spec:
+def spec_with(**timeouts_or_fields: Any) -> RunSpec:
     """SPEC with other timeouts or fields."""
     names = Timeouts.__dataclass_fields__
     timeouts = {key: value for key, value in timeouts_or_fields.items() if key in names}

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outlast.components import metadata
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 from outlast.spec import identity
+from outlast.spec.run_spec import Argument
 
 DATA_PATHS_LIMIT = 16
 """The platform takes 20 conditional bindings of one role and member; the bucket's own is one."""
@@ -50,7 +50,7 @@ def dests_of(flags: argparse.ArgumentParser | Mapping[str, Any]) -> dict[str, st
 
 def check_paths(
     dests: Mapping[str, str],
-    args: Mapping[str, metadata.Argument],
+    args: Mapping[str, Argument],
     bucket: str,
     prefix: str,
     data_paths: Sequence[str],

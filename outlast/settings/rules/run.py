@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from outlast.bucket.layout import EXPERIMENT_PATTERN, Pin
-from outlast.components import metadata
+from outlast.bucket.layout import EXPERIMENT_PATTERN
 from outlast.settings import keys
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, nearest
 from outlast.settings.rules.code import requirements_of, source_files
@@ -15,7 +14,8 @@ from outlast.settings.rules.data import GS_PATH, data_paths_of
 from outlast.settings.rules.trainer import arguments_of, parser_of, source_of
 from outlast.spec import bundle as bundles
 from outlast.spec import delivery, identity
-from outlast.supervisor.metadata import BadSpec, parse_checkpoint_every
+from outlast.spec.pin import Pin
+from outlast.spec.run_spec import Argument, BadSpec, argv, parse_checkpoint_every, texts_of
 
 PROCESSES_LIMIT = 256
 RESUME_LIMIT = 9999
@@ -40,8 +40,8 @@ def experiment_of(name: str, stack: str) -> str:
     return experiment
 
 
-def args_of(args: Mapping[str, Any]) -> dict[str, metadata.Argument]:
-    checked: dict[str, metadata.Argument] = {}
+def args_of(args: Mapping[str, Any]) -> dict[str, Argument]:
+    checked: dict[str, Argument] = {}
     for flag, value in args.items():
         if not _FLAG.fullmatch(flag):
             raise bad(
@@ -119,7 +119,7 @@ def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:
 def content_of(
     read: Reader,
     trainer: str,
-    args: Mapping[str, metadata.Argument],
+    args: Mapping[str, Argument],
     command: str,
     git: delivery.Git | None,
 ) -> dict[str, Any]:
@@ -134,7 +134,9 @@ def content_of(
             raise SettingsError(f"{NAMESPACE}:source {error}") from None
         spec = identity.Spec(
             trainer=trainer if command else _own_module(trainer),
-            arguments={"command": json.loads(command)} if command else {"argv": argv(args)},
+            arguments={"command": json.loads(command)}
+            if command
+            else {"argv": argv(texts_of(args))},
             source=source,
             data=_command_data(command, data_paths_of(read)) if command else (),
             init=init,
@@ -157,7 +159,7 @@ def content_of(
                 f" {nearest(flag, offered, 'its flags are ' + ', '.join(offered))}"
             )
     try:
-        arguments = arguments_of(trainer, argv(args))
+        arguments = arguments_of(trainer, argv(texts_of(args)))
         seed = arguments.pop("seed", None)
         return identity.content(
             identity.Spec(
@@ -213,17 +215,6 @@ def init_of(read: Reader, command: str) -> str:
             "or leave it empty",
         )
     return str(pin)
-
-
-def argv(args: Mapping[str, metadata.Argument]) -> list[str]:
-    """As `outlast.supervisor.metadata.Spec.argv` makes it of the metadata, which is all text:
-    `"true"` and `"false"` are a switch there, however they were written here."""
-    texts = {flag: metadata.text(value) for flag, value in sorted(args.items())}
-    return [
-        f"--{flag}" if text == "true" else f"--{flag}={text}"
-        for flag, text in texts.items()
-        if text != "false"
-    ]
 
 
 def checkpoint_every_of(text: str) -> str:

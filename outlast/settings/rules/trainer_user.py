@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError
-from outlast.supervisor.trainer_user import OWN, ROOT
+from outlast.spec.run_spec import OWN, ROOT
 
 _NEEDS = {
     "sudo": "cannot gain rights",
