@@ -80,6 +80,69 @@ def test_arrows_point_one_way(folder):
             assert not bad, f"{file.relative_to(ROOT)} imports {name}"
 
 
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name."""
+    files = [file for file in files_of("outlast") if "hosts" not in file.parts]
+    files += [*files_of("components"), *files_of("trainers")]
+    found = {}
+    for file in files:
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts if parts[0] == "outlast" else ("outlast", *parts))
+        found[name.removesuffix(".__init__")] = file
+    return found
+
+
+def needs(name: str, file: Path, known: dict[str, Path]) -> set[str]:
+    """The modules that one imports, in functions too; not what only types need."""
+    found = set()
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [one if one in known else str(node.module) for one in whole]
+        found |= {one for one in names if one in known and one != name}
+    return found
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Some modules that import each other in a circle; empty if there are none."""
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name not in done:
+            for other in sorted(graph[name]):
+                if found := walk(other, [*path, name]):
+                    return found
+            done.add(name)
+        return []
+
+    for name in sorted(graph):
+        if found := walk(name, []):
+            return found
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    known = modules()
+    assert len(known) > 300
+    graph = {name: needs(name, file, known) for name, file in known.items()}
+    assert graph["outlast.cli.stack"] and not cycle(graph), " -> ".join(cycle(graph))
+
+
+def test_a_circle_is_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}
+    assert cycle(graph) == ["b", "c", "d", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
 def test_components_read_no_environment_clock_or_configuration():
     for file in files_of(ENVIRONMENT_FREE):
         text = file.read_text()
