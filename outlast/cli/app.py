@@ -62,7 +62,7 @@ def rehearse(
 ) -> None:
     """Run the stack on this machine, in a scenario, and check the guarantees.
 
-    Without a scenario it is hit three times. docs/scenarios.md has the scenarios, and how to
+    Without a scenario it is preempted once and killed twice. docs/scenarios.md has the scenarios, and how to
     write one.
 
     \b

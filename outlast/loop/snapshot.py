@@ -24,7 +24,7 @@ from outlast.loop import nodes, state
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob, Blobs, Node
 
-FORMAT = 2
+FORMAT = 1
 _ALIGN_BYTES = 64
 _ENTRY = frozenset({"dtype", "shape", "offset", "bytes"})
 _ORDERED_ENTRY = frozenset({*_ENTRY, "order"})

@@ -206,7 +206,7 @@ state.restore_all({"box": box}, {"box": {"mode": {"$value": ["enum", sys.argv[3]
 def test_a_program_that_reads_a_hostile_run_writes_text(tmp_path: Path, act: str) -> None:
     """What a checkpoint or a result holds may be the message of an error."""
     name = f"a.{HOSTILE}"
-    text = {"format": 2, "values": {"model": {"$value": ["enum", name, name]}}, "arrays": []}
+    text = {"format": 1, "values": {"model": {"$value": ["enum", name, name]}}, "arrays": []}
     files = {"model.json": json.dumps(text).encode(), "model.bin": b""}
     store, layout = open_store(str(tmp_path / "run")), Layout("", "")
     listed = []

@@ -343,7 +343,7 @@ def _pages(work: Path) -> Target:
 
 def _folder_run(work: Path) -> Target:
     """A run's folder as `outlast.open` gives it to people, with its result."""
-    model = b'{"format":2,"values":{"model":[1,2]},"arrays":[]}\n'
+    model = b'{"format":1,"values":{"model":[1,2]},"arrays":[]}\n'
     table = b'{"step":[1,2],"loss":[0.5,null]}\n'
     inside = {"model.json": model, "model.bin": b"", "metrics.json": table}
     manifest = ResultManifest.of(

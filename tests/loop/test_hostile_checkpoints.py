@@ -41,7 +41,7 @@ def write(folder: Path, name: str, head: dict[str, Any], payload: bytes) -> None
     binary = "arrays.bin" if name == "state.json" else name.replace(".json", ".bin")
     folder.mkdir(exist_ok=True)
     (folder / binary).write_bytes(payload)
-    (folder / name).write_text(json.dumps({"format": 2, **head, "arrays": [entry]}))
+    (folder / name).write_text(json.dumps({"format": 1, **head, "arrays": [entry]}))
 
 
 @pytest.fixture

@@ -478,7 +478,7 @@ def test_only_scikit_learns_own_classes_are_built() -> None:
     [
         ("state.json", b"{", "cannot be read"),
         ("state.json", b'{"format":99}', "format 99"),
-        ("state.json", b'{"format":2,"arrays":[]}', "not a snapshot"),
+        ("state.json", b'{"format":1,"arrays":[]}', "not a snapshot"),
         ("arrays.bin", b"", "an array ends at 24"),
     ],
 )

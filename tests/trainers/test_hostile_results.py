@@ -66,7 +66,7 @@ class Theirs:
             for at, blob in enumerate(hostile.blobs().items[:3])
         ]
         table[0] = {"dtype": "|u1", "shape": [len(PAYLOAD)], "offset": 0, "bytes": len(PAYLOAD)}
-        head = {"format": 2, "values": values, "arrays": table}
+        head = {"format": 1, "values": values, "arrays": table}
         arrays = PAYLOAD.ljust(64, b"\0") + bytes(64) + bytes(4)
         files = {**self._files, "model.json": json.dumps(head).encode(), "model.bin": arrays}
         manifest = ResultManifest.of(
