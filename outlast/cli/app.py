@@ -62,8 +62,8 @@ def rehearse(
 ) -> None:
     """Run the stack on this machine, in a scenario, and check the guarantees.
 
-    Without a scenario it is preempted once and killed twice. docs/scenarios.md has the scenarios, and how to
-    write one.
+    Without a scenario, the run is preempted once and killed twice. docs/scenarios.md has the
+    scenarios, and how to write one.
 
     \b
     Exit codes

@@ -76,11 +76,13 @@ def test_a_lost_machine_costs_only_what_was_not_committed(walk: Walk) -> None:
 def test_the_first_of_two_machines_is_fenced(walk: Walk) -> None:
     with programs.started(walk.folder, walk.argv(walk.url), PACE="0.3") as first:
         programs.wait_for(lambda: walk.newest() > 0, first)
-        second = programs.run(walk.folder, walk.argv(walk.url))
-        assert second.returncode == 0, second.stderr
-        _, told = first.communicate(timeout=programs.WAIT_SEC)
+        # Slow too: a run that had ended meanwhile would end the first otherwise.
+        with programs.started(walk.folder, walk.argv(walk.url), PACE="0.3") as second:
+            _, told = first.communicate(timeout=programs.WAIT_SEC)
+            _, said = second.communicate(timeout=programs.WAIT_SEC)
     assert first.returncode != 0
     assert "fenced: term 1: term 2 holds the run now" in told
+    assert second.returncode == 0, said
 
 
 @pytest.mark.parametrize("url", [f"gs://{BUCKET}", f"gs://{BUCKET}/", f"gs://{BUCKET}/a//b"])

@@ -48,7 +48,7 @@ class Mutant:
 
 def copy_of_checkout(to: Path) -> Path:
     """A copy that runs: `PYTHONPATH` set to it, its commands come from it."""
-    shutil.copytree(ROOT, to, ignore=LEFT_OUT)
+    shutil.copytree(ROOT, to, ignore=LEFT_OUT, symlinks=True)
     for name in LINKED:
         (to / name).symlink_to(ROOT / name, target_is_directory=True)
     return to

@@ -59,7 +59,7 @@ REACHED = {
     "a late write refused": "PreconditionFailed",
     "a sweep or retention": " delete ",
     "a reader of the result": "operator fetch",
-    "a machine that is not a member any more": "no member of its group any more",
+    "a machine that is not a member any more": "not a member of its group any more",
     "old entries of HEAD in a page": "HEAD names pages",
 }
 """What the search must come by, or it would prove little: words of the trace."""

@@ -311,7 +311,10 @@ def test_an_attempt_cut_before_its_first_commit_begins_with_it_again(
     ("spoil", "says"),
     [
         (lambda pin: Pin(pin.root, pin.folder, "0" * 64), "pinned is 0000"),
-        (lambda pin: Pin(pin.root, f"t000009/s{0:012d}-00/", pin.digest), "no checkpoint any more"),
+        (
+            lambda pin: Pin(pin.root, f"t000009/s{0:012d}-00/", pin.digest),
+            "is not a checkpoint any more",
+        ),
     ],
 )
 def test_a_checkpoint_that_cannot_be_begun_with_ends_the_run(
