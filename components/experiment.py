@@ -140,7 +140,7 @@ def _image(
 def _pin(base: Shared, image: pulumi.Input[str]) -> RunPin:
     config = base.config
     return RunPin("run", {
-        "project": config.project, "owner": config.owner, "bucket": base.bucket,
+        "project": config.project, "owner": config.owner, "bucket": config.bucket,
         "prefix": config.prefix, "run": config.run, "resume": config.resume,
         "zone": config.location, "image": image, "boot": config.boot,
         "maxRunMinutes": config.max_run_minutes, "content": config.content,

@@ -215,11 +215,11 @@ class RunPinProvider(ResourceProvider):
 
 
 class RunPinArgs(TypedDict):
-    """Inputs of RunPin; known at a preview, all of them."""
+    """Inputs of RunPin; all plain, so that a preview knows them."""
 
     project: str
     owner: str
-    bucket: pulumi.Input[str]
+    bucket: str
     prefix: str
     run: str
     resume: int

@@ -83,6 +83,13 @@ def test_the_group_waits_for_permissions_and_code(program):
     assert {"identity-leave", "identity-write", "identity-read", "bundle-object"} <= waited
 
 
+def test_the_pin_waits_for_nothing(program):
+    """Its inputs are plain, so that a preview of a new stack can read HEAD."""
+    recorder = program()
+    assert only(recorder, "RunPin").dependencies == []
+    assert only(recorder, "RunPin").inputs["bucket"] == "outlast-rehearsal-outlast"
+
+
 def test_a_label_changes_the_template_alone(program):
     one, other = program(), program(**{"outlast:labels": '{"team":"vision"}'})
     changed = {
