@@ -10,7 +10,8 @@ sys.modules["grpc_status"] = None  # type: ignore[assignment]
 
 from pulumi.errors import InputPropertiesError  # noqa: E402
 from pulumi.provider import main  # noqa: E402
-from pulumi.provider.experimental.component import ComponentInitError, ComponentProvider  # noqa: E402
+from pulumi.provider.experimental.component import ComponentProvider  # noqa: E402
+from pulumi.provider.server import ComponentInitError  # noqa: E402
 
 from outlast.components import shared  # noqa: E402
 from outlast.components.experiment import Experiment  # noqa: E402
