@@ -1,8 +1,8 @@
 """Write a project that uses the installed package: `outlast init`."""
 
+import contextlib
 import os
 import re
-import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -91,7 +91,11 @@ def _environment(folder: Path) -> str:
 
 
 def _remove(folder: Path, written: list[Path], made: bool) -> None:
+    """Takes away what was written, with the folders for it; others' files keep theirs."""
     for path in written:
         path.unlink(missing_ok=True)
-    if made:
-        shutil.rmtree(folder, ignore_errors=True)
+    below = {parent for name in FILES for parent in (folder / name).parents}
+    ours = [each for each in below if folder in each.parents or (made and each == folder)]
+    for each in sorted(ours, reverse=True):
+        with contextlib.suppress(OSError):
+            each.rmdir()

@@ -130,6 +130,16 @@ def test_nothing_is_left_of_a_project_that_could_not_be_written(
     assert not (tmp_path / "demo").exists()
 
 
+def test_a_folder_that_was_there_is_left_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(init.FILES, "/proc/no/such", "gitignore")
+    (tmp_path / "demo" / ".git").mkdir(parents=True)
+    with pytest.raises(OperateError, match="cannot be written"):
+        init.write(tmp_path / "demo")
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == [".git"]
+
+
 def test_without_git_a_project_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert init.write(tmp_path / "demo")
