@@ -18,7 +18,6 @@ known."""
 NO_PROGRESS_FACTOR = 3.0
 """A term without a commit counts as no progress after this many times the last time to a commit."""
 
-
 NUMBERS_MAX = 100_000_000
 """No run has so many terms or resumes: a HEAD that counts so far was written by something else, and
 its numbers soon fit into no record."""

@@ -70,8 +70,8 @@ class GcsStore(Fetching):
         from google.cloud import storage
         from google.cloud.storage.retry import DEFAULT_RETRY
 
-        # Else the client asks for the bucket itself, from a separate thread, for traces that
-        # a metric that is not collected: a request that the VM's service account may not make.
+        # Otherwise the client asks for the bucket itself, in a separate thread, for traces that are
+        # not collected: a request that the VM's service account may not make.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.url = f"gs://{bucket}"
         self._server: tuple[datetime, float] | None = None
