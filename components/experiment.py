@@ -1,6 +1,6 @@
 """One experiment: one run on one VM, with all that it needs in the cloud."""
 
-from typing import Any, Self, cast
+from typing import Any
 
 import pulumi
 
@@ -11,7 +11,7 @@ from outlast.components.bundle_object import BundleObject
 from outlast.components.foundation_use import FoundationUse
 from outlast.components.healing_group import HealingGroup
 from outlast.components.health import HealthCheck
-from outlast.components.shared import Shared
+from outlast.components.shared import Shared, StackComponent
 from outlast.components.vm_access import VmAccess
 from outlast.components.vm_identity import VmIdentity
 from outlast.components.vm_template import VmTemplate
@@ -20,7 +20,7 @@ from outlast.settings import Code, Settings
 from outlast.settings.experiment_args import ExperimentArgs
 
 
-class Experiment(pulumi.ComponentResource):
+class Experiment(StackComponent):
     """One run on one VM at a time: the bucket, the network, the VM's identity, the code, the image,
     the instance template and the group that replaces a lost VM.
 
@@ -59,7 +59,7 @@ class Experiment(pulumi.ComponentResource):
         shared.refuse_second("Experiment", name)
         found = settings.look_up(config)
         code = settings.bundle(config)
-        super().__init__("outlast:index:Experiment", name, {}, opts)
+        super().__init__("outlast:index:Experiment", name, opts)
         base = shared.declare(config, found, pulumi.ResourceOptions(parent=self))
         self.outputs = {**_declare(base, code), "bucketLocation": found.location}
         for key in ("bucket", "experiment", "run", "group", "image"):
@@ -77,21 +77,6 @@ class Experiment(pulumi.ComponentResource):
                 "image": self.image,
             }
         )
-
-    @classmethod
-    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Self:
-        """The experiment that the stack's `outlast:` settings describe. Raises SettingsError."""
-        return cls.of(name, settings.load(), opts)
-
-    @classmethod
-    def of(cls, name: str, config: Settings, opts: pulumi.ResourceOptions | None = None) -> Self:
-        """The experiment of settings that are loaded already. Raises SettingsError."""
-        return cls(name, cast(ExperimentArgs, config), opts)
-
-    def export(self) -> None:
-        """Makes its outputs the stack's, as the `outlast` command reads them."""
-        for key, value in self.outputs.items():
-            pulumi.export(key, value)
 
 
 def _declare(base: Shared, code: Code) -> dict[str, Any]:

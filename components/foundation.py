@@ -1,18 +1,18 @@
 """A foundation: what several experiments share, without a run."""
 
-from typing import Any, Self, cast
+from typing import Any
 
 import pulumi
 
 from outlast import settings
 from outlast.components import shared
-from outlast.components.shared import Shared
+from outlast.components.shared import Shared, StackComponent
 from outlast.dynamic.foundation_guard import FoundationGuard
 from outlast.settings import Settings
 from outlast.settings.experiment_args import ExperimentArgs
 
 
-class Foundation(pulumi.ComponentResource):
+class Foundation(StackComponent):
     """The bucket, the network, the role and the image that several experiments share, and a guard
     that keeps them while an experiment uses them.
 
@@ -39,31 +39,15 @@ class Foundation(pulumi.ComponentResource):
             config = settings.of_args({**args, "part": "foundation"})
         shared.refuse_second("Foundation", name)
         found = settings.look_up(config)
-        super().__init__("outlast:index:Foundation", name, {}, opts)
+        super().__init__("outlast:index:Foundation", name, opts)
         base = shared.declare(config, found, pulumi.ResourceOptions(parent=self))
-        self.outputs: dict[str, Any] = {
-            **_declare(self, base), "bucketLocation": found.location}  # fmt: skip
+        self.outputs = {**_declare(self, base), "bucketLocation": found.location}
         self.bucket = pulumi.Output.from_input(base.bucket)
         self.network = pulumi.Output.from_input(base.network)
         self.leave_role = pulumi.Output.from_input(base.leave_role)
         self.register_outputs(
             {"bucket": self.bucket, "network": self.network, "leave_role": self.leave_role}
         )
-
-    @classmethod
-    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Self:
-        """The foundation that the stack's `outlast:` settings describe. Raises SettingsError."""
-        return cls.of(name, settings.load(), opts)
-
-    @classmethod
-    def of(cls, name: str, config: Settings, opts: pulumi.ResourceOptions | None = None) -> Self:
-        """The foundation of settings that are loaded already. Raises SettingsError."""
-        return cls(name, cast(ExperimentArgs, config), opts)
-
-    def export(self) -> None:
-        """Makes its outputs the stack's, as experiments and the `outlast` command read them."""
-        for key, value in self.outputs.items():
-            pulumi.export(key, value)
 
 
 def _declare(parent: pulumi.Resource, base: Shared) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import pulumi
@@ -40,6 +40,31 @@ def refuse_second(kind: str, name: str) -> None:
             " foundation; make another stack for it (pulumi stack init)"
         )
     _declared[program] = f"{kind} {name!r}"
+
+
+class StackComponent(pulumi.ComponentResource):
+    """A component that is all of a stack: its `outputs` are the stack's. It is made from arguments
+    or from settings."""
+
+    def __init__(self, kind: str, name: str, opts: pulumi.ResourceOptions | None) -> None:
+        super().__init__(kind, name, {}, opts)
+        # Not in the class, where the package's schema would take it for one output.
+        self.outputs: dict[str, Any] = {}
+
+    @classmethod
+    def from_config(cls, name: str, opts: pulumi.ResourceOptions | None = None) -> Self:
+        """What the stack's `outlast:` settings describe. Raises SettingsError."""
+        return cls.of(name, settings.load(), opts)
+
+    @classmethod
+    def of(cls, name: str, config: Settings, opts: pulumi.ResourceOptions | None = None) -> Self:
+        """The component of settings that are loaded already. Raises SettingsError."""
+        return cls(name, cast(Any, config), opts)
+
+    def export(self) -> None:
+        """Makes its outputs the stack's, as experiments and the `outlast` command read them."""
+        for key, value in self.outputs.items():
+            pulumi.export(key, value)
 
 
 @dataclass

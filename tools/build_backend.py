@@ -1,6 +1,6 @@
 """Builds the wheel with setuptools, and puts the commit that it is built from into it."""
 
-import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,17 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from outlast.cli.version import commit_of  # noqa: E402 - of this checkout
+
 COMMIT = ROOT / "outlast" / "cli" / "commit.txt"
 
 
 def build_wheel(wheel_directory: str, *args: Any, **kwargs: Any) -> str:
     """As PEP 517 has it."""
     try:
-        COMMIT.write_text(_commit())
+        COMMIT.write_text(commit_of(ROOT))
         return build_meta.build_wheel(wheel_directory, *args, **kwargs)
     finally:
         COMMIT.unlink(missing_ok=True)
-
-
-def _commit() -> str:
-    """The commit, with a mark if files differ from it; empty without a repository."""
-    describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
-    try:
-        done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()

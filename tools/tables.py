@@ -9,7 +9,6 @@ TypedDicts and annotated attributes with the docstrings below them.
 
 import ast
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -18,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.alias_generators import to_snake
 
 ROOT = Path(__file__).resolve().parent.parent
-RESOURCES = {"pulumi.ComponentResource", "ComponentResource", "Resource"}
+RESOURCES = {"pulumi.ComponentResource", "ComponentResource", "Resource", "StackComponent"}
 MADE = "<!-- Made by `make tables`; edit what it is made from. -->"
 
 CONFIGURATION = """# Every setting
@@ -126,17 +126,13 @@ def arguments() -> str:
             kind = TYPES[type(entry["default"])]
             default = json.dumps(entry["default"])
             about = textwrap.wrap(f"{entry['description']}. Default: `{default}`", 90)
-            lines.append(f"    {_snake(key)}: {kind}")
+            lines.append(f"    {to_snake(key)}: {kind}")
             if len(about) == 1 and len(about[0]) < 85:
                 lines.append(f'    """{about[0]}"""')
             else:
                 about[0] = f'"""{about[0]}'
                 lines += [f"    {line}" for line in (*about, '"""')]
     return "\n".join(lines) + "\n"
-
-
-def _snake(key: str) -> str:
-    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
 
 
 def _scalar(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 from importlib import metadata
+from pathlib import Path
 
 from outlast.base.folders import PACKAGE
 
@@ -17,13 +18,14 @@ def _commit() -> str:
     built = PACKAGE / "cli" / "commit.txt"
     if built.is_file():
         return built.read_text().strip()
-    if not (PACKAGE.parent / "tools").is_dir():  # not a checkout
-        return ""
+    return commit_of(PACKAGE.parent) if (PACKAGE.parent / "tools").is_dir() else ""
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout, with a mark if files differ from it; empty without a repository."""
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
-        done = subprocess.run(
-            describe, cwd=PACKAGE.parent, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(describe, cwd=checkout, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pulumi
-from pydantic.alias_generators import to_snake
 
 from outlast.base.folders import PACKAGE
 from outlast.bucket.layout import Layout
@@ -19,6 +18,7 @@ from outlast.settings.rules.code import requirement_files, source_files
 from outlast.settings.rules.place import foundation_name
 from outlast.settings.schema import Settings
 from outlast.spec import bundle as bundles
+from outlast.spec.run_spec import whole
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def load() -> Settings:
 def of_args(args: Mapping[str, Any]) -> Settings:
     """The settings that a program gives by their names in Python, instead of the stack's. Project,
     region and zone are the stack's `gcp:` settings. Raises SettingsError."""
-    names = {to_snake(key): key for key in keys.declared()}
+    names = {name: keys.to_camel(name) for name in keys.Keys.model_fields}
     values = {key: value for key, value in _stack_values().items() if key.startswith("gcp:")}
     for name, value in args.items():
         if name not in names:
@@ -56,7 +56,7 @@ def of_args(args: Mapping[str, Any]) -> Settings:
 def _text(name: str, value: Any) -> str:
     """As the engine hands a setting over."""
     try:
-        return value if isinstance(value, str) else json.dumps(_whole(value))
+        return value if isinstance(value, str) else json.dumps(_with_whole_numbers(value))
     except TypeError:
         raise SettingsError(
             f"argument {name} {value!r}: must be a text, a number, true or false, or a list or"
@@ -64,13 +64,15 @@ def _text(name: str, value: Any) -> str:
         ) from None
 
 
-def _whole(value: Any) -> Any:
+def _with_whole_numbers(value: Any) -> Any:
     """Whole numbers as integers: programs in other languages have floats only."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
+    if isinstance(value, float):
+        return whole(value)
     if isinstance(value, Mapping):
-        return {key: _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _with_whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_whole_numbers(item) for item in value]
+    return value
 
 
 def _stack_values() -> dict[str, Any]:

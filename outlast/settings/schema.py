@@ -135,7 +135,7 @@ class Settings:
             webhook_secret=self.webhook_secret,
             init=self.init,
             content=dict(self.content),
-            billed=json.loads(self.billed),
+            billed=self.billed,
         )
 
     @property
@@ -161,11 +161,6 @@ class Settings:
         return identity.name_of(self.content)
 
     @property
-    def git(self) -> str:
-        """The commit that the VM fetches, as in its metadata; empty for none."""
-        return self.delivery.git.to_json() if self.delivery.git else ""
-
-    @property
     def secrets(self) -> dict[str, str]:
         """Setting to the secret that it names; what the VM must be allowed to read."""
         named = {f"secretEnv.{variable}": name for variable, name in self.secret_env.items()}
@@ -184,20 +179,18 @@ class Settings:
         return f"experiments/{self.experiment}"
 
     @property
-    def billed(self) -> str:
+    def billed(self) -> dict[str, Any]:
         """What is paid for beside the machine type, as the attempts' records have it."""
-        return identity.canonical_json(
-            {
-                "spot": self.spot,
-                "accelerator": self.accelerator,
-                "accelerators": self.accelerator_count,
-                "disk": self.boot_disk_type,
-                "disk_gb": self.boot_disk_gb,
-                "ssds": self.local_ssd,
-                "address": self.network_rules.external_ip,
-                "nat": self.network_rules.isolated and self.network_rules.nat,
-            }
-        )
+        return {
+            "spot": self.spot,
+            "accelerator": self.accelerator,
+            "accelerators": self.accelerator_count,
+            "disk": self.boot_disk_type,
+            "disk_gb": self.boot_disk_gb,
+            "ssds": self.local_ssd,
+            "address": self.network_rules.external_ip,
+            "nat": self.network_rules.isolated and self.network_rules.nat,
+        }
 
     @property
     def tags(self) -> list[str]:

@@ -77,7 +77,7 @@ class Timeouts:
 
     def to_json(self) -> str:
         """As `parse` reads it."""
-        return canonical_json({one.name: _whole(getattr(self, one.name)) for one in fields(self)})
+        return canonical_json({one.name: whole(getattr(self, one.name)) for one in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -385,10 +385,10 @@ def flag_text(value: Argument) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _whole(value: float) -> float | int:
+def whole(value: float) -> float | int:
     """A whole number as an integer, as settings have them."""
     return int(value) if float(value).is_integer() else value
 
 
 def _number(value: float) -> str:
-    return str(_whole(float(value)))
+    return str(whole(float(value)))
