@@ -6,7 +6,6 @@ Exit codes are those of outlast/base/exits.py: 0 done, 64 bad usage, 75 interrup
 resumed by the same command, 76 another process has taken the run's folder over, 1 anything else.
 """
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from outlast import trainers
 from outlast.base import exits
+from outlast.base.suggest import did_you_mean
 from outlast.loop import LoopError
 from outlast.loop.errors import exit_code
 from outlast.trainers.flags import UsageError
@@ -36,9 +36,8 @@ def main(argv: Sequence[str]) -> int:
             )
             return exits.USAGE
     elif name not in trainers.names():
-        near = difflib.get_close_matches(name, trainers.names(), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        print(f"trainer {name!r}: unknown; {hint}known are {known}", file=sys.stderr)
+        hint = " ".join(filter(None, (did_you_mean(name, trainers.names()), f"known are {known}")))
+        print(f"trainer {name!r}: unknown; {hint}", file=sys.stderr)
         return exits.USAGE
     try:
         module = trainers.load_from(Path(name)) if os.sep in name else trainers.load(name)

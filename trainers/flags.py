@@ -1,7 +1,6 @@
 """The flags that all trainers share, in one place, and a parser that answers in one sentence."""
 
 import argparse
-import difflib
 import math
 import os
 import sys
@@ -10,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Self
 
 from outlast.base import exits
+from outlast.base.suggest import did_you_mean
 from outlast.protocol import parse_every
 
 MUTABLE = {"epochs": "raised", "eval-every": "any", "threads": "any"}
@@ -48,8 +48,7 @@ class Parser(argparse.ArgumentParser):
             if not flag.startswith("-"):
                 self.error(f"argument {flag!r}: only flags are taken, such as --seed 1")
             known = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(flag, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see --help for those there are"
+            hint = did_you_mean(flag, known, "see --help for all flags")
             self.error(f"flag {flag}: unknown; {hint}")
         return parsed
 

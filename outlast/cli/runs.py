@@ -5,7 +5,6 @@ manifest, whose digest HEAD names, before anybody gets to see them.
 """
 
 import contextlib
-import difflib
 import html
 import importlib.util
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
+from outlast.base.suggest import nearest
 from outlast.base.visible import one_line, visible
 from outlast.bucket import metrics, pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
@@ -431,8 +431,7 @@ def _near(folder: Path) -> str:
     )
     inside = [run for run in runs if run.parent == folder]
     names = {str(run): run for run in runs} | {run.name: run for run in runs}
-    close = difflib.get_close_matches(str(folder), names, n=1)
-    meant = inside[:3] or [names[name] for name in close]
+    meant = inside[:3] or [names[name] for name in nearest(folder, names)]
     return f"did you mean {' or '.join(map(str, meant))}?" if meant else ""
 
 

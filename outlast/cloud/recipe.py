@@ -5,7 +5,6 @@ hold and nothing of how its builder runs, so that a larger builder causes no new
 """
 
 import base64
-import difflib
 import gzip
 import hashlib
 import json
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.folders import PACKAGE
+from outlast.base.suggest import did_you_mean
 from outlast.spec import bundle as bundles
 from outlast.spec import keys, requirements
 from outlast.spec.delivery import VALUE_LIMIT
@@ -119,8 +119,7 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
     for what it leaves out. Raises RecipeError."""
     for key in given:
         if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), sorted(_KEYS), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"its parts are {_words(_KEYS)}"
+            hint = did_you_mean(key, sorted(_KEYS), f"its parts are {_words(_KEYS)}")
             raise RecipeError(f"{KEY}.{key}: is not part of a recipe; {hint}")
     recipe = Recipe(
         family=_text(given, "family", DEFAULT_FAMILY, _FAMILY, "must be a name such as outlast"),

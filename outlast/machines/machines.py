@@ -5,12 +5,12 @@ family passes with a word of advice, and one that is newer than the table by
 `outlast:allowUnlisted`. Where machines are, `regions.py` says.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outlast.base.suggest import did_you_mean, nearest
 from outlast.machines.families import (
     AS_OF,
     FAMILIES,
@@ -323,9 +323,9 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
 def _check_name(key: str, name: str) -> None:
     """A family that the table does not know: a size must follow it all the same."""
     if "-" not in name:
-        near = difflib.get_close_matches(name, (t for f in FAMILIES.values() for t in f.types), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise MachineError(key, name, f"must be a family and a size, such as e2-standard-2{hint}")
+        hint = did_you_mean(name, (t for f in FAMILIES.values() for t in f.types))
+        rule = f"must be a family and a size, such as e2-standard-2{hint and '; '}{hint}"
+        raise MachineError(key, name, rule)
 
 
 def _check_shared(choice: Choice, machine: Machine) -> None:
@@ -373,7 +373,7 @@ def _nearest(machine: Machine, rules: Family) -> list[str]:
     below = max((one for one in alike if one[0] < wanted), default=None)
     above = min((one for one in alike if one[0] > wanted), default=None)
     found = [one[1] for one in (below, above) if one]
-    return found or difflib.get_close_matches(machine.type, rules.types, n=3, cutoff=0)
+    return found or nearest(machine.type, rules.types, most=3, cutoff=0)
 
 
 def _check_custom(key: str, machine: Machine, custom: re.Match[str], rules: Custom | None) -> None:
@@ -466,8 +466,7 @@ def _check_accelerator(choice: Choice, machines: Sequence[Machine]) -> None:
             f"leave it out and set outlast:machineType to one of {families[0]}",
         )
     if name not in N1_GPUS:
-        near = difflib.get_close_matches(name, N1_GPUS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"must be {either(list(N1_GPUS))}"
+        hint = did_you_mean(name, N1_GPUS, f"must be {either(list(N1_GPUS))}")
         raise MachineError("accelerator", name, f"is not a GPU that can be attached; {hint}")
     if machine.family != "n1":
         raise MachineError(
@@ -510,11 +509,10 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
             )
             continue
         if rules is None:
-            near = difflib.get_close_matches(machine.family, FAMILIES, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = did_you_mean(machine.family, FAMILIES)
             said.append(
                 f"outlast:machineType {machine.type}: family {machine.family} is not in Outlast's"
-                f" table{hint}; nothing about it is checked here"
+                f" table{f' ({hint})' if hint else ''}; nothing about it is checked here"
             )
             continue
         if rules.arm and "arm64" not in choice.image:

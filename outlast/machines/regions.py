@@ -5,11 +5,11 @@ copies; asia-southeast3 from the release notes of 20 January 2026; AI zones (`us
 from the page "AI zones". A region or zone that is newer passes by `outlast:allowUnlisted`.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outlast.base.suggest import did_you_mean
 from outlast.machines.machines import MachineError, either
 
 AS_OF = "January 2026"
@@ -139,12 +139,11 @@ def _check_region(key: str, value: str, region: str, unlisted: Sequence[str]) ->
         raise MachineError(key, value, "must be a region such as europe-west4", action)
     if region in REGIONS or region in unlisted:
         return
-    near = difflib.get_close_matches(region, REGIONS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(region, REGIONS)
     raise MachineError(
         key,
         value,
-        f"Google has no region {region}{hint}",
+        f"Google has no region {region}{hint and '; '}{hint}",
         f"set {_full(key)}, or name {region} in outlast:allowUnlisted if it is newer than {AS_OF}",
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pulumi
 
 from outlast.base.folders import PACKAGE
+from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import Layout
 from outlast.cloud import recipe as recipes
 from outlast.settings import keys, lookups, reader
@@ -42,7 +43,7 @@ def of_args(args: Mapping[str, Any]) -> Settings:
     values = {key: value for key, value in _stack_values().items() if key.startswith("gcp:")}
     for name, value in args.items():
         if name not in names:
-            hint = reader.nearest(name, names, "docs/configuration.md lists them")
+            hint = did_you_mean(name, names, "docs/configuration.md lists them")
             raise SettingsError(f"argument {name}: is not a setting of Outlast; {hint}")
         if isinstance(value, pulumi.Output):
             raise SettingsError(

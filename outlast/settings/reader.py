@@ -4,7 +4,6 @@
 one sentence with the field, the value and the rule, then what to do; the engine prints it as it is.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import pulumi
 
 from outlast.base import folders
+from outlast.base.suggest import did_you_mean
 from outlast.machines import machines
 
 NAMESPACE = "outlast"
@@ -48,7 +48,7 @@ class Reader:
             if key not in self._known:
                 raise SettingsError(
                     f"{NAMESPACE}:{key}: is not a setting of Outlast;"
-                    f" {nearest(key, self._known, 'docs/configuration.md lists them')}"
+                    f" {did_you_mean(key, self._known, 'docs/configuration.md lists them')}"
                 )
 
     def text(self, key: str) -> str:
@@ -134,11 +134,6 @@ def bad(key: str, value: Any, rule: str, otherwise: str = "") -> SettingsError:
     return SettingsError(
         f"{NAMESPACE}:{key} {value!r}: {rule}; {action}{' ' + otherwise if otherwise else ''}"
     )
-
-
-def nearest(word: str, known: Any, otherwise: str) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def first_line(error: BaseException) -> str:

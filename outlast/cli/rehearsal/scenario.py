@@ -5,14 +5,14 @@ The local cloud reads and checks the file (`python -m outlast.localcloud check`)
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import Reason
 from outlast.base.folders import PACKAGE
+from outlast.base.suggest import did_you_mean
 from outlast.cli.engine import Parts, scrubbed
 from outlast.cli.errors import RehearsalError, UsageError
 from outlast.cli.rehearsal.guarantees import GUARANTEES, NEEDS_BASELINE
@@ -79,7 +79,7 @@ def find(name: str) -> Path:
         return path.resolve()
     named = FOLDER / f"{name}.yaml"
     if not named.is_file():
-        hint = _nearest(name, names(), "outlast rehearse --list shows them all.")
+        hint = did_you_mean(name, names(), "outlast rehearse --list shows them all.")
         raise UsageError(f"scenario {name!r}: does not exist; {hint}")
     return named
 
@@ -129,7 +129,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
     asked = tuple(expect.get("guarantees") or ())
     for place, guarantee in enumerate(asked):
         if guarantee not in GUARANTEES:
-            hint = _nearest(str(guarantee), GUARANTEES, f"known are {', '.join(GUARANTEES)}.")
+            hint = did_you_mean(guarantee, GUARANTEES, f"known are {', '.join(GUARANTEES)}.")
             raise UsageError(
                 f"scenario {name}: expect.guarantees[{place}] {guarantee!r}: is not a guarantee; "
                 + hint
@@ -139,7 +139,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
     end = expect.get("end") or {}
     reason = end.get("reason")
     if reason is not None and reason not in list(Reason):
-        hint = _nearest(str(reason), Reason, f"known are {', '.join(Reason)}.")
+        hint = did_you_mean(reason, Reason, f"known are {', '.join(Reason)}.")
         raise UsageError(f"scenario {name}: expect.end.reason {reason!r}: is not a reason; {hint}")
     return Scenario(
         name=name,
@@ -159,11 +159,5 @@ def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
     known = [f"outlast:{key}" for key in keys.declared()]
     for key in stack:
         if key.startswith("outlast:") and key not in known:
-            hint = _nearest(key, known, "docs/configuration.md has them all.")
+            hint = did_you_mean(key, known, "docs/configuration.md has them all.")
             raise UsageError(f"scenario {name}: stack.{key}: is not a setting of Outlast; {hint}")
-
-
-def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The known word that was meant, as a question; `otherwise` if none is near."""
-    near = get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise

@@ -6,7 +6,6 @@ command, 76 another process has taken the run's folder over, else the command's 
 
 import argparse
 import contextlib
-import difflib
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import NoReturn
 from outlast.base import exits
 from outlast.base.console import fill_streams
 from outlast.base.exits import State
+from outlast.base.suggest import did_you_mean
 from outlast.loop import data
 from outlast.loop.command import kinds
 from outlast.loop.command.command import QUIET_SEC, RESULT_GB_MAX, Command
@@ -62,12 +62,9 @@ class Options(argparse.ArgumentParser):
         if not rest:
             return options
         known = [name for action in self._actions for name in action.option_strings]
-        near = difflib.get_close_matches(rest[0].partition("=")[0], known, n=1)
         then = "write the command after --, as in outlast train -- python train.py"
-        raise CommandError(
-            f"{' '.join(rest)}: is not an option of outlast train; "
-            + (f"did you mean {near[0]}?" if near else then)
-        )
+        hint = did_you_mean(rest[0].partition("=")[0], known, then)
+        raise CommandError(f"{' '.join(rest)}: is not an option of outlast train; {hint}")
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(message.removeprefix("argument "))

@@ -6,11 +6,11 @@ its word goes, and the flag before it. ``{latest:GLOB:WORD}`` is WORD then. ``{r
 WORDS where there is a checkpoint's file, and nothing before.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from outlast.base.suggest import nearest
 from outlast.loop.command import shell
 from outlast.loop.command.globs import compiled
 from outlast.loop.command.kinds import Kinds
@@ -39,7 +39,7 @@ def near_misses(text: str) -> Iterator[str]:
     """Sentences about words in braces that look like a mistyped field."""
     known = [*FIELDS, *OPTIONAL]
     for word in dict.fromkeys(re.findall(r"(?<!\$)\{([a-z_]+)(?::[^{}]*)?\}", text)):
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        near = nearest(word, known, cutoff=0.8)
         if near and word not in known:
             yield f"command {{{word}}}: stays as it is; did you mean {{{near[0]}}}?"
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import EXPERIMENT_PATTERN
 from outlast.settings import keys
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, nearest
+from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 from outlast.settings.rules.code import requirements_of, source_files
 from outlast.settings.rules.data import GS_PATH, data_paths_of
 from outlast.settings.rules.trainer import arguments_of, parser_of, source_of
@@ -156,7 +157,7 @@ def content_of(
             offered = sorted(flags - _SET_ELSEWHERE.keys())
             raise SettingsError(
                 f"{NAMESPACE}:args {flag}: is not a flag of trainer {trainer};"
-                f" {nearest(flag, offered, 'its flags are ' + ', '.join(offered))}"
+                f" {did_you_mean(flag, offered, 'its flags are ' + ', '.join(offered))}"
             )
     try:
         arguments = arguments_of(trainer, argv(texts_of(args)))

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from outlast import trainers
 from outlast.base.folders import PACKAGE
-from outlast.settings.reader import NAMESPACE, SettingsError, first_line, nearest
+from outlast.base.suggest import did_you_mean
+from outlast.settings.reader import NAMESPACE, SettingsError, first_line
 from outlast.spec import identity
 from outlast.spec.changes import How
 
@@ -75,7 +76,7 @@ def _module(name: str) -> ModuleType:
     if name not in known:
         raise SettingsError(
             f"{NAMESPACE}:trainer {name!r}: is not a trainer;"
-            f" {nearest(name, known, 'known are ' + ', '.join(known))}"
+            f" {did_you_mean(name, known, 'known are ' + ', '.join(known))}"
         )
     if (TRAINERS / name).is_dir():
         raise SettingsError(
