@@ -9,26 +9,26 @@ Public names, imported on first use so that ``import outlast`` costs nothing:
 ``BatchSampler``
     batches in an order whose place is one number, see :mod:`outlast.loop.sampler`.
 ``open``, ``load``
-    a run, or an object of its result, for notebooks and scripts, see :mod:`outlast.cli.runs`.
+    a run, or an object of its result, for notebooks and scripts, see :mod:`outlast.notebook`.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outlast.cli.runs import load
-    from outlast.cli.runs import open_run as open
     from outlast.loop import train
     from outlast.loop.data import data
     from outlast.loop.sampler import BatchSampler
+    from outlast.notebook import load
+    from outlast.notebook import open_run as open
 
 __all__ = ["BatchSampler", "data", "load", "open", "train"]
 
 _HOMES = {
     "BatchSampler": "outlast.loop.sampler",
     "data": "outlast.loop.data",
-    "load": "outlast.cli.runs",
-    "open": "outlast.cli.runs",
+    "load": "outlast.notebook",
+    "open": "outlast.notebook",
     "train": "outlast.loop",
 }
 _NAMES = {"open": "open_run"}

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import outlast
 from outlast.base import exits
-from outlast.bucket import layout, metrics
 from outlast.loop import DataError, LoopError, local, words
-from outlast.spec import identity
+from outlast.spec import identity, metrics
+from outlast.spec.result import METRICS_FILE
 from outlast.trainers import flags
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
     with limited(config.thread_count):
         trainer.load_model(state, result)
         found = trainer.evaluate(state)
-    table = metrics.read_table((result / layout.METRICS_FILE).read_bytes())
+    table = metrics.read_table((result / METRICS_FILE).read_bytes())
     recorded = {name: column[-1] for name, column in table.items()}
     _show({**recorded, **found})
     differing = [name for name, value in found.items() if value != recorded.get(name)]

@@ -19,7 +19,7 @@ from outlast.base.names import DIGEST, check_object_name
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.data import Cache, DataError
 from outlast.bucket.head import Head, HeadError, HeadLost, Result, read_head
-from outlast.bucket.layout import RESULT_FILE, Layout, check_result
+from outlast.bucket.layout import Layout
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import (
     Forbidden,
@@ -30,6 +30,7 @@ from outlast.bucket.store import (
     checksum_of,
     open_store,
 )
+from outlast.spec.result import RESULT_FILE, check_result
 
 SAY_SEC = 5.0
 

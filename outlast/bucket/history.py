@@ -10,19 +10,13 @@ from typing import Any
 
 from outlast.base.codec import format_time
 from outlast.base.exits import Reason, State
-from outlast.bucket import blocks, metrics
+from outlast.bucket import blocks
 from outlast.bucket.head import Head, HeadLost, read_head
-from outlast.bucket.layout import (
-    AttemptEnd,
-    AttemptStart,
-    BootEnd,
-    Heartbeat,
-    Last,
-    Layout,
-)
+from outlast.bucket.layout import AttemptEnd, AttemptStart, BootEnd, Heartbeat, Layout
 from outlast.bucket.store import NotFound, Store
 from outlast.bucket.transfer import in_parallel, small_reads
-from outlast.spec import changes
+from outlast.spec import changes, metrics
+from outlast.spec.metrics import Last
 
 _NO_FAILURES = frozenset(
     {Reason.DONE, Reason.PREEMPTED, Reason.INTERRUPTED, Reason.MAINTENANCE, Reason.STOPPED}

@@ -5,27 +5,21 @@ server times. Standard library only: the trainer's side and the operator's side 
 """
 
 import dataclasses
-import hashlib
 import os
 import re
-import typing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.names import Digest, Host, Id, Label, Zone, check_file_names, check_object_name
 from outlast.base.numbers import Ordinal, Seconds, Size, Steps
+from outlast.spec.metrics import Last
+from outlast.spec.result import HEAD_FILE
 
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-METRICS_FILE = "metrics.json"
-RESULT_FILE = "RESULT.json"
-PART_FILE = "part.json"
-"""What a trainer says of a part's end: evaluations, and why it ended before its last step."""
-PART_RESULT = "result"
-"""Folder beside it: the files of the part's result, with their RESULT.json."""
 
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
@@ -64,7 +58,7 @@ class Layout:
 
     @property
     def head(self) -> str:
-        return self._path("HEAD")
+        return self._path(HEAD_FILE)
 
     @property
     def boots(self) -> str:
@@ -253,15 +247,6 @@ class AttemptStart(Record):
 
 
 @dataclass(frozen=True)
-class Last:
-    """The last value of a metric, and the step that it belongs to."""
-
-    step: Steps
-    value: Any
-    """A number, string or bool; None for a number in a row that is not finite."""
-
-
-@dataclass(frozen=True)
 class AttemptEnd(Record):
     """`attempts/000003/end.json`; an attempt without one reads as lost with its VM at the last
     heartbeat."""
@@ -380,37 +365,6 @@ class Manifest(Record):
 
 
 @dataclass(frozen=True)
-class ResultFile:
-    """One file of a result."""
-
-    name: str
-    size: Size
-    sha256: Digest
-
-
-@dataclass(frozen=True)
-class ResultManifest(Record):
-    """`RESULT.json`: no clock, host, experiment or attempt inside, so that runs compare."""
-
-    files: tuple[ResultFile, ...]
-    digest: Digest
-
-    def __post_init__(self) -> None:
-        check_file_names((file.name for file in self.files), "ResultManifest.files")
-        found = result_digest(self.files)
-        if self.digest != found:
-            raise ValueError(
-                f"ResultManifest.digest {self.digest!r}: the files listed give {found}"
-            )
-
-    @classmethod
-    def of(cls, files: typing.Iterable[ResultFile]) -> Self:
-        """The manifest of these files, sorted by name."""
-        ordered = tuple(sorted(files, key=lambda file: file.name))
-        return cls(files=ordered, digest=result_digest(ordered))
-
-
-@dataclass(frozen=True)
 class EndCopy(Record):
     """`END-r<resume>.json`: a copy of HEAD's end for people; no reader needs it."""
 
@@ -428,32 +382,9 @@ class EndCopy(Record):
     """Why the trainer ended the run before all its steps were made."""
 
 
-def result_digest(files: typing.Iterable[ResultFile]) -> str:
-    """The sha256 of what `sha256sum` prints for the files in the order of their names."""
-    lines = sorted((file.name, f"{file.sha256}  {file.name}\n") for file in files)
-    return hashlib.sha256("".join(line for _, line in lines).encode()).hexdigest()
-
-
-def check_result(folder: Path) -> ResultManifest:
-    """The manifest of the result in a folder; ValueError that names what of it is gone, or is not
-    what the manifest says."""
-    try:
-        manifest = ResultManifest.from_json((folder / RESULT_FILE).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{RESULT_FILE}: cannot be read ({error})") from None
-    for file in manifest.files:
-        try:
-            found = hashlib.sha256((folder / file.name).read_bytes()).hexdigest()
-        except OSError as error:
-            raise ValueError(f"{file.name}: cannot be read ({error.strerror})") from None
-        if found != file.sha256:
-            raise ValueError(f"{file.name}: has other bytes than the run gave it")
-    return manifest
-
-
 def is_run_path(where: str | Path) -> bool:
     """Whether a run is named by where it is, and not by its experiment."""
     text = os.fspath(where)
     if isinstance(where, Path) or os.sep in text or text.startswith("gs://"):
         return True
-    return any((Path(text) / kept).exists() for kept in ("HEAD", "attempts"))
+    return any((Path(text) / kept).exists() for kept in (HEAD_FILE, "attempts"))

@@ -13,18 +13,11 @@ from outlast.base.plain_files import NotPlain, PlainFile, plain_files
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.errors import BadSnapshot, RestoreError
 from outlast.bucket.head import Checkpoint, Result
-from outlast.bucket.layout import (
-    PART_RESULT,
-    RESULT_FILE,
-    Layout,
-    Manifest,
-    ManifestObject,
-    ResultFile,
-    ResultManifest,
-)
+from outlast.bucket.layout import Layout, Manifest, ManifestObject
 from outlast.bucket.parts import Part
 from outlast.bucket.store import Damaged, NotFound, Store, copy_new, put_new
 from outlast.bucket.transfer import in_parallel
+from outlast.spec.result import PART_RESULT, RESULT_FILE, ResultFile, ResultManifest
 
 _RESULT_MANIFEST = f"{PART_RESULT}/{RESULT_FILE}"
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from outlast.base.plain_files import PlainFile
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import Result
-from outlast.bucket.layout import Layout, ResultFile, ResultManifest
+from outlast.bucket.layout import Layout
 from outlast.bucket.store import Damaged, Slice, Store, put_new
 from outlast.bucket.transfer import Place, by_size, sha256_and_crc32c, snapshot_files
+from outlast.spec.result import ResultFile, ResultManifest
 
 
 def put_result(

@@ -2,14 +2,16 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from outlast.base import exits
+from outlast.base.folders import PACKAGE
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -127,17 +129,20 @@ class _Verbatim(click.Command):
 @cli.command(cls=_Verbatim)
 def train(words: list[str]) -> None:
     """Run any training command so that it can be killed: outlast train -- python train.py"""
-    from outlast.loop.command.__main__ import main as run_command
-
-    sys.exit(run_command(words))
+    _become("-P", "-m", "outlast.loop.command", *words)
 
 
 @cli.command(cls=_Verbatim)
 def mark(words: list[str]) -> None:
     """Inside of outlast train: say that the checkpoint is complete."""
-    from outlast.loop.command.mark import main as say_complete
+    _become("-I", "-S", str(PACKAGE / "loop" / "command" / "mark.py"), "mark", *words)
 
-    sys.exit(say_complete(["mark", *words]))
+
+def _become(*words: str) -> NoReturn:
+    """Run a program of the trainer's side in place of this one, by Python with these words. Ctrl-C
+    waits until that program is ready for it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.execv(sys.executable, [sys.executable, *words])
 
 
 @cli.command()
@@ -187,9 +192,9 @@ def checkpoints(experiment: str, as_json: bool) -> None:
     EXPERIMENT may also be a run's folder or gs:// path. The name under a checkpoint is what
     outlast:init takes, and init of outlast.train.
     """
-    from outlast.cli.runs import open_run
+    from outlast.cli.runs import OpenedRun, find
 
-    found = [dict(row) for row in open_run(experiment).checkpoints()]
+    found = [dict(row) for row in OpenedRun(find(experiment)).checkpoints()]
     if as_json:
         say(json.dumps(found, indent=2))
         return

@@ -14,7 +14,6 @@ from rich.text import Text
 from outlast.base.exits import State
 from outlast.base.visible import one_line, visible
 from outlast.bucket.history import Attempt
-from outlast.bucket.layout import Last
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
 from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
@@ -23,6 +22,7 @@ from outlast.cli.rehearsal.report import Report
 from outlast.cli.review.preview import Review
 from outlast.cli.status import Status
 from outlast.costs import pricing
+from outlast.spec.metrics import Last
 
 
 class Terminal(Console):

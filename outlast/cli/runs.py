@@ -1,17 +1,13 @@
-"""``outlast.open``: a run as notebooks and scripts read it, in a bucket or in a folder.
+"""A run as people and programs read it, in a bucket or in a folder.
 
 Nothing of the run is written here. Results are copied to a cache folder, verified against their
 manifest, whose digest HEAD names, before anybody gets to see them.
 """
 
-import contextlib
 import html
-import importlib.util
-import json
 import os
-import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +15,11 @@ from typing import Any
 from outlast.base.exits import State
 from outlast.base.suggest import nearest
 from outlast.base.visible import one_line, visible
-from outlast.bucket import metrics, pages
+from outlast.bucket import pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
 from outlast.bucket.fetch import cached_result, place_of
 from outlast.bucket.head import Checkpoint, Head, Result, read_head
-from outlast.bucket.layout import EXPERIMENT_PATTERN, METRICS_FILE, RESULT_FILE, Layout, is_run_path
+from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout, is_run_path
 from outlast.bucket.part_results import result_of
 from outlast.bucket.parts import DONE_TAG, Part, is_done, own_step, parts_of, shown
 from outlast.bucket.rows import read_rows
@@ -37,14 +33,12 @@ from outlast.cli.errors import (
     reading,
 )
 from outlast.cloud.compute import Group
-from outlast.loop import snapshot
+from outlast.spec import metrics
 from outlast.spec.pin import Pin
+from outlast.spec.result import METRICS_FILE
 
 BEST = "best"
 BUCKET_VARIABLE = "OUTLAST_BUCKET"
-PICKLES = (".joblib", ".pkl", ".pickle")
-"""Endings of files that are programs: reading one runs it."""
-KERAS_BACKENDS = ("tensorflow", "torch", "jax")
 SHOWN_ROWS = 20
 
 
@@ -249,42 +243,6 @@ class OpenedRun:
             )
         return self._cached(result)
 
-    def load(self, name: str) -> Any:
-        """An object of the result, by the name of its file with or without the ending:
-        ``load("model")`` reads what our trainers write. ``.json`` with ``.bin`` (of
-        outlast.loop.snapshot.write_values) gives the object, ``.safetensors`` and ``.npz`` a dict
-        of arrays, ``.npy`` an array, ``.ubj`` and XGBoost's JSON a Booster, ``.keras`` a model,
-        ``.pt`` what torch.load(weights_only=True) does, another JSON file its values. OperateError:
-        there is none of that name, it is a pickle, or it has another format."""
-        folder = self.result()
-        files = sorted(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        )
-        names = [name, *(f"{name}{suffix}" for suffix in (*_READERS, *PICKLES))]
-        found = next((folder / file for file in names if file in files), None)
-        if found is None:
-            there = ", ".join(file for file in files if file != RESULT_FILE)
-            raise OperateError(f"{self._place.name}: the result has no {name!r}; it has {there}")
-        if found.suffix in PICKLES:
-            raise OperateError(
-                f"{found.name}: is a pickle, which may run any program when it is read, and is not "
-                f"read here; where you trust who wrote it, load {found} yourself"
-            )
-        if found.suffix not in _READERS:
-            raise OperateError(
-                f"{found.name}: only {', '.join(_READERS)} are read here; load {found} with the "
-                "library that wrote it"
-            )
-        try:
-            return _READERS[found.suffix](found)
-        except ImportError as error:
-            missing = getattr(error, "name", None) or error
-            raise OperateError(
-                f"{found.name}: {missing} is not installed; pip install {missing}"
-            ) from None
-        except Exception as error:  # each library has its own for a file that it cannot read
-            raise OperateError(f"{found}: cannot be read: {error}") from None
-
     def _parts(self, head: Head) -> tuple[Part, ...]:
         with self._reading():
             return pages.parts(self._place.store, self._place.layout, head)
@@ -332,18 +290,13 @@ class OpenedRun:
             ) from None
 
 
-def open_run(where: str | Path, *, bucket: str | None = None) -> OpenedRun:
-    """The run of an experiment's name, a ``gs://`` path or a folder.
+def find(where: str | Path, *, bucket: str | None = None) -> Place:
+    """Where the run is of an experiment's name, a ``gs://`` path or a folder.
 
     An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else
-    in the outputs of the Pulumi stack of that name; of several runs the newest is opened. A
-    ``gs://`` path is a run's or an experiment's. UsageError, OperateError: there is no run.
+    in the outputs of the Pulumi stack of that name; of several runs it is the newest. A ``gs://``
+    path is a run's or an experiment's. UsageError, OperateError: there is no run.
     """
-    return OpenedRun(find(where, bucket=bucket))
-
-
-def find(where: str | Path, *, bucket: str | None = None) -> Place:
-    """Where the run is that ``open_run`` opens."""
     text = os.fspath(where)
     if text.startswith("gs://"):
         name, _, path = text.removeprefix("gs://").partition("/")
@@ -394,11 +347,6 @@ def find_damaged(where: str) -> Place:
         raise UsageError(str(error)) from None
     except (StoreError, OSError) as error:
         raise OperateError(about(where, error)) from None
-
-
-def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -> Any:
-    """An object of a finished run's result: ``outlast.open(where).load(name)``."""
-    return open_run(where, bucket=bucket).load(name)
 
 
 def _in_folder(folder: Path) -> Place:
@@ -479,80 +427,3 @@ def _checkpoint(entry: Checkpoint) -> dict[str, Any]:
         "tags": ",".join(entry.tags),
         "path": entry.path,
     }
-
-
-def _values(path: Path) -> Any:
-    """JSON: of write_values where there is a ``.bin`` beside it, of XGBoost, or plain."""
-    if path.with_suffix(".bin").is_file():
-        _import_frameworks()
-        values = snapshot.read_values(path)
-        return values[path.stem] if list(values) == [path.stem] else values
-    found = json.loads(path.read_bytes())
-    if isinstance(found, dict) and {"learner", "version"} <= found.keys():
-        return _booster(path)
-    return found
-
-
-def _booster(path: Path) -> Any:
-    import xgboost  # type: ignore[import-not-found]
-
-    return xgboost.Booster(model_file=path)
-
-
-def _safetensors(path: Path) -> Any:
-    from safetensors.numpy import load_file  # type: ignore[import-not-found]
-
-    return load_file(path)
-
-
-def _arrays(path: Path) -> Any:
-    import numpy as np
-
-    found = np.load(path, allow_pickle=False)
-    return found if path.suffix == ".npy" else dict(found)
-
-
-def _keras_model(path: Path) -> Any:
-    """Chooses an installed backend if the user has chosen none."""
-    there = (name for name in KERAS_BACKENDS if importlib.util.find_spec(name))
-    os.environ.setdefault("KERAS_BACKEND", next(there, KERAS_BACKENDS[0]))
-    import keras  # type: ignore[import-not-found]
-
-    _demand("keras", keras.__version__, (3, 12))
-    return keras.models.load_model(path, safe_mode=True)
-
-
-def _weights(path: Path) -> Any:
-    import torch  # type: ignore[import-not-found]
-
-    _demand("torch", torch.__version__, (2, 6))
-    return torch.load(path, weights_only=True, map_location="cpu")
-
-
-def _demand(library: str, version: str, least: tuple[int, int]) -> None:
-    """RuntimeError for a version in which a crafted file runs a program all the same."""
-    found = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
-    if found < least:
-        raise RuntimeError(
-            f"{library} {version} runs programs that a crafted file holds; install {library} "
-            f"{least[0]}.{least[1]} or later"
-        )
-
-
-_READERS: dict[str, Callable[[Path], Any]] = {
-    ".safetensors": _safetensors,
-    ".json": _values,
-    ".npy": _arrays,
-    ".npz": _arrays,
-    ".ubj": _booster,
-    ".keras": _keras_model,
-    ".pt": _weights,
-    ".pth": _weights,
-}
-
-
-def _import_frameworks() -> None:
-    """What a saved object may need is known to the state's reader once it is imported."""
-    for name in ("numpy", "sklearn"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)

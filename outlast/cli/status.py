@@ -8,14 +8,10 @@ from typing import Any
 
 from outlast.base.codec import format_time
 from outlast.base.exits import State
-from outlast.bucket import history, metrics, pages
+from outlast.bucket import history, pages
 from outlast.bucket.head import HeadError
 from outlast.bucket.history import Boot, History
-from outlast.bucket.layout import (
-    METRICS_FILE,
-    Last,
-    Layout,
-)
+from outlast.bucket.layout import Layout
 from outlast.bucket.parts import parts_of, table
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
@@ -23,6 +19,9 @@ from outlast.cli import boots
 from outlast.cli.boots import Wait
 from outlast.cli.errors import OperateError, about
 from outlast.cli.runs import Place
+from outlast.spec import metrics
+from outlast.spec.metrics import Last
+from outlast.spec.result import METRICS_FILE
 
 PARTS_READ = 20
 """Parts of a finished run whose evaluations are read."""

@@ -18,12 +18,12 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.base.names import DIGEST, check_relative
-from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
 from outlast.loop.words import say
 from outlast.spec import identity
 from outlast.spec.pin import Pin
+from outlast.spec.result import HEAD_FILE, RESULT_FILE, check_result
 
 STOP_SEC = 120.0
 """How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
@@ -164,11 +164,11 @@ def finished_result(run: str | Path) -> Path:
     if folder.is_file():
         folder = folder.parent
     digest = None
-    if not (folder / layout.RESULT_FILE).exists():
+    if not (folder / RESULT_FILE).exists():
         path, digest = _end_of(folder, f"run-dir {run}")
         folder = folder / path
     try:
-        found = layout.check_result(folder)
+        found = check_result(folder)
     except ValueError as error:
         raise LoopError(f"run-dir {run}: its result is damaged: {folder}/{error}") from None
     if digest not in (None, found.digest):
@@ -179,7 +179,7 @@ def finished_result(run: str | Path) -> Path:
 def _end_of(run_dir: Path, named: str) -> tuple[str, str]:
     """Where a finished run's result is below its folder, and its digest."""
     try:
-        head = json.loads((run_dir / layout.Layout("", "").head).read_bytes())
+        head = json.loads((run_dir / HEAD_FILE).read_bytes())
         state, result = head["state"], head["end"] and head["end"]["result"]
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{named}: holds no run; train there first") from None

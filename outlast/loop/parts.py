@@ -14,12 +14,12 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.base.console import flush_streams
-from outlast.bucket import layout
 from outlast.loop import exit_code, local, notes
 from outlast.loop.errors import DoesNotFit, LoopError, NotHere
 from outlast.loop.history import History
 from outlast.loop.words import say
 from outlast.protocol import Channel, Closed, Exit
+from outlast.spec.result import PART_FILE, PART_RESULT
 
 Key = tuple[str, str, str]
 """What tells runs of one program apart: trainer, run and folder, or the supervisor's socket."""
@@ -202,8 +202,8 @@ def write(folder: Path, result: Path, step: int, why: str, history: History) -> 
     history.write(temporary)
     body = {"step": step, "why": why, "history": history.summary()}
     text = json.dumps(body, allow_nan=False, separators=(",", ":"))
-    (temporary / layout.PART_FILE).write_text(text + "\n", encoding="utf-8")
-    os.replace(result, temporary / layout.PART_RESULT)
+    (temporary / PART_FILE).write_text(text + "\n", encoding="utf-8")
+    os.replace(result, temporary / PART_RESULT)
     os.replace(temporary, folder)
     return folder
 
@@ -211,15 +211,15 @@ def write(folder: Path, result: Path, step: int, why: str, history: History) -> 
 def read(folder: Path) -> Record:
     """What ``write`` wrote; DoesNotFit for anything else."""
     try:
-        body = json.loads((folder / layout.PART_FILE).read_text(encoding="utf-8"))
+        body = json.loads((folder / PART_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DoesNotFit(f"{layout.PART_FILE}: no end of a part ({error!r})") from None
+        raise DoesNotFit(f"{PART_FILE}: no end of a part ({error!r})") from None
     if (
         type(body) is not dict
         or body.keys() != {"step", "why", "history"}
         or not notes.is_count(body["step"])
         or type(body["why"]) is not str
     ):
-        raise DoesNotFit(f"{layout.PART_FILE}: no end of a part, with its step, why and history")
-    history = notes.check(body["history"], ("evaluations", "best"), layout.PART_FILE)
+        raise DoesNotFit(f"{PART_FILE}: no end of a part, with its step, why and history")
+    history = notes.check(body["history"], ("evaluations", "best"), PART_FILE)
     return Record(body["step"], body["why"], history)

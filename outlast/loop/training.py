@@ -13,7 +13,6 @@ from typing import Any, Self
 from outlast.base import exits, scratch_space
 from outlast.base.names import check_object_name
 from outlast.base.variables import variables
-from outlast.bucket import layout
 from outlast.loop import (
     data,
     ending,
@@ -39,6 +38,7 @@ from outlast.loop.history import Direction, History, judged_name
 from outlast.loop.local import STOP_SEC
 from outlast.loop.words import say
 from outlast.protocol import Ended, Welcome, parse_every, row_part
+from outlast.spec.result import METRICS_FILE
 
 _WHY_MAX = 500
 """Characters kept of the message that ``finish`` gets."""
@@ -298,7 +298,7 @@ class Training:
         if not (self._finished or self._why or self.done):
             raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
         check_object_name(name)
-        if name == layout.METRICS_FILE:
+        if name == METRICS_FILE:
             raise LoopError(f"result {name!r}: is written from the values given to run.eval")
         if self._done_in is not None and self._result_of_part is None:
             self._result_of_part = self._session.results()
@@ -494,7 +494,7 @@ class Training:
             self._leader.wait_finished(self._step)
         self._write_row()
         self._result_folder.mkdir(parents=True, exist_ok=True)
-        (self._result_folder / layout.METRICS_FILE).write_bytes(self._history.metrics_json())
+        (self._result_folder / METRICS_FILE).write_bytes(self._history.metrics_json())
         if self._part:
             self._complete_part()
             return

@@ -16,11 +16,11 @@ from outlast.bucket.commit import Committer
 from outlast.bucket.errors import CommitError
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import PART_RESULT
 from outlast.bucket.part_results import put_manifest
 from outlast.bucket.parts import DONE_TAG, Part
 from outlast.bucket.store import StoreError
 from outlast.protocol import Complete, Snapshot
+from outlast.spec.result import PART_RESULT
 from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.parts import Begin, Folders
 from outlast.supervisor.rooms import Rooms

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.plain_files import NotPlain, PlainFile
-from outlast.bucket.layout import Last
 from outlast.protocol import own_row
+from outlast.spec.metrics import Last
 
 ROWS = 5
 ROW_BYTES_MAX = 3000

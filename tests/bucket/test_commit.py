@@ -23,12 +23,7 @@ from outlast.bucket.commit import Committer
 from outlast.bucket.errors import BadSnapshot, RestoreError
 from outlast.bucket.head import Checkpoint, Fenced, Lineage, read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import (
-    EndCopy,
-    Layout,
-    Manifest,
-    ResultManifest,
-)
+from outlast.bucket.layout import EndCopy, Layout, Manifest
 from outlast.bucket.records import read_record
 from outlast.bucket.restore import Fresh, Restored
 from outlast.bucket.results import fetch_result
@@ -47,6 +42,7 @@ from outlast.bucket.store import (
     checksum_of,
 )
 from outlast.bucket.transfer import SMALL_READS, in_parallel
+from outlast.spec.result import ResultManifest
 from tests.stores import FakeClock
 
 

@@ -29,17 +29,10 @@ from outlast.bucket.head import (
     Result,
     read_head,
 )
-from outlast.bucket.layout import (
-    AttemptStart,
-    BootRecord,
-    Heartbeat,
-    Layout,
-    Manifest,
-    ResultFile,
-    ResultManifest,
-)
+from outlast.bucket.layout import AttemptStart, BootRecord, Heartbeat, Layout, Manifest
 from outlast.bucket.results import put_result
 from outlast.bucket.store import MemoryStore, StoreError, open_store
+from outlast.spec.result import ResultFile, ResultManifest
 
 NOW = datetime(2026, 11, 27, tzinfo=UTC)
 LAYOUT = Layout("experiments/mine", "run1")

@@ -22,14 +22,13 @@ from outlast.bucket.layout import (
     BootRecord,
     EndCopy,
     Heartbeat,
-    Last,
     Layout,
     Manifest,
     ManifestObject,
-    ResultFile,
-    ResultManifest,
     check_object_name,
 )
+from outlast.spec.metrics import Last
+from outlast.spec.result import ResultFile, ResultManifest
 
 MOMENT = datetime(2026, 11, 27, 23, 59, 59, tzinfo=UTC)
 

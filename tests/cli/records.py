@@ -3,7 +3,8 @@
 from datetime import datetime
 from typing import Any
 
-from outlast.bucket.layout import AttemptStart, Heartbeat, Last
+from outlast.bucket.layout import AttemptStart, Heartbeat
+from outlast.spec.metrics import Last
 
 
 def start_record(

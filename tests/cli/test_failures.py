@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.base.exits import Reason, State
+from outlast.base.exits import INTERRUPTED, Reason, State
 from outlast.bucket import history
 from outlast.bucket.head import End
 from outlast.bucket.layout import AttemptEnd, Layout
@@ -92,6 +92,16 @@ def test_a_command_that_fails_has_the_end_of_its_stderr_in_the_status(
         *(f"  line {n}" for n in range(22, 31)),
         "  out of eggs",
     ]
+
+
+def test_a_ctrl_c_while_outlast_train_still_starts_is_one_sentence(tmp_path: Path) -> None:
+    ready = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}); "
+    ready += "os.kill(os.getpid(), signal.SIGINT); os.execv(sys.executable, sys.argv[1:])"
+    argv = [sys.executable, "-m", "outlast.cli", "train", "--run-dir", "run", "--", "true"]
+    done = programs.run(tmp_path, [sys.executable, "-c", ready, *argv])
+    assert done.returncode == INTERRUPTED
+    assert done.stderr == "outlast: interrupted before the command began\n"
+    assert not (tmp_path / "run").exists()
 
 
 BUNDLE = f"/tmp/vm/bundle/{'0' * 64}"

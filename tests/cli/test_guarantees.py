@@ -10,13 +10,7 @@ import pytest
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head, Lineage, Result
 from outlast.bucket.history import Attempt, Boot, History
-from outlast.bucket.layout import (
-    AttemptEnd,
-    Last,
-    Layout,
-    ResultFile,
-    ResultManifest,
-)
+from outlast.bucket.layout import AttemptEnd, Layout
 from outlast.bucket.store import MemoryStore
 from outlast.cli.rehearsal import guarantees
 from outlast.cli.rehearsal.guarantees import GUARANTEES, Verdict
@@ -29,6 +23,8 @@ from outlast.cli.rehearsal.seen import (
     Stall,
     read_result,
 )
+from outlast.spec.metrics import Last
+from outlast.spec.result import ResultFile, ResultManifest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LAYOUT = Layout("experiments/dev", "0123456789")

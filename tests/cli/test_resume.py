@@ -13,7 +13,7 @@ import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head, Result, read_head
-from outlast.bucket.layout import AttemptEnd, BootEnd, Last, Layout
+from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.store import MemoryStore, open_store
 from outlast.cli import (
     boots,
@@ -27,6 +27,7 @@ from outlast.cli.review.preview import PIN
 from outlast.cli.runs import OpenedRun, Place
 from outlast.cli.stack import Deployed
 from outlast.cloud.compute import Group
+from outlast.spec.metrics import Last
 from tests.cli.records import heartbeat_record, start_record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

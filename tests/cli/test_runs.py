@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import outlast
+from outlast import notebook
 from outlast.bucket.head import read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import FolderStore, GcsStore
@@ -325,4 +326,4 @@ def test_a_library_that_runs_what_a_crafted_file_holds_reads_none(
     with pytest.raises(
         RuntimeError, match=f"^{library} .* runs programs .*; install {needs} or la"
     ):
-        runs._READERS[Path(name).suffix](tmp_path / name)
+        notebook._READERS[Path(name).suffix](tmp_path / name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import outlast
-from outlast.cli import runs
+from outlast import notebook
 from outlast.cli.errors import OperateError
 from tests.loop import programs
 
@@ -142,7 +142,7 @@ def test_a_crafted_keras_model_runs_and_writes_nothing(
                     content = json.dumps(config).encode()
                 bad.writestr(name, content)
         with pytest.raises(Exception) as refused:
-            runs._READERS[".keras"](crafted)
+            notebook._READERS[".keras"](crafted)
         assert not isinstance(refused.value, AssertionError), planted
     assert [path.name for path in home.iterdir()] == ["victim"]
     assert (home / "victim").read_text() == "precious"

@@ -18,7 +18,7 @@ from outlast.base.visible import one_line, visible
 from outlast.bucket.data import DataError
 from outlast.bucket.errors import CommitError
 from outlast.bucket.head import Checkpoint, End, Head, HeadError, Lineage, Result
-from outlast.bucket.layout import AttemptEnd, Last, Layout, ResultFile, ResultManifest
+from outlast.bucket.layout import AttemptEnd, Layout
 from outlast.bucket.store import StoreError, open_store
 from outlast.cli import render
 from outlast.cli.errors import OperateError
@@ -26,6 +26,8 @@ from outlast.cli.runs import Table
 from outlast.dynamic import host
 from outlast.loop import words
 from outlast.loop.errors import LoopError
+from outlast.spec.metrics import Last
+from outlast.spec.result import ResultFile, ResultManifest
 from tests.cli.records import heartbeat_record, start_record
 
 CLIPBOARD = "\x1b]52;c;Y3VybA==\x1b\\"

@@ -22,11 +22,11 @@ from blake3 import blake3
 from sklearn.linear_model import SGDClassifier
 from sklearn.neural_network import MLPClassifier
 
-from outlast import protocol
+from outlast import notebook, protocol
 from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Limits, Patience
-from outlast.bucket import blocks, data, history, metrics, pages, restore, rows
+from outlast.bucket import blocks, data, history, pages, restore, rows
 from outlast.bucket.errors import CommitError
 from outlast.bucket.head import (
     Checkpoint,
@@ -46,24 +46,22 @@ from outlast.bucket.layout import (
     BootRecord,
     EndCopy,
     Heartbeat,
-    Last,
     Layout,
     Manifest,
     ManifestObject,
-    ResultFile,
-    ResultManifest,
-    result_digest,
 )
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Object, StoreError, open_store
 from outlast.bucket.store.memory import MemoryStore
-from outlast.cli import runs
 from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import compare
 from outlast.loop import notes, parts, saving, snapshot, state, verify
 from outlast.loop.command.folder import Copier
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import History
+from outlast.spec import metrics
+from outlast.spec.metrics import Last
+from outlast.spec.result import ResultFile, ResultManifest, result_digest
 from outlast.supervisor.latest import Latest
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -371,7 +369,7 @@ def _folder_run(work: Path) -> Target:
         # Only the store knows the generation that HEAD names.
         told = str(made[layout.result_manifest(2)]).encode()
         store.put("HEAD", (folder / "HEAD").read_bytes().replace(str(_ASKED).encode(), told))
-        opened = runs.open_run(str(folder / "run"))
+        opened = notebook.open_run(str(folder / "run"))
         repr(opened), opened.state, opened.step, repr(opened.checkpoints()), opened.rows()
         repr(opened.metrics())
         return opened

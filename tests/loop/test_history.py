@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from outlast.bucket import metrics
 from outlast.loop import history as history_module
 from outlast.loop.errors import DoesNotFit, LoopError
 from outlast.loop.history import History, judged_name
+from outlast.spec import metrics
 
 
 def test_evaluations_may_have_different_names() -> None:

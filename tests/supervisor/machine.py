@@ -35,12 +35,7 @@ from outlast.bucket import pages
 from outlast.bucket import upload as upload_module
 from outlast.bucket.head import Checkpoint, Head, HeadError, HeadForbidden, end_copy, read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import (
-    Heartbeat,
-    Layout,
-    Manifest,
-    ResultManifest,
-)
+from outlast.bucket.layout import Heartbeat, Layout, Manifest
 from outlast.bucket.part_results import put_manifest
 from outlast.bucket.parts import DONE_TAG
 from outlast.bucket.records import write_record
@@ -63,6 +58,7 @@ from outlast.cli.errors import OperateError
 from outlast.cli.repair import repair
 from outlast.protocol import Hello, row_part
 from outlast.spec import permissions
+from outlast.spec.result import ResultManifest
 from outlast.spec.run_spec import RunSpec, Timeouts
 from outlast.supervisor import attempt as attempt_module
 from outlast.supervisor import group as group_module

@@ -29,7 +29,7 @@ from outlast.bucket.boot import Act, Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import Checkpoint, Fenced, Head, HeadEnded, HeadError, read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptStart, Layout, ResultManifest
+from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.part_results import put_manifest
 from outlast.bucket.parts import DONE_TAG, is_done, parts_of
 from outlast.bucket.records import write_record
@@ -44,6 +44,7 @@ from outlast.bucket.store import (
     Unavailable,
 )
 from outlast.protocol import Hello, row_part
+from outlast.spec.result import ResultManifest
 from outlast.supervisor.parts import Parts
 from tests.stores import START, FakeClock
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outlast.bucket.layout import Last
+from outlast.spec.metrics import Last
 from outlast.supervisor import latest
 from outlast.supervisor.latest import Latest
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from outlast.base import exits
-from outlast.bucket import metrics
 from outlast.loop import snapshot, state, verify
+from outlast.spec import metrics
 from outlast.trainers import __main__ as command
 from outlast.trainers import digits, flags
 from tests.loop.fake_supervisor import FakeSupervisor, stopping_early

@@ -16,9 +16,9 @@ import pytest
 import outlast
 from outlast.base import exits
 from outlast.bucket.head import Head, Result
-from outlast.bucket.layout import RESULT_FILE, ResultFile, ResultManifest
 from outlast.bucket.store import open_store
 from outlast.cli.errors import OperateError
+from outlast.spec.result import RESULT_FILE, ResultFile, ResultManifest
 from outlast.trainers import __main__ as command
 from tests.loop import hostile, programs
 

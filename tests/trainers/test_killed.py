@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.bucket import metrics
+from outlast.spec import metrics
 from tests.loop import programs
 from tests.trainers import killed
 

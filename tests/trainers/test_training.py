@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from outlast.base import exits
-from outlast.bucket import layout, metrics
+from outlast.spec import metrics
+from outlast.spec.result import RESULT_FILE, ResultFile, ResultManifest
 from outlast.trainers import __main__ as command
 from outlast.trainers import dummy, flags, training
 from tests.loop.fake_supervisor import FakeSupervisor
@@ -96,8 +97,8 @@ def test_eval_takes_a_copy_of_the_result_and_the_model_in_it(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(train(supervisor), copy)
-    files = [layout.ResultFile(path.name, *measured(path)) for path in copy.iterdir()]
-    (copy / layout.RESULT_FILE).write_bytes(layout.ResultManifest.of(files).to_json())
+    files = [ResultFile(path.name, *measured(path)) for path in copy.iterdir()]
+    (copy / RESULT_FILE).write_bytes(ResultManifest.of(files).to_json())
     table = metrics.read_table((copy / "metrics.json").read_bytes())
     capsys.readouterr()
     for place in (copy, copy / "model.npy"):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlast.bucket.history import Attempt
-from outlast.bucket.layout import Last
 from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
 from outlast.cli.rehearsal.seen import Fault
+from outlast.spec.metrics import Last
 
 
 @dataclass

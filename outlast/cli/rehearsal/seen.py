@@ -8,12 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from outlast.bucket import metrics
 from outlast.bucket.head import Head
 from outlast.bucket.history import Attempt, Boot, History
-from outlast.bucket.layout import METRICS_FILE, AttemptEnd, Last
+from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Damaged, NotFound, Store
+from outlast.spec import metrics
+from outlast.spec.metrics import Last
+from outlast.spec.result import METRICS_FILE
 
 NEVER_STARTED = "never-started"
 """State of a run that no boot has got to: there is no HEAD that could say so."""

@@ -178,6 +178,8 @@ def main(argv: Sequence[str]) -> int:
         say(str(error))
         return exits.USAGE
     try:
+        # `outlast train` leaves a Ctrl-C of its start to this place.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if os.environ.get(SOCKET_VARIABLE):
             with _signals_left_to_supervisor() as signals:
                 return _run(command, os.environ[SOCKET_VARIABLE], signals)

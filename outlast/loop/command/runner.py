@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outlast.base import codec, exits
-from outlast.bucket import layout
 from outlast.loop import data
 from outlast.loop.command import home, results
 from outlast.loop.command.begun import Begun, begun
@@ -50,6 +49,7 @@ from outlast.loop.session import Session
 from outlast.loop.signals import Interrupts
 from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Welcome, parse_every
+from outlast.spec.result import METRICS_FILE
 
 POLL_SEC = 0.1
 SIGNS_SEC = 5.0
@@ -544,7 +544,7 @@ class Runner:
         if not look(self.result).files:
             say("the result holds no file of the command")
             no_metrics = codec.canonical_json({"step": []}) + b"\n"
-            (self.result / layout.METRICS_FILE).write_bytes(no_metrics)
+            (self.result / METRICS_FILE).write_bytes(no_metrics)
         for kind, glob in self._saves.unmatched_globs:
             say(f"glob {glob!r} ({kind}): matched no file of CHECKPOINT_DIR")
 

@@ -7,10 +7,22 @@ that an evaluation does not have is null; a number that is not finite is the str
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from outlast.base import numbers
-from outlast.bucket.layout import METRICS_FILE, Last
+from outlast.base.numbers import Steps
+from outlast.spec.result import METRICS_FILE
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last value of a metric, and the step that it belongs to."""
+
+    step: Steps
+    value: Any
+    """A number, string or bool; None for a number in a row that is not finite."""
+
 
 Table = Mapping[str, Sequence[Any]]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outlast.bucket import metrics
-from outlast.bucket.layout import Last
+from outlast.spec import metrics
+from outlast.spec.metrics import Last
 
 
 def columns(**changes: Any) -> str:
