@@ -4,8 +4,8 @@ import sys
 from importlib import metadata
 from typing import Any
 
-# Both SDKs define google.rpc.Status, and a process can have one. Google's is for gRPC errors only,
-# and google.api_core does without if this module is not there.
+# Both SDKs register google.rpc.Status, and a process accepts only one. Google's copy serves gRPC
+# errors only, and google.api_core works without this module.
 sys.modules["grpc_status"] = None  # type: ignore[assignment]
 
 from pulumi.errors import InputPropertiesError  # noqa: E402
@@ -20,10 +20,10 @@ from outlast.settings import SettingsError  # noqa: E402
 
 
 class Package(ComponentProvider):
-    """The SDK's provider of components, which shows a refusal as one sentence."""
+    """The SDK's component provider; shows a refusal as one sentence."""
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
-        """As the SDK has it."""
+        """Constructs a component, as the SDK does."""
         try:
             return super().construct(*args, **kwargs)
         except ComponentInitError as error:

@@ -13,12 +13,13 @@ class BundleObjectArgs(TypedDict):
     object: str
     """Object name, which holds the bundle's sha256: new code is a new object."""
     path: str
-    """The bundle's file on this machine. The engine compares its bytes, not its place."""
+    """The bundle's file on this machine. The engine compares its bytes, not its path."""
 
 
 class BundleObject(pulumi.ComponentResource):
-    """The uploaded bundle. Kept at destroy and when the code changes: a live VM may boot again
-    from a template that names it, and a run's record should stay runnable."""
+    """The uploaded bundle. It stays in the bucket at destroy and when the code changes: a live VM
+    may boot again from a template that names it, and an old run should stay repeatable.
+    """
 
     object: pulumi.Output[str]
     """The object's name, known once it is uploaded."""
@@ -39,8 +40,9 @@ class BundleObject(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 retain_on_delete=True,
-                # The provider deletes first what has a given name, and before it all that depends
-                # on it: the template, which the group still uses. The name is the content's.
+                # A resource with a given name would be deleted before its replacement, after
+                # everything that depends on it, such as the template that the group still uses.
+                # This name depends on the content.
                 delete_before_replace=False,
             ),
         )

@@ -13,12 +13,12 @@ DAY_SEC = 86_400
 LEFT_ALONE = (
     # A bucket never moves: a stack in another region uses it where it is.
     *("location", "customPlacementConfig", "hierarchicalNamespace", "rpo"),
-    # What people set on a bucket stays: other stacks share it.
+    # Settings that people changed on a bucket stay: other stacks share it.
     *("autoclass", "cors", "defaultEventBasedHold", "enableObjectRetention", "encryption"),
     *("ipFilter", "lifecycleRules", "logging", "requesterPays", "retentionPolicy"),
     *("storageClass", "website"),
 )
-"""Inputs that a bucket has as it was made, or as people set them since."""
+"""Inputs that an existing bucket keeps: as it was created, or as people set them since."""
 INPUTS = {"softDeleteDays": "softDeletePolicy", "versioning": "versioning"}
 
 
@@ -29,25 +29,26 @@ class CheckpointBucketArgs(TypedDict):
     """The bucket's name. Plain str: people type it, and adoption goes by it."""
     project: pulumi.Input[str]
     location: pulumi.Input[str]
-    """Where a new bucket is made; one that exists stays where it is."""
+    """Location of a new bucket; an existing bucket stays where it is."""
     soft_delete_days: NotRequired[int]
-    """How long what was deleted is kept, and billed; none by default."""
+    """Days for which deleted objects are kept, and billed; 0 by default."""
     versioning: NotRequired[bool]
     """Whether old versions of objects are kept, and billed; not by default."""
     leave: NotRequired[Collection[str]]
-    """Which of the two, by their settings (softDeleteDays, versioning), a bucket that exists keeps
-    as it has it; none by default."""
+    """Which of softDeleteDays and versioning an existing bucket keeps unchanged; none by
+    default.
+    """
     adopt: NotRequired[bool]
-    """Whether a bucket of this name with our label exists; it is taken over, not made."""
+    """Whether a bucket with this name and our label exists; it is adopted instead of created."""
 
 
 class CheckpointBucket(pulumi.ComponentResource):
     """A private bucket that outlives its stack.
 
     `destroy` leaves it (`retain_on_delete`) and a later `up` adopts it. Several stacks of a project
-    share it, so that nothing of one stack is written on it, and what people set on it stays. Soft
-    delete and versions are off unless asked for: each would bill every checkpoint that retention
-    dropped.
+    share it, so it carries nothing of a single stack, and settings that people changed stay. Soft
+    delete and versioning are off by default: each would bill every checkpoint that retention
+    deletes.
     """
 
     bucket: pulumi.Output[str]

@@ -1,4 +1,4 @@
-"""One experiment: one run on one VM, with all that it needs in the cloud."""
+"""One experiment: one run on one VM, with everything that it needs in the cloud."""
 
 from typing import Any
 
@@ -49,8 +49,8 @@ class Experiment(StackComponent):
         args: ExperimentArgs,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`args`: settings by their names in Python (`machine_type`), as plain values; each that is
-        left out has its default, whatever the stack's `outlast:` settings say. Project and zone
+        """`args`: settings by their Python names (`machine_type`), as plain values. A setting that
+        is left out has its default, whatever the stack's `outlast:` settings say. Project and zone
         are the stack's `gcp:` settings. Raises SettingsError, also for a second experiment in one
         stack.
         """
@@ -114,7 +114,7 @@ def _declare(base: Shared, code: Code) -> dict[str, Any]:
 def _image(
     base: Shared, code: Code, identity: VmIdentity, bundle: BundleObject | None
 ) -> pulumi.Input[str]:
-    """What the VM boots from."""
+    """The image that the VM boots from."""
     recipe = base.config.recipe
     if recipe is None:
         return base.config.image

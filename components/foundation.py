@@ -25,7 +25,7 @@ class Foundation(StackComponent):
     network: pulumi.Output[str]
     """The network's name or address."""
     leave_role: pulumi.Output[str]
-    """The role by which a VM leaves its group."""
+    """The role that lets a VM leave its group."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Foundation(StackComponent):
         args: ExperimentArgs,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`args` as Experiment has them, without those of a run. Raises SettingsError."""
+        """`args`: as for Experiment, without those of a run. Raises SettingsError."""
         config: Any = args  # `of` gives Settings
         if not isinstance(config, Settings):
             config = settings.of_args({**args, "part": "foundation"})

@@ -1,4 +1,4 @@
-"""An experiment's note that it stands on a foundation."""
+"""An experiment's note that it uses a foundation."""
 
 from typing import TypedDict
 
@@ -11,14 +11,15 @@ class FoundationUseArgs(TypedDict):
 
     bucket: pulumi.Input[str]
     object: str
-    """Object name of the note; plain str, as people may have to delete it."""
+    """Object name of the note. Plain str: people may have to delete it."""
     owner: str
-    """Whose experiment it is."""
+    """The experiment's owner, `organization/project/stack`."""
 
 
 class FoundationUse(pulumi.ComponentResource):
-    """The note in the bucket by which a foundation knows that it is in use. It goes with the
-    experiment's stack; while one is there, the foundation is not destroyed."""
+    """The note in the bucket that tells a foundation that it is in use. It is deleted with the
+    experiment's stack; as long as a note exists, the foundation cannot be destroyed.
+    """
 
     object: pulumi.Output[str]
     """The note's object name."""

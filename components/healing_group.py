@@ -11,14 +11,14 @@ from outlast.base.exits import BOOT_SEC
 VERSION = "trainer"
 
 HEALTH_DELAY_SEC = BOOT_SEC
-"""For a VM to start its health process; its first good answer ends the delay."""
+"""Seconds that a VM may take to start its health process; its first good answer ends the delay."""
 
 ZONES_MOST = 4
 """No region has more."""
 
 
 class _UpdatePolicy(TypedDict):
-    """What the two kinds of group have alike."""
+    """What zonal and regional groups have in common."""
 
     type: pulumi.Input[str]
     minimal_action: pulumi.Input[str]
@@ -37,12 +37,12 @@ class HealingGroupArgs(TypedDict):
 
     project: pulumi.Input[str]
     zone: str
-    """Empty for a regional group. Plain: it decides which kind of group it is."""
+    """Empty for a regional group. Plain str: it decides the kind of group."""
     region: str
     zones: Sequence[str]
-    """Of a regional group; none for all of the region's."""
+    """Zones of a regional group; empty for all zones of the region."""
     machine_types: Sequence[str]
-    """By rank; more than one only in a regional group."""
+    """Machine types by rank; more than one only in a regional group."""
     experiment: str
     run: str
     resume: int
@@ -53,22 +53,23 @@ class HealingGroupArgs(TypedDict):
     template: pulumi.Input[str]
     """The template's `self_link_unique`."""
     health: pulumi.Input[str] | None
-    """The health check's address; None if VMs are not asked. Whether it is there decides the
-    shape of the group."""
+    """The health check's address; None for no health checks. Whether it is set decides the shape of
+    the group.
+    """
     repairs: bool
     """Whether a VM that is UNHEALTHY is recreated, or only shown."""
     update: str
-    """`opportunistic`, or `now`: another template replaces the living VM at once."""
+    """`opportunistic`, or `now`: a new template replaces the running VM at once."""
     after: Sequence[pulumi.Resource]
-    """What must be there before the first VM boots: its permissions and its code."""
+    """What must exist before the first VM boots: its permissions and its code."""
 
 
 class HealingGroup(pulumi.ComponentResource):
     """A group of one VM, in a zone or in zones of a region, that works on one run.
 
-    A new run, resume or placement is a new group, the old one deleted first: two VMs never work
-    side by side. Any other change only gives it another template, which a live VM meets at its next
-    recreation (OPPORTUNISTIC with `force_update_on_repair`), or at once if `update` says so.
+    A new run, resume or placement makes a new group, and the old group is deleted first: two VMs
+    never work side by side. Any other change only makes a new template, which applies when the VM
+    is next recreated (OPPORTUNISTIC with `force_update_on_repair`), or at once if `update` says so.
     """
 
     group: pulumi.Output[str]
@@ -85,7 +86,7 @@ class HealingGroup(pulumi.ComponentResource):
         policy: _UpdatePolicy = {
             "type": "PROACTIVE" if args["update"] == "now" else "OPPORTUNISTIC",
             "minimal_action": "REPLACE",
-            # Surge 0, which RECREATE demands: one trainer is never there twice.
+            # RECREATE requires surge 0: a trainer never runs twice.
             "replacement_method": "RECREATE",
             "max_surge_fixed": 0,
         }
@@ -100,7 +101,7 @@ class HealingGroup(pulumi.ComponentResource):
             depends_on=list(args["after"]),
             delete_before_replace=True,
             replace_on_changes=["name", "baseInstanceName", *place, "description"],
-            # A VM that is done takes itself out of the group, and no `up` puts it back.
+            # A finished VM takes itself out of the group, and `up` must not put it back.
             ignore_changes=["targetSize"],
         )
         if args["zone"]:
@@ -116,7 +117,7 @@ class HealingGroup(pulumi.ComponentResource):
                 update_policy={**policy, "max_unavailable_fixed": 1},
                 instance_lifecycle_policy={**lifecycle},
                 auto_healing_policies=_healing(args),
-                # Without Spot capacity waiting would only time out; the group goes on trying.
+                # Without Spot capacity, waiting would only time out; the group keeps trying.
                 wait_for_instances=False,
                 opts=options,
             )
@@ -127,8 +128,8 @@ class HealingGroup(pulumi.ComponentResource):
                 base_instance_name=group_name,
                 project=args["project"],
                 region=args["region"],
-                # Any zone that has room, for the first VM and for each that is recreated; a VM that
-                # trains is never moved for evenness' sake.
+                # Any zone with capacity, for the first VM and for every recreated one; a VM that
+                # trains is never moved to balance zones.
                 distribution_policy_zones=list(args["zones"]) or None,
                 distribution_policy_target_shape="ANY",
                 description=_description(args),
@@ -138,7 +139,7 @@ class HealingGroup(pulumi.ComponentResource):
                 update_policy={
                     **policy,
                     "instance_redistribution_type": "NONE",
-                    # 0, or no fewer than the group has zones.
+                    # 0, or at least the number of zones.
                     "max_unavailable_fixed": len(args["zones"]) or ZONES_MOST,
                 },
                 instance_lifecycle_policy={
@@ -156,7 +157,7 @@ class HealingGroup(pulumi.ComponentResource):
 def _choice(
     machine_types: Sequence[str],
 ) -> compute.RegionInstanceGroupManagerInstanceFlexibilityPolicyArgsDict | None:
-    """The lower the rank, the rather it is taken."""
+    """A lower rank is preferred."""
     if len(machine_types) < 2:
         return None
     return {
@@ -181,14 +182,14 @@ def _healing(
 
 
 def _on_failed_check(args: HealingGroupArgs) -> "_LifecyclePolicy":
-    """What follows from UNHEALTHY; a VM that has gone is recreated in any case."""
+    """What happens to an UNHEALTHY VM; a lost VM is recreated in any case."""
     if args["health"] is None:
         return {}
     return {"on_failed_health_check": "REPAIR" if args["repairs"] else "DO_NOTHING"}
 
 
 def _description(args: HealingGroupArgs) -> pulumi.Output[str]:
-    """Says which placement it is: the one property that changes when only the placement does."""
+    """Names the placement: the only property that changes when only the placement changes."""
     return pulumi.Output.concat(
         f"Outlast: run {args['run']} of {args['experiment']}, resume {args['resume']}, placement ",
         pulumi.Output.from_input(args["placement"]).apply(lambda n: str(int(n))),

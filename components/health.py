@@ -1,4 +1,4 @@
-"""How the group asks its VMs whether they get on."""
+"""The health check: how the group asks its VMs whether they make progress."""
 
 from typing import TypedDict
 
@@ -7,8 +7,9 @@ from pulumi_gcp import compute
 
 INTERVAL_SEC = 10
 MISSES = 3
-"""Questions in a row without a good answer that make a VM UNHEALTHY. The answer itself is slow to
-turn bad: it goes by the age of the last sign of progress."""
+"""Failed checks in a row that make a VM UNHEALTHY. The answer itself turns bad late: it depends on
+the age of the last sign of progress.
+"""
 
 
 class HealthCheckArgs(TypedDict):
@@ -16,11 +17,11 @@ class HealthCheckArgs(TypedDict):
 
     project: pulumi.Input[str]
     port: int
-    """Where the VM's health process answers."""
+    """Port of the VM's health process."""
 
 
 class HealthCheck(pulumi.ComponentResource):
-    """Asks over HTTP; 200 is a VM with a recent sign of progress, whatever its run comes to."""
+    """An HTTP check; 200 means that the VM shows recent progress, even if its run is failing."""
 
     self_link: pulumi.Output[str]
     """The check's address; give this to the group."""
@@ -35,7 +36,7 @@ class HealthCheck(pulumi.ComponentResource):
         check = compute.HealthCheck(
             f"{name}-check",
             project=args["project"],
-            description="Outlast: whether a VM gets on",
+            description="Outlast: whether a VM makes progress",
             check_interval_sec=INTERVAL_SEC,
             timeout_sec=INTERVAL_SEC,
             healthy_threshold=1,

@@ -19,33 +19,33 @@ class ImageFamilyArgs(TypedDict):
     hash: str
     family: str
     project: str
-    """Of the image; its builder is there too."""
+    """Project of the image and of its builder."""
     labels: Mapping[str, str]
     """The stack's labels."""
     service_account: pulumi.Input[str]
-    """Of the builder, where it reads the bucket."""
+    """The builder's account, if it reads the bucket."""
     bundle: pulumi.Input[str]
     """`gs://` path of the bundle; empty if no trainers are baked in."""
     bundle_sha256: str
     timeouts: str
     """JSON object of seconds."""
     network: pulumi.Input[str]
-    """The builder's: a name or an address."""
+    """The builder's network, a name or an address."""
     subnetwork: pulumi.Input[str]
-    """Empty for the network's own in the region."""
+    """The builder's subnetwork; empty for the network's own in the region."""
     external_ip: bool
     """Whether the builder has its own address on the internet."""
     after: Sequence[pulumi.Resource]
-    """What the builder needs to be there: a way out, permissions, the bundle."""
+    """What the builder needs: a route to the internet, permissions, the bundle."""
     users: Sequence[str]
     """Members that may boot from the project's images too."""
 
 
 class ImageFamily(pulumi.ComponentResource):
-    """An image of a recipe, the newest of its family.
+    """The image of a recipe, the newest of its family.
 
-    Built when the recipe's content has changed and at no other time. What fails before the image
-    is whole leaves the family as it was.
+    It is built only when the recipe's content has changed. A failure before the image is complete
+    leaves the family as it was.
     """
 
     image: pulumi.Output[str]

@@ -13,11 +13,11 @@ class LeaveRoleArgs(TypedDict):
 
     project: pulumi.Input[str]
     stack: str
-    """Whose role it is: an experiment's name or a foundation's. Plain str: the id is of it."""
+    """Name of the experiment or foundation. Plain str: the role's id is derived from it."""
 
 
 class LeaveRole(pulumi.ComponentResource):
-    """The custom role by which a VM finds itself in its group and leaves it.
+    """The custom role that lets a VM find itself in its group and leave it.
 
     It applies to every group of the project, because no policy can be set on a single group; use
     a separate project to prevent that.
@@ -47,6 +47,7 @@ class LeaveRole(pulumi.ComponentResource):
 
 
 def role_id(stack: str) -> str:
-    """The custom role's id. The same for ever: a deleted role's id stays taken for weeks, and the
-    provider brings that role back."""
+    """The custom role's id, always the same: the id of a deleted role stays taken for weeks, and
+    the provider restores that role.
+    """
     return f"outlast_{stack.replace('-', '_')}"

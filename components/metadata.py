@@ -22,9 +22,9 @@ def compose(
     """The metadata, by key.
 
     `scripts`: the startup scripts by metadata key, byte for byte. `late`: values that are known
-    only when other resources are there, instead of the spec's. `health`: where the VM answers for
-    its health, and the age in seconds above which the answer is bad; empty without health checks.
-    `oslogin`: whether people come in, by OS Login. Raises RunError, which the engine prints without
+    only when other resources exist; they replace the spec's. `health`: the port of the VM's health
+    process, and the age in seconds above which its answer is bad; empty without health checks.
+    `oslogin`: whether people log in, by OS Login. Raises RunError, which the engine prints without
     a traceback, if it is larger than the platform allows.
     """
     items: dict[str, pulumi.Input[str]] = {**scripts, **spec.to_metadata(), **late}
@@ -37,7 +37,7 @@ def compose(
 
 
 def _check_sizes(items: Mapping[str, pulumi.Input[str]]) -> None:
-    """Checks the values that are known now; those still to come (times, names) are short."""
+    """Checks the values that are known now; the later ones (times, names) are short."""
     total = 0
     for key, value in items.items():
         size = len(value.encode()) if isinstance(value, str) else 0

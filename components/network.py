@@ -1,4 +1,4 @@
-"""A network of the stack's own, from which nothing but Google's APIs is reached."""
+"""The stack's own network, which reaches only Google's APIs."""
 
 from typing import NotRequired, TypedDict
 
@@ -6,7 +6,7 @@ import pulumi
 from pulumi_gcp import compute
 
 RANGE = "10.128.0.0/20"
-"""Addresses of the subnetwork; the network is joined to no other."""
+"""Addresses of the subnetwork; the network is not connected to any other."""
 
 
 class NetworkArgs(TypedDict):
@@ -15,7 +15,7 @@ class NetworkArgs(TypedDict):
     project: pulumi.Input[str]
     region: pulumi.Input[str]
     nat: NotRequired[bool]
-    """Whether VMs have a way out to the internet. Plain bool: it decides what is declared."""
+    """Whether VMs reach the internet. Plain bool: it decides what is declared."""
 
 
 class Network(pulumi.ComponentResource):

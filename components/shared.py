@@ -24,8 +24,9 @@ class _Process:
 
 _PROCESS = _Process()
 one_program_a_process = False
-"""Whether all components of this process belong to one program, as in a package of components.
-Otherwise each run of a program has its own resource monitor."""
+"""Whether all components of this process belong to one program, as in a component package.
+Otherwise each run of a program has its own resource monitor.
+"""
 _declared: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """What each running program has declared. One process can run several: inline programs, tests."""
 
@@ -43,12 +44,13 @@ def refuse_second(kind: str, name: str) -> None:
 
 
 class StackComponent(pulumi.ComponentResource):
-    """A component that is all of a stack: its `outputs` are the stack's. It is made from arguments
-    or from settings."""
+    """A component that makes up a whole stack: its `outputs` are the stack's. It is created from
+    arguments or from settings.
+    """
 
     def __init__(self, kind: str, name: str, opts: pulumi.ResourceOptions | None) -> None:
         super().__init__(kind, name, {}, opts)
-        # Not in the class, where the package's schema would take it for one output.
+        # Not in the class: the package's schema would list it as an output.
         self.outputs: dict[str, Any] = {}
 
     @classmethod
@@ -58,31 +60,31 @@ class StackComponent(pulumi.ComponentResource):
 
     @classmethod
     def of(cls, name: str, config: Settings, opts: pulumi.ResourceOptions | None = None) -> Self:
-        """The component of settings that are loaded already. Raises SettingsError."""
+        """Creates the component from loaded settings. Raises SettingsError."""
         return cls(name, cast(Any, config), opts)
 
     def export(self) -> None:
-        """Makes its outputs the stack's, as experiments and the `outlast` command read them."""
+        """Exports its outputs as the stack's, which experiments and the `outlast` command read."""
         for key, value in self.outputs.items():
             pulumi.export(key, value)
 
 
 @dataclass
 class Shared:
-    """What may outlive an experiment, as far as this stack declares it."""
+    """What may outlive an experiment, if this stack declares it."""
 
     config: Settings
     opts: pulumi.ResourceOptions
-    """Of every component: the parent."""
+    """The options of every component: the parent."""
     bucket: pulumi.Input[str]
     network: pulumi.Input[str]
     subnetwork: pulumi.Input[str]
     leave_role: pulumi.Input[str]
     resources: list[pulumi.Resource] = field(default_factory=list)
-    """What must be there before a VM boots."""
+    """What must exist before a VM boots."""
 
     def identity(self) -> VmIdentity:
-        """Who this stack's VMs are."""
+        """The identity of this stack's VMs."""
         config = self.config
         return VmIdentity("identity", {
             "project": config.project, "experiment": config.experiment, "bucket": self.bucket,
@@ -90,7 +92,7 @@ class Shared:
             "secrets": config.secret_owners}, self.opts)  # fmt: skip
 
     def bundle(self, code: Code) -> BundleObject:
-        """The code, in the bucket."""
+        """The code in the bucket."""
         return BundleObject(
             "bundle", {"bucket": self.bucket, "object": code.object, "path": code.path}, self.opts
         )
@@ -98,7 +100,9 @@ class Shared:
     def image(
         self, code: Code, *, by: VmIdentity | None, bundle: BundleObject | None
     ) -> ImageFamily:
-        """The image of this stack's recipe. `by`: who its builder is, if it reads the bucket."""
+        """The image of this stack's recipe. `by`: the builder's identity, if it reads the
+        bucket.
+        """
         config, baked = self.config, settings.baked(self.config, code)
         where = pulumi.Output.concat("gs://", self.bucket, "/", bundle.object) if bundle else ""
         return ImageFamily("image", {
@@ -115,7 +119,7 @@ class Shared:
 
 
 def declare(config: Settings, found: FoundBucket, opts: pulumi.ResourceOptions) -> Shared:
-    """The bucket, the network and the role, those of them that the stack itself keeps."""
+    """The bucket, the network and the role, as far as the stack declares them itself."""
     shared = Shared(
         config,
         opts,

@@ -1,4 +1,4 @@
-"""Who may come in to a stack's VMs."""
+"""Firewall rules: who may connect to a stack's VMs."""
 
 from collections.abc import Sequence
 from typing import TypedDict
@@ -20,14 +20,15 @@ class VmAccessArgs(TypedDict):
     tag: str
     """The VMs' network tag; the rules apply to these VMs only."""
     health_port: int
-    """Asked by the platform's health checks; 0 for none. Plain int: it decides what is declared."""
+    """Port for the platform's health checks; 0 for none. Plain int: it decides what is declared."""
     ssh: bool
     """Whether Identity-Aware Proxy may forward SSH. Plain bool: it decides what is declared."""
 
 
 class VmAccess(pulumi.ComponentResource):
-    """The firewall rules of one stack's VMs: health checks and SSH through Identity-Aware Proxy,
-    each if it is asked for; nothing else comes in by them."""
+    """The firewall rules of one stack's VMs: they allow health checks and SSH through
+    Identity-Aware Proxy, each if it is enabled, and nothing else.
+    """
 
     def __init__(
         self,

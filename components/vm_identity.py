@@ -1,4 +1,4 @@
-"""Who a VM is, and the little that it may do."""
+"""The VM's service account, and the little that it may do."""
 
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
@@ -17,14 +17,15 @@ class VmIdentityArgs(TypedDict):
     """Plain str: ids are derived from it."""
     bucket: pulumi.Input[str]
     prefix: str
-    """What the VM may write, without a slash at the end."""
+    """Prefix that the VM may write to, without a slash at the end."""
     leave_role: pulumi.Input[str]
-    """The custom role by which a VM leaves its group."""
+    """The custom role that lets a VM leave its group."""
     secrets: NotRequired[Sequence[tuple[str, str]]]
-    """(project, name) of each secret that it may read. Plain texts: each is a binding."""
+    """(project, name) of each secret that it may read. Plain strings: each becomes a binding."""
     reads: NotRequired[Sequence[str]]
-    """`gs://` paths that it may read besides, in any bucket: objects, and folders with all that is
-    below them. Plain texts: each is a binding."""
+    """Further `gs://` paths that it may read, in any bucket: objects, or folders with everything
+    below them. Plain strings: each becomes a binding.
+    """
 
 
 class VmIdentity(pulumi.ComponentResource):
@@ -35,7 +36,7 @@ class VmIdentity(pulumi.ComponentResource):
     """The service account's address."""
 
     bindings: list[pulumi.Resource]
-    """Every binding; a VM that boots before them meets 403."""
+    """Every binding; a VM that boots before them gets 403."""
 
     def __init__(
         self,
@@ -120,8 +121,9 @@ class VmIdentity(pulumi.ComponentResource):
 
 
 def at_or_below(bucket: str, path: str) -> pulumi.Output[str]:
-    """The IAM condition "the object of this path, or objects below it"; only below it where the
-    path ends in a slash."""
+    """The IAM condition "the object at this path, or objects below it"; only below it if the path
+    ends in a slash.
+    """
     folder = below(bucket, path.rstrip("/"))
     if path.endswith("/"):
         return folder
@@ -133,8 +135,8 @@ def at_or_below(bucket: str, path: str) -> pulumi.Output[str]:
 def below(bucket: pulumi.Input[str], prefix: str) -> pulumi.Output[str]:
     """The IAM condition "objects below the prefix, and listing them".
 
-    Lists are authorised on the bucket, so that a condition on the name alone refuses every list;
-    and without the right to list, a missing object would answer 403 instead of 404.
+    Lists are authorised on the bucket, so a condition on the name alone would refuse every list.
+    Without the right to list, a missing object would answer 403 instead of 404.
     """
     return pulumi.Output.concat(
         "resource.name.startsWith('projects/_/buckets/",

@@ -1,4 +1,4 @@
-"""The instance template: what every VM of a run is."""
+"""The instance template of a run's VMs."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
@@ -11,14 +11,14 @@ from outlast.spec import labels
 COMPONENT = "vm-template"
 
 NOTICE_SEC = 120
-"""The one notice that the platform gives; the other choice is none."""
+"""The only notice that the platform offers; the alternative is none."""
 
 
 LOCAL_SSD_GB = 375
-"""Of each; the platform's own size."""
+"""Size of each local SSD, fixed by the platform."""
 
 HOST_ERROR_SEC = 90
-"""How long a silent host is waited for, at least."""
+"""The shortest time after which the platform gives up a silent host."""
 
 
 class VmTemplateArgs(TypedDict):
@@ -26,10 +26,10 @@ class VmTemplateArgs(TypedDict):
 
     project: pulumi.Input[str]
     machine_type: pulumi.Input[str]
-    """Bare name: a URL is an internal error of the platform."""
+    """Bare name: with a URL, the platform answers with an internal error."""
     image: pulumi.Input[str]
     accelerator: str
-    """GPU to attach; empty if the machine type needs none or has its own."""
+    """GPU to attach; empty for none, or if the machine type includes GPUs."""
     accelerator_count: int
     local_ssd: int
     """Local SSDs to attach."""
@@ -42,9 +42,10 @@ class VmTemplateArgs(TypedDict):
     subnetwork: pulumi.Input[str]
     """Empty for the network's own in the region."""
     external_ip: bool
-    """Whether VMs have addresses of their own: without one, and without a NAT, a VM reaches only
+    """Whether VMs have external addresses. Without one, and without a NAT, a VM reaches only
     Google's APIs, and these only from a subnetwork with Private Google Access. Plain bool: it
-    decides the shape of the template."""
+    decides the shape of the template.
+    """
     tags: Sequence[str]
     """Network tags, for firewall rules."""
     service_account: pulumi.Input[str]
@@ -52,12 +53,13 @@ class VmTemplateArgs(TypedDict):
     labels: Mapping[str, str]
     """The stack's labels."""
     deadline: pulumi.Input[str]
-    """No VM of this template lives past it."""
+    """Time at which every VM of this template is deleted."""
     spot: bool
     """Plain bool: it decides the shape of the template."""
     restarts: bool
-    """Whether a standard VM stops and boots again where its host is maintained, as one with a GPU
-    must; otherwise it is moved. Plain bool: it decides the shape of the template."""
+    """Whether a standard VM stops and boots again when its host is maintained, as one with a GPU
+    must; otherwise it is moved. Plain bool: it decides the shape of the template.
+    """
     notice: bool
     """Whether to ask for the notice. Plain bool: it decides the shape of the template."""
 
@@ -65,8 +67,8 @@ class VmTemplateArgs(TypedDict):
 class VmTemplate(pulumi.ComponentResource):
     """Instance template for VMs that run one trainer.
 
-    Every change makes a new template; the platform names it, since a fixed name could only be
-    replaced after its group let go of it.
+    Every change makes a new template. The platform names it, because a fixed name could be replaced
+    only after its group has released it.
     """
 
     self_link_unique: pulumi.Output[str]
@@ -84,7 +86,7 @@ class VmTemplate(pulumi.ComponentResource):
         super().__init__("outlast:index:VmTemplate", name, {}, opts)
         merged = labels.merge(args["labels"], COMPONENT)
         if args["external_ip"]:
-            # Reviewers ask why; the stack's own labels can give a better reason.
+            # Reviewers ask for the reason; the stack's own labels can give a better one.
             merged = {"external-ip": "no-nat", **merged}
         template = compute.InstanceTemplate(
             f"{name}-template",
@@ -108,7 +110,7 @@ class VmTemplate(pulumi.ComponentResource):
             scheduling=_scheduling(args),
             service_account={
                 "email": args["service_account"],
-                # The scope that leaves all to IAM; narrower scopes would refuse silently.
+                # This scope leaves every decision to IAM; narrower scopes would refuse silently.
                 "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
             },
             metadata=args["metadata"],
@@ -151,11 +153,11 @@ def _local_ssd() -> compute.InstanceTemplateDiskArgsDict:
 
 
 def _scheduling(args: VmTemplateArgs) -> compute.InstanceTemplateSchedulingArgsDict:
-    """The scheduling facts that only work together.
+    """The scheduling options, which only work together.
 
-    Spot is said twice (`preemptible` and the model) and forbids automatic restart. The termination
-    action is DELETE: the group recreates a preempted VM either way, a stopped one would bill its
-    disk meanwhile, and it is the only action that a group allows for a time limit. A VM with a GPU
+    Spot is declared twice (`preemptible` and the model) and forbids automatic restart. The
+    termination action is DELETE: the group recreates a preempted VM either way, a stopped one would
+    bill its disk meanwhile, and a group allows no other action with a time limit. A VM with a GPU
     cannot be moved, and its dead host would be noticed late.
     """
     if not args["spot"]:

@@ -64,7 +64,7 @@ class Image:
     name: str
     family: str
     state: str = "ACTIVE"
-    """ACTIVE, DEPRECATED (usable), OBSOLETE or DELETED (no VM can be made of it)."""
+    """ACTIVE, DEPRECATED (usable), OBSOLETE or DELETED (no VM can boot from it)."""
     replacement: str = ""
     """What its owner names instead, once it is not active."""
     labels: Mapping[str, str] = field(default_factory=dict)

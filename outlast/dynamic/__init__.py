@@ -1,1 +1,1 @@
-"""Dynamic providers. The state of a stack names these modules, so their paths stay."""
+"""Dynamic providers. A stack's state names these modules, so their paths must not change."""

@@ -1,5 +1,4 @@
-"""The image that all VMs of a run boot from at one resume: looked up, checked and reported for
-RunPin."""
+"""Finds, checks and reports the image that all VMs of a run boot from at one resume, for RunPin."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,36 +9,36 @@ from outlast.cloud import fit, images
 from outlast.dynamic.host import failure, say
 
 KEYS = ("owner", "bucket", "prefix", "run", "resume")
-"""Inputs that say which run is pinned; any other one is another pin."""
+"""Inputs that say which run is pinned; if one differs, it is another pin."""
 
 _images: dict[str, images.Image] = {}
-"""What this process has resolved, so that one command asks once and means one image."""
+"""Images that this process has resolved, so that one command asks once and uses one image."""
 
 Props = Mapping[str, Any]
 
 
 class NoImage(Exception):
-    """No VM of the run can be made of the image that is named."""
+    """No VM of the run can be created from the named image."""
 
 
 class Unanswered(Exception):
-    """What the image is could not be found out."""
+    """The image could not be looked up."""
 
 
 def path(props: Props) -> str:
-    """The image that `image` means now, no family. NoImage: there is none, or none that the VMs can
-    use; Unanswered: the cloud did not say."""
+    """The concrete image, not a family, that `image` means now. Raises NoImage if none exists that
+    the VMs can use, and Unanswered if the cloud did not answer.
+    """
     return _fitting("outlast:image", props["image"], props).path
 
 
 def failures(olds: Props, news: Props) -> list[CheckFailure]:
-    """Why the image that the settings name cannot serve, where the run or the image is another one
-    than before."""
+    """Why the image that the settings name cannot be used, if the run or the image has changed."""
     if all(olds.get(key) == news[key] for key in (*KEYS, "image")):
         return []
     setting, reference = "outlast:image", news.get("image")
     if not _is_known(news):
-        # The image is yet to be baked; it is at least as large as its base.
+        # The image is not baked yet; it is at least as large as its base.
         setting, reference = "outlast:imageRecipe.base", news["boot"]["base"]
     if not reference:
         return []
@@ -53,7 +52,9 @@ def failures(olds: Props, news: Props) -> list[CheckFailure]:
 
 
 def check_kept(olds: Props, news: Props) -> None:
-    """NoImage: the VMs that the settings now ask for cannot use the image that the run keeps."""
+    """Raises NoImage if the VMs that the settings now ask for cannot use the image that the run
+    keeps.
+    """
     if olds.get("boot") == news["boot"]:
         return
     try:
@@ -63,7 +64,7 @@ def check_kept(olds: Props, news: Props) -> None:
 
 
 def report(olds: Props, news: Props, *, fresh: bool, stack: str) -> None:
-    """Says which image a new pin boots from, or that a changed one does not count yet."""
+    """Reports which image a new pin boots from, or that a changed image does not apply yet."""
     before = olds.get("bootImage", "")
     if not _is_known(news):
         return
@@ -84,8 +85,9 @@ def report(olds: Props, news: Props, *, fresh: bool, stack: str) -> None:
 
 
 def _is_known(news: Props) -> bool:
-    """Whether there is an image to look up: a preview does not know the one that the stack is yet
-    to make, and has a placeholder of the SDK's for it."""
+    """Whether there is an image to look up: in a preview, an image that the stack still has to bake
+    is one of the SDK's placeholders.
+    """
     return isinstance(news.get("image"), str) and news["image"] != ""
 
 
@@ -118,7 +120,7 @@ def _image(setting: str, reference: str, project: str) -> images.Image:
         instead = f"; name {found.replacement} instead" if found.replacement else ""
         raise NoImage(
             f"{setting} {reference!r}: image {found.name} is {found.state.lower()}, no VM can"
-            f" be made of it{instead or '; name another'}"
+            f" boot from it{instead or '; name another'}"
         )
     _images[reference] = found
     return found

@@ -1,7 +1,7 @@
-"""The guard of a foundation: it goes only if no experiment stands on it.
+"""The guard of a foundation: it can be destroyed only if no experiment uses it.
 
-Pickled by reference into a stack's state: this module's path and its classes' names never change,
-or no stack of an older version could be destroyed.
+Pickled by reference into a stack's state: this module's path and its classes' names must never
+change, or no stack of an older version could be destroyed.
 """
 
 from typing import Any, TypedDict
@@ -15,11 +15,11 @@ from outlast.spec import foundation
 
 
 class InUse(Exception):
-    """Experiments stand on the foundation."""
+    """Experiments use the foundation."""
 
 
 class FoundationGuardProvider(ResourceProvider):
-    """Lets a foundation go only if no experiment has its note in the bucket."""
+    """Refuses to delete a foundation while an experiment has a note in the bucket."""
 
     serialize_as_secret_always = False
 
@@ -31,14 +31,15 @@ class FoundationGuardProvider(ResourceProvider):
         return CreateResult(props["owner"], props)
 
     def delete(self, _id: str, props: dict[str, Any]) -> None:
-        """Raises InUse, so that nothing that the guard depends on is deleted."""
+        """Raises InUse, so that the engine deletes nothing that the guard depends on."""
         folder = foundation.notes(props["owner"])
         users = [item.path for item in open_store(f"gs://{props['bucket']}").list(folder)]
         if users:
             names = ", ".join(sorted(path.removeprefix(folder) for path in users))
             raise InUse(
-                f"foundation {props['owner']}: experiments stand on it: {names}; destroy them"
-                f" first. Of one that is gone, delete the note gs://{props['bucket']}/{users[0]}"
+                f"foundation {props['owner']}: experiments use it: {names}; destroy them"
+                " first. If one no longer exists, delete its note:"
+                f" gs://{props['bucket']}/{users[0]}"
             )
 
 
@@ -51,8 +52,9 @@ class FoundationGuardArgs(TypedDict):
 
 
 class FoundationGuard(Resource, name="FoundationGuard"):
-    """The first to go when a foundation is destroyed, as it depends on all of it: it refuses while
-    experiments have their notes in the bucket."""
+    """Depends on the whole foundation, so it is destroyed first, and refuses while experiments have
+    notes in the bucket.
+    """
 
     def __init__(
         self, name: str, args: FoundationGuardArgs, opts: pulumi.ResourceOptions | None = None

@@ -1,6 +1,6 @@
-"""What the dynamic providers share: how they tell the engine something, and the SDK's host of them.
+"""What the dynamic providers share: messages to the engine, and the SDK's host.
 
-Importing this module fits the host, if there is one.
+Importing this module patches the host, if this process is one.
 """
 
 import sys
@@ -16,25 +16,28 @@ _said: set[str] = set()
 
 
 def say(sentence: str) -> None:
-    """To the engine, which shows a plugin's stderr; once a process, checks being repeated."""
+    """Prints to the engine, which shows a plugin's stderr; each message once, because checks are
+    repeated.
+    """
     if sentence not in _said:
         _said.add(sentence)
         print(as_text(sentence), file=sys.stderr, flush=True)
 
 
 def as_text(sentence: str) -> str:
-    """A sentence that the engine shows as it is: it may quote a bucket's records, and the engine
-    passes control characters on and takes ``<{%red%}>`` for a colour."""
+    """Escapes a sentence for the engine: it may quote a bucket's records, and the engine passes
+    control characters on and reads ``<{%red%}>`` as a colour.
+    """
     return visible(sentence).replace("<{%", "< {%")
 
 
 def failure(name: str, reason: str) -> CheckFailure:
-    """What a check says against an input, as text."""
+    """The failures of a check, as text."""
     return CheckFailure(name, as_text(reason))
 
 
 def _format_exc() -> str:
-    """What the engine shows of an error: ours are sentences, of others it is all there is."""
+    """What the engine shows for an error: ours are sentences; of others, everything."""
     error = sys.exception()
     if type(error).__module__.partition(".")[0] == "outlast":
         return as_text(str(error))
@@ -42,7 +45,7 @@ def _format_exc() -> str:
 
 
 def _cancel(_servicer: Any, _request: Any, _context: Any) -> Any:
-    """In the host's place: knows nothing of this module."""
+    """Runs in the host's process, which does not know this module."""
     from google.protobuf import empty_pb2
 
     from outlast.cloud import bake
@@ -52,14 +55,15 @@ def _cancel(_servicer: Any, _request: Any, _context: Any) -> Any:
 
 
 def mend_host() -> None:
-    """Lets the SDK's host of dynamic providers, which sends a traceback whatever a provider raises
-    and does nothing when the engine is interrupted, send the sentence and end a bake. The host is
-    the process's main module; elsewhere nothing is done."""
+    """Makes the SDK's host of dynamic providers send one sentence instead of a traceback, and end a
+    bake when the engine is interrupted. Does nothing unless the host is the process's main
+    module.
+    """
     host = sys.modules["__main__"]
     spec = getattr(host, "__spec__", None)
     if spec is not None and spec.name == "pulumi.dynamic.__main__":
         vars(host)["traceback"] = SimpleNamespace(format_exc=_format_exc)
-        # The server holds the function itself by now.
+        # The server already holds a reference to the function.
         vars(host)["DynamicResourceProviderServicer"].Cancel.__code__ = _cancel.__code__
 
 

@@ -1,7 +1,7 @@
 """The image that a stack bakes from a recipe.
 
-Pickled by reference into a stack's state: this module's path and its classes' names never change,
-or no stack of an older version could be destroyed.
+Pickled by reference into a stack's state: this module's path and its classes' names must never
+change, or no stack of an older version could be destroyed.
 """
 
 from typing import Any, TypedDict
@@ -21,12 +21,13 @@ from outlast.dynamic.host import failure, say
 
 
 class ImageBakeProvider(ResourceProvider):
-    """Bakes the image of a recipe, and deletes what the stack has baked when it goes."""
+    """Bakes the image of a recipe; a destroyed stack deletes its images."""
 
-    serialize_as_secret_always = False  # it holds no secret, and a readable state is mendable
+    # It holds no secret, and people can repair a readable state by hand.
+    serialize_as_secret_always = False
 
     def check(self, olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Refuses a base that is gone, in previews too, where there is something to bake."""
+        """Refuses a base that no longer exists, also in previews, if there is something to bake."""
         from outlast.cloud import bake, images
 
         failures = []
@@ -41,12 +42,13 @@ class ImageBakeProvider(ResourceProvider):
         return CheckResult(news, failures)
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        """Another content is another image, of another family another resource; how the builder
-        runs is not a difference. What a bake that was killed has left is one: the update clears
-        it."""
+        """Other content makes another image, and another family another resource. How the builder
+        runs makes no difference. The leftovers of a killed bake do: the update deletes them.
+        """
         replaces = [key for key in ("family", "project") if olds.get(key) != news.get(key)]
         changed = olds.get("hash") != news.get("hash")
-        # One without an image was taken up after a kill (outlast recover); its update makes it.
+        # A resource without an image was adopted after a kill (outlast recover); its update bakes
+        # it.
         rebakes = changed or bool(replaces) or not olds.get("image")
         return DiffResult(changes=rebakes or self._has_left(olds["image"], news), replaces=replaces)
 
@@ -100,9 +102,9 @@ class ImageBakeArgs(TypedDict):
     """Inputs of ImageBake."""
 
     recipe: dict[str, Any]
-    """As `outlast.cloud.recipe` writes it; files by their names in the checkout."""
+    """The recipe as `outlast.cloud.recipe` writes it, with files by their names in the checkout."""
     hash: str
-    """Of the recipe with the content of its files: alone decides whether anything is baked."""
+    """Hash of the recipe and its files; it alone decides whether anything is baked."""
     family: str
     project: str
     labels: dict[str, str]

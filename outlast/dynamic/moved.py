@@ -1,7 +1,8 @@
-"""A stack that no longer points to where its run is, or is no longer the run's owner.
+"""Detects a stack that no longer points to its run, or no longer owns it.
 
 HEAD names its owner, ORGANIZATION/PROJECT/STACK. A stack that was renamed or moved to another
-backend has another name; one whose experiment, bucket or project has changed has another place.
+backend has another owner name. A stack whose experiment, bucket or project has changed looks in
+another place.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ OWNER_PARTS = ("organization", "project", "stack")
 
 
 def foreign(owner: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> str:
-    """Why the stack of `news` may not go on with a run of `owner`; `olds` is its pin until now."""
+    """Why the stack of `news` may not continue a run of `owner`; `olds` is its previous pin."""
     where = f"run {news['run']} in gs://{news['bucket']}/{news['prefix']}"
     back = _back(owner, news["owner"])
     if olds.get("owner") == owner:
@@ -27,8 +28,9 @@ def foreign(owner: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> str
 
 
 def causes(olds: Mapping[str, Any], news: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Why the run of the stack is looked for in another place than until now, each with what puts
-    it back; empty if it is the same place."""
+    """The reasons why the stack's run is now looked for in another place, each with the remedy;
+    empty if the place is the same.
+    """
     found = []
     if olds["prefix"] != news["prefix"]:
         before, now = _last(olds["prefix"]), _last(news["prefix"])
@@ -63,14 +65,14 @@ def left_behind(
     return (
         f"run {olds['run']} is open at step {step} in gs://{olds['bucket']}/{olds['prefix']}, and"
         f" would start from scratch in gs://{news['bucket']}/{news['prefix']}"
-        f" ({'; '.join(cause for cause, _ in why)}); take that back"
+        f" ({'; '.join(cause for cause, _ in why)}); undo that"
         f" ({'; '.join(remedy for _, remedy in why)}), or set outlast:onNewRun to replace to give"
-        " the open run up"
+        " up the open run"
     )
 
 
 def _renamed(before: str, now: str) -> str:
-    """What has become of the stack's name."""
+    """What changed in the stack's name."""
     differing = [
         (part, *pair)
         for part, *pair in zip(OWNER_PARTS, before.split("/"), now.split("/"), strict=False)
@@ -82,15 +84,15 @@ def _renamed(before: str, now: str) -> str:
 
 
 def _back(before: str, now: str) -> str:
-    """What gives a stack its name of before."""
+    """How to give a stack its previous name."""
     old, new = before.split("/"), now.split("/")
     if len(old) != len(OWNER_PARTS):
-        return "go on with it as it was started"  # a run without a stack
+        return "continue it as it was started"  # a run without a stack
     if old[:2] == new[:2]:
         return f"rename it back: pulumi stack rename {quote(old[2])}"
     if old[0] == new[0]:
         return f"rename it back: pulumi stack rename {quote(before)}"
-    return f"go on with it in organization {old[0]}, where it is {before}"
+    return f"continue it in organization {old[0]}, where it is {before}"
 
 
 def _last(path: str) -> str:

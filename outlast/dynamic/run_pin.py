@@ -1,7 +1,7 @@
-"""The run that a stack has pinned: its deadline, placement and image, and what stands against it.
+"""Pins a run in the stack's state: its deadline, placement and image, and the reasons to refuse it.
 
-Pickled by reference into a stack's state: this module's path and its classes' names never change,
-or no stack of an older version could be destroyed.
+Pickled by reference into a stack's state: this module's path and its classes' names must never
+change, or no stack of an older version could be destroyed.
 """
 
 import contextlib
@@ -34,8 +34,9 @@ from outlast.spec import changes
 _WHERE = ("bucket", "prefix", "run")
 
 PLACEMENTS_MAX = 999_999
-"""Placements that a run may have. A VM writes HEAD, and a number beyond the nine digits of the
-instance template would lock all later VMs out."""
+"""Limit of a run's placements. A VM can write any number into HEAD; more than the template's nine
+digits would lock out all later VMs.
+"""
 
 _pinned_before: set[str] = set()
 """Owners whose stack had a pin when this command began."""
@@ -43,24 +44,24 @@ _pinned_before: set[str] = set()
 
 @dataclass(frozen=True)
 class Pin:
-    """What a run's VMs get, and what stays the same while they come and go."""
+    """What all VMs of a run get, however often they are recreated."""
 
     deadline: str
     placement: int
     size: int
-    """VMs to start with: 0 if there is nothing left to do."""
+    """VMs of a new group: 0 if there is nothing left to do."""
 
 
 class Unreadable(Exception):
-    """HEAD is there and is not a HEAD of this version."""
+    """HEAD exists but is not a HEAD of this version."""
 
 
 def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) -> Pin:
-    """The pin of a run that had none in this stack, from its HEAD.
+    """The pin, from HEAD, of a run that this stack has not pinned before.
 
-    An open run of the same resume continues: its own deadline, one placement further, so that a VM
-    of a group that is gone can never come before one of the new group. A VM writes HEAD, so the
-    stack's own limit bounds that deadline.
+    An open run with the same resume count continues: it keeps its deadline and gets the next
+    placement, so that a VM of a deleted group can never take the run from a VM of the new group. A
+    VM writes HEAD, so the stack's own limit bounds that deadline.
     """
     limit = timedelta(minutes=limit_minutes)
     fresh = _text(now + limit)
@@ -82,7 +83,7 @@ def _text(moment: datetime) -> str:
 
 
 def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
-    """Why a VM of this resume would find nothing to do: the rest of a sentence, with the remedy."""
+    """Why a VM of this resume would have nothing to do: the rest of a sentence, with the remedy."""
     if head.state is State.DONE:
         return "is done, nothing is started; other args or outlast:rerun make a new run"
     if resume < head.resume:
@@ -117,34 +118,35 @@ def guard(
     up: bool,
     now: datetime,
 ) -> str | None:
-    """Why an `up` may not put another run in the place of the one that HEAD tells of, or, where
-    that is not `up` any more, beside it.
+    """Why an `up` may not replace HEAD's run by another, or, if it is no longer in a stack, start
+    another beside it.
 
-    `content`: what the run's name is made of, as far as that is known.
+    `content`: what the run's name is made of, as far as it is known.
     """
     if not is_guarded(head, now):
         return None
     differing = changes.between(content, news["content"]) if content else []
     why = f" ({changes.said(differing)})" if differing else ""
-    ways = [f"set outlast:onNewRun to replace to give run {run} up"]
+    ways = [f"set outlast:onNewRun to replace to give up run {run}"]
     if changes.refusal(differing, news["mutable"]) is None:
         command = f"by outlast resume {_stack(news)}" if up else f"by setting outlast:run to {run}"
-        ways.insert(0, f"go on with the change {command}")
+        ways.insert(0, f"continue with the change {command}")
     then = "take its place" if up else "start from scratch beside it"
     return (
-        f"run {run} is open at step {head.step}, and run {news['run']} would {then}{why}; take the"
-        f" change back, or {', or '.join(ways)}"
+        f"run {run} is open at step {head.step}, and run {news['run']} would {then}{why}; undo the"
+        f" change, or {', or '.join(ways)}"
     )
 
 
 def is_guarded(head: Head, now: datetime) -> bool:
-    """Whether the run is open, within its limit, and has a checkpoint: nothing is lost of one that
-    has not come so far, and one that has ended waits for nothing."""
+    """Whether the run is open, within its limit, and has a checkpoint. Replacing any other run
+    loses nothing.
+    """
     return not head.state.ended and bool(head.chain) and head.deadline > now
 
 
 def read_head(store: Store, layout: Layout) -> Head | None:
-    """The run's HEAD, None without one. Raises StoreError, or Unreadable for other bytes."""
+    """The run's HEAD; None if it has none. Raises StoreError, or Unreadable for other bytes."""
     try:
         data, _ = store.get(layout.head)
     except NotFound:
@@ -156,16 +158,19 @@ def read_head(store: Store, layout: Layout) -> Head | None:
 
 
 class RunPinProvider(ResourceProvider):
-    """Keeps a run's deadline, placement and image, and tells what HEAD has against going on."""
+    """Keeps a run's deadline, placement and image, and reports why HEAD does not let it
+    continue.
+    """
 
-    serialize_as_secret_always = False  # it holds no secret, and a readable state is mendable
+    # It holds no secret, and people can repair a readable state by hand.
+    serialize_as_secret_always = False
 
     def check(self, olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Says what stands against the run, in previews too; refuses another owner's, another run
-        in the place of an open one, a change that the run cannot take, and an image that is gone.
+        """Reports what stops the run, also in previews. Refuses a run of another owner, a run that
+        would replace an open one, a change that the run cannot take, and an image that no longer
+        exists.
 
-        Where the bucket does not answer there is nothing to say; `create` needs the answer and
-        fails without.
+        If the bucket does not answer, it reports nothing; `create` needs the answer and fails.
         """
         failures = [*_guarded(olds, news), *boot_image.failures(olds, news)]
         try:
@@ -190,8 +195,9 @@ class RunPinProvider(ResourceProvider):
         return CheckResult(news, failures)
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        """Another run or resume is another pin, another zone another placement; the limit and the
-        image alone are no difference, they count at the next resume."""
+        """Another run or resume makes another pin, another zone another placement. A changed limit
+        or image makes no difference until the next resume.
+        """
         replaces = [key for key in boot_image.KEYS if olds.get(key) != news.get(key)]
         moved = olds.get("zone") != news.get("zone")
         if not replaces:
@@ -206,7 +212,7 @@ class RunPinProvider(ResourceProvider):
         )
 
     def update(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
-        """The run moves to another zone: one placement further, by the same deadline and image."""
+        """The run moves to another zone: the next placement, with the same deadline and image."""
         moved = Pin(
             deadline=olds["deadline"], placement=int(olds["placement"]) + 1, size=_pin_of(news).size
         )
@@ -225,18 +231,19 @@ class RunPinArgs(TypedDict):
     resume: int
     zone: str
     image: pulumi.Input[str]
-    """An image or a family. What it means at the pin's creation is kept; a later one counts at the
-    next resume."""
+    """An image or a family. The image that it means when the pin is created is kept; a later one
+    applies from the next resume.
+    """
     boot: dict[str, Any]
     """What the VMs need of that image: `disk_gb`, `gpus` and `machine_type`; and the image that it
     is baked from, `base` (empty: it is not baked by this stack) and `installs_driver`."""
     maxRunMinutes: int
     content: Mapping[str, Any]
-    """What the run's name is made of, unless it has one by hand."""
+    """What the run's name is made of, unless outlast:run names it."""
     named: str
-    """The name that the content gives."""
+    """The name that the content gives the run."""
     mutable: Mapping[str, str]
-    """Flags that may change in the middle of the run, each with how."""
+    """Flags that may change in the middle of the run, and how each may change."""
     onNewRun: str
     """`refuse` or `replace`."""
 
@@ -249,16 +256,16 @@ class RunPin(Resource, name="RunPin"):
     """
 
     deadline: pulumi.Output[str]
-    """End of the run, RFC 3339 in UTC; no VM lives past it."""
+    """Deadline of the run, RFC 3339 in UTC; every VM is deleted then."""
 
     placement: pulumi.Output[int]
     """How often the run has changed its zone."""
 
     bootImage: pulumi.Output[str]
-    """The image that all VMs of the run boot from at this resume: no family."""
+    """The image that all VMs of the run boot from at this resume, not a family."""
 
     size: pulumi.Output[int]
-    """VMs that a new group starts with: 0 for a run that has nothing left to do."""
+    """VMs of a new group: 0 for a run that has nothing left to do."""
 
     def __init__(
         self, name: str, args: RunPinArgs, opts: pulumi.ResourceOptions | None = None
@@ -278,7 +285,7 @@ def _pin_of(props: dict[str, Any]) -> Pin:
         head = read_head(store, layout)
     except Unreadable:
         fresh = pin(None, resume=resume, limit_minutes=limit, now=store.now())
-        return Pin(fresh.deadline, fresh.placement, 0)  # a VM would only find the same and leave
+        return Pin(fresh.deadline, fresh.placement, 0)  # A VM would find the same and leave.
     now = store.now()
     made = pin(head, resume=resume, limit_minutes=limit, now=now)
     if head is not None and made.size == 0 and obstacle(head, resume=resume, now=now) is None:
@@ -298,18 +305,20 @@ def _stack(props: dict[str, Any]) -> str:
 
 
 def _pinned(props: dict[str, Any]) -> bool:
-    """Whether the run has its name by hand."""
+    """Whether outlast:run names the run."""
     return props["named"] != props["run"]
 
 
 def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
-    """The guard of the run that is pinned until now, else of one that an earlier life of the stack
-    has left open in the bucket."""
+    """Guards the pinned run, or else one that an earlier life of the stack has left open in the
+    bucket.
+    """
     if "run" in olds:
         _pinned_before.add(news["owner"])
     same = all(olds.get(key) == news[key] for key in _WHERE)
     if "run" not in olds:
-        # The engine's second look at a replacement has no olds either; the first has said all.
+        # The engine's second check of a replacement has no olds either; the first has reported
+        # everything.
         return [] if news["owner"] in _pinned_before else _left_open(news)
     if same or news["onNewRun"] == "replace":
         return []
@@ -321,8 +330,8 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
     except Unreadable as error:
         why = (
             f"run {olds['run']} would be replaced by run {news['run']}, and whether it is open"
-            f" is unknown, since its HEAD cannot be read ({error}); outlast repair"
-            f" {_stack(olds)} repairs it, or set outlast:onNewRun to replace to give the run up"
+            f" is unknown, because its HEAD cannot be read ({error}); outlast repair"
+            f" {_stack(olds)} repairs it, or set outlast:onNewRun to replace to give up the run"
         )
     except (StoreError, GoogleAuthError):
         why = None  # a preview needs no cloud, and `create` fails without
@@ -330,8 +339,7 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
 
 
 def _replaced(head: Head, olds: dict[str, Any], news: dict[str, Any], now: datetime) -> str | None:
-    """The guard of the run that is pinned until now; another placement is said before another
-    run."""
+    """Guards the pinned run; reports another place before another run."""
     elsewhere = moved.causes(olds, news)
     if elsewhere and is_guarded(head, now):
         return moved.left_behind(head.step, olds, news, elsewhere)
@@ -339,12 +347,13 @@ def _replaced(head: Head, olds: dict[str, Any], news: dict[str, Any], now: datet
 
 
 def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
-    """The guard of the experiment's runs where the stack has none and would begin another; and an
-    experiment that somebody else's runs lie in."""
+    """Guards the experiment's runs if the stack has none and would start one; also refuses an
+    experiment that holds another owner's runs.
+    """
     try:
         store, layout = _open(news)
         if read_head(store, layout) is not None:
-            return []  # it goes on with its own
+            return []  # It continues its own run.
         for layout, head in _heads(store, news["prefix"]):
             if head.owner != news["owner"]:
                 return [_foreign(head, {}, {**news, "run": layout.run})]
@@ -360,7 +369,7 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
 
 
 def _heads(store: Store, prefix: str) -> list[tuple[Layout, Head]]:
-    """The readable HEADs of an experiment's runs, the one written last first."""
+    """The readable HEADs of an experiment's runs, newest first."""
     found: list[tuple[datetime, Layout, Head]] = []
     for run in store.folders(f"{prefix}/"):
         layout = Layout(prefix, run)
@@ -372,8 +381,9 @@ def _heads(store: Store, prefix: str) -> list[tuple[Layout, Head]]:
 
 
 def _recorded_content(store: Store, layout: Layout, head: Head) -> Mapping[str, Any] | None:
-    """What the run's name was made of at the attempt that made its newest checkpoint, as that
-    recorded it; None if it is unknown."""
+    """What the run's name was made of when its newest checkpoint was made, as that attempt recorded
+    it; None if unknown.
+    """
     if not head.chain:
         return None
     try:
@@ -386,10 +396,9 @@ def _recorded_content(store: Store, layout: Layout, head: Head) -> Mapping[str, 
 def _unchangeable(
     store: Store, layout: Layout, head: Head, olds: dict[str, Any], news: dict[str, Any]
 ) -> list[CheckFailure]:
-    """What a run that is pinned by hand cannot take over in its middle.
+    """The changes that a run named by outlast:run cannot take.
 
-    Its content is compared with that of the attempt that made its newest checkpoint, as the
-    attempt recorded it.
+    Compares its content with what the attempt recorded that made its newest checkpoint.
     """
     settled = olds.get("run") == news["run"] and olds.get("content") == news["content"]
     if settled or not head.chain or head.state is State.DONE or not _pinned(news):
@@ -401,7 +410,7 @@ def _unchangeable(
     if why is None:
         return []
     reason = (
-        f"run {news['run']}, named by outlast:run, at step {head.step}: {why}; take the change"
-        " back, or leave outlast:run out to begin another run"
+        f"run {news['run']}, named by outlast:run, at step {head.step}: {why}; undo the change,"
+        " or leave out outlast:run to start another run"
     )
     return [failure("run", reason)]

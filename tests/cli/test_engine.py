@@ -54,7 +54,7 @@ def test_without_an_engine_on_path_it_is_one_sentence(tmp_path):
 
 SAID = (
     "error: pulumi-python:dynamic:RunPin resource 'run': property run value {1c461404da} has a "
-    "problem: run 02ad602e43 is open at step 320; take the change back"
+    "problem: run 02ad602e43 is open at step 320; undo the change"
 )
 
 
@@ -73,7 +73,7 @@ def failed(folder, expected):
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (SAID, "run 02ad602e43 is open at step 320; take the change back"),
+        (SAID, "run 02ad602e43 is open at step 320; undo the change"),
         ("error: outlast:zone 'x': must be a zone", "outlast:zone 'x': must be a zone"),
         ("error: no stack named 'x' found", "no stack named 'x' found"),
     ],

@@ -25,7 +25,7 @@ def test_a_foundation_without_users_goes(store):
 def test_one_in_use_stays_and_names_who_uses_it(store):
     for experiment in ("dev", "adult"):
         store.put(foundation.note(OWNER, experiment), b"x")
-    with pytest.raises(InUse, match="experiments stand on it: adult, dev; destroy them"):
+    with pytest.raises(InUse, match="experiments use it: adult, dev; destroy them"):
         FoundationGuardProvider().delete("id", {"owner": OWNER, "bucket": "b"})
 
 

@@ -280,7 +280,7 @@ def test_another_owner_is_refused(store):
         (
             "acme/outlast/dev",
             "its organization organization became acme",
-            "go on with it in organization organization, where it is organization/outlast/dev",
+            "continue it in organization organization, where it is organization/outlast/dev",
         ),
     ],
 )
@@ -341,8 +341,8 @@ def test_an_open_run_with_commits_is_not_replaced_by_accident(store):
     (reason,) = reasons(PROPS, OTHER)
     assert reason == (
         "run 0123456789 is open at step 320, and run abcdefabcd would take its place"
-        " (args.epochs 5 → 7); take the change back, or go on with the change by outlast resume"
-        " dev, or set outlast:onNewRun to replace to give run 0123456789 up"
+        " (args.epochs 5 → 7); undo the change, or continue with the change by outlast resume"
+        " dev, or set outlast:onNewRun to replace to give up run 0123456789"
     )
     assert reasons(PROPS, {**OTHER, "onNewRun": "replace"}) == []
     assert reasons({}, OTHER) == []  # the second look at a replacement
@@ -356,8 +356,8 @@ def test_a_run_that_a_destroyed_stack_left_open_is_guarded_too(store, monkeypatc
     (reason,) = reasons({}, OTHER)
     assert reason == (
         "run 0123456789 is open at step 320, and run abcdefabcd would start from scratch beside it"
-        " (args.epochs 5 → 7); take the change back, or go on with the change by setting"
-        " outlast:run to 0123456789, or set outlast:onNewRun to replace to give run 0123456789 up"
+        " (args.epochs 5 → 7); undo the change, or continue with the change by setting"
+        " outlast:run to 0123456789, or set outlast:onNewRun to replace to give up run 0123456789"
     )
     assert reasons({}, PROPS) == []
     pinned = {**OTHER, "run": PROPS["run"]}
@@ -400,7 +400,7 @@ def test_an_experiment_of_many_objects_costs_few_requests(storage_api, store, mo
 def test_a_change_that_no_run_can_take_offers_no_resume(store):
     put(store, COMMITTED)
     (reason,) = reasons(PROPS, {**OTHER, "content": {**PROPS["content"], "trainer": "dummy"}})
-    assert "(trainer digits → dummy); take the change back, or set outlast:onNewRun" in reason
+    assert "(trainer digits → dummy); undo the change, or set outlast:onNewRun" in reason
 
 
 @pytest.mark.parametrize(
@@ -443,8 +443,8 @@ def test_an_open_run_is_not_left_in_another_place(store, run, where, place, caus
     put(store, COMMITTED)
     assert reasons(PROPS, {**run, **where}) == [
         "run 0123456789 is open at step 320 in gs://p-outlast/experiments/dev, and would start from"
-        f" scratch in gs://{place} ({cause}); take that back ({remedy}), or set outlast:onNewRun to"
-        " replace to give the open run up"
+        f" scratch in gs://{place} ({cause}); undo that ({remedy}), or set outlast:onNewRun to"
+        " replace to give up the open run"
     ]
     assert reasons(PROPS, {**run, **where, "onNewRun": "replace"}) == []
 
@@ -480,7 +480,7 @@ def test_a_run_that_cannot_be_read_is_guarded_too(store):
         ({"arguments": {"epochs": 5.0, "hidden": "4", "threads": 2.0}}, None),
         (
             {"arguments": {"epochs": 3.0, "hidden": "4"}},
-            "args.epochs 5 → 3: can only be raised in the middle of a run; take the change back,"
+            "args.epochs 5 → 3: can only be raised in the middle of a run; undo the change,"
             " or leave outlast:run out",
         ),
         (
@@ -514,7 +514,7 @@ def test_a_run_named_by_hand_takes_only_what_it_can(store, change, words):
             "gone",
             "'gone': is gone since 2025; its successor is projects/p/global/images/family/new",
         ),
-        ("obsolete", "image old-1 is obsolete, no VM can be made of it; name projects/p/global/"),
+        ("obsolete", "image old-1 is obsolete, no VM can boot from it; name projects/p/global/"),
     ],
 )
 def test_an_image_that_is_gone_is_refused_at_preview(store, image, words):

@@ -121,7 +121,7 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
 
     # A foundation in use stays whole.
     said = two.destroy("base", fails=True)
-    assert "foundation organization/outlast/base: experiments stand on it: dev" in said
+    assert "foundation organization/outlast/base: experiments use it: dev" in said
     assert "Traceback" not in said
     assert two.steps("base") == {}
     assert two.kinds()["networks"] == 1

@@ -37,8 +37,8 @@ def test_a_renamed_stack_is_said_to_be_renamed(stack: Project, monkeypatch: pyte
     assert (
         f"run {run} is open at step 400 in gs://{bucket}/experiments/dev, and would start from"
         f" scratch in gs://{bucket}/experiments/second (it was renamed from dev to second, and"
-        " outlast:experiment follows the stack's name); take that back (rename it back: pulumi"
-        " stack rename dev), or set outlast:onNewRun to replace to give the open run up"
+        " outlast:experiment follows the stack's name); undo that (rename it back: pulumi"
+        " stack rename dev), or set outlast:onNewRun to replace to give up the open run"
     ) in refusal("second")
 
     stack.pulumi("stack", "rename", "dev")

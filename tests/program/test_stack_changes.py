@@ -297,7 +297,7 @@ def test_a_run_with_commits_goes_on_through_changes_and_is_never_given_up_by_acc
     refused = pulumi("preview", fails=True)
     run = first["run"]
     assert f"run {run} is open at step 320, and run " in refused
-    assert "(args.epochs 150 → 200); take the change back, or go on with the change by" in refused
+    assert "(args.epochs 150 → 200); undo the change, or continue with the change by" in refused
     assert started.group_size(first["group"], ZONE) == 1
 
     # What the trainer cannot take is refused by name, and the settings stay as they are.
@@ -501,10 +501,7 @@ def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, clo
     deployed("config", "set", "--path", "outlast:args.epochs", "200")
     said = deployed("preview", fails=True)
     assert f"run {outputs['run']} is open at step 320, and run " in said
-    assert (
-        "would start from scratch beside it (args.epochs 150 → 200); take the change back, or"
-        in said
-    )
+    assert "would start from scratch beside it (args.epochs 150 → 200); undo the change, or" in said
     restore(deployed.folder)
 
     now = datetime.now(UTC).replace(microsecond=0)
