@@ -25,7 +25,7 @@ _FORBIDDEN = {
     "outlast/cloud": {"cli", "settings", "supervisor", "components"},
     "outlast/cli": {"components", "dynamic", "localcloud"},
     "outlast/dynamic": {"cli", "settings", "supervisor"},
-    "outlast/settings": {"cli", "dynamic", "localcloud"},
+    "outlast/settings": {"cli", "dynamic", "localcloud", "loop", "supervisor"},
     "outlast/machines": {"cli", "settings", "components"},
     "components": {"cli", "loop", "localcloud", "supervisor"},
 }

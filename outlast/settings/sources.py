@@ -18,7 +18,7 @@ from outlast.cloud.compute import (
     ComputeError,
     Missing,
 )
-from outlast.spec import secrets
+from outlast.spec import git_host, secrets
 from outlast.spec.delivery import Git
 
 ENDPOINT = "https://secretmanager.googleapis.com/v1/"
@@ -111,13 +111,11 @@ def secret(setting: str, full_name: str) -> Answer:
 
 def repository(git: Git) -> Answer:
     """Whether the repository may be read without a secret, and has the commit."""
-    from outlast.supervisor import git as fetching
-
     try:
-        fetching.ask(git, answer_sec=ANSWER_SEC)
-    except fetching.GitRefused as error:
+        git_host.ask(git, answer_sec=ANSWER_SEC)
+    except git_host.GitRefused as error:
         return Answer(f"outlast:{error}")
-    except fetching.GitUnreachable as error:
+    except git_host.GitUnreachable as error:
         return Answer(warning=f"{_about_repository(git)}: not looked up ({error})")
     return Answer()
 

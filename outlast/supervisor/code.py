@@ -11,6 +11,7 @@ from pathlib import Path
 
 from outlast.base.clock import Clock
 from outlast.spec.delivery import Git
+from outlast.spec.git_host import GitRefused, GitUnreachable
 from outlast.supervisor import git as fetching
 from outlast.supervisor import subprocesses
 from outlast.supervisor.environment import Builder, EnvironmentRefused, EnvironmentUnreachable
@@ -75,7 +76,7 @@ class CodeSetup:
             if need is None:
                 return code
             programs = self.builder.ensure(need, root, git)
-        except (fetching.GitRefused, EnvironmentRefused, SecretRefused) as error:
+        except (GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
         except (EnvironmentUnreachable, SecretUnavailable, subprocesses.Stuck, OSError) as error:
             # Not a second wait for what is stuck: half an hour is lost already.
@@ -108,7 +109,7 @@ class CodeSetup:
             secret = self.secrets.reader.read("gitSecret", git.secret) if git.secret else None
             self._with_patience(
                 lambda: fetching.fetch(git, secret, place, pause=self.clock.sleep),
-                fetching.GitUnreachable,
+                GitUnreachable,
             )
             self.say(f"code: commit {git.commit} of {git.url}")
         if not (place / git.path).is_dir():

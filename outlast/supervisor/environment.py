@@ -36,6 +36,7 @@ from outlast.bucket.store import (
 )
 from outlast.spec import identity, project, requirements
 from outlast.spec.delivery import Git
+from outlast.spec.git_host import GitRefused, GitUnreachable
 from outlast.spec.requirements import Requirements
 from outlast.supervisor import git as fetching
 from outlast.supervisor import kept_wheels, subprocesses
@@ -415,9 +416,9 @@ class Builder:
         self.say(f"environment: fetching commit {git.commit} of {git.url}")
         try:
             fetching.fetch(git, secret, into, pause=self.patience.clock.sleep)
-        except fetching.GitUnreachable as error:
+        except GitUnreachable as error:
             raise EnvironmentUnreachable(str(error)) from None
-        except fetching.GitRefused as error:
+        except GitRefused as error:
             why = str(error).partition(";")[0].removeprefix("gitCommit ").removeprefix("gitUrl ")
             raise EnvironmentRefused(
                 f"requirements {one.place} {requirements.shown(one.text)}: {why}; correct the line,"

@@ -11,10 +11,10 @@ import pytest
 from outlast.loop.command import folder as folders
 from outlast.loop.command.flow import FlowWatch
 from outlast.loop.command.folder import Changed, Copier
-from outlast.loop.command.kinds import DEFAULT, Kind
 from outlast.loop.command.listing import NO_FLOW, Stillness, look
 from outlast.loop.command.results import tidy_result
 from outlast.loop.errors import DoesNotFit
+from outlast.spec.file_kinds import DEFAULT, Kind
 
 
 @pytest.fixture

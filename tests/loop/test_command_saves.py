@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from outlast.base import scratch_space
-from outlast.loop.command import kinds
 from outlast.loop.command.command import Command
 from outlast.loop.command.folder import Copier
-from outlast.loop.command.globs import GlobError, common_name, matches
-from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
 from outlast.protocol import Complete, Snapshot, Warn
+from outlast.spec import file_kinds as kinds
+from outlast.spec.file_kinds import DEFAULT, Kind, Kinds
+from outlast.spec.globs import GlobError, common_name, matches
 from tests.loop import programs
 from tests.loop.test_command import RUNNER, Place, place, wait_until
 

@@ -10,7 +10,7 @@ import pytest
 from outlast.loop.command import fields, shell
 from outlast.loop.command.command import Command
 from outlast.loop.command.errors import CommandError
-from outlast.loop.command.kinds import DEFAULT
+from outlast.spec.file_kinds import DEFAULT
 from tests.loop import programs
 from tests.loop.test_command import RUNNER, Place, place, wait_until
 
@@ -36,7 +36,7 @@ def test_latest_is_the_newest_file_and_drops_its_flag_on_the_first_start(tmp_pat
     assert f"--resume '{tmp_path}/a 9.pt' --from={tmp_path}/checkpoint-10 --again --lr 1" in found
     with pytest.raises(CommandError, match="without its"):
         Command(("x", "{latest:[a}")).check()
-    assert list(Command(("{lates:.pt}",)).near_misses()) == [
+    assert list(Command(("{lates:.pt}",)).words.near_misses()) == [
         "command {lates}: stays as it is; did you mean {latest}?"
     ]
 

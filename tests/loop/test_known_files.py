@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outlast.loop.command.kinds import DEFAULT, Kind
 from outlast.loop.command.listing import look
+from outlast.spec.file_kinds import DEFAULT, Kind
 from tests.loop import layouts, programs
 
 SCRIPTS = Path(__file__).parent / "command_scripts"

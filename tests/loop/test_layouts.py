@@ -12,9 +12,9 @@ import pytest
 
 from outlast.loop.command import saves as saves_module
 from outlast.loop.command.folder import Copier, Taken
-from outlast.loop.command.kinds import DEFAULT
 from outlast.loop.command.notes import Notes
 from outlast.loop.command.saves import Saves
+from outlast.spec.file_kinds import DEFAULT
 from tests.loop.layouts import LAYOUTS, Folder, Layout, empty
 
 QUIET_SEC = 10.0

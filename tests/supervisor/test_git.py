@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from outlast.spec import git_host
 from outlast.spec.delivery import Git
+from outlast.spec.git_host import GitRefused, GitUnreachable
 from outlast.supervisor import git as fetching
 from outlast.supervisor import subprocesses
-from outlast.supervisor.git import GitRefused, GitUnreachable
 from tests.git_host import commit, git, serving
 
 fetch = functools.partial(fetching.fetch, pause=time.sleep)
@@ -80,7 +81,7 @@ def test_a_commit_or_repository_that_is_not_there_is_named(repository: Path, tmp
 
 
 def test_it_is_asked_for_a_commit_without_fetching_it(repository: Path, tmp_path: Path):
-    ask = functools.partial(fetching.ask, answer_sec=30)
+    ask = functools.partial(git_host.ask, answer_sec=30)
     old = git(repository, "rev-parse", "HEAD")
     head = commit(repository, {"train/main.py": "print(2)\n", "large": "x" * 2**20})
     with serving(tmp_path / "hosted") as host:

@@ -14,6 +14,7 @@ from dulwich.objects import Blob, Commit, Tree
 from dulwich.repo import MemoryRepo
 
 from outlast.spec.delivery import DeliveryError, Git, Remote
+from outlast.spec.git_host import GitRefused, GitUnreachable
 from outlast.supervisor import git as fetching
 
 LINK, FILE, FOLDER, MODULE = 0o120000, 0o100644, 0o040000, 0o160000
@@ -30,7 +31,7 @@ class Hostile:
         (self.outside / "keep").write_text("precious")
         self.store = MemoryRepo().object_store
         self.commits: dict[str, Any] = {}
-        monkeypatch.setattr(fetching, "_fetch_objects", self._give)
+        monkeypatch.setattr(fetching, "fetch_objects", self._give)
 
     def _give(self, git: Git, secret: bytes | None, repo: Any, scratch: Path) -> None:
         for name in list(self.store):
@@ -129,7 +130,7 @@ def modules(hostile: Hostile, path: bytes, url: bytes = b"https://git.example/o/
 def test_a_submodules_path_leads_nowhere_else(hostile: Hostile, path: bytes) -> None:
     tree = hostile.tree((b".gitmodules", FILE, modules(hostile, path)), (path, MODULE, SUB))
     with pytest.raises(
-        fetching.GitRefused, match=r"that is not allowed in a checkout \(.*; rename it|^subm"
+        GitRefused, match=r"that is not allowed in a checkout \(.*; rename it|^subm"
     ):
         hostile.check_out(tree)
     hostile.check()
@@ -139,7 +140,7 @@ def test_a_submodules_path_leads_nowhere_else(hostile: Hostile, path: bytes) -> 
 def test_a_submodules_path_is_checked_here_too(tmp_path: Path, path: bytes) -> None:
     (tmp_path / "keep").write_text("x")
     (tmp_path / "l").symlink_to("/tmp")
-    with pytest.raises(fetching.GitRefused, match="submodule"):
+    with pytest.raises(GitRefused, match="submodule"):
         fetching._place_of_submodule(path, tmp_path)
     assert fetching._place_of_submodule(b"a/b", tmp_path) == "a/b"
 
@@ -152,14 +153,14 @@ def test_a_submodule_is_not_put_through_a_link(hostile: Hostile) -> None:
         (b"x", LINK, link),
         (b"x", FOLDER, inner),
     )
-    with pytest.raises(fetching.GitRefused, match="^submodule x/made|not allowed in a checkout"):
+    with pytest.raises(GitRefused, match="^submodule x/made|not allowed in a checkout"):
         hostile.check_out(tree)
     hostile.check()
 
 
 def test_gitmodules_is_no_link(hostile: Hostile) -> None:
     link = hostile.blob(os.fsencode(hostile.outside / "keep"))
-    with pytest.raises(fetching.GitRefused, match=".gitmodules"):
+    with pytest.raises(GitRefused, match=".gitmodules"):
         hostile.check_out(hostile.tree((b".gitmodules", LINK, link), (b"s", MODULE, SUB)))
     hostile.check()
 
@@ -188,7 +189,7 @@ def test_an_address_that_is_a_command_an_option_or_a_file_is_refused(
     tree = hostile.tree(
         (b".gitmodules", FILE, modules(hostile, b"s", url.encode())), (b"s", MODULE, SUB)
     )
-    with pytest.raises(fetching.GitRefused, match="submodule s"):
+    with pytest.raises(GitRefused, match="submodule s"):
         hostile.check_out(tree)
     assert not Path("/tmp/outlast-hostile").exists()
     hostile.check()
@@ -240,7 +241,7 @@ def test_a_redirect_to_another_host_takes_no_token_along(tmp_path: Path) -> None
         url = f"http://127.0.0.1:{good.server_port}/o/r.git"
         secret = "projects/p/secrets/s/versions/1"
         git = Git(url=url, commit="1" * 40, secret=secret)
-        with pytest.raises((fetching.GitRefused, fetching.GitUnreachable)):
+        with pytest.raises((GitRefused, GitUnreachable)):
             fetching._check_out(git, b"ghp_SECRET_TOKEN", tmp_path / "o", tmp_path / "f")
     finally:
         for host in hosts:

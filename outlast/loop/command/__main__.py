@@ -20,8 +20,7 @@ from outlast.base.console import fill_streams
 from outlast.base.exits import State
 from outlast.base.suggest import did_you_mean
 from outlast.loop import data
-from outlast.loop.command import kinds
-from outlast.loop.command.command import QUIET_SEC, RESULT_GB_MAX, Command
+from outlast.loop.command.command import Command
 from outlast.loop.command.errors import (
     CommandError,
     CommandFailed,
@@ -46,6 +45,8 @@ from outlast.loop.session import CONNECT_SEC, Session, connect
 from outlast.loop.signals import Interrupts
 from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Ended, parse_every
+from outlast.spec import file_kinds as kinds
+from outlast.spec.command_words import QUIET_SEC, RESULT_GB_MAX
 from outlast.spec.identity import COMMAND
 
 HELP_WIDTH = 78

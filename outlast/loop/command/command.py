@@ -10,18 +10,9 @@ from typing import Any
 
 from outlast.loop.command import fields
 from outlast.loop.command.errors import CommandError
-from outlast.loop.command.globs import GlobError
-from outlast.loop.command.kinds import Kinds
-from outlast.loop.command.shell import losing_lines, runs_in_bash, shell_of, words_of
-
-QUIET_SEC = 10.0
-RESULT_GB_MAX = 20.0
-"""Files of the working folder become the result up to this size."""
-
-_SAVES = ("checkpoint", "result")
-_SAVING_WORDS = ("CHECKPOINT_DIR", "RESULT_DIR", "OUTPUT_URI", "output_uri", "outlast mark")
-_LINE_SHOWN = 80
-_SCRIPT_BYTES_MAX = 1 << 20
+from outlast.loop.command.shell import shell_of
+from outlast.spec.command_words import FIELD, QUIET_SEC, RESULT_GB_MAX, CommandWords
+from outlast.spec.file_kinds import Kinds
 
 
 @dataclass(frozen=True)
@@ -71,35 +62,22 @@ class Command:
         """All its words."""
         return " ".join([self.line, *self.argv])
 
-    def check(self) -> None:
-        """CommandError if it cannot be started as it is written, on whatever machine."""
-        if not self.data and "data" in fields.FIELD.findall(self.text):
-            raise CommandError(
-                "command {data}: the run has no data; name it (outlast:dataPaths, or --data on "
-                "this machine), or leave {data} out"
-            )
-        names = [path.rstrip("/").rpartition("/")[2] for path in self.data]
-        for path, name in zip(self.data, names, strict=True):
-            if names.count(name) > 1:
-                raise CommandError(
-                    f"data {path}: another one ends in {name} too; name the folder that both are in"
-                )
-        try:
-            self.kinds.check()
-            fields.check(self.text)
-        except GlobError as error:
-            raise CommandError(str(error)) from None
+    @property
+    def words(self) -> CommandWords:
+        """What can be said of it by its words alone."""
+        return CommandWords(self.text, self.data, self.kinds, self.checkpoint_dir)
 
-    def near_misses(self) -> Iterator[str]:
-        """Sentences about words in braces that look like a mistyped field."""
-        yield from fields.near_misses(self.text)
+    def check(self) -> None:
+        """CommandError if no machine can start it as it is written."""
+        if why := self.words.refusal():
+            raise CommandError(why)
 
     def check_program(self) -> None:
         """CommandError if this machine has no such program."""
         if self.line:
             shell_of(self.line)
             return
-        if fields.FIELD.search(self.argv[0]):
+        if FIELD.search(self.argv[0]):
             return
         program, cwd = self.argv[0], self.cwd or Path.cwd()
         named = cwd / program if os.sep in program else None
@@ -124,59 +102,14 @@ class Command:
     @property
     def names_result(self) -> bool:
         """Whether its words say where its result is kept."""
-        return "result" in fields.FIELD.findall(self.text) or "RESULT_DIR" in self.text
-
-    def scripts(self, folder: Path | None) -> list[tuple[str, str]]:
-        """The files in ``folder`` that its words name, and their texts."""
-        return list(_scripts(self.text, folder))
+        return "result" in self.words.fields or "RESULT_DIR" in self.text
 
     def lost_failures(self, folder: Path | None) -> Iterator[str]:
-        """Sentences about bash scripts in ``folder`` that end with 0 if their training fails before
-        a pipe. CommandError for such a script of another shell, which nothing can look after."""
-        if "pipefail" in self.text:
-            return
-        words = list(words_of(self.text))
-        for name, text in self.scripts(folder):
-            for line in losing_lines(name, text)[:1]:
-                shown = f"command: {name} has {line[:_LINE_SHOWN]!r} and no pipefail, so that a"
-                if not runs_in_bash(words, name, text):
-                    raise CommandError(
-                        f"{shown} crash before the | would look like an end with 0, and its shell "
-                        f"has no way to tell; run it with bash, as in bash -eo pipefail {name}"
-                    )
-                yield (
-                    f"{shown} crash before the | looks like an end with 0: the script runs with "
-                    "pipefail, and such an end is a failure; put set -eo pipefail in front of it"
-                )
-
-    def cannot_save(self, folder: Path | None) -> str | None:
-        """A sentence if nothing says that the command saves what could be kept: neither its
-        words nor the files in ``folder`` that they name. None if something does."""
-        names_field = any(field in _SAVES for field in fields.FIELD.findall(self.text))
-        if self.checkpoint_dir or names_field or fields.CHANGING.search(self.text):
-            return None
-        texts = [self.text, *(text for _, text in self.scripts(folder))]
-        if any(word in text for text in texts for word in _SAVING_WORDS):
-            return None
-        return (
-            "command: names neither {checkpoint} nor {result}, and its script names neither "
-            "CHECKPOINT_DIR nor RESULT_DIR, so it starts from scratch after each interruption; let "
-            "it save in {checkpoint}, or name the folder where it saves (--checkpoint-dir FOLDER, "
-            "outlast:checkpointDir)"
-        )
-
-
-def _scripts(text: str, folder: Path | None) -> Iterator[tuple[str, str]]:
-    """The files that the words name, and their texts."""
-    if folder is None:
-        return
-    for word in dict.fromkeys(words_of(text)):
-        file = folder / word
-        try:
-            if file.is_file() and file.stat().st_size <= _SCRIPT_BYTES_MAX:
-                yield word, file.read_text(encoding="utf-8", errors="replace")
-        except (OSError, ValueError):
-            continue
+        """As `CommandWords.lost_failures`; CommandError for a script whose failure nothing can
+        see."""
+        if why := self.words.script_refusal(folder):
+            raise CommandError(why)
+        return self.words.lost_failures(folder)
 
 
 def _check_first_line(program: str, file: Path) -> None:

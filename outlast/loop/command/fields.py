@@ -7,41 +7,15 @@ WORDS where there is a checkpoint's file, and nothing before.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outlast.base.suggest import nearest
 from outlast.loop.command import shell
-from outlast.loop.command.globs import compiled
-from outlast.loop.command.kinds import Kinds
 from outlast.loop.command.listing import look
 from outlast.loop.command.rhythm import numbers_in
-
-FIELDS = ("data", "checkpoint", "result", "output_uri")
-OPTIONAL = ("latest", "resume")
-FIELD = re.compile(rf"(?<!\$)\{{({'|'.join(FIELDS)})\}}")
-"""One that always has a value."""
-CHANGING = re.compile(
-    r"(?<!\$)\{(?:(?P<latest>latest)(?::(?P<glob>[^{}:]*)(?::(?P<instead>[^{}]*))?)?"
-    r"|resume:(?P<resume>[^{}]*))\}"
-)
-"""One whose value depends on the checkpoint."""
-
-
-def check(text: str) -> None:
-    """GlobError for a ``{latest:GLOB}`` whose glob cannot be used."""
-    for found in CHANGING.finditer(text):
-        if found["glob"]:
-            compiled(_glob_of(found["glob"]))
-
-
-def near_misses(text: str) -> Iterator[str]:
-    """Sentences about words in braces that look like a mistyped field."""
-    known = [*FIELDS, *OPTIONAL]
-    for word in dict.fromkeys(re.findall(r"(?<!\$)\{([a-z_]+)(?::[^{}]*)?\}", text)):
-        near = nearest(word, known, cutoff=0.8)
-        if near and word not in known:
-            yield f"command {{{word}}}: stays as it is; did you mean {{{near[0]}}}?"
+from outlast.spec.command_words import CHANGING, FIELD, glob_of
+from outlast.spec.file_kinds import Kinds
+from outlast.spec.globs import compiled
 
 
 def fill_words(
@@ -87,7 +61,7 @@ def newest(checkpoint: Path, text: str, kinds: Kinds) -> str | None:
     if not text:
         found = {name: seen.mtime_ns for name, seen in listing.state.items()}
     else:
-        pattern = compiled(_glob_of(text))
+        pattern = compiled(glob_of(text))
         entries = {name: seen.mtime_ns for name, seen in listing.files.items()}
         for folder in listing.folders:
             inside = [at for name, at in entries.items() if name.startswith(f"{folder}/")]
@@ -108,15 +82,6 @@ def _is_inside_match(name: str, pattern: re.Pattern[str]) -> bool:
     """Whether a folder on the way to it matches already."""
     parts = name.split("/")
     return any(pattern.fullmatch("/".join(parts[:count])) for count in range(1, len(parts)))
-
-
-def _glob_of(text: str) -> str:
-    """``.pt`` is what ends so, ``checkpoint-`` what begins so: a shell eats no asterisks then."""
-    if any(letter in text for letter in "*?["):
-        return text
-    if text.startswith("."):
-        return f"*{text}"
-    return f"{text}*" if text.endswith(("-", "_", "=")) else text
 
 
 def _value(found: re.Match[str], checkpoint: Path, kinds: Kinds) -> str | None:

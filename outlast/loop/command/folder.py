@@ -23,11 +23,11 @@ from typing import Any
 from urllib.parse import quote
 
 from outlast.base import scratch_space
-from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
 from outlast.loop.command.listing import NO_FLOW, Flow, Listing, Seen, look, seen_of
 from outlast.loop.command.notes import NOTES, Entries, Notes, leads_inside, to_text
 from outlast.loop.command.putting_back import FILES, ODD, put_back
 from outlast.loop.errors import LoopError
+from outlast.spec.file_kinds import DEFAULT, Kind, Kinds
 
 SETTLED_NS = 1_000_000_000
 """A file that had been left alone for so long when it was copied has its own change time

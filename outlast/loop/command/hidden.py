@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.loop.command.shell import losing_lines
+from outlast.spec.command_words import losing_lines
 
 _WRITTEN_MAX = 1 << 20
 """Bytes of notes that are read."""

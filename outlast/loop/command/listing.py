@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from outlast.loop.command.kinds import DEFAULT, Kind, Kinds
+from outlast.spec.file_kinds import DEFAULT, Kind, Kinds
 
 COMPLETE = "COMPLETE"
 """A file of this name says that the folder it is in is complete; it is written last."""

@@ -135,7 +135,7 @@ class Runner:
         """Run the command to its end; the exit code. LoopError and OSError end it."""
         with contextlib.ExitStack() as cleanup:
             self._command.check()
-            for sentence in self._command.near_misses():
+            for sentence in self._command.words.near_misses():
                 say(sentence)
             self._prepare(cleanup)
             self._find_data()
@@ -177,7 +177,7 @@ class Runner:
             has_open=self._child.has_open,
         )
         self._saves.begin(notes, is_new=bool(self._command.checkpoint_dir) and restore is None)
-        if sentence := self._command.cannot_save(self.cwd):
+        if sentence := self._command.words.cannot_save(self.cwd):
             say(sentence)
         for sentence in self._command.lost_failures(self.cwd):
             self._session.warn(sentence)  # in the status too: the end may look like success
@@ -250,7 +250,7 @@ class Runner:
         self._poll.register(self._child, select.POLLIN)
         self._poll.register(marks, select.POLLIN)
         self._hidden = Hidden(marks.folder, self.cwd)
-        scripts = self._command.scripts(self.cwd)
+        scripts = self._command.words.scripts(self.cwd)
         old = environment.get("BASH_ENV", "")
         environment |= self._hidden.environment(scripts, old)
         self._child.start(argv, self.cwd, environment)

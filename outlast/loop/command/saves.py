@@ -17,13 +17,13 @@ from pathlib import Path
 from outlast.base import exits
 from outlast.loop.command.flow import FlowWatch
 from outlast.loop.command.folder import Changed, Copier, NoRoom, Taken, starts_with
-from outlast.loop.command.globs import matches
 from outlast.loop.command.handover import Handover
-from outlast.loop.command.kinds import PICTURES, Kind, Kinds
 from outlast.loop.command.listing import NO_FLOW, Listing, Seen, Stillness, look
 from outlast.loop.command.notes import Notes
 from outlast.loop.command.rhythm import SIBLING_FACTOR, Rhythm
 from outlast.loop.words import say
+from outlast.spec.file_kinds import PICTURES, Kind, Kinds
+from outlast.spec.globs import matches
 
 SCAN_SEC = 0.25
 SCAN_COST = 20.0

@@ -5,21 +5,11 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from outlast.loop.command.errors import CommandError
 
 _DELIMITERS = frozenset(" \t\n;|&<>()`")
-_SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
-_INSIDE = re.compile(r"""\$\([^()'"]*\)|`[^`]*`|'[^']*'|"[^"$`]*"|(?<!\S)#.*""")
-"""What is not part of a line's own pipe: what a substitution runs, quoted text and a comment."""
-_PIPED = re.compile(
-    r"\|&?\s*tee\b"
-    r"|\b(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|uv run|poetry run)\s[^|;]*\|(?!\|)"
-)
-"""A training before a pipe: what writes its log, or what starts it."""
-_SHELLS = re.compile(r"(?:ba|da|k|z)?sh")
 _FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))--?[A-Za-z][\w-]*\s+$")
 
 
@@ -40,34 +30,6 @@ def shell_of(line: str) -> list[str]:
             "would pass for success; install bash, or write the line without it"
         )
     return ["/bin/sh", "-c"]
-
-
-def losing_lines(name: str, text: str) -> list[str]:
-    """The lines of a shell's script that hide a failed training behind a pipe; empty if none is
-    seen, or the file is not a shell's script. A guess."""
-    first = text.partition("\n")[0]
-    if not (name.endswith((".sh", ".bash")) or _SHELL.match(first)):
-        return []
-    if re.search("pipefail|pipestatus", text, re.IGNORECASE):
-        return []
-    found = []
-    for line in text.replace("\\\n", " ").splitlines():
-        own, before = line, ""
-        while own != before:
-            own, before = _INSIDE.sub("", own), own
-        if _PIPED.search(own):
-            found.append(" ".join(line.split()))
-    return found
-
-
-def runs_in_bash(words: Sequence[str], name: str, text: str) -> bool:
-    """Whether the script ``name``, which a command's ``words`` have, is bash's to run."""
-    before = words[words.index(name) - 1] if words.index(name) else ""
-    shell = before.rpartition("/")[2]
-    if _SHELLS.fullmatch(shell):
-        return shell == "bash"
-    first = text.partition("\n")[0]
-    return not _SHELL.match(first) or "bash" in first
 
 
 class Quoting(Enum):
@@ -159,8 +121,3 @@ def _step_plain(line: str, at: int, stack: list[str]) -> int:
     elif letter == ")" and stack and stack[-1] == "(":
         stack.pop()
     return 1
-
-
-def words_of(line: str) -> Iterator[str]:
-    """The words of a line, roughly: what lies between spaces, quotes and operators."""
-    yield from (word for word in re.split(r"[\s;|&<>()'\"]+", line) if word)

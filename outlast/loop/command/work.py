@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.loop.command.globs import matches
-from outlast.loop.command.kinds import TEMPORARY
 from outlast.loop.command.listing import Seen, seen_of
 from outlast.loop.command.own_folder import ASIDE
+from outlast.spec.file_kinds import TEMPORARY
+from outlast.spec.globs import matches
 
 FILES_MAX = 200_000
 """A folder that holds more before the command starts is not looked through."""

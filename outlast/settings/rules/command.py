@@ -7,6 +7,9 @@ from typing import Any
 from outlast.settings import keys, reader
 from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
 from outlast.spec import bundle as bundles
+from outlast.spec.command_words import CommandWords
+from outlast.spec.file_kinds import Kinds
+from outlast.spec.globs import GlobError
 
 GLOBS = (("checkpointFiles", "checkpoint"), ("logFiles", "log"), ("byProductFiles", "by-product"))
 """Keys with globs, and the runner's options of them."""
@@ -16,9 +19,6 @@ RESULT_GB_LIMIT = 10_000
 
 def command_options_of(read: Reader, command: str) -> str:
     """More options of the command's runner as JSON, by their flags; empty if all is as usual."""
-    from outlast.loop.command.globs import GlobError
-    from outlast.loop.command.kinds import Kinds
-
     globs = {option: _globs(read, key) for key, option in GLOBS}
     folder = _folder(read)
     options: dict[str, Any] = {option: found for option, found in globs.items() if found}
@@ -72,16 +72,11 @@ def slips(command: str, read: Reader) -> list[str]:
     saves nothing that could be kept."""
     if not command:
         return []
-    from outlast.loop.command.command import Command
-    from outlast.loop.command.errors import CommandError
-
     words, folder = json.loads(command), _folder(read)
-    more = {"checkpoint_dir": folder, "data": ("gs://",)}
-    made = Command(line=words, **more) if isinstance(words, str) else Command(tuple(words), **more)
-    try:
-        made.check()
-    except CommandError as error:
-        raise SettingsError(f"{NAMESPACE}:{error}") from None
+    text = words if isinstance(words, str) else " ".join(words)
+    made = CommandWords(text, ("gs://",), checkpoint_dir=folder)
+    if why := made.refusal():
+        raise SettingsError(f"{NAMESPACE}:{why}")
     said = list(made.near_misses())
     source = read.text("source")
     place = bundles.inside(reader.project(), source) if source else None
@@ -89,5 +84,7 @@ def slips(command: str, read: Reader) -> list[str]:
     if place is not None and place.is_dir():
         if unsaved := made.cannot_save(place):
             said.append(unsaved)
+        if why := made.script_refusal(place):
+            raise SettingsError(f"{NAMESPACE}:{why}")
         said.extend(made.lost_failures(place))
     return [f"{NAMESPACE}:{sentence}" for sentence in said]

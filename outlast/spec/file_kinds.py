@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from outlast.loop.command.globs import GlobError, common_name, compiled, matches
+from outlast.spec.globs import GlobError, common_name, compiled, matches
 
 
 class Kind(Enum):
