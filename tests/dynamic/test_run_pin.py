@@ -481,7 +481,7 @@ def test_a_run_that_cannot_be_read_is_guarded_too(store):
         (
             {"arguments": {"epochs": 3.0, "hidden": "4"}},
             "args.epochs 5 → 3: can only be raised in the middle of a run; undo the change,"
-            " or leave outlast:run out",
+            " or leave out outlast:run",
         ),
         (
             {"arguments": {"epochs": 5.0, "hidden": "8"}},
