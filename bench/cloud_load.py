@@ -27,8 +27,8 @@ from typing import Any
 
 from bench import table
 from outlast.base.exits import DONE
-from outlast.localcloud.fleet import Fleet
-from outlast.localcloud.model import Boot, Stop
+from outlast.localcloud.compute.fleet.fleet import Fleet
+from outlast.localcloud.compute.fleet.model import Boot, Stop
 
 FAILED, CANNOT = 1, 69
 ROOT = Path(__file__).parent.parent

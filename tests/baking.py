@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from outlast.localcloud.guest import SHIMS, SYSTEM_PATH
+from outlast.localcloud.vm.hypervisor import SHIMS, SYSTEM_PATH
 
 PYTHON = """#!/bin/bash
 # Lends an environment the pip of its interpreter, rather than installs one there.

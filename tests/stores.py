@@ -103,7 +103,7 @@ def claim() -> Claim:
 @pytest.fixture(scope="session")
 def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the local cloud's storage API, served from a thread of this process."""
-    from outlast.localcloud.listener import Protocol
+    from outlast.localcloud.http.listener import Protocol
     from outlast.localcloud.server import Cloud, Options
 
     state = tmp_path_factory.mktemp("cloud")

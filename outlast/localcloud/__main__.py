@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from outlast.localcloud.compute import Compute
-from outlast.localcloud.errors import USAGE_EXIT, RehearsalError, UsageError
-from outlast.localcloud.scenario import read
+from outlast.localcloud.base.errors import USAGE_EXIT, RehearsalError, UsageError
+from outlast.localcloud.compute.service import Compute
+from outlast.localcloud.scenarios.scenario import read
 from outlast.localcloud.server import Options, serve
 
 

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from outlast.localcloud.clock import from_rfc3339, to_rfc3339
-from outlast.localcloud.errors import ApiError, not_found
-from outlast.localcloud.iam import read_json
-from outlast.localcloud.scenario import ScenarioError, check
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.clock import from_rfc3339, to_rfc3339
+from outlast.localcloud.base.errors import ApiError, not_found
+from outlast.localcloud.base.state import Entry
+from outlast.localcloud.iam.service import read_json
+from outlast.localcloud.scenarios.scenario import ScenarioError, check
 
 if TYPE_CHECKING:
     from outlast.localcloud.server import Cloud

@@ -25,24 +25,24 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from outlast.localcloud.clock import RealClock
-from outlast.localcloud.control import Control
-from outlast.localcloud.director import Director
-from outlast.localcloud.errors import (
+from outlast.localcloud.base.clock import RealClock
+from outlast.localcloud.base.errors import (
     ApiError,
     RehearsalError,
     UsageError,
     answer_api_error,
     not_implemented,
 )
-from outlast.localcloud.faults import Faults
-from outlast.localcloud.folder import claim
-from outlast.localcloud.iam import OWNER, Caller, Iam
-from outlast.localcloud.listener import MAX_HEAD_BYTES, Listener, Protocol
-from outlast.localcloud.peers import Socket, far_end
-from outlast.localcloud.scenario import Scenario
-from outlast.localcloud.secretmanager import SecretManager
-from outlast.localcloud.state import EventLog, State, write_atomically
+from outlast.localcloud.base.folder import claim
+from outlast.localcloud.base.state import EventLog, State, write_atomically
+from outlast.localcloud.control import Control
+from outlast.localcloud.faults.rules import Faults
+from outlast.localcloud.http.listener import MAX_HEAD_BYTES, Listener, Protocol
+from outlast.localcloud.http.peers import Socket, far_end
+from outlast.localcloud.iam.service import OWNER, Caller, Iam
+from outlast.localcloud.scenarios.director import Director
+from outlast.localcloud.scenarios.scenario import Scenario
+from outlast.localcloud.secrets.service import SecretManager
 from outlast.localcloud.storage import Storage
 
 __all__ = ["OWNER", "Caller", "Cloud", "Machines", "Options", "serve"]
@@ -81,8 +81,7 @@ class Options:
 
 
 class Machines(typing.Protocol):
-    """What the other parts ask of the compute part; `outlast.localcloud.compute.Compute(cloud)` is
-    one."""
+    """What the other parts ask of the compute part; `Compute(cloud)` is one."""
 
     def routes(self) -> list[BaseRoute]:
         """Routes of /compute/v1 and /compute/beta; they raise ApiError, check permissions by

@@ -18,7 +18,7 @@ from outlast.cli.rehearsal import scenario, settings
 from outlast.cli.rehearsal.rehearsal import Rehearsal, StackRun
 from outlast.cli.rehearsal.seen import Ending
 from outlast.cli.rehearsal.settings import Delivery, compose
-from outlast.localcloud import scenario as cloud_side
+from outlast.localcloud.scenarios import scenario as cloud_side
 from tests.cli.test_guarantees import attempt, head
 
 DOCUMENT = {

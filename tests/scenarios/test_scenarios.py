@@ -10,7 +10,7 @@ import pytest
 
 from outlast.cli.rehearsal import scenario
 from outlast.cli.rehearsal.scenario import Scenario
-from outlast.localcloud import scenario as cloud_side
+from outlast.localcloud.scenarios import scenario as cloud_side
 from tests.scenarios.mutants import MUTANTS, ROOT, Mutant
 
 NEEDED = {

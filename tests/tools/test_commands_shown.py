@@ -74,7 +74,10 @@ RUN_BY = {
     "pulumi up --stack": ("tests/engine/test_foundation.py", '"up"'),
     "pulumi up": ("tests/cli/test_cloud.py", 'pulumi("up"'),
     "pulumi up --refresh": ("tests/engine/test_program.py", '"--refresh"'),
-    "python -m outlast.localcloud check": ("tests/localcloud/test_scenario.py", '["check"'),
+    "python -m outlast.localcloud check": (
+        "tests/localcloud/scenarios/test_scenario.py",
+        '["check"',
+    ),
     "python -m outlast.supervisor fetch": ("tests/bucket/test_data.py", '"fetch", url, "--into"'),
     "python -m outlast.trainers": ("tests/trainers/test_laptop.py", '"outlast.trainers"'),
     "python -m outlast.trainers --help": ("tests/trainers/test_bad_input.py", '"--help"'),

@@ -12,7 +12,7 @@ from outlast.base.folders import PACKAGE
 from outlast.cli import render
 from outlast.cli.rehearsal import scenario
 from outlast.cli.rehearsal.guarantees import GUARANTEES, all_happened, ends_as_expected
-from outlast.localcloud import scenario as cloud_side
+from outlast.localcloud.scenarios import scenario as cloud_side
 from tests.tools.test_docs import FENCE, PAGES
 
 ROOT = PACKAGE.parent

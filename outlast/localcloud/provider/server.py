@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import empty_pb2
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 
-from outlast.localcloud.peers import far_socket
+from outlast.localcloud.http.peers import far_socket
 from outlast.localcloud.provider.changes import Change
 from outlast.localcloud.provider.compute import (
     InstanceGroupManager,

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope
 
-from outlast.localcloud.errors import ApiError
+from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.storage.content import MultipartReader, malformed
 
 MAX_CALLS = 100

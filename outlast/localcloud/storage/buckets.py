@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from outlast.localcloud.clock import to_rfc3339
-from outlast.localcloud.discovery import check_body
-from outlast.localcloud.errors import ApiError
-from outlast.localcloud.iam import (
+from outlast.localcloud.base.clock import to_rfc3339
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.base.state import Entry
+from outlast.localcloud.http.discovery import check_body
+from outlast.localcloud.iam.service import (
     Target,
     etag_of,
     read_json,
     utc_text,
 )
-from outlast.localcloud.state import Entry
 from outlast.localcloud.storage import pages
 from outlast.localcloud.storage.conditions import Preconditions, is_true, whole_number
 from outlast.localcloud.storage.resources import check_storage_class, merge

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from outlast.localcloud.errors import ApiError
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.base.state import Entry
 
 SESSION_QUERY = (
     "ifGenerationMatch",

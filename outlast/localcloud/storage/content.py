@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outlast.localcloud.errors import ApiError
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.base.state import Entry
 
 BLOCK = 256 * 1024
 """Bytes held at a time; a body up to this size makes no file before it is an object."""

@@ -2,7 +2,7 @@
 
 import re
 
-from outlast.localcloud.errors import ApiError
+from outlast.localcloud.base.errors import ApiError
 
 LONGEST = 1024
 

@@ -1,9 +1,8 @@
 """What the storage remembers: tables in memory, and one file that every change is appended to.
 
 A change is one line and one write, however many entries it touches: a cloud killed at any moment
-finds all of a change or none of it. A line that was cut is dropped at the next start. As with
-`outlast.localcloud.state` the file is not synced: it survives the death of the process, not of the
-machine.
+finds all of a change or none of it. A line that was cut is dropped at the next start. As in
+`base.state`, the file is not synced: it survives the death of the process, not of the machine.
 """
 
 import bisect
@@ -13,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.state import Entry
 
 Change = tuple[str, str | None, Entry | None]
 """Table, key, value; no value deletes the key, no key the whole table."""

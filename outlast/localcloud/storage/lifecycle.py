@@ -6,8 +6,8 @@ The platform does them about once a day; here a rehearsal says for which moment.
 from datetime import date, datetime
 from typing import Any
 
-from outlast.localcloud.clock import from_rfc3339
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.clock import from_rfc3339
+from outlast.localcloud.base.state import Entry
 from outlast.localcloud.storage.store import DAY_SEC, Store, versions_of
 
 

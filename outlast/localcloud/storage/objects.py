@@ -12,10 +12,10 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from outlast.localcloud.discovery import check_body
-from outlast.localcloud.errors import ApiError, not_implemented
-from outlast.localcloud.iam import read_json
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.errors import ApiError, not_implemented
+from outlast.localcloud.base.state import Entry
+from outlast.localcloud.http.discovery import check_body
+from outlast.localcloud.iam.service import read_json
 from outlast.localcloud.storage import pages
 from outlast.localcloud.storage.conditions import Preconditions, is_true, whole_number
 from outlast.localcloud.storage.content import (

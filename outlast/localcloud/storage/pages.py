@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Mapping
 
-from outlast.localcloud.errors import ApiError
+from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.storage.conditions import whole_number
 
 MAX_PAGE = 1000

@@ -7,9 +7,9 @@ from urllib.parse import quote
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from outlast.localcloud.discovery import check_body
-from outlast.localcloud.errors import ApiError
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.base.state import Entry
+from outlast.localcloud.http.discovery import check_body
 
 # What a client may set on an object; everything else belongs to the server.
 OBJECT_FIELDS = (

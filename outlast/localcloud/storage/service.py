@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from outlast.localcloud.errors import ApiError, not_implemented
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.errors import ApiError, not_implemented
+from outlast.localcloud.base.state import Entry
 from outlast.localcloud.storage import lifecycle
 from outlast.localcloud.storage.batch import answer_batch
 from outlast.localcloud.storage.buckets import Buckets

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from starlette.requests import Request
 
-from outlast.localcloud.clock import from_rfc3339, to_rfc3339
-from outlast.localcloud.errors import ApiError, UsageError
-from outlast.localcloud.iam import (
+from outlast.localcloud.base.clock import from_rfc3339, to_rfc3339
+from outlast.localcloud.base.errors import ApiError, UsageError
+from outlast.localcloud.base.state import Entry
+from outlast.localcloud.iam.service import (
     Caller,
     Target,
     etag_of,
     utc_text,
 )
-from outlast.localcloud.state import Entry
 from outlast.localcloud.storage.conditions import Preconditions
 from outlast.localcloud.storage.content import Sink
 from outlast.localcloud.storage.journal import Change, Journal, Table

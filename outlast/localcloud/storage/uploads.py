@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from outlast.localcloud.bodies import parse_object
-from outlast.localcloud.errors import ApiError
-from outlast.localcloud.iam import Caller
-from outlast.localcloud.state import Entry
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.base.state import Entry
+from outlast.localcloud.http.bodies import parse_object
+from outlast.localcloud.iam.service import Caller
 from outlast.localcloud.storage.conditions import SESSION_QUERY, Preconditions
 from outlast.localcloud.storage.content import (
     MultipartReader,

@@ -1,0 +1,1 @@
+"""What every part of the local cloud stands on: errors, time, state on the disk."""

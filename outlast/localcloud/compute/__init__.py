@@ -1,0 +1,1 @@
+"""Compute Engine: what clients call, and what groups and VMs do by themselves."""

@@ -1,0 +1,74 @@
+"""Disks that come to a VM and go: what `attachDisk` and `detachDisk` make of its list of disks.
+
+No byte of them is seen in the guest, as of every declared disk.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.compute import rules
+
+Disk = dict[str, Any]
+
+NOT_THERE = {
+    "boot": "boots no VM from a disk that was attached to it",
+    "autoDelete": "deletes no attached disk with its VM",
+}
+"""Of an `attachDisk` body, and what the local cloud does not do if it is set."""
+
+
+def attached(disks: list[Disk], body: Mapping[str, Any], source: str) -> list[Disk]:
+    """A VM's disks with the one of an `attachDisk` body beside them; `source` is its link."""
+    if body.get("initializeParams"):
+        raise rules.invalid(
+            "initializeParams", "", "It is not possible to create and attach a disk at once."
+        )
+    for name, what in NOT_THERE.items():
+        if body.get(name):
+            raise ApiError(501, f"{name}: the local cloud {what}; leave it out.")
+    index = 1 + max((int(disk["index"]) for disk in disks), default=-1)
+    disk = {
+        "kind": "compute#attachedDisk",
+        "type": "PERSISTENT",
+        "mode": "READ_WRITE",
+        "deviceName": f"persistent-disk-{index}",
+        "autoDelete": False,
+        "boot": False,
+        **{key: value for key, value in body.items() if value not in (None, "", {})},
+        "index": index,
+        "source": source,
+    }
+    if disk["deviceName"] in [other["deviceName"] for other in disks]:
+        raise rules.invalid(
+            "deviceName", disk["deviceName"], "Another disk of the VM has this device name."
+        )
+    return [*disks, disk]
+
+
+def detached(disks: list[Disk], device: str) -> list[Disk]:
+    """A VM's disks without the one of a device name."""
+    found = next((disk for disk in disks if disk["deviceName"] == device), None)
+    if found is None:
+        raise rules.invalid(
+            "deviceName", device, f"No attached disk found with device name '{device}'."
+        )
+    if "source" not in found:
+        raise ApiError(
+            501,
+            f"deviceName {device}: the local cloud detaches disks that were attached, and this "
+            "one was made with the VM.",
+        )
+    return [disk for disk in disks if disk is not found]
+
+
+def check_free(path: str, mode: str, users: Iterable[tuple[str, Disk]]) -> None:
+    """ApiError: the disk at `path` has a VM that shares it with no other. `users`: the paths of
+    its VMs, and how each has it."""
+    for user, disk in users:
+        if mode != "READ_ONLY" or disk["mode"] != "READ_ONLY":
+            raise ApiError(
+                400,
+                f"The disk resource '{path}' is already being used by '{user}'",
+                "resourceInUseByAnotherResource",
+            )

@@ -1,0 +1,91 @@
+"""A call of the Compute API that was let in, and what the handlers of calls share."""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.compute.answers import Json
+from outlast.localcloud.compute.listing import nothing_in
+
+KEPT_REPEATS = 1000
+TEMPLATE_REFERENCE = re.compile(
+    r"(?:https?://[^/]+/(?:compute/)?(?:v1|beta)/)?(?:projects/(?P<project>[^/]+)/)?"
+    r"(?:(?:global|regions/(?P<region>[^/]+))/)?instanceTemplates/(?P<name>[^/?]+)"
+    r"(?:\?uniqueId=(?P<id>\d+))?"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that was let in."""
+
+    version: str
+    params: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Json
+    sent: Json
+    """The body with its nulls, by which a patch takes fields away."""
+
+    def __getitem__(self, name: str) -> str:
+        return self.params[name]
+
+
+Handler = Callable[[Call], Awaitable[Json]]
+Row = tuple[str, str, Handler, str | None]
+"""Method, path below a project, handler, permission; None for the last: a public image."""
+
+
+def place_of(call: Call) -> str:
+    """The name of the zone or region of a call."""
+    return call.params.get("region") or call["zone"]
+
+
+def unknown(path: str) -> ApiError:
+    """404 for what is at no such path."""
+    return ApiError(404, f"The resource '{path}' was not found")
+
+
+def aggregated(
+    kind: str, name: str, scopes: Mapping[str, Sequence[Any]], shown: Callable[[Any], Json]
+) -> Json:
+    """A list of everything by zone and region; of one without anything it says so."""
+    items = {
+        scope: {name: list(map(shown, found))} if found else nothing_in(scope)
+        for scope, found in scopes.items()
+    }
+    return {"kind": f"compute#{kind}AggregatedList", "items": items}
+
+
+def listed(kind: str, items: Iterable[Json]) -> Json:
+    """A list of one place."""
+    return {"kind": f"compute#{kind}", "items": list(items)}
+
+
+class Repeats:
+    """Calls with a `requestId`: one that is repeated does nothing, and is answered as the first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, ...], asyncio.Task[Json]] = OrderedDict()
+
+    async def once(self, key: tuple[str, ...], do: Callable[[], Coroutine[Any, Any, Json]]) -> Json:
+        """The answer of `do`, which is called if none of that key is known. A call that was
+        refused may be made again."""
+        task = self._known.get(key)
+        if task is None:
+            task = self._known[key] = asyncio.create_task(do())
+            task.add_done_callback(lambda done: self._forget_refused(key, done))
+            while len(self._known) > KEPT_REPEATS:
+                self._known.popitem(last=False)
+        return await asyncio.shield(task)
+
+    def clear(self) -> None:
+        """Forgets every call."""
+        self._known.clear()
+
+    def _forget_refused(self, key: tuple[str, ...], task: "asyncio.Task[Json]") -> None:
+        if task.cancelled() or task.exception():
+            self._known.pop(key, None)

@@ -1,0 +1,1 @@
+"""Compute Engine's state machine: templates, groups, VMs and capacity. Pure: no input or output."""

@@ -1,0 +1,531 @@
+"""The words of Compute Engine's part in a run's life: what exists, what is refused, what is done.
+
+Pure data. `fleet.Fleet` is the state machine over it: calls of the API and events of the machines
+go in, commands for the hypervisor come out.
+
+    ModelError              a call that the model refuses
+    |- NotFound
+    |- Exists               a name is taken
+    |- InUse                something else needs it
+    |- Invalid              the call contradicts itself or the state
+    Restless                a group that does not come to rest
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+# What a live VM may be; anything else has no process.
+LIVE_STATUSES = ("PROVISIONING", "STAGING", "RUNNING", "STOPPING")
+
+UNKNOWN, HEALTHY, UNHEALTHY = "UNKNOWN", "HEALTHY", "UNHEALTHY"
+
+
+class ModelError(Exception):
+    """A call that the model refuses; the message is Google's or in its manner."""
+
+
+class NotFound(ModelError):
+    """No such template, group or VM."""
+
+
+class Exists(ModelError):
+    """The name is taken."""
+
+
+class InUse(ModelError):
+    """Something else needs it."""
+
+    def __init__(self, kind: str, used: str, user: str) -> None:
+        """The paths of what is used and of what needs it."""
+        super().__init__(user)
+        self.kind = kind
+        self.used = used
+
+
+class Invalid(ModelError):
+    """The call contradicts itself or the state."""
+
+
+class Restless(Exception):
+    """A group does not come to rest: a defect of the model, never of a call."""
+
+
+@dataclass(frozen=True)
+class Boot:
+    """Start the VM with a new, empty disk, or with the one it has."""
+
+    instance: str
+    new_disk: bool = True
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask the VM's system to stop; cut it off when the grace has passed."""
+
+    instance: str
+
+
+@dataclass(frozen=True)
+class Preempt:
+    """Raise the `preempted` flag, wait for the notice, then stop as above."""
+
+    instance: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Cut the VM off now."""
+
+    instance: str
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Delete the disk of a VM that has no process any more."""
+
+    instance: str
+
+
+@dataclass(frozen=True)
+class SetMetadata:
+    """Tell the VM's metadata server the new attributes."""
+
+    instance: str
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell the VM's metadata server of the host's maintenance: its `maintenance-event`."""
+
+    instance: str
+    event: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Ask the VM for its health, as the health check says; the answer goes to `Fleet.probed`."""
+
+    instance: str
+    check: str
+    """Key of the health check."""
+
+
+Command = Boot | Stop | Preempt | Kill | Discard | SetMetadata | Announce | Probe
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a VM could not be created: a code and a sentence as in `lastAttempt.errors`."""
+
+    code: str
+    message: str
+
+
+Vet = Callable[[dict[str, Any], str], Fault | None]
+"""What keeps a VM of these properties from being created in a zone."""
+
+
+@dataclass
+class Switches:
+    """What the real cloud leaves open, or what a rehearsal wants worse than usual."""
+
+    recreate_delay_sec: float = 0.2
+    """From the end of a VM to the creation of its successor."""
+    retry_delay_sec: float = 1.0
+    """Between two tries to create a VM."""
+    limit_lowers_target: bool = False
+    """At a time limit: whether the group's target size falls, or the VM is recreated."""
+    vms_hold_template: bool = False
+    """Whether a template counts as used while a VM made from it lives, or only while a group's
+    versions name it."""
+    automatic_restart: bool = True
+    """Whether a VM with automaticRestart whose host has failed boots again by itself, or is left
+    to its group, which recreates it."""
+    no_capacity: bool = False
+    """Whether no zone has room for new VMs."""
+    stays_stopping_sec: float = 0.0
+    """How long a VM that has ended is still shown as STOPPING."""
+    maintenance_notice_sec: float = 60.0
+    """From the notice of a host's maintenance to its begin."""
+    maintenance_notice_gpu_sec: float = 3600.0
+    """The same for a VM with GPUs."""
+
+
+def checked_switch(name: str, value: Any) -> bool | float:
+    """The value of one of `Switches`, as it is set. KeyError: no such; ValueError: the rule."""
+    kind = {known.name: type(known.default) for known in fields(Switches)}[name]
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 <= value <= sys.float_info.max):
+        raise ValueError("must be a finite number, 0 or more")
+    return float(value)
+
+
+@dataclass
+class _Placed:
+    """Something of the project or of one region."""
+
+    name: str
+    id: str
+    created: float
+    region: str = field(default="", kw_only=True)
+    """Empty: a global one."""
+
+    collection: ClassVar[str]
+
+    @property
+    def key(self) -> str:
+        return place_key(self.region, self.name)
+
+    @property
+    def path(self) -> str:
+        return placed_path(self.collection, self.key)
+
+
+@dataclass
+class Template(_Placed):
+    """An instance template; never changes."""
+
+    collection = "instanceTemplates"
+
+    description: str
+    properties: dict[str, Any]
+
+
+@dataclass
+class HealthCheck(_Placed):
+    """How a VM is asked for its health."""
+
+    collection = "healthChecks"
+
+    body: dict[str, Any]
+
+    def number(self, field_name: str, default: int) -> int:
+        """A number of the check's body."""
+        return int(self.body.get(field_name) or default)
+
+
+@dataclass
+class Instance:
+    """A VM, from its creation until its disk is deleted."""
+
+    id: str
+    name: str
+    zone: str
+    created: float
+    properties: dict[str, Any]
+    group: str | None = None
+    location: str = ""
+    """The zone or region of its group."""
+    status: str = "PROVISIONING"
+    started: float | None = None
+    stopped: float | None = None
+    deadline: float | None = None
+    """When a time limit ends it."""
+    limited: bool = False
+    """Whether a time limit has ended it."""
+    preempting: bool = False
+    stop_requested: bool = False
+    going_down: bool = False
+    """Whether its system said that it stops: its end is not a failure of the host."""
+    discard: bool = False
+    """Delete it once it has stopped."""
+    restart: bool = False
+    """Boot it again, on the disk it has, once it has stopped."""
+    hold_sec: float = 0.0
+    """How long it is still STOPPING after its end."""
+    held_until: float | None = None
+    """Its process has gone, but until then it is shown as STOPPING."""
+    maintenance_at: float | None = None
+    """When the announced maintenance of its host begins."""
+    fingerprint: int = 1
+    address: int = 0
+    """Number of its internal address; no other VM has it at the same time."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it has, or is about to have, a process, as far as the platform shows."""
+        return self.status in LIVE_STATUSES
+
+    @property
+    def scheduling(self) -> dict[str, Any]:
+        return self.properties.get("scheduling") or {}
+
+    @property
+    def spot(self) -> bool:
+        """Whether it may be preempted."""
+        return is_spot(self.scheduling)
+
+
+@dataclass
+class Member:
+    """A managed instance: a name in a group, and the VM that has it now."""
+
+    name: str
+    zone: str
+    action: str = "CREATING"
+    template: str = ""
+    """Key of the template that the VM has or will get."""
+    template_id: str = ""
+    version: str = ""
+    """Name of its version; may be empty."""
+    instance: str | None = None
+    replace: bool = False
+    """Whether the VM that has the name must go before a new one is created."""
+    repaired: bool = False
+    """Whether the VM to be created replaces one that failed: it may change its zone."""
+    limited: bool = False
+    """Whether a time limit has ended the VM."""
+    retry_at: float = 0.0
+    superseded: bool = False
+    """It leaves for a successor of a newer version or in another zone, not for a smaller group."""
+    health: str = UNKNOWN
+    streak: int = 0
+    """Answers alike in a row: good ones count up, bad ones down."""
+    verify_until: float | None = None
+    """End of the initial delay; None once it has passed or the VM was healthy."""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """Of the last failed try; empty after a success."""
+
+    @property
+    def leaving(self) -> bool:
+        return self.action == "DELETING"
+
+
+@dataclass
+class Group:
+    """A managed instance group of a zone or of a region."""
+
+    name: str
+    location: str
+    """A zone's or a region's name."""
+    id: str
+    created: float
+    target_size: int
+    body: dict[str, Any]
+    """As it was asked for, without name, place, target size and versions."""
+    versions: list[dict[str, Any]]
+    """[{name, instanceTemplate: as given, template: its key, template_id, targetSize}], one or two;
+    just one has no target size."""
+    zones: list[str] = field(default_factory=list)
+    """Where its VMs may be."""
+    health_check: str = ""
+    """Key of the health check of its autohealing policy; empty if it has none."""
+    fingerprint: int = 1
+    deleting: bool = False
+    named_ports: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """What follows from the members; kept up to date by `add`, `drop`, `act` and `move`."""
+        self.members: dict[str, Member] = {}
+        self.actions: Counter[str] = Counter()
+        self.spread: Counter[str] = Counter()
+        """Members that stay, by zone."""
+        self.outdated: dict[str, None] = {}
+        """Names of members that stay and are to get another version, in order."""
+        self.outgoing = 0
+        """Members that leave for a successor and have not gone yet."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.location, self.name
+
+    @property
+    def regional(self) -> bool:
+        return self.zones != [self.location]
+
+    @property
+    def place(self) -> str:
+        """`zones/europe-west4-a` or `regions/europe-west4`."""
+        return f"{'regions' if self.regional else 'zones'}/{self.location}"
+
+    @property
+    def path(self) -> str:
+        return f"{self.place}/instanceGroupManagers/{self.name}"
+
+    @property
+    def base_name(self) -> str:
+        return self.body.get("baseInstanceName") or self.name
+
+    @property
+    def main(self) -> dict[str, Any]:
+        """The version of all members that another one's target size does not take."""
+        return next(v for v in self.versions if _size_of(v) is None)
+
+    @property
+    def staying(self) -> int:
+        """How many members count for the target size."""
+        return self.spread.total()
+
+    @property
+    def shape(self) -> str:
+        """How a regional group spreads over its zones."""
+        return (self.body.get("distributionPolicy") or {}).get("targetShape") or "EVEN"
+
+    @property
+    def healing(self) -> dict[str, Any]:
+        """The autohealing policy; empty if there is none."""
+        return (self.body.get("autoHealingPolicies") or [{}])[0]
+
+    def policy(self, section: str, key: str, default: str) -> str:
+        """A word of `updatePolicy` or `instanceLifecyclePolicy`."""
+        return (self.body.get(section) or {}).get(key) or default
+
+    def allowed(self, key: str) -> int:
+        """`maxSurge` or `maxUnavailable` as a number; by default as many as there are zones. Two
+        percentages that are both rounded to nothing would hold an update for ever: one may be
+        missing then."""
+        number = self._limit(key)
+        if key == "maxUnavailable" and number == 0 and self._limit("maxSurge") == 0:
+            return 1
+        return number
+
+    def _limit(self, key: str) -> int:
+        limit = (self.body.get("updatePolicy") or {}).get(key) or {}
+        if limit.get("fixed") is None and limit.get("percent") is None:
+            return len(self.zones)
+        return calculated(limit, self.target_size)
+
+    def wanted(self) -> list[int]:
+        """How many members each version is to have."""
+        sized = [
+            None if size is None else min(calculated(size, self.target_size), self.target_size)
+            for size in map(_size_of, self.versions)
+        ]
+        rest = self.target_size - sum(size or 0 for size in sized)
+        return [rest if size is None else size for size in sized]
+
+    def held(self) -> list[int]:
+        """How many members that stay each version has."""
+        staying = [member for member in self.members.values() if not member.leaving]
+        return [sum(_has(member, version) for member in staying) for version in self.versions]
+
+    def due(self, member: Member | None = None) -> dict[str, Any]:
+        """The version of the next VM of a member, or of a new one: its own, unless another version
+        has too few members and its own too many."""
+        if len(self.versions) == 1:
+            return self.versions[0]
+        own = next((v for v in self.versions if member and _has(member, v)), None)
+        if own is not None and member and member.name not in self.outdated:
+            return own
+        numbers = zip(self.versions, self.held(), self.wanted(), strict=True)
+        lacking = [version for version, held, wanted in numbers if held < wanted]
+        lacking.sort(key=lambda version: version is self.main)
+        return lacking[0] if lacking else own or self.main
+
+    def has_due(self, member: Member) -> bool:
+        """Whether a member has the version that it is to have."""
+        return _has(member, self.due(member))
+
+    def add(self, member: Member) -> None:
+        """Takes a member in."""
+        self.members[member.name] = member
+        self._count(member, 1)
+
+    def drop(self, member: Member) -> None:
+        """Lets a member go."""
+        self._count(member, -1)
+        del self.members[member.name]
+        self.outdated.pop(member.name, None)
+
+    def act(self, member: Member, action: str) -> None:
+        """What is done with a member from now on."""
+        self._count(member, -1)
+        member.action = action
+        self._count(member, 1)
+        if member.leaving:
+            self.outdated.pop(member.name, None)
+
+    def move(self, member: Member, zone: str) -> None:
+        """The zone in which a member's next VM will be."""
+        self._count(member, -1)
+        member.zone = zone
+        self._count(member, 1)
+
+    def bind(self, member: Member, version: dict[str, Any]) -> None:
+        """The version that a member has from now on."""
+        member.template = version["template"]
+        member.template_id = version["template_id"]
+        member.version = str(version.get("name") or "")
+        self.outdated.pop(member.name, None)
+
+    def compare(self) -> None:
+        """Finds the outdated members again, after a change of the versions or, where there are two,
+        of the members: of a version that has too many, the latest are to get the other."""
+        staying = [member for member in self.members.values() if not member.leaving]
+        kept: set[str] = set()
+        for version, wanted in zip(self.versions, self.wanted(), strict=True):
+            names = [member.name for member in staying if _has(member, version)]
+            kept.update(names if len(self.versions) == 1 else names[:wanted])
+        self.outdated = {member.name: None for member in staying if member.name not in kept}
+
+    def _count(self, member: Member, by: int) -> None:
+        self.actions[member.action] += by
+        if member.leaving and member.superseded:
+            self.outgoing += by
+        if not member.leaving:
+            self.spread[member.zone] += by
+
+
+def calculated(size: dict[str, Any], target_size: int) -> int:
+    """A FixedOrPercent as a number of VMs.
+
+    Compute's discovery document (v1, revision 20261106) says of `FixedOrPercent.calculated`:
+    percent/100 * targetSize, and "if there is a remainder, the number is rounded"; likewise of
+    maxSurge, maxUnavailable and a version's target size. Taken here as to the nearest, a half up.
+    The document of 2019 said of the first two "rounded up".
+    """
+    if size.get("fixed") is not None:
+        return int(size["fixed"])
+    return (target_size * int(size["percent"]) + 50) // 100
+
+
+def _size_of(version: dict[str, Any]) -> dict[str, Any] | None:
+    """A version's target size; None if it takes the rest."""
+    size = version.get("targetSize") or {}
+    return size if {"fixed", "percent"} & {k for k, v in size.items() if v is not None} else None
+
+
+def _has(member: Member, version: dict[str, Any]) -> bool:
+    own = (member.template_id, member.version)
+    return own == (version["template_id"], version.get("name") or "")
+
+
+def place_key(region: str, name: str) -> str:
+    """The key of a template or health check: its name, behind its region where it has one."""
+    return f"{region}/{name}" if region else name
+
+
+def placed_path(collection: str, key: str) -> str:
+    """The path of the template or health check that has the key."""
+    region, _, name = key.rpartition("/")
+    return f"{f'regions/{region}' if region else 'global'}/{collection}/{name}"
+
+
+def template_path(key: str) -> str:
+    """The path of the template that has the key."""
+    return placed_path(Template.collection, key)
+
+
+def is_spot(scheduling: dict[str, Any]) -> bool:
+    """Whether a `scheduling` block makes a VM that may be preempted."""
+    return scheduling.get("provisioningModel") == "SPOT" or bool(scheduling.get("preemptible"))
+
+
+def duration_sec(duration: dict[str, Any] | None) -> float:
+    """Seconds of an API Duration; 0 if there is none."""
+    if not duration:
+        return 0.0
+    return int(duration.get("seconds") or 0) + int(duration.get("nanos") or 0) / 1e9
+
+
+def accept_all(properties: dict[str, Any], zone: str) -> Fault | None:
+    """The `Vet` of a fleet whose zones have every machine and image."""
+    return None

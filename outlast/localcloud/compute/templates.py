@@ -1,0 +1,132 @@
+"""Instance templates and health checks, global or of a region: the API's calls for them."""
+
+from typing import TYPE_CHECKING
+
+from outlast.localcloud.compute import rules
+from outlast.localcloud.compute.answers import Json
+from outlast.localcloud.compute.calls import (
+    Call,
+    Row,
+    aggregated,
+    listed,
+)
+from outlast.localcloud.compute.catalogue import ZONES
+from outlast.localcloud.compute.fleet.model import HealthCheck, Template
+
+if TYPE_CHECKING:
+    from outlast.localcloud.compute.service import Compute
+
+
+class Templates:
+    """Answers the calls for what groups are made of."""
+
+    def __init__(self, compute: "Compute") -> None:
+        self._compute = compute
+        self._fleet = compute.fleet
+        self._answers = compute.answers
+        self._operations = compute.operations
+
+    def routes(self) -> list[Row]:
+        """Every path of theirs."""
+        table: list[Row] = [
+            (
+                *("GET", "aggregated/instanceTemplates", self._aggregate_templates),
+                "instanceTemplates.list",
+            ),
+        ]
+        for place in ("global", "regions/{region}"):
+            table += self._routes_of(place)
+        return table
+
+    def _routes_of(self, place: str) -> list[Row]:
+        template = place + "/instanceTemplates"
+        check = place + "/healthChecks"
+        named = check + "/{name}"
+        return [
+            ("POST", template, self._insert_template, "instanceTemplates.create"),
+            ("GET", template, self._list_templates, "instanceTemplates.list"),
+            ("GET", template + "/{name}", self._get_template, "instanceTemplates.get"),
+            ("DELETE", template + "/{name}", self._delete_template, "instanceTemplates.delete"),
+            ("POST", check, self._insert_health_check, "healthChecks.create"),
+            ("GET", check, self._list_health_checks, "healthChecks.list"),
+            ("GET", named, self._get_health_check, "healthChecks.get"),
+            ("PUT", named, self._replace_health_check, "healthChecks.update"),
+            ("PATCH", named, self._patch_health_check, "healthChecks.update"),
+            ("DELETE", named, self._delete_health_check, "healthChecks.delete"),
+        ]
+
+    # Templates
+
+    async def _insert_template(self, call: Call) -> Json:
+        name = rules.check_name("resource.name", call.body.get("name"))
+        properties = call.body.get("properties")
+        if not properties:
+            raise rules.invalid("resource.properties", "", "Properties are required.")
+        checked = rules.checked_properties(properties)
+        region = call.params.get("region", "")
+        template = self._fleet.add_template(name, checked, call.body.get("description", ""), region)
+        self._compute.changed()
+        return self._operations.record("insert", template.path, template.id)
+
+    async def _get_template(self, call: Call) -> Json:
+        return self._answers.template(self._template(call))
+
+    def _template(self, call: Call) -> Template:
+        return self._fleet.template(call["name"], call.params.get("region", ""))
+
+    async def _list_templates(self, call: Call) -> Json:
+        region = call.params.get("region", "")
+        templates = [t for t in self._fleet.templates.values() if t.region == region]
+        return listed("instanceTemplateList", map(self._answers.template, templates))
+
+    async def _aggregate_templates(self, call: Call) -> Json:
+        templates = list(self._fleet.templates.values())
+        scopes = {"global": [t for t in templates if not t.region]}
+        scopes |= {f"regions/{name}": [t for t in templates if t.region == name] for name in ZONES}
+        return aggregated("instanceTemplate", "instanceTemplates", scopes, self._answers.template)
+
+    async def _delete_template(self, call: Call) -> Json:
+        region = call.params.get("region", "")
+        template = self._fleet.delete_template(call["name"], region)
+        self._compute.changed()
+        return self._operations.record("delete", template.path, template.id)
+
+    # Health checks
+
+    def _health_check(self, call: Call) -> HealthCheck:
+        return self._fleet.health_check(call["name"], call.params.get("region", ""))
+
+    def _health_check_operation(self, kind: str, check: HealthCheck) -> Json:
+        self._compute.changed()
+        return self._operations.record(kind, check.path, check.id)
+
+    async def _insert_health_check(self, call: Call) -> Json:
+        name = rules.check_name("resource.name", call.body.get("name"))
+        body = rules.checked_health_check(call.body)
+        check = self._fleet.add_health_check(name, body, call.params.get("region", ""))
+        return self._health_check_operation("insert", check)
+
+    async def _get_health_check(self, call: Call) -> Json:
+        return self._answers.health_check(self._health_check(call))
+
+    async def _list_health_checks(self, call: Call) -> Json:
+        region = call.params.get("region", "")
+        checks = [c for c in self._fleet.health_checks.values() if c.region == region]
+        return listed("healthCheckList", map(self._answers.health_check, checks))
+
+    async def _replace_health_check(self, call: Call) -> Json:
+        check = self._health_check(call)
+        self._fleet.change_health_check(check, rules.checked_health_check(call.body))
+        return self._health_check_operation("update", check)
+
+    async def _patch_health_check(self, call: Call) -> Json:
+        check = self._health_check(call)
+        kept = rules.without_nulls(check.body, call.sent)
+        body = rules.checked_health_check(rules.merged(kept, call.body))
+        self._fleet.change_health_check(check, body)
+        return self._health_check_operation("patch", check)
+
+    async def _delete_health_check(self, call: Call) -> Json:
+        check = self._health_check(call)
+        self._fleet.delete_health_check(check)
+        return self._health_check_operation("delete", check)

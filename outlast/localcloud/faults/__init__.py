@@ -1,0 +1,1 @@
+"""Faults of single requests: rules, and the layer that applies them."""

@@ -1,0 +1,1 @@
+"""IAM and Resource Manager."""

@@ -1,0 +1,1 @@
+"""Scenarios: what goes wrong in the local cloud, and when."""

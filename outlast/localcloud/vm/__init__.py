@@ -1,0 +1,1 @@
+"""VMs as process trees on this machine: disks, boots, metadata server."""

@@ -1,0 +1,56 @@
+"""A failure in the cloud's background ends the cloud, instead of its answers."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from outlast.localcloud.base.background import Background
+
+ROOT = Path(__file__).parents[3]
+BROKEN = """
+import sys
+from outlast.localcloud import __main__
+from outlast.localcloud.compute import service as compute
+
+async def broken(self):
+    raise RuntimeError("planted")
+
+compute.Compute._tick = broken
+sys.exit(__main__.main(["serve", "--state", sys.argv[1], "--no-provider", "--no-guests"]))
+"""
+
+
+def test_a_failure_is_told_and_an_end_or_a_cancel_is_none() -> None:
+    failures: list[BaseException] = []
+    error = RuntimeError("planted")
+
+    async def fail() -> None:
+        raise error
+
+    async def scene() -> None:
+        background = Background(failures.append)
+        background.begin(asyncio.sleep(0))
+        background.begin(asyncio.sleep(3600))
+        background.begin(fail())
+        while not failures:
+            await asyncio.sleep(0)
+        background.cancel()
+        await background.rest()
+
+    asyncio.run(scene())
+    assert failures == [error]
+
+
+def test_a_cloud_whose_clockwork_has_failed_ends_and_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN, str(tmp_path / "state")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "RuntimeError: planted" in done.stderr
+    last = "rehearsal: the local cloud has a defect and cannot go on (RuntimeError)"
+    assert done.stderr.splitlines()[-1] == last
