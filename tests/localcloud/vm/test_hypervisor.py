@@ -522,7 +522,7 @@ def test_out_of_memory_kills_the_largest_process_and_the_vm_lives(tmp_path: Path
         assert serial
         await until(lambda: "rc " in serial.read_text())
         assert "rc 137\n" in serial.read_text()
-        assert "Out of memory: Killed process" in serial.read_text()
+        await until(lambda: "Out of memory: Killed process" in serial.read_text())
         assert any(_name(pid) == "sleep" for pid in host.hypervisor.pids())
         assert (ID, "exited") not in host.events
 
