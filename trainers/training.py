@@ -19,9 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import outlast
 from outlast.base import exits
-from outlast.loop import DataError, LoopError, local, words
+from outlast.loop import DataError, LoopError, local, train, words
+from outlast.loop.data import data as local_path
 from outlast.spec import identity, metrics
 from outlast.spec.result import METRICS_FILE
 from outlast.trainers import flags
@@ -71,7 +71,7 @@ def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> 
     device = getattr(state, "device", "cpu")
     environment = Environment(trainer.NAME, trainer.NEEDS, config.thread_count, str(device))
     changing = {**trainer.state_dict(state), "environment": environment}
-    with outlast.train(
+    with train(
         state=changing,
         total=state.total,
         run_dir=args.run_dir,
@@ -160,7 +160,7 @@ def data(path: str) -> Path:
     Raises UsageError for data that cannot be used, LoopError if the supervisor does not answer.
     """
     try:
-        return outlast.data(path)
+        return local_path(path)
     except DataError as error:
         raise flags.UsageError(str(error)) from None
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import outlast
+from outlast.base.folders import PACKAGE
 from outlast.base.scratch_space import cache_home
 from outlast.loop.errors import DataError, LoopError, SupervisorLost, tell_alone
 from outlast.protocol import (
@@ -144,7 +144,7 @@ def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
 
 def environment() -> dict[str, str]:
     """For a process of ``outlast.supervisor``: the same outlast, without another supervisor."""
-    home = str(Path(outlast.__file__).resolve().parents[1])
+    home = str(PACKAGE.parent)
     path = os.environ.get("PYTHONPATH")
     found = {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
     found.pop(SOCKET_VARIABLE, None)
