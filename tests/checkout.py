@@ -53,4 +53,6 @@ def replace_checkout(folder: Path) -> None:
 
 
 def _git(*words: str) -> bool:
-    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, timeout=60).returncode == 0
+    return (
+        subprocess.run(["git", "-C", ROOT, *words], capture_output=True, timeout=60).returncode == 0
+    )

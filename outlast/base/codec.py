@@ -62,6 +62,22 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
+class OtherFormat(ValueError):
+    """What another version of Outlast wrote. It is whole, so that nothing may repair, replace or
+    pass over it."""
+
+
+def check_format(what: str, found: Any, reads: int = FORMAT) -> None:
+    """OtherFormat if another version wrote `what`; ValueError if no version gives this number."""
+    if type(found) is not int or found < 1:
+        raise ValueError(f"{what}.format {ascii(found)[:100]}: must be {reads}")
+    if found != reads:
+        then = "upgrade Outlast" if found > reads else "use the version of Outlast that wrote it"
+        raise OtherFormat(
+            f"{what}: has format {found}, this version of Outlast reads format {reads}; {then}"
+        )
+
+
 class Record:
     """Base of the frozen dataclasses that are kept as one JSON object each."""
 
@@ -71,7 +87,8 @@ class Record:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Reads what `to_json` wrote; anything else is a ValueError that says what is wrong."""
+        """Reads what `to_json` wrote; anything else is a ValueError that says what is wrong,
+        OtherFormat if another version may have written it."""
         name = cls.__name__
         try:
             value = json.loads(data)
@@ -80,8 +97,7 @@ class Record:
         if not isinstance(value, dict):
             raise ValueError(f"{name}: must be a JSON object, found {type(value).__name__}")
         form = value.pop("format", None)
-        if type(form) is not int or form != FORMAT:
-            raise ValueError(f"{name}.format {form!r}: must be {FORMAT}; upgrade outlast to read")
+        check_format(name, form)
         return typing.cast(Self, _decoded_record(cls, value, name))
 
 

@@ -9,6 +9,7 @@ that no longer exists.
     ├── HeadEnded             the run has ended
     ├── HeadLost              HEAD is gone
     ├── HeadUnreadable        HEAD is not a HEAD
+    ├── HeadOtherFormat       another version of Outlast wrote HEAD
     ├── HeadForbidden         HEAD may not be read
     └── NotMember             this VM has left its group and may not take a term
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from outlast.base.codec import Record
+from outlast.base.codec import OtherFormat, Record
 from outlast.base.exits import Reason, State
 from outlast.base.names import Crc32c, Digest, Label, Nonce
 from outlast.base.numbers import Ordinal, Size, Steps
@@ -70,6 +71,10 @@ class HeadLost(HeadError):
 
 class HeadUnreadable(HeadError):
     """HEAD's bytes are no HEAD of this version."""
+
+
+class HeadOtherFormat(HeadError):
+    """Another version of Outlast wrote HEAD: this one may neither go on with it nor repair it."""
 
 
 class HeadForbidden(HeadError):
@@ -285,7 +290,8 @@ class Reading(NamedTuple):
 
 
 def read_head(store: Store, layout: Layout) -> Reading:
-    """HEAD as it is now. Raises HeadLost, HeadUnreadable, HeadForbidden or StoreError.
+    """HEAD as it is now. Raises HeadLost, HeadUnreadable, HeadOtherFormat, HeadForbidden or
+    StoreError.
 
     HeadLost means only that there is none: a run that has not begun has none either.
     """
@@ -301,6 +307,9 @@ def read_head(store: Store, layout: Layout) -> Reading:
         head = Head.from_json(data)
         _check_paths(layout, head)
         return Reading(head, found)
+    except OtherFormat as error:
+        said = str(error).removeprefix(f"{Head.__name__}: ")
+        raise HeadOtherFormat(f"{store.url}/{layout.head}: {said}") from None
     except ValueError as error:
         said = str(error).removeprefix(f"{Head.__name__}: ")
         raise HeadUnreadable(f"{store.url}/{layout.head}: {said}") from None

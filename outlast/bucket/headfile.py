@@ -30,6 +30,7 @@ from outlast.bucket.head import (
     HeadError,
     HeadForbidden,
     HeadLost,
+    HeadOtherFormat,
     HeadUnreadable,
     NotMember,
     Reading,
@@ -228,6 +229,8 @@ class HeadFile:
                 except PreconditionFailed as error:
                     self.clock.sleep(pause_after(error, 1.0))
                     self._demand_member(still_member)
+                except HeadOtherFormat as error:
+                    return Decision(Act.REFUSE, Reason.REFUSED, str(error))
                 except (HeadForbidden, StoreError) as error:
                     # Bindings spread one by one: reading may be allowed long before writing.
                     try:

@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from blake3 import blake3
 
-from outlast.base.codec import Record
+from outlast.base.codec import OtherFormat, Record
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import Checkpoint, Head, Lineage, PageRef, check_chain, check_pages
 from outlast.bucket.layout import (
@@ -327,7 +327,8 @@ def found_again(
 ) -> tuple[list[Checkpoint], PageRef | None]:
     """Where HEAD itself is lost: the checkpoints up to the step that the newest page leads to, as
     some that HEAD holds and a reference to the others. A page counts if its name goes with its
-    bytes and `owns` accepts each checkpoint in it. Raises StoreError."""
+    bytes and `owns` accepts each checkpoint in it. Raises StoreError, and OtherFormat for a page
+    that another version of Outlast wrote."""
     pages = _chain(store, layout, patience)
     items = sorted(store.list(layout.pages), key=lambda item: item.updated, reverse=True)
     for item in items:
@@ -342,6 +343,8 @@ def found_again(
             if page.run == layout.run and all(owns(entry) for entry in page.entries):
                 ref = _reference(item.path, item.generation, digest, page.entries, page.before)
                 return _split(pages, ref, step, step)
+        except OtherFormat:
+            raise
         except (ValueError, PageLost):  # a page of the lineage, or damaged, or one before it is
             continue
     return [], None

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
+from outlast.base.codec import OtherFormat
 from outlast.base.plain_files import NotPlain, PlainFile, plain_files
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.errors import BadSnapshot, RestoreError
@@ -105,6 +106,8 @@ def _objects_of(store: Store, done: Checkpoint, patience: Patience) -> Mapping[s
         raise Damaged(f"{done.manifest}: has other bytes than were committed")
     try:
         return {entry.name: entry for entry in Manifest.from_json(data).objects}
+    except OtherFormat as error:
+        raise RestoreError(f"{done.manifest}: {error}") from None
     except ValueError as error:
         raise Damaged(f"{done.manifest}: {error}") from None
 
@@ -121,5 +124,7 @@ def _manifest_of_result(
         raise Damaged(f"{path}: has other bytes than were committed")
     try:
         return ResultManifest.from_json(data)
+    except OtherFormat as error:
+        raise RestoreError(f"{path}: {error}") from None
     except ValueError as error:
         raise Damaged(f"{path}: {error}") from None

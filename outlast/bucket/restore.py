@@ -10,7 +10,9 @@ from typing import TypeVar
 
 from blake3 import blake3
 
+from outlast.base.codec import OtherFormat
 from outlast.base.retry import Patience
+from outlast.bucket.errors import RestoreError
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.layout import Manifest, ManifestObject
 from outlast.bucket.store import Damaged, Store
@@ -136,6 +138,8 @@ class Reader:
             )
         try:
             return Manifest.from_json(data)
+        except OtherFormat as error:
+            raise RestoreError(f"{checkpoint.manifest}: {error}") from None
         except ValueError as error:
             raise Damaged(f"{checkpoint.manifest}: {error}") from None
 

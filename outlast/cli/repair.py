@@ -17,6 +17,7 @@ from shlex import quote
 
 from blake3 import blake3
 
+from outlast.base.codec import OtherFormat
 from outlast.base.exits import Reason, State
 from outlast.base.names import number_of
 from outlast.bucket import pages
@@ -82,8 +83,16 @@ def repair(
     """Rebuilds and writes HEAD. OperateError: it needs no repair, cannot be rebuilt, or an attempt
     has given a sign of life within `silent_sec` and has not ended.
 
-    Raises StoreError if the store does not answer, HeadForbidden where HEAD may not be read.
+    Raises StoreError if the store does not answer, HeadForbidden if HEAD may not be read, and
+    HeadOtherFormat or OperateError if another version of Outlast wrote it or another record.
     """
+    try:
+        return _repair(store, layout, owner, silent_sec)
+    except OtherFormat as error:
+        raise OperateError(f"{_run(layout)}: {error}; nothing is changed.") from None
+
+
+def _repair(store: Store, layout: Layout, owner: str, silent_sec: float) -> Repaired:
     expected = 0
     known = None
     try:
@@ -260,6 +269,8 @@ def _older_best(
 def _is_best(store: Store, folder: str) -> bool:
     try:
         return BEST_TAG in Manifest.from_json(store.get(f"{folder}MANIFEST.json")[0]).tags
+    except OtherFormat:
+        raise
     except (NotFound, ValueError):
         return False
 
@@ -337,9 +348,12 @@ def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, Attempt
             continue
         terms.add(term)
         if name == "start.json":
-            # What an unreadable one says is in no other record.
-            with contextlib.suppress(ValueError, NotFound):
+            try:
                 starts[term] = AttemptStart.from_json(store.get(item.path)[0])
+            except OtherFormat:
+                raise
+            except (ValueError, NotFound):
+                continue  # what an unreadable one says is in no other record
     return terms, starts
 
 
@@ -389,6 +403,8 @@ def _verified(store: Store, layout: Layout, folder: str, *, read: bool = True) -
             store.stream(folder + entry.name, digest, generation=entry.generation)
             if digest.blake3.hexdigest() != entry.blake3:
                 return None
+    except OtherFormat:
+        raise
     except (NotFound, ValueError):
         return None
     if manifest.run != layout.run or manifest.term != _place(layout, folder)[0]:

@@ -4,7 +4,6 @@ Pickled by reference into a stack's state: this module's path and its classes' n
 change, or no stack of an older version could be destroyed.
 """
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -22,7 +21,7 @@ from pulumi.dynamic import (
     UpdateResult,
 )
 
-from outlast.base.codec import format_time
+from outlast.base.codec import OtherFormat, format_time
 from outlast.base.exits import State
 from outlast.bucket.head import Head
 from outlast.bucket.layout import AttemptStart, Layout
@@ -53,7 +52,11 @@ class Pin:
 
 
 class Unreadable(Exception):
-    """HEAD exists but is not a HEAD of this version."""
+    """HEAD exists but is not a HEAD."""
+
+
+class OtherVersion(Exception):
+    """Another version of Outlast wrote HEAD, so this one must not touch the run."""
 
 
 def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) -> Pin:
@@ -146,13 +149,20 @@ def is_guarded(head: Head, now: datetime) -> bool:
 
 
 def read_head(store: Store, layout: Layout) -> Head | None:
-    """The run's HEAD; None if it has none. Raises StoreError, or Unreadable for other bytes."""
+    """The run's HEAD; None if it has none. Raises StoreError, Unreadable for other bytes, or
+    OtherVersion."""
     try:
         data, _ = store.get(layout.head)
     except NotFound:
         return None
+    return _decoded(layout, data)
+
+
+def _decoded(layout: Layout, data: bytes) -> Head:
     try:
         return Head.from_json(data)
+    except OtherFormat as error:
+        raise OtherVersion(f"run {layout.run}: {error}") from None
     except ValueError as error:
         raise Unreadable(str(error)) from None
 
@@ -170,8 +180,16 @@ class RunPinProvider(ResourceProvider):
         would replace an open one, a change that the run cannot take, and an image that no longer
         exists.
 
-        If the bucket does not answer, it reports nothing; `create` needs the answer and fails.
+        If the bucket does not answer, it reports nothing; `create` needs the answer and fails. A
+        run that another version of Outlast has written is refused.
         """
+        try:
+            failures = self._failures(olds, news)
+        except OtherVersion as error:
+            failures = [failure("run", str(error))]
+        return CheckResult(news, failures)
+
+    def _failures(self, olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
         failures = [*_guarded(olds, news), *boot_image.failures(olds, news)]
         try:
             store, layout = _open(news)
@@ -192,7 +210,7 @@ class RunPinProvider(ResourceProvider):
             )
         except (StoreError, GoogleAuthError):
             pass
-        return CheckResult(news, failures)
+        return failures
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         """Another run or resume makes another pin, another zone another placement. A changed limit
@@ -354,7 +372,7 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
         store, layout = _open(news)
         if read_head(store, layout) is not None:
             return []  # It continues its own run.
-        for layout, head in _heads(store, news["prefix"]):
+        for layout, head in _heads(store, news["prefix"], news["onNewRun"] == "replace"):
             if head.owner != news["owner"]:
                 return [_foreign(head, {}, {**news, "run": layout.run})]
             if news["onNewRun"] == "replace":
@@ -368,14 +386,22 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
     return []
 
 
-def _heads(store: Store, prefix: str) -> list[tuple[Layout, Head]]:
-    """The readable HEADs of an experiment's runs, newest first."""
+def _heads(store: Store, prefix: str, gives_up: bool) -> list[tuple[Layout, Head]]:
+    """The readable HEADs of an experiment's runs, newest first. Raises OtherVersion, unless the
+    stack `gives_up` runs that may be open."""
     found: list[tuple[datetime, Layout, Head]] = []
     for run in store.folders(f"{prefix}/"):
         layout = Layout(prefix, run)
-        with contextlib.suppress(NotFound, ValueError):
+        try:
             data, written = store.get(layout.head)
-            found.append((written.updated, layout, Head.from_json(data)))
+            found.append((written.updated, layout, _decoded(layout, data)))
+        except (NotFound, Unreadable):
+            continue
+        except OtherVersion as error:
+            if not gives_up:
+                raise OtherVersion(
+                    f"{error}, or set outlast:onNewRun to replace to start another run beside it"
+                ) from None
     found.sort(key=lambda one: one[0], reverse=True)
     return [(layout, head) for _, layout, head in found]
 

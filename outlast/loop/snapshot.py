@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import scratch_space
+from outlast.base.codec import check_format
 from outlast.loop import nodes, state
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob, Blobs, Node
@@ -229,10 +230,10 @@ def _read_pair(text: Path, binary: Path, fields: Collection[str]) -> tuple[dict[
         raise DoesNotFit(f"{text.name}: is nested too deep") from None
     except (OSError, ValueError) as error:
         raise DoesNotFit(f"{text.name} and {binary.name}: cannot be read ({error})") from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        found = head.get("format") if isinstance(head, dict) else type(head).__name__
-        said = nodes.shown(found)
-        raise DoesNotFit(f"{text.name}: format {said}, this version of outlast reads {FORMAT}")
+    try:
+        check_format(text.name, head.get("format") if isinstance(head, dict) else None, FORMAT)
+    except ValueError as error:
+        raise DoesNotFit(str(error)) from None
     if odd := sorted(head.keys() ^ {"format", "arrays", *fields}):
         said = "unknown here" if odd[0] in head else "which it lacks"
         raise DoesNotFit(f"{text.name}: not a snapshot, for {odd[0][:100]!r}, {said}")

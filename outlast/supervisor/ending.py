@@ -20,6 +20,7 @@ from outlast.bucket.head import (
     HeadError,
     HeadForbidden,
     HeadLost,
+    HeadOtherFormat,
     HeadUnreadable,
 )
 from outlast.bucket.headfile import HeadFile
@@ -161,7 +162,7 @@ def reason_of_notice(notices: Notices) -> Reason:
 def _reason_of(error: HeadError) -> Reason:
     if isinstance(error, HeadLost):
         return Reason.LOST
-    if isinstance(error, HeadUnreadable):
+    if isinstance(error, HeadUnreadable | HeadOtherFormat):
         return Reason.UNREADABLE
     if isinstance(error, HeadForbidden):
         return Reason.FORBIDDEN

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from outlast.base.retry import Patience
 from outlast.bucket.commit import Committer
+from outlast.bucket.errors import RestoreError
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import (
@@ -67,6 +68,8 @@ def take_over(
         ) from None
     except Damaged as error:
         raise InitError(f"init {pin.path}: {error}; pin another one") from None
+    except RestoreError as error:
+        raise InitError(f"init {pin.path}: {error}") from None
     checkpoint = committer.commit(found, step=0, tags=[TAG])
     return Restored(found, 0, checkpoint, ())
 

@@ -688,3 +688,29 @@ def test_a_command_that_is_shown_runs_nothing_that_a_bucket_wrote(store):
     put(store, dataclasses.replace(OPEN, owner="organization/outlast/x; touch pwned"))
     (reason,) = reasons({}, PROPS)
     assert "pulumi stack rename 'x; touch pwned'; otherwise" in reason
+
+
+NEWER = OPEN.to_json().replace(b'"format":1', b'"format":2')
+FORMATS = "Head: has format 2, this version of Outlast reads format 1; upgrade Outlast"
+
+
+@pytest.mark.parametrize("olds", [{}, PROPS, {**PROPS, "zone": "europe-west4-b"}])
+def test_a_run_that_another_version_wrote_is_refused(store, olds):
+    put(store, NEWER)
+    assert reasons(olds, PROPS) == [f"run 0123456789: {FORMATS}"]
+
+
+def test_a_run_that_another_version_wrote_is_not_replaced(store):
+    put(store, NEWER)
+    assert reasons(PROPS, OTHER) == [f"run 0123456789: {FORMATS}"]
+    assert reasons(PROPS, {**OTHER, "onNewRun": "replace"}) == []
+
+
+def test_no_run_begins_beside_one_that_another_version_wrote(store):
+    put(store, NEWER)
+    (reason,) = reasons({}, OTHER)
+    assert reason == (
+        f"run 0123456789: {FORMATS}, or set outlast:onNewRun to replace to start another run"
+        " beside it"
+    )
+    assert reasons({}, {**OTHER, "onNewRun": "replace"}) == []

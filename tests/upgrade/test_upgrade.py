@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 PREVIOUS = Path(__file__).with_name("previous").read_text().strip()
 STEPS = 20_000
 PAUSE_MS = 25
-TRAINER = f'''
+TRAINER = f"""
 import argparse
 import sys
 import time
@@ -47,7 +47,7 @@ def main(argv):
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-'''
+"""
 """A user's: it does not change with Outlast. It ends only after it has resumed."""
 
 UPGRADED = {

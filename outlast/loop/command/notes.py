@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from outlast.base.codec import OtherFormat, check_format
 from outlast.base.names import check_relative, fits_file_system
 from outlast.loop.errors import DoesNotFit
 
@@ -81,12 +82,11 @@ def read(snapshot: Path, files: Iterable[str]) -> tuple[Notes, Entries]:
             raise ValueError("has no format")
     except (OSError, ValueError, RecursionError) as error:
         raise DoesNotFit(f"{NOTES}: the checkpoint is none of a command ({error!r})") from None
-    if body["format"] != FORMAT:
-        raise DoesNotFit(
-            f"{NOTES}: format {body['format']!r}, this version of outlast reads {FORMAT}"
-        )
     try:
+        check_format(NOTES, body["format"], FORMAT)
         return _parsed(body, set(files))
+    except OtherFormat as error:
+        raise DoesNotFit(str(error)) from None
     except ValueError as error:
         raise DoesNotFit(f"{NOTES}: {error}; nothing of this checkpoint was used") from None
 
