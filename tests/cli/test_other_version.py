@@ -12,7 +12,7 @@ import outlast
 from outlast.base import codec
 from outlast.base.codec import OtherFormat, Record
 from outlast.base.exits import Reason
-from outlast.bucket import blocks, head, layout, pages  # noqa: F401 - their records are tested
+from outlast.bucket import blocks, head, layout, pages  # noqa: F401 - the records in them
 from outlast.bucket.boot import Act
 from outlast.bucket.commit import Committer
 from outlast.bucket.errors import RestoreError
@@ -29,7 +29,7 @@ SENTENCE = "has format 2, this version of Outlast reads format 1; upgrade Outlas
 
 
 def renumbered(data: bytes) -> bytes:
-    """The record as a version with another format would write it, with a field of its own."""
+    """The record as a newer version would write it, with a new field."""
     return json.dumps({**json.loads(data), "format": 2, "added": []}).encode()
 
 
