@@ -1,4 +1,4 @@
-"""A stack that the commit in `previous` made, upgraded to the working tree while its run is open."""
+"""A stack of the commit in `previous` is upgraded to the working tree while its run is open."""
 
 import json
 import subprocess
