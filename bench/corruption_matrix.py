@@ -35,6 +35,7 @@ from bench import table
 from bench.points import Point
 from bench.sites import ROOT, BenchError, FolderSite, Job, make_plan, run_to_end, scratch
 from outlast.base.exits import DONE
+from outlast.base.log import log_to
 from outlast.bucket.boot import Act, Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.errors import RestoreError
@@ -99,6 +100,7 @@ class Subject:
 def restore(folder: Path, into: Path) -> tuple[str, Restored | None, list[str]]:
     """What the supervisor does at its start: (fate, what it restored, what it said)."""
     said: list[str] = []
+    log_to(said.append)
     store = FolderStore(folder)
     head_file = HeadFile(store, LAYOUT)
     try:
@@ -107,12 +109,10 @@ def restore(folder: Path, into: Path) -> tuple[str, Restored | None, list[str]]:
         owner = "folder/unknown"
     claim = Claim(owner, 0, 0, datetime.now(UTC) + timedelta(days=1))
     try:
-        decision = head_file.take_term(
-            claim, still_member=lambda: True, forbidden_seconds=0, say=said.append
-        )
+        decision = head_file.take_term(claim, still_member=lambda: True, forbidden_seconds=0)
         if decision.act is not Act.TAKE:
             return "refused", None, [*said, decision.message]
-        found = Committer(head_file, say=said.append).restore(into)
+        found = Committer(head_file).restore(into)
     except (HeadError, RestoreError, StoreError) as error:
         return "refused", None, [*said, str(error)]
     if isinstance(found, Restored):

@@ -139,7 +139,7 @@ def baked_image(cloud: LocalCloud, bundle: tuple[str, str]) -> str:
         bundle_sha256=sha256,
         endpoint=f"{cloud.url}/compute/beta/",
     )
-    link = bake.bake(recipe.read(checked, ROOT, bundle_sha256=sha256), order, _say)
+    link = bake.bake(recipe.read(checked, ROOT, bundle_sha256=sha256), order)
     return link.partition("/v1/")[2]
 
 

@@ -1,7 +1,9 @@
 """`--all-tiers`: the tiers that need no other machine and no long time, in one run."""
 
+import logging
 import signal
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,6 +29,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--all-tiers"):
         config.option.markexpr = " and ".join(f"not {other}" for other in OTHERS)
         config.pluginmanager.register(Tiers())
+
+
+@pytest.fixture(autouse=True)
+def _quiet_log() -> Iterator[None]:
+    """What a command that ran within this process has set up is not the next test's."""
+    logger = logging.getLogger("outlast")
+    before = list(logger.handlers)
+    yield
+    logger.handlers[:] = before
 
 
 class Tiers:

@@ -1,14 +1,11 @@
-"""How a process says a sentence to people: a function that takes the sentence."""
+"""What a process writes to its terminal, whatever happens to it."""
 
 import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
 
 from outlast.base.visible import visible
-
-Say = Callable[[str], None]
 
 
 def write_stderr(text: str) -> None:

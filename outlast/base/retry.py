@@ -6,6 +6,7 @@ errno. Everything else is final at the first try.
 """
 
 import copy
+import logging
 import random
 import threading
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from enum import Enum
 from typing import NoReturn, TypeVar
 
 from outlast.base.clock import SYSTEM_CLOCK, Clock
-from outlast.base.console import Say
 from outlast.base.scratch_space import FULL
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -114,11 +116,9 @@ class Patience:
         clock: Clock = SYSTEM_CLOCK,
         *,
         limits: Limits | None = None,
-        say: Say = lambda message: None,
     ) -> None:
         self.clock = clock
         self.limits = limits or Limits()
-        self._say = say
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._tellers: dict[Trouble, Spell] = {}
@@ -141,7 +141,7 @@ class Patience:
 
     def fresh(self) -> "Patience":
         """Another with the same limits, which is not closed with this one."""
-        return Patience(self.clock, limits=self.limits, say=self._say)
+        return Patience(self.clock, limits=self.limits)
 
     def within(self, seconds: float) -> "Patience":
         """The same, which gives nothing longer than ``seconds``."""
@@ -150,10 +150,6 @@ class Patience:
     def permitting(self, forbidden_sec: float) -> "Patience":
         """The same, which gives permissions so long to spread."""
         return self._with(limits=replace(self.limits, forbidden_sec=forbidden_sec))
-
-    def saying(self, say: Say) -> "Patience":
-        """The same, which says its sentences by ``say``."""
-        return self._with(_say=say)
 
     def _with(self, **fields: object) -> "Patience":
         other = copy.copy(self)
@@ -201,19 +197,19 @@ class Spell:
             self._give_up(error)
 
     def note(self, error: Exception) -> None:
-        """Say it as `wait` does, for who tries again anyway, and only then."""
+        """Log it as `wait` does, for a caller that tries again in any case, and only then."""
         self._tries += 1
         now = self._patience.clock.monotonic()
         self._since = now if self._since is None else self._since
         if not self._told or (self._tries >= 4 and self._tries.bit_count() == 1):
             count = f" (tried {self._tries} times)" if self._tries > 1 else ""
-            self._patience._say(f"{self._what}{error}; trying again{count}")
+            _log.info(f"{self._what}{error}; trying again{count}")
             self._told = True
 
     def over(self) -> None:
         """It went through."""
         if self._told:
-            self._patience._say(f"{self._what or 'storage: '}went through at try {self._tries + 1}")
+            _log.info(f"{self._what or 'storage: '}went through at try {self._tries + 1}")
         self.forget()
 
     def forget(self) -> None:
@@ -235,12 +231,10 @@ class Spell:
                 return
         if not self._told:
             why = "permissions may still be spreading, " if trouble is Trouble.FORBIDDEN else ""
-            self._patience._say(
-                f"{self._what}{error}; {why}trying again for up to {duration(limit_sec)}"
-            )
+            _log.info(f"{self._what}{error}; {why}trying again for up to {duration(limit_sec)}")
             self._told = True
         elif self._tries >= 4 and self._tries.bit_count() == 1:
-            self._patience._say(
+            _log.info(
                 f"{self._what}{error}; trying again (tried {self._tries} times in "
                 f"{duration(since_sec)})"
             )

@@ -40,7 +40,7 @@ from outlast.bucket.store import (
 from outlast.bucket.transfer import in_parallel, small_writes
 from outlast.bucket.upload import PART_BYTES, Uploader
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ class Committer:
         head_file: HeadFile,
         *,
         retention: Retention | None = None,
-        say: Callable[[str], None] = log.warning,
         part_bytes: int = PART_BYTES,
         sign: Callable[[], None] = lambda: None,
         owner: int | None = None,
@@ -74,14 +73,12 @@ class Committer:
         self._layout: Layout = head_file.layout
         self._patience = head_file.patience
         self._retention = retention or Retention()
-        self._say = say
-        self._reader = Reader(self._store, self._patience, say, sign)
+        self._reader = Reader(self._store, self._patience, sign)
         self._uploader = Uploader(
             self._store,
             self._layout,
             self.term,
             patience=self._patience,
-            say=say,
             part_bytes=part_bytes,
             owner=owner,
         )
@@ -154,7 +151,7 @@ class Committer:
                 # What a successor's retention removed is not damaged: HEAD tells, and raises.
                 self._patience(lambda: self._head_file.check(term=self.term))
                 skipped.append(checkpoint)
-                self._say(f"checkpoint {checkpoint.path}: {error}; going to the one before")
+                _log.info(f"checkpoint {checkpoint.path}: {error}; going to the one before")
                 continue
             self._uploader.note_objects(checkpoint.path, manifest.objects)
             self._bad.update(skipped)
@@ -182,7 +179,7 @@ class Committer:
 
         def note(error: PageLost) -> None:
             lost.append(str(error))
-            self._say(f"{error}; going to the checkpoints before")
+            _log.info(f"{error}; going to the checkpoints before")
 
         return pages.newest_first(
             self._store, self._layout, head, lost=note, patience=self._patience
@@ -378,7 +375,7 @@ class Committer:
                 gone = self._delete_folder(checkpoint.path)
             except StoreError as error:
                 gone = False
-                self._say(f"checkpoint {checkpoint.path}: was dropped but not deleted ({error})")
+                _log.info(f"checkpoint {checkpoint.path}: was dropped but not deleted ({error})")
             if not gone:
                 left.append(checkpoint)
         self._dropped = left
@@ -410,7 +407,7 @@ class Committer:
             }
             self._sweep(leftovers)
         except (HeadForbidden, StoreError) as error:
-            self._say(f"sweep: was not finished ({error}); the next one goes on")
+            _log.info(f"sweep: was not finished ({error}); the next one goes on")
             return
         self._swept = True
 
@@ -423,7 +420,7 @@ class Committer:
         kept = pages.kept(self._store, self._layout, head, patience=self._patience)
         if kept.lost:
             # Any folder may be one of theirs.
-            self._say(f"sweep: nothing is deleted, since {'; '.join(kept.lost)}")
+            _log.info(f"sweep: nothing is deleted, since {'; '.join(kept.lost)}")
             return
         for folder in sorted(folders - {entry.path for entry in kept.chain}):
             now = self._head_file.check(term=self.term)

@@ -25,6 +25,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
@@ -58,6 +59,8 @@ from outlast.bucket.store import (
     open_store,
     put_new,
 )
+
+_log = logging.getLogger(__name__)
 
 WORKERS = 8
 RANGE_BYTES = CHUNK_BYTES
@@ -281,16 +284,14 @@ class DataService:
         cache: "Cache",
         known: Callable[[], Iterable[DataFingerprint]],
         listings: "Listings | None" = None,
-        say: Callable[[str], None] = lambda sentence: None,
         sight: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         """``known`` gives the fingerprints in HEAD; with ``listings`` files that are added to a
-        folder of this machine are no other data, and named once by ``say``. What the trainer has
+        folder of this machine are no other data, and named once in the log. What the trainer has
         itself is read within ``sight``."""
         self._cache = cache
         self._known = known
         self._listings = listings
-        self._say = say
         self._sight = sight
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -354,7 +355,7 @@ class DataService:
             self._said.add(found.name)
         if is_new:
             some = ", ".join(added[:5]) + (f" and {len(added) - 5} more" if len(added) > 5 else "")
-            self._say(
+            _log.info(
                 f"data {url}: files were added since the run began, which is not a change: {some}"
             )
         return Staged(staged.path, before)

@@ -6,6 +6,7 @@ Results are kept like data: once, under their content, ``results/<digest>`` in t
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -13,8 +14,9 @@ import time
 from pathlib import Path
 
 from outlast.base import exits
-from outlast.base.console import Say, write_line
+from outlast.base.console import write_line
 from outlast.base.exits import State
+from outlast.base.log import log_to
 from outlast.base.names import DIGEST, check_object_name
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.data import Cache, DataError
@@ -32,10 +34,12 @@ from outlast.bucket.store import (
 )
 from outlast.spec.result import RESULT_FILE, check_result
 
+_log = logging.getLogger(__name__)
+
 SAY_SEC = 5.0
 
 
-def fetch(url: str, kind: str, home: Path, say: Say) -> Path:
+def fetch(url: str, kind: str, home: Path) -> Path:
     """What is at ``url``, in the cache folder ``home``.
 
     ``kind``: ``data``, ``result`` (of a run's folder or ``gs://…/<run>``, or the copy of one in a
@@ -61,7 +65,7 @@ def fetch(url: str, kind: str, home: Path, say: Say) -> Path:
         nonlocal said_at
         if of and time.monotonic() - said_at >= SAY_SEC:
             said_at = time.monotonic()
-            say(f"data {url}: {done} of {of} bytes")
+            _log.info(f"data {url}: {done} of {of} bytes")
 
     return Cache(home, patience=BRIEF).stage(url, progress).path
 
@@ -157,9 +161,7 @@ def _intact(folder: Path, digest: str) -> bool:
 # --model-output-path
 
 
-def deliver(
-    store: Store, head: Head, output: str, work: Path, say: Say, patience: Patience = BRIEF
-) -> bool:
+def deliver(store: Store, head: Head, output: str, work: Path, patience: Patience = BRIEF) -> bool:
     """Copies the verified result of a finished run to ``output``, a ``gs://`` path or a folder;
     whether it is there now.
 
@@ -180,18 +182,18 @@ def deliver(
         target = _Bucket(output, patience) if output.startswith("gs://") else _Folder(Path(output))
         other = [name for name in names if target.has_other(name, folder / name)]
         if other:
-            say(
+            _log.info(
                 f"model-output-path {output}: holds other bytes in {', '.join(other)}; nothing was "
                 "copied there, the result stays where it is; name another place, or clear that one"
             )
             return False
         for name in names:
             target.put(name, folder / name)
-        say(f"model-output-path {output}: has the result, {len(names) - 1} files")
+        _log.info(f"model-output-path {output}: has the result, {len(names) - 1} files")
         return True
     except (StoreError, OSError) as error:
         why = "may not be written" if isinstance(error, Forbidden) else "could not be written"
-        say(f"model-output-path {output}: {why} ({error}); the result stays where it is")
+        _log.info(f"model-output-path {output}: {why} ({error}); the result stays where it is")
         return False
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -247,14 +249,11 @@ class _Folder:
 
 def main(url: str, kind: str, into: Path, *, as_json: bool) -> int:
     """``python -m outlast.supervisor fetch``: print the path, or say why there is none."""
-
-    def say(message: str) -> None:
-        write_line(f"outlast: {message}")
-
+    log_to(lambda line: write_line(f"outlast: {line}"))
     try:
-        path = fetch(url, kind, into.absolute(), say)
+        path = fetch(url, kind, into.absolute())
     except KeyboardInterrupt:
-        say(f"{url}: interrupted; the same command goes on where this one stopped")
+        _log.info(f"{url}: interrupted; the same command goes on where this one stopped")
         return exits.INTERRUPTED
     except (DataError, StoreError, OSError) as error:
         usage = isinstance(error, DataError)
@@ -262,7 +261,7 @@ def main(url: str, kind: str, into: Path, *, as_json: bool) -> int:
         if as_json:
             print(json.dumps({"error": sentence, "usage": usage}))
         else:
-            say(sentence)
+            _log.info(sentence)
         return exits.USAGE if usage else 1
     print(json.dumps({"path": str(path)}) if as_json else path)
     return exits.DONE

@@ -1,5 +1,6 @@
 """HEAD as one process reads and rewrites it, and what a refused write of it means."""
 
+import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -40,6 +41,8 @@ from outlast.bucket.head import (
 )
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import Forbidden, PreconditionFailed, Store, StoreError
+
+_log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """Before a write is tried again, where its answer names no other time."""
@@ -176,35 +179,33 @@ class HeadFile:
         still_member: Callable[[], bool] = lambda: True,
         wanted: Callable[[], bool] = lambda: True,
         forbidden_seconds: float = 600.0,
-        say: Callable[[str], None] = lambda message: None,
     ) -> Decision:
         """Goes through the table at boot until it is settled; writes what the table says.
 
         After a TAKE this object holds the term; after an END the end and its copy are written.
         Before every retry `still_member` is asked, and before every write whether the term is still
-        `wanted`; False raises NotMember. A store that does not
-        answer is waited for as long as the patience has it, a 401 or 403 for `forbidden_seconds`;
-        both are said by `say`.
+        `wanted`; False raises NotMember. A store that does not answer is tried for as long as the
+        patience allows, a 401 or 403 for `forbidden_seconds`.
         """
         tried: dict[str, Decision] = {}
-        patience = self.patience.permitting(forbidden_seconds).saying(say)
+        patience = self.patience.permitting(forbidden_seconds)
         with patience.spell() as spell:
             while True:
                 try:
-                    look, generation = self._look(patience, say)
+                    look, generation = self._look(patience)
                     if isinstance(look, Head) and is_own(look, tried):
                         return self._settled(tried[look.nonce], generation, patience)
                     decision = self._decision(look, claim, patience)
                     if (
                         decision.reason is Reason.LOST
-                        and self._look(patience, say)[0] is not Missing.ABSENT
+                        and self._look(patience)[0] is not Missing.ABSENT
                     ):
                         # Another machine began the run after this one had looked for HEAD.
                         continue
                     if decision.act is Act.TAKE and isinstance(look, Head):
                         stale = self._contradicted(look, patience)
                         if stale is not None:
-                            again = self._look(patience, say)[0]
+                            again = self._look(patience)[0]
                             if not isinstance(again, Head) or again.nonce != look.nonce:
                                 continue  # HEAD went on meanwhile
                             decision = Decision(
@@ -317,7 +318,7 @@ class HeadFile:
                     # An own write with a lost answer is found as the end on the next look.
                     spell.wait(error)
 
-    def _look(self, patience: Patience, say: Callable[[str], None]) -> tuple[Look, int]:
+    def _look(self, patience: Patience) -> tuple[Look, int]:
         """A patient look at HEAD, and the generation to swap from; 0 if it is absent."""
         try:
             found = self._read(patience)
@@ -325,7 +326,7 @@ class HeadFile:
         except HeadLost:
             return Missing.ABSENT, 0
         except HeadUnreadable as error:
-            say(str(error))
+            _log.info(str(error))
             return Missing.UNREADABLE, 0
 
     def _decision(self, look: Look, claim: Claim, patience: Patience) -> Decision:

@@ -1,6 +1,7 @@
 """Reads a checkpoint into a folder, every byte hashed before anybody reads it as anything else."""
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from outlast.bucket.head import Checkpoint
 from outlast.bucket.layout import Manifest, ManifestObject
 from outlast.bucket.store import Damaged, Store
 from outlast.bucket.transfer import Place, by_size
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -46,20 +49,18 @@ class Reader:
         self,
         store: Store,
         patience: Patience,
-        say: Callable[[str], None],
         sign: Callable[[], None] = lambda: None,
     ) -> None:
         """``sign`` is called for each object that was read."""
         self._store = store
         self._patience = patience
-        self._say = say
         self._sign = sign
         self.size: int | None = None
         """Bytes of the checkpoint that is or was read last, once known."""
 
     def of(self, store: Store) -> "Reader":
         """Another for the checkpoints of another store."""
-        return Reader(store, self._patience, self._say, self._sign)
+        return Reader(store, self._patience, self._sign)
 
     def read(
         self,
@@ -109,7 +110,7 @@ class Reader:
         try:
             return download()
         except Damaged as error:
-            self._say(f"checkpoint {checkpoint.path}: {error}; downloading it again")
+            _log.info(f"checkpoint {checkpoint.path}: {error}; downloading it again")
             return download()
 
     def _object(self, checkpoint: Checkpoint, entry: ManifestObject, into: Path) -> None:

@@ -4,6 +4,7 @@ A large file goes in parts, each a separate object; what is equal to an object o
 before is copied inside the store; what failed is sent again alone.
 """
 
+import logging
 import os
 import sys
 import threading
@@ -29,6 +30,8 @@ from outlast.bucket.store import (
     put_new,
 )
 from outlast.bucket.transfer import HASHED_BYTES, by_size, snapshot_files
+
+_log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
 """A larger file goes up and down in parts of this size, several at the same time."""
@@ -89,7 +92,6 @@ class Uploader:
         term: int,
         *,
         patience: Patience,
-        say: Callable[[str], None],
         part_bytes: int = PART_BYTES,
         owner: int | None = None,
     ) -> None:
@@ -98,7 +100,6 @@ class Uploader:
         self._layout = layout
         self._term = term
         self._patience = patience
-        self._say = say
         self.part_bytes = part_bytes
         self._owner = owner
         self._upload: _Upload | None = None
@@ -127,7 +128,7 @@ class Uploader:
             seconds, sent_bytes = self._put_pieces(upload, pieces, beside)
         except _BadCopy as error:
             # The name is taken by what is not ours to delete: send all of it again, and no copies.
-            self._say(f"snapshot of step {step}: {error}; uploading all of it")
+            _log.info(f"snapshot of step {step}: {error}; uploading all of it")
             self._known.clear()
             self._upload = None
             upload = self._begin(folder, step, pieces)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from outlast.base import exits
+from outlast.base.console import write_line
 from outlast.base.folders import PACKAGE
+from outlast.base.log import log_to
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -568,6 +570,7 @@ def main() -> None:
     """Errors for a person are one sentence on stderr."""
     from outlast.cli.errors import OperateError
 
+    log_to(write_line)
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:

@@ -47,7 +47,7 @@ class SetupError(Exception):
 def installed() -> dict[str, Any]:
     """The parts for an installed package, by the names of `outlast.cli.engine.Parts`; makes image
     and wheels if they are missing. SetupError: there is no engine, or something cannot be made."""
-    say = Progress()
+    progress = Progress()
     engine, passed_over = engine_on_path()
     engine = engine or engine_in_cache()
     if engine is None:
@@ -61,8 +61,8 @@ def installed() -> dict[str, Any]:
     return {
         "engine": str(engine_beside(HOSTS, engine, python) if hosts else engine),
         "hosts": str(hosts) if hosts else None,
-        "image": str(ensure_image(python, say)),
-        "wheels": str(ensure_wheels(python, say)),
+        "image": str(ensure_image(python, progress)),
+        "wheels": str(ensure_wheels(python, progress)),
         "python": str(python),
     }
 
@@ -228,45 +228,45 @@ def engine_beside(hosts: Path, engine: Path, python: Path) -> Path:
     return link
 
 
-def ensure_wheels(python: Path, say: Progress) -> Path:
+def ensure_wheels(python: Path, progress: Progress) -> Path:
     """The folder of the wheels that requirements/vm.txt locks: what a VM installs from, offline."""
     target = wheels_dir()
     if target.is_dir():
         return target
-    with lock("wheels", say):
+    with lock("wheels", progress):
         if not target.is_dir():
             with made_whole(target) as draft:
                 locked = ["--require-hashes", "-r", str(REQUIREMENTS / "vm.txt")]
                 pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
                 run(
                     [*pip, "download", "--only-binary=:all:", *locked, "--dest", str(draft)],
-                    say,
+                    progress,
                     "image: fetching what requirements/vm.txt locks",
                 )
     return target
 
 
-def ensure_image(python: Path, say: Progress) -> Path:
+def ensure_image(python: Path, progress: Progress) -> Path:
     """The rehearsal's image: /opt/outlast/venv in a folder, installed from the wheels, offline."""
     target = image_dir()
     if os.access(image_python(), os.X_OK):
         return target
-    wheels = ensure_wheels(python, say)
-    with lock("image", say):
+    wheels = ensure_wheels(python, progress)
+    with lock("image", progress):
         if not os.access(image_python(), os.X_OK):
             with made_whole(target) as draft:
-                _install_image(python, draft / "opt" / "outlast" / "venv", wheels, say)
+                _install_image(python, draft / "opt" / "outlast" / "venv", wheels, progress)
     return target
 
 
-def _install_image(python: Path, venv: Path, wheels: Path, say: Progress) -> None:
+def _install_image(python: Path, venv: Path, wheels: Path, progress: Progress) -> None:
     venv.parent.mkdir(parents=True)
-    run([sys.executable, "-m", "venv", "--without-pip", str(venv)], say, "image: making")
+    run([sys.executable, "-m", "venv", "--without-pip", str(venv)], progress, "image: making")
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     into = ["--python", str(venv / "bin" / "python"), "install"]
     source = ["--no-index", "--find-links", str(wheels), "--require-hashes"]
     locked = ["-r", str(REQUIREMENTS / "vm.txt")]
-    run([*pip, *into, *source, *locked], say, "image: installing")
+    run([*pip, *into, *source, *locked], progress, "image: installing")
 
 
 class Progress:
@@ -290,7 +290,7 @@ class Progress:
 
 def run(
     argv: Sequence[str],
-    say: Progress,
+    progress: Progress,
     what: str,
     *,
     count: str | None = None,
@@ -334,7 +334,7 @@ def run(
                 process.wait(timeout=PROGRESS_SEC)
                 break
             except subprocess.TimeoutExpired:
-                say.tick(status())
+                progress.tick(status())
                 if timeout_sec and time.monotonic() - started > timeout_sec:
                     raise SetupError(f"{what}: not done after {timeout_sec:.0f} s") from None
     finally:
@@ -345,7 +345,7 @@ def run(
             reader.join()
         process.stdout.close()
         process.stderr.close()
-    say.tick(status(), last=True)
+    progress.tick(status(), last=True)
     if process.returncode:
         tail = "".join(errors[-15:]).strip()
         raise SetupError(f"{what}: {argv[0]} ended with exit {process.returncode}:\n{tail}")
@@ -376,7 +376,7 @@ def made_whole(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def lock(name: str, say: Progress) -> Iterator[None]:
+def lock(name: str, progress: Progress) -> Iterator[None]:
     """One maker at a time among all checkouts of this cache."""
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
@@ -384,6 +384,6 @@ def lock(name: str, say: Progress) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say.line(f"{name}: another checkout is making it; waiting")
+            progress.line(f"{name}: another checkout is making it; waiting")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from outlast.base.console import write_line
 from outlast.base.retry import BRIEF
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout, is_run_path
@@ -36,7 +35,7 @@ class Deployed:
 
     def head_file(self) -> HeadFile:
         """The run's HEAD, with the patience of a person. OperateError: as `store`."""
-        return HeadFile(self.store(), self.layout, patience=BRIEF.saying(write_line))
+        return HeadFile(self.store(), self.layout, patience=BRIEF)
 
     def store(self) -> Store:
         """The run's bucket. OperateError: it cannot be opened."""

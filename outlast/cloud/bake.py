@@ -8,6 +8,7 @@ its time limit, with its disk. Only the insertion of the image moves the family,
 nothing that fails before it does.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,8 @@ from outlast.cloud.compute import (
     Missing,
     OperationFailed,
 )
+
+_log = logging.getLogger(__name__)
 
 COMPONENT = "image-family"
 SCRIPTS = {
@@ -52,7 +55,6 @@ POLL_GROWTH = 1.3
 ALIVE = ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
 GPU_SERIES = ("a2-", "a3-", "a4", "g2-", "g4-")
 
-Say = Callable[[str], None]
 Json = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -87,29 +89,29 @@ class Order:
     """More of the builder's metadata."""
 
 
-def bake(baked: recipe.Baked, order: Order, say: Say) -> str:
+def bake(baked: recipe.Baked, order: Order) -> str:
     """The self link of the recipe's image, which is the family's newest when this returns.
 
     Raises BakeError or ComputeError; then nothing of the bake is left, but for what the platform
     does not answer to be rid of, which the next bake is.
     """
-    return _Bake(baked, order, say).run()
+    return _Bake(baked, order).run()
 
 
-def remove(family: str, project: str, labels: Mapping[str, str], say: Say) -> None:
+def remove(family: str, project: str, labels: Mapping[str, str]) -> None:
     """Deletes a stack's images of a family, and builders that were left, when the stack goes.
 
     What a template still names, itself or by the family, stays and is said. Raises ComputeError.
     """
     compute = Compute(project)
     for vm in _builders(compute, labels):
-        _clear_left(compute, vm, say)
+        _clear_left(compute, vm)
     named = _named_images(compute)
     for image in _images(compute, family):
         if not _is_of(labels, image):
             continue
         if named & {image["name"], f"family/{family}"}:
-            say(f"image {image['name']}: stays, a template names it")
+            _log.info(f"image {image['name']}: stays, a template names it")
             continue
         _delete(compute, f"global/images/{image['name']}", IMAGE_LIMIT_SEC)
 
@@ -130,11 +132,10 @@ def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -
 class _Bake:
     """One bake."""
 
-    def __init__(self, baked: recipe.Baked, order: Order, say: Say) -> None:
+    def __init__(self, baked: recipe.Baked, order: Order) -> None:
         self._baked = baked
         self._recipe = baked.recipe
         self._order = order
-        self._say = say
         self._compute = Compute(baked.recipe.project, endpoint=order.endpoint)
         self._vm = f"zones/{baked.recipe.zone}/instances/{baked.builder}"
         self._disk = f"zones/{baked.recipe.zone}/disks/{baked.builder}"
@@ -148,7 +149,7 @@ class _Bake:
             if vm["name"] == self._baked.builder and _zone_of(vm) == self._recipe.zone:
                 left = vm
             else:
-                _clear_left(self._compute, vm, self._say)
+                _clear_left(self._compute, vm)
         image: Json | None = None
         try:
             image = self._finished_image()
@@ -156,7 +157,7 @@ class _Bake:
                 self._build()
                 image = self._make_image()
             elif left is not None:
-                self._say(f"builder {self._baked.builder}: {LEFT}")
+                _log.info(f"builder {self._baked.builder}: {LEFT}")
         except BaseException:
             self._abandon()
             raise
@@ -186,7 +187,7 @@ class _Bake:
         if (found.get("deprecated") or {}).get("state") not in (None, "ACTIVE"):
             # The recipe is an earlier one again.
             self._order_call("POST", f"{self._image}/deprecate", {"state": "ACTIVE"})
-        self._say(f"image {self._baked.image}: is there already")
+        _log.info(f"image {self._baked.image}: is there already")
         return found
 
     def _make_image(self) -> Json:
@@ -203,13 +204,13 @@ class _Bake:
         except OperationFailed as error:
             raise BakeError(f"image {self._baked.image}: could not be made ({error})") from None
         except CannotAsk as error:
-            self._say(f"image {self._baked.image}: {error}; asking whether it is being made")
+            _log.info(f"image {self._baked.image}: {error}; asking whether it is being made")
         except ComputeError as error:
             if error.status != 409:
                 raise
             self._is_ours = False  # another bake of the same recipe was quicker
         found = self._wait_for_image()
-        self._say(f"image {self._baked.image}: made, the newest of family {self._recipe.family}")
+        _log.info(f"image {self._baked.image}: made, the newest of family {self._recipe.family}")
         return found
 
     def _wait_for_image(self) -> Json:
@@ -256,7 +257,7 @@ class _Bake:
         named = _named_images(self._compute)
         for one in others[KEPT_IMAGES:]:
             if one["name"] not in named:
-                self._say(f"image {one['name']}: no template names it any more, deleted")
+                _log.info(f"image {one['name']}: no template names it any more, deleted")
                 _delete(self._compute, f"global/images/{one['name']}", IMAGE_LIMIT_SEC)
 
     # The builder
@@ -265,19 +266,19 @@ class _Bake:
         """The builder has done its work and is off."""
         found = self._builder()
         if found and not self._is_usable(found):
-            self._say(f"builder {self._baked.builder}: {LEFT}")
+            _log.info(f"builder {self._baked.builder}: {LEFT}")
             _delete_vm(self._compute, self._recipe.zone, self._baked.builder)
             found = None
         if found is None:
             self._make_builder()
         elif found["status"] in ALIVE:
-            self._say(f"builder {self._baked.builder}: at work already")
+            _log.info(f"builder {self._baked.builder}: at work already")
         else:
-            self._say(f"builder {self._baked.builder}: has done its work already, and is off")
+            _log.info(f"builder {self._baked.builder}: has done its work already, and is off")
         self._watch()
-        self._say(f"builder {self._baked.builder}: done, stopping")
+        _log.info(f"builder {self._baked.builder}: done, stopping")
         self._turn_off()
-        self._say(f"builder {self._baked.builder}: off")
+        _log.info(f"builder {self._baked.builder}: off")
 
     def _builder(self) -> Json | None:
         try:
@@ -305,7 +306,7 @@ class _Bake:
         except ComputeError as error:
             if error.status != 409:
                 raise
-        self._say(
+        _log.info(
             f"builder {self._baked.builder}: bakes from {base.name}, for at most"
             f" {self._recipe.limit_minutes} minutes"
         )
@@ -406,7 +407,7 @@ class _Bake:
                 raise BakeError(f"builder {self._baked.builder}: step {step} failed{last}")
             if state != said:
                 said, log = state, ""
-                self._say(f"builder {self._baked.builder}: {state}")
+                _log.info(f"builder {self._baked.builder}: {state}")
             if vm["status"] not in ALIVE:
                 raise BakeError(
                     f"builder {self._baked.builder}: went off without having finished"
@@ -462,7 +463,7 @@ class _Bake:
                 _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
             self._clear_builder()
         except ComputeError as error:
-            self._say(
+            _log.info(
                 f"builder {self._baked.builder}: may be left ({error}); it is deleted"
                 f" {self._recipe.limit_minutes} minutes after its start while it runs, and by the"
                 " next pulumi up"
@@ -535,7 +536,7 @@ def _zone_of(vm: Json) -> str:
     return str(vm["zone"]).rpartition("/")[2]
 
 
-def _clear_left(compute: Compute, vm: Json, say: Say) -> None:
+def _clear_left(compute: Compute, vm: Json) -> None:
     """Deletes a builder that no bake continues, once no image is being made of its disk."""
     image = f"global/images/{vm['name'].removeprefix(recipe.BUILDER)}"
     for _ in _polls(IMAGE_LIMIT_SEC):
@@ -544,7 +545,7 @@ def _clear_left(compute: Compute, vm: Json, say: Say) -> None:
                 break
         except Missing:
             break
-    say(f"builder {vm['name']}: {LEFT}")
+    _log.info(f"builder {vm['name']}: {LEFT}")
     _delete_vm(compute, _zone_of(vm), vm["name"])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pulumi.dynamic import CheckFailure
 
+from outlast.base.log import log_to
 from outlast.base.visible import visible
 
 _said: set[str] = set()
@@ -63,6 +64,7 @@ def mend_host() -> None:
     spec = getattr(host, "__spec__", None)
     if spec is not None and spec.name == "pulumi.dynamic.__main__":
         vars(host)["traceback"] = SimpleNamespace(format_exc=_format_exc)
+        log_to(say)
         # The server already holds a reference to the function.
         vars(host)["DynamicResourceProviderServicer"].Cancel.__code__ = _cancel.__code__
 

@@ -61,7 +61,7 @@ class ImageBakeProvider(ResourceProvider):
     def delete(self, _id: str, props: dict[str, Any]) -> None:
         from outlast.cloud import bake
 
-        bake.remove(props["family"], props["project"], props["labels"], say)
+        bake.remove(props["family"], props["project"], props["labels"])
 
     def _has_left(self, image: str, props: dict[str, Any]) -> bool:
         from outlast.cloud import bake
@@ -95,7 +95,7 @@ class ImageBakeProvider(ResourceProvider):
             subnetwork=props["subnetwork"],
             external_ip=props["external_ip"],
         )
-        return {**props, "image": bake.bake(baked, order, say)}
+        return {**props, "image": bake.bake(baked, order)}
 
 
 class ImageBakeArgs(TypedDict):

@@ -10,6 +10,7 @@ one end, and rows that no other attempt's overlap.
 """
 
 import contextlib
+import logging
 import queue
 import time
 from dataclasses import replace
@@ -79,6 +80,8 @@ from outlast.supervisor.staging import (
 from outlast.supervisor.trainings import READ, RESULT, Trainings
 from outlast.supervisor.worker import Finished, Job, Worker
 
+_log = logging.getLogger(__name__)
+
 POLL_SEC = 0.5
 TRAINERS_ERRORS = (
     CommitError,
@@ -120,7 +123,6 @@ class Attempt:
         self._committer = Committer(
             head_file,
             retention=retention,
-            say=site.say,
             sign=site.sign,
             owner=self._rooms.rows.owner,
         )
@@ -165,10 +167,9 @@ class Attempt:
             site.data,
             lambda: head_file.held(self.term).data or (),
             Listings(head_file.store, head_file.layout),
-            site.say,
             contextlib.nullcontext if user is None else user.sight,
         )
-        self._staging = Staging(data_service, self._inbox.put, site.say)
+        self._staging = Staging(data_service, self._inbox.put)
         self._phase_before = self.progress.phase
         self._kept_data: set[DataFingerprint] = set()
 
@@ -228,7 +229,7 @@ class Attempt:
         commit_sec = self._trainings.read_commit_sec()
         self._outlooks = Outlooks(self._committer, self.progress, commit_sec)
         self._limit.begin()
-        self._link = Link(self.site.make_trainer(self.term), self.site.say)
+        self._link = Link(self.site.make_trainer(self.term))
         self.site.listener.listen(post)
         self._link.trainer.start(post)
         self.site.notices.listen(post)
@@ -265,7 +266,7 @@ class Attempt:
             case Stopping():
                 self._stop(link, event.reason, "the machine stops", event.until)
             case Maintenance(kind):
-                self.site.say(f"maintenance-event {kind}: committing now and oftener")
+                _log.info(f"maintenance-event {kind}: committing now and oftener")
                 self._maintenance_at = time.monotonic()
             case Finished():
                 self._finished(link, event)
@@ -390,7 +391,7 @@ class Attempt:
             return
         if place != self._place_said:
             self._place_said = place
-            self.site.say(f"snapshots are written to {place}")
+            _log.info(f"snapshots are written to {place}")
         self._snapshots += 1
         link.send(Accepted(snapshot.id))
         begin = self._trainings.parts.now
@@ -419,7 +420,7 @@ class Attempt:
             self._outlooks.plan(left_sec, in_flight=in_flight, written=True).plan.new
         ):
             return leaving.snapshot
-        self.site.say("a snapshot handed over now could not be committed in time: not begun")
+        _log.info("a snapshot handed over now could not be committed in time: not begun")
         no_time = self._outlooks.no_time(left_sec, in_flight=in_flight)
         self._leaving = replace(leaving, snapshot=False, no_time=no_time)
         self._tell_stop(link, self._leaving)
@@ -448,7 +449,7 @@ class Attempt:
             if error is None:
                 self._committed(link, snapshot, done.value)
             else:
-                self.site.say(f"snapshot of step {snapshot.step}: {error}")
+                _log.info(f"snapshot of step {snapshot.step}: {error}")
                 link.send(Failed(snapshot.id, str(error)))
         elif isinstance(error, RestoreError) or (
             error is not None and done.job.name in (READ, RESULT)
@@ -536,7 +537,7 @@ class Attempt:
         elif (left_sec := self._limit.left_sec) <= 0:
             margin_sec = self._limit.margin_sec
             self._stop(link, Reason.LIMIT, "the run's time is up", now + margin_sec)
-            self.site.say(f"deadline in {margin_sec + left_sec:.0f} s: stopping")
+            _log.info(f"deadline in {margin_sec + left_sec:.0f} s: stopping")
         elif self._maintenance_at is not None and now >= self._maintenance_at:
             self._ask_for_checkpoint(link, now)
 
@@ -563,9 +564,7 @@ class Attempt:
         ):
             return
         trainer_sec = max(0.0, leaving.trainer_until - time.monotonic())
-        self.site.say(
-            f"{reason}: {message}; plan: {plan.value}, the trainer has {trainer_sec:.1f} s"
-        )
+        _log.info(f"{reason}: {message}; plan: {plan.value}, the trainer has {trainer_sec:.1f} s")
         if self._complete is not None:
             return
         if link.channel is None:
@@ -584,7 +583,7 @@ class Attempt:
             return True
         if not self._silence_said:
             self._silence_said = True
-            self.site.say(
+            _log.info(
                 f"no step for {self.spec.timeouts.stall:.0f} s at step {self.progress.step}; the "
                 "program may be paused or stuck, and is left alone"
             )
@@ -592,7 +591,7 @@ class Attempt:
 
     def _stall(self, link: Link) -> None:
         self._stalled = True
-        self.site.say(
+        _log.info(
             f"no step and no tick for {self.spec.timeouts.stall:.0f} s at step "
             f"{self.progress.step}: the trainer is stuck; its stack is in its log"
         )
@@ -624,7 +623,7 @@ class Attempt:
             self.progress.phase = "verdict"
             mask = self.site.mask.text
             self.progress.note_failure(mask(message), tuple(map(mask, link.lines)))
-            self.site.say(
+            _log.info(
                 f"{message}; holding the verdict for {self.spec.timeouts.failure_grace:.0f} s"
             )
         if now < self._verdict_at:
@@ -670,7 +669,7 @@ class Attempt:
         """The last heartbeat, the rest of the logs, and the record of the end."""
         self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
         reason = "" if outcome.message.startswith(outcome.reason) else f"{outcome.reason}: "
-        self.site.say(f"term {self.term}: {reason}{outcome.message}")
+        _log.info(f"term {self.term}: {reason}{outcome.message}")
         self._reports.close(last_words=outcome.next is not Next.WATCH)
         link = self._link
         self._latest.read()

@@ -5,6 +5,7 @@ where the settings say so, and the environment of its packages.
     CodeUnavailable  another time, or another machine, may do
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from outlast.supervisor import subprocesses
 from outlast.supervisor.environment import Builder, EnvironmentRefused, EnvironmentUnreachable
 from outlast.supervisor.secrets import SecretRefused, SecretUnavailable, TrainerSecrets
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
 
 SOURCE = "source"
 """In the bundle: the run's own files."""
@@ -58,7 +60,6 @@ class CodeSetup:
     secrets: TrainerSecrets
     builder: Builder
     clock: Clock
-    say: Say
     backoff_sec: float
 
     def prepare(self, git: Git | None) -> Code:
@@ -111,7 +112,7 @@ class CodeSetup:
                 lambda: fetching.fetch(git, secret, place, pause=self.clock.sleep),
                 GitUnreachable,
             )
-            self.say(f"code: commit {git.commit} of {git.url}")
+            _log.info(f"code: commit {git.commit} of {git.url}")
         if not (place / git.path).is_dir():
             raise CodeRefused(
                 f"gitPath {git.path}: is not a folder of commit {git.commit}; set outlast:gitPath"
@@ -128,6 +129,6 @@ class CodeSetup:
             except passing as error:
                 if tried == TRIES:
                     raise CodeUnavailable(str(error)) from None
-                self.say(f"{error}; trying again")
+                _log.info(f"{error}; trying again")
                 self.clock.sleep(wait_sec)
                 wait_sec *= 2

@@ -4,21 +4,22 @@ An image may install its driver at the first boots, so the driver is waited for;
 come is the machine's failure and never the user's.
 """
 
+import logging
 import subprocess
 import time
 from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
 
 ASK_SEC = 60.0
 """`nvidia-smi` of a GPU that has fallen off its bus takes long to say so."""
 AGAIN_SEC = 5.0
 
-Say = Callable[[str], None]
 Sleep = Callable[[float], object]
 
 
 def wait_for_gpus(
     count: int,
-    say: Say,
     *,
     limit_sec: float,
     sleep: Sleep = time.sleep,
@@ -36,7 +37,7 @@ def wait_for_gpus(
             return f"{wrong}, after {limit_sec:.0f} s; use an image with the GPU's driver"
         if wrong != said:
             said = wrong
-            say(f"{wrong}; waiting up to {left_sec:.0f} s for the driver")
+            _log.info(f"{wrong}; waiting up to {left_sec:.0f} s for the driver")
         sleep(min(AGAIN_SEC, left_sec))
 
 

@@ -1,6 +1,7 @@
 """The end of an attempt: what an error means for it, and its record."""
 
 import contextlib
+import logging
 import os
 import time
 import traceback
@@ -29,6 +30,8 @@ from outlast.bucket.store import StoreError, Throttled, Unavailable, put_new
 from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import Next, Outcome, Site
+
+_log = logging.getLogger(__name__)
 
 END_RECORD_SEC = 10.0
 """The record of an end is tried for so long where a person waits, where the store was given up
@@ -85,7 +88,7 @@ class Ending:
 
     def crashed(self, error: Exception) -> Outcome:
         """The outcome of an unexpected error: a fault of the supervisor."""
-        self._site.say(f"the supervisor crashed: {''.join(traceback.format_exception(error))}")
+        _log.info(f"the supervisor crashed: {''.join(traceback.format_exception(error))}")
         message = f"the supervisor crashed: {reason_of_crash(error)}"
         return self._host_error(message, repeats=True)
 
@@ -131,7 +134,7 @@ class Ending:
             data = replace(end, time=now).to_json()
             put_new(store, layout.attempt_end(end.term), data, patience=patience)
         except (StoreError, OSError) as error:
-            self._site.say(f"the end of term {end.term} was not recorded: {error}")
+            _log.info(f"the end of term {end.term} was not recorded: {error}")
         self._site.webhook.post(
             {
                 "run": layout.run,

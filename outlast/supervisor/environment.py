@@ -14,6 +14,7 @@ Artifact Registry is read with the VM's own token. What pip writes on the way is
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -49,7 +50,8 @@ from outlast.supervisor.pip_failures import (
 )
 from outlast.supervisor.trainer_user import TrainerUser
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
 
 MARK = ".complete"
 """In an environment: what it is of, once it is whole."""
@@ -148,7 +150,6 @@ class Builder:
     """Prefix of what is kept in the bucket, with a slash at the end."""
     log: Path
     patience: Patience
-    say: Say
     baked: Path | None = None
     """The environment that the image may have: of the file whose SHA-256 stands in its mark."""
     token: Callable[[], str] | None = None
@@ -174,7 +175,7 @@ class Builder:
         """
         wanted = layers(need, root)
         if self.baked is not None and self._is_baked(wanted, self.baked):
-            self.say("environment: the image has it already")
+            _log.info("environment: the image has it already")
             return self.baked / "bin"
         venv, mark = self.home / "user-venv", self.home / "user-venv" / MARK
         keys = " ".join(layer.key for layer in wanted)
@@ -192,7 +193,7 @@ class Builder:
                 "requirements: no package is for this machine, by the conditions after the"
                 " semicolons; correct them, or leave outlast:requirements out"
             )
-        self.say(f"environment: installing {len(wheels)} wheels offline")
+        _log.info(f"environment: installing {len(wheels)} wheels offline")
         install = ["install", "--isolated", "--no-index", "--no-deps", "--no-compile"]
         hashed = self.home / "wheels" / INSTALLED
         hashed.write_text(kept_wheels.as_requirements(dict.fromkeys(wheels)))
@@ -229,14 +230,14 @@ class Builder:
         if folder.is_dir():
             if self._is_allowed(layer, _wheels_in(folder)):
                 return _wheels_in(folder)
-            self.say(f"environment: the {layer.name} on this machine's disk are others; dropped")
+            _log.info(f"environment: the {layer.name} on this machine's disk are others; dropped")
             shutil.rmtree(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as scratch:
             made = Path(scratch) / "wheels"
             made.mkdir()
             if not self._fetch_allowed(layer, Path(scratch), made):
-                self.say(f"environment: making wheels of the {layer.name}")
+                _log.info(f"environment: making wheels of the {layer.name}")
                 self._make(layer, made, venv, code)
                 if not _is_hashed(layer) and not self._is_allowed(layer, _wheels_in(made)):
                     self._refuse(layer, "the index")
@@ -253,7 +254,7 @@ class Builder:
             return True
         if not _is_hashed(layer):
             self._refuse(layer, "the bucket")
-        self.say(
+        _log.info(
             f"environment {self._name(layer)}: holds wheels whose hashes are not in the"
             " requirements; they are not used"
         )
@@ -302,7 +303,7 @@ class Builder:
             into.mkdir()
             return False
         packed.unlink()
-        self.say(f"environment: the {layer.name} are in the bucket already")
+        _log.info(f"environment: the {layer.name} are in the bucket already")
         return True
 
     def _unpack(self, layer: Layer, packed: Path, into: Path) -> None:
@@ -326,7 +327,7 @@ class Builder:
     def _drop_bad(self, layer: Layer, kept: Object, error: Exception) -> None:
         """What is kept is not a zip: every boot would meet it, so it makes room for a good one."""
         name = self._name(layer)
-        self.say(f"environment {name}: is not a whole zip file ({error}); making it again")
+        _log.info(f"environment {name}: is not a whole zip file ({error}); making it again")
         try:
             self.patience(lambda: self.store.delete(name, generation=kept.generation))
         except (NotFound, PreconditionFailed):
@@ -348,7 +349,7 @@ class Builder:
                 except EnvironmentUnreachable as error:
                     if tried == TRIES:
                         raise
-                    self.say(f"environment: {str(error).splitlines()[0]}; trying again")
+                    _log.info(f"environment: {str(error).splitlines()[0]}; trying again")
             self.patience.clock.sleep(2.0**tried)
 
     def _build(self, layer: Layer, into: Path, venv: Path, code: Git | None, scratch: Path) -> None:
@@ -373,7 +374,7 @@ class Builder:
                 if self.patience.clock.monotonic() - began >= self.forbidden_sec:
                     raise EnvironmentRefused(str(error)) from None
                 first = str(error).splitlines()[0]
-                self.say(f"environment: {first}; new permissions may still be spreading")
+                _log.info(f"environment: {first}; new permissions may still be spreading")
                 self.patience.clock.sleep(DENIED_PAUSE_SEC)
         if self.user is not None:
             _take_over(made, self.user.uid, into)
@@ -413,7 +414,7 @@ class Builder:
         assert asked is not None
         git = asked if code is None else code.lend(asked)
         secret = self.secret(git.secret) if git.secret and self.secret is not None else None
-        self.say(f"environment: fetching commit {git.commit} of {git.url}")
+        _log.info(f"environment: fetching commit {git.commit} of {git.url}")
         try:
             fetching.fetch(git, secret, into, pause=self.patience.clock.sleep)
         except GitUnreachable as error:
@@ -475,7 +476,7 @@ class Builder:
             made.mkdir()
             self._fetch_allowed(layer, scratch, made)
         except StoreError as error:
-            self.say(f"environment {name}: was not kept ({error}); the next boot makes it again")
+            _log.info(f"environment {name}: was not kept ({error}); the next boot makes it again")
 
     def _run(
         self,

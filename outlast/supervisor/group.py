@@ -11,6 +11,7 @@ on which no code may act.
 import contextlib
 import http.client
 import json
+import logging
 import os
 import random
 import re
@@ -22,9 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from outlast.base.console import Say
 from outlast.spec import permissions
 from outlast.supervisor.metadata import Absent, Metadata, MetadataError
+
+_log = logging.getLogger(__name__)
 
 COMPUTE_ENDPOINT = "https://compute.googleapis.com/compute/v1/"
 RESOURCE_MANAGER_ENDPOINT = "https://cloudresourcemanager.googleapis.com/v1/"
@@ -245,26 +247,31 @@ def backoffs(first_sec: float) -> Iterator[float]:
 
 
 def leave_for_good(
-    group: Membership, say: Say, *, backoff_sec: float, sleep: Sleep = time.sleep
+    group: Membership,
+    *,
+    backoff_sec: float,
+    sleep: Sleep = time.sleep,
+    stuck: Callable[[str], None] = _log.info,
 ) -> Left:
     """Leave, however long it takes. Only after this may the VM power itself off: one that powers
-    off as a member is recreated for ever."""
+    off as a member is recreated for ever.
+
+    ``stuck`` gets the sentence about a missing permission."""
     for wait_sec in backoffs(backoff_sec):
         answer = group.leave()
         if isinstance(answer, Left):
-            say(f"left the group: {answer.why}")
+            _log.info(f"left the group: {answer.why}")
             return answer
         if isinstance(answer, Refused):
-            say(f"stuck-leaving: {answer.why}; grant {' and '.join(permissions.LEAVE_GROUP)}")
+            stuck(f"stuck-leaving: {answer.why}; grant {' and '.join(permissions.LEAVE_GROUP)}")
         else:
-            say(f"leaving: not known whether still a member ({answer.why}); asking again")
+            _log.info(f"leaving: not known whether still a member ({answer.why}); asking again")
         sleep(wait_sec)
     raise AssertionError("backoffs never end")
 
 
 def wait_for_permission(
     group: Membership,
-    say: Say,
     *,
     iam_sec: float,
     backoff_sec: float,
@@ -280,7 +287,7 @@ def wait_for_permission(
         if clock() >= end:
             return False
         why = answer.why if isinstance(answer, Unknown) else "missing"
-        say(f"permission to leave the group: {why}; may still be spreading, asking again")
+        _log.info(f"permission to leave the group: {why}; may still be spreading, asking again")
         sleep(min(wait_sec, max(0.0, end - clock())))
     raise AssertionError("backoffs never end")
 

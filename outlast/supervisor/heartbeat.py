@@ -1,11 +1,11 @@
 """The heartbeat: a sign of life in the bucket, and a look at HEAD."""
 
 import contextlib
+import logging
 import threading
 import time
 from dataclasses import dataclass
 
-from outlast.base.console import Say
 from outlast.bucket.head import HeadError, HeadForbidden
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Heartbeat
@@ -13,6 +13,8 @@ from outlast.bucket.store import StoreError
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.listener import Post
 from outlast.supervisor.progress import Progress
+
+_log = logging.getLogger(__name__)
 
 LAST_WORDS_SEC = 5.0
 """For the heartbeat that is under way when the sender is closed."""
@@ -44,7 +46,6 @@ class HeartbeatSender:
         latest: Latest,
         heartbeat_sec: float,
         post: Post,
-        say: Say,
     ) -> None:
         self._head_file = head_file
         self._term = term
@@ -52,7 +53,6 @@ class HeartbeatSender:
         self._latest = latest
         self._interval_sec = heartbeat_sec
         self._post = post
-        self._say = say
         self._closed = threading.Event()
         self._before = (time.monotonic(), progress.step)
         self._sent_at: float | None = None
@@ -82,7 +82,7 @@ class HeartbeatSender:
                 self._head_file.check(term=self._term)
                 self._send()
             except (HeadForbidden, StoreError, OSError) as error:
-                self._say(f"heartbeat: {error}")
+                _log.info(f"heartbeat: {error}")
             except HeadError as error:
                 self._post(HeadChanged(error))
                 return

@@ -1,6 +1,8 @@
 """A machine's part in a run: the table at boot, attempts, watching a successor, leaving."""
 
 import contextlib
+import functools
+import logging
 from dataclasses import dataclass
 
 from outlast import protocol
@@ -32,6 +34,8 @@ from outlast.supervisor.group import (
 )
 from outlast.supervisor.listener import Listener
 from outlast.supervisor.site import Next, Outcome, Site
+
+_log = logging.getLogger(__name__)
 
 FAILED = 1
 WATCH_SEC_MIN = 0.2
@@ -68,17 +72,16 @@ def supervise(boot: Boot) -> int:
                 still_member=lambda: _still_member(site, timeouts),
                 wanted=site.wanted,
                 forbidden_seconds=timeouts.iam_propagation,
-                say=site.say,
             )
         except TermRefused as error:
-            site.say(str(error))
+            _log.info(str(error))
             if not took:
                 record_boot_end(boot, Reason.FENCED, exits.FENCED, str(error))
             return exits.FENCED
         if decision.act is not Act.TAKE:
             return _go_away(boot, decision, took)
         if boot.records:  # in a folder terms are not shown, and the attempt says where it begins
-            site.say(decision.message)
+            _log.info(decision.message)
         took = True
         outcome = Attempt(spec, head_file, site).run()
         match outcome.next:
@@ -107,9 +110,9 @@ def _still_member(site: Site, timeouts: Timeouts) -> bool:
         if isinstance(answer, Member):
             return True
         if isinstance(answer, NotMember):
-            site.say(answer.why)
+            _log.info(answer.why)
             return False
-        site.say(f"not known whether still a member ({answer.why}); asking again")
+        _log.info(f"not known whether still a member ({answer.why}); asking again")
         site.clock.sleep(wait_sec)
     raise AssertionError("backoffs never end")
 
@@ -123,10 +126,10 @@ def _deliver(boot: Boot) -> bool:
     try:
         head = boot.head_file.read().head
     except (HeadError, StoreError) as error:
-        boot.site.say(f"model-output-path {output}: not written ({error})")
+        _log.info(f"model-output-path {output}: not written ({error})")
         return False
     store = boot.head_file.store
-    return deliver(store, head, output, boot.site.work, boot.site.say, boot.head_file.patience)
+    return deliver(store, head, output, boot.site.work, boot.head_file.patience)
 
 
 def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
@@ -135,7 +138,7 @@ def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     delivered = not done or _deliver(boot)
     if not boot.records:
         return _turn_away(boot, decision, delivered=delivered)
-    boot.site.say(decision.message)
+    _log.info(decision.message)
     if not took:
         reason = decision.reason or Reason.ENDED
         record_boot_end(boot, reason, exits.DONE, decision.message)
@@ -212,14 +215,14 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
         if done:
             with contextlib.suppress(HeadError, StoreError):  # said where it matters
                 head = boot.head_file.read().head
-                site.say(f"the run is done; {_result_told(boot, head)}")
+                _log.info(f"the run is done; {_result_told(boot, head)}")
         return exits.DONE if done and delivered else FAILED
     keep_sec = timeouts.keep
     if outcome.reason is Reason.RESULT_TOO_LARGE:  # only this machine has the files
         keep_sec = max(keep_sec, KEEP_RESULT_SEC)
     if keep_sec > 0:
         keep_sec = min(keep_sec, _limit_in_sec(boot))
-        site.say(f"the machine stays for {keep_sec:.0f} s")
+        _log.info(f"the machine stays for {keep_sec:.0f} s")
         site.clock.sleep(keep_sec)
     _leave(site, timeouts)
     return exits.DONE
@@ -245,17 +248,16 @@ def _end_in_folder(site: Site, outcome: Outcome) -> int:
 
 
 def _leave(site: Site, timeouts: Timeouts) -> None:
-    def say(message: str) -> None:
-        if message.startswith(Reason.STUCK_LEAVING):
-            _say_stuck(site, message)
-        else:
-            site.say(message)
+    leave_for_good(
+        site.group,
+        stuck=functools.partial(_stuck, site),
+        backoff_sec=timeouts.backoff,
+        sleep=site.clock.sleep,
+    )
 
-    leave_for_good(site.group, say, backoff_sec=timeouts.backoff, sleep=site.clock.sleep)
 
-
-def _say_stuck(site: Site, message: str) -> None:
-    site.say(message)
+def _stuck(site: Site, message: str) -> None:
+    _log.info(message)
     site.webhook.post({"reason": Reason.STUCK_LEAVING.value, "message": message})
 
 
@@ -268,20 +270,20 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
     needed = " and ".join(permissions.LEAVE_GROUP)
     for wait_sec in backoffs(timeouts.backoff):
         if isinstance(answer := site.group.membership(), NotMember):
-            site.say(answer.why)
+            _log.info(answer.why)
             return exits.FENCED
         if site.group.may_leave() is True:
-            site.say("permission to leave the group has come")
+            _log.info("permission to leave the group has come")
             return None
         try:
             head_file.check(term=head_file.term)
         except Fenced:
             return _watch_successor(boot)
         except (HeadForbidden, StoreError) as error:
-            site.say(f"waiting for permission: {error}")
+            _log.info(f"waiting for permission: {error}")
         except HeadError:
             return None  # the table at boot says what to do about it
-        _say_stuck(site, f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}")
+        _stuck(site, f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}")
         site.clock.sleep(wait_sec)
     raise AssertionError("backoffs never end")
 
@@ -301,7 +303,7 @@ def _watch_successor(boot: Boot) -> int | None:
         if isinstance(site.group, NoGroup) or not _still_member(site, timeouts):
             return exits.FENCED
         if not said:
-            site.say("fenced, and still a member of the group: watching the higher term")
+            _log.info("fenced, and still a member of the group: watching the higher term")
             said = True
         try:
             reading = head_file.read()
@@ -311,10 +313,10 @@ def _watch_successor(boot: Boot) -> int | None:
         except HeadError:
             return None
         except StoreError as error:
-            site.say(f"watching: {error}")
+            _log.info(f"watching: {error}")
             over = ""
         if over:
-            site.say(f"the higher term {over}")
+            _log.info(f"the higher term {over}")
             return None
         site.clock.sleep(look_sec)
 
@@ -348,4 +350,4 @@ def record_boot_end(boot: Boot, reason: Reason, code: int, message: str) -> None
         path = layout.boot_end(machine.instance_id, machine.boot_id)
         put_new(store, path, end.to_json(), patience=boot.head_file.patience.within(END_RECORD_SEC))
     except StoreError as error:
-        boot.site.say(f"the end of this boot was not recorded: {error}")
+        _log.info(f"the end of this boot was not recorded: {error}")

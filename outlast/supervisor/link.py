@@ -1,14 +1,16 @@
 """The trainer of one attempt: its process, its connection, and why it ended."""
 
 import contextlib
+import logging
 import time
 
 from outlast.base import exits
-from outlast.base.console import Say
 from outlast.base.exits import Reason
 from outlast.protocol import Channel, Closed, Error, Message
 from outlast.supervisor.listener import HELLO_SEC
 from outlast.supervisor.process import Exited, Trainer
+
+_log = logging.getLogger(__name__)
 
 LAST_WORDS_SEC = 5.0
 """After a trainer's process has gone, for what it said before to arrive."""
@@ -27,9 +29,8 @@ KINDS = {
 class Link:
     """The trainer as its attempt sees it. All but the constructor is the attempt's one thread's."""
 
-    def __init__(self, trainer: Trainer, say: Say) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._say = say
         self._started_at = time.monotonic()
         self.channel: Channel | None = None
         self.hung = False
@@ -88,7 +89,7 @@ class Link:
         """End it, once; ``why`` follows "trainer killed: it"."""
         if self._exited is None and not self._killed:
             self._killed = True
-            self._say(f"trainer killed: it {why}")
+            _log.info(f"trainer killed: it {why}")
             self.trainer.kill()
             if self.trainer.ends_with_connection and self.channel is not None:
                 self.channel.close()

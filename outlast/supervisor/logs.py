@@ -5,6 +5,7 @@ waits for it. It is a copy for people: nothing that fails here ends a run.
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from outlast.base.names import check_object_name
 from outlast.base.plain_files import NotPlain, PlainFile, entries
+
+_log = logging.getLogger(__name__)
 
 EVERY_SEC = 60.0
 LAST_SEC = 5.0
@@ -28,15 +31,12 @@ Put = Callable[[str, bytes], object]
 class Logs:
     """The uploads of one attempt."""
 
-    def __init__(
-        self, folder: Path, put: Put, say: Callable[[str], None], owner: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, put: Put, owner: int | None = None) -> None:
         """``put`` writes the bytes of a file under its name relative to ``folder``. ``owner``:
         user id that the folder and its files must have; None for any."""
         self._folder = folder
         self._owner = owner
         self._put = put
-        self._say = say
         self._sent: dict[str, tuple[int, int]] = {}
         """Size and change time, in nanoseconds, of what was uploaded, by name."""
         self._left: dict[str, str] = {}
@@ -106,5 +106,5 @@ class Logs:
     def _leave(self, name: str, why: str) -> None:
         """A file that is not kept as it is now; many files have one reason, which is said once."""
         if why not in self._left.values():
-            self._say(f"LOG_DIR {name}: is not kept with the attempt: {why}")
+            _log.info(f"LOG_DIR {name}: is not kept with the attempt: {why}")
         self._left[name] = why

@@ -3,18 +3,19 @@
 import argparse
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from outlast import protocol
 from outlast.base import exits
 from outlast.base.console import write_line
+from outlast.base.log import log_to
 from outlast.base.names import LABEL
 from outlast.base.retry import Limits, Patience
 from outlast.bucket.data import Cache, DataError, user_cache
@@ -44,20 +45,18 @@ from outlast.supervisor.site import MachineClock, Site
 from outlast.supervisor.stop import Stop
 from outlast.supervisor.webhook import Webhook
 
+_log = logging.getLogger(__name__)
+
 LAPTOP_FORBIDDEN_SEC = 5.0
 """A refusal by a bucket may be that of one moment, as when a token is renewed."""
 LAPTOP_STOP_SEC = 30.0
 WORK_PREFIX = "outlast-supervisor-"
-Say = Callable[[str], None]
 
 
 def run_folder(stop: Stop, options: argparse.Namespace) -> int:
     """The supervisor of a trainer on this computer; it ends when its trainer has gone."""
     parent = os.getppid()
-
-    def say(message: str) -> None:
-        write_line(f"outlast: {message}")
-
+    log_to(lambda line: write_line(f"outlast: {line}"))
     spec = RunSpec(
         prefix="",
         run="",
@@ -74,12 +73,12 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
     notices = Notices(spec.timeouts)
     stop.connect(notices)
     clock = MachineClock(notices)
-    patience = Patience(clock, limits=Limits(forbidden_sec=LAPTOP_FORBIDDEN_SEC), say=say)
+    patience = Patience(clock, limits=Limits(forbidden_sec=LAPTOP_FORBIDDEN_SEC))
     listener = Listener(options.socket)
     try:
         where, layout = place_of(options.run_dir)
         if where == options.run_dir:
-            _set_aside(Path(where), spec.owner, say)
+            _set_aside(Path(where), spec.owner)
         store = open_store(where, read_retry_sec=PATIENT_READ_RETRY_SEC)
     except (DataError, StoreError, OSError) as error:
         message = str(error)
@@ -102,8 +101,7 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
             make_trainer=lambda term: CallingTrainer(parent),
             log_of=lambda term: None,
             clock=clock,
-            say=say,
-            webhook=Webhook("", say),
+            webhook=Webhook(""),
             run_id=options.run,
             restarts=False,
             wanted=lambda: os.getppid() == parent,
@@ -118,7 +116,7 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
             return refuse(listener, f"run folder {options.run_dir}: {error}")
         # A full or read-only disk, mostly; the trainer hears it instead of silence.
         if not listener.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0):
-            say(str(error))
+            _log.info(str(error))
         return FAILED
     finally:
         listener.close()
@@ -140,7 +138,7 @@ def _watch_parent(parent: int, clock: MachineClock) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
+def _set_aside(run_dir: Path, owner: str) -> None:
     """Moves away what another run has left of itself, if that never came to a checkpoint and
     no process works on it: mostly a first try with a mistake in it. No other run is moved."""
     if not (run_dir / Layout("", "").head).is_file():
@@ -158,7 +156,7 @@ def _set_aside(run_dir: Path, owner: str, say: Say) -> None:
     named = f"{run}-{head.nonce[:6]}" if LABEL.matches(run) else head.nonce[:6]
     aside = run_dir.with_name(f"{run_dir.name}.{named}")
     run_dir.rename(aside)
-    say(f"run folder {run_dir}: held another run, without a checkpoint; that is in {aside} now")
+    _log.info(f"run folder {run_dir}: held another run, without a checkpoint; it is in {aside} now")
 
 
 def _make_work() -> tuple[Path, int]:

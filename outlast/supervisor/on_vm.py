@@ -3,10 +3,10 @@
 import contextlib
 import functools
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from outlast.base import exits
 from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.console import write_stderr
 from outlast.base.exits import Reason
+from outlast.base.log import log_to
 from outlast.base.retry import Limits, Patience
 from outlast.base.scratch_space import local_ssds
 from outlast.base.visible import one_line
@@ -53,12 +54,13 @@ from outlast.supervisor.trainer_log import TrainerLog, drop_old_logs
 from outlast.supervisor.trainer_user import TrainerUser, TrainerUserRefused
 from outlast.supervisor.webhook import Webhook
 
+_log = logging.getLogger(__name__)
+
 HEALTH_SIGN = "/run/outlast/sign"
 """Touched with each sign of progress; startup/boot.sh makes it where VMs are asked for their
 health."""
 COMMAND_HOME = "/var/lib/outlast/command"
 """Where a command works."""
-Say = Callable[[str], None]
 
 
 class SetupFailed(Exception):
@@ -92,7 +94,7 @@ def run_vm(stop: Stop) -> int:
     """The whole life on a VM."""
     life = Life(rooted(HEALTH_SIGN) if rooted(HEALTH_SIGN).exists() else None)
     mask = Mask()
-    say = _serial_say(life, mask)
+    _log_to_serial(life, mask)
     metadata = Metadata()
     try:
         attributes = metadata.attributes()
@@ -104,7 +106,7 @@ def run_vm(stop: Stop) -> int:
         bundle = Path(bundle_dir)
         group = find_group(metadata, attributes)
     except (MetadataError, SetupFailed, ValueError) as error:
-        say(f"setup-failed: {error}")
+        _log.info(f"setup-failed: {error}")
         # Stderr's last line becomes the message of the boot's end, which the shell writes.
         return exits.USAGE if isinstance(error, BadSpec) else FAILED
     notices = Notices(spec.timeouts, metadata)
@@ -116,29 +118,27 @@ def run_vm(stop: Stop) -> int:
         stall_sec=spec.timeouts.storage,
         read_retry_sec=PATIENT_READ_RETRY_SEC,
     )
-    head_file = HeadFile(
-        store, Layout(spec.prefix, spec.run), patience=_vm_patience(spec, clock, say)
-    )
-    site = _vm_site(spec, machine, group, notices, bundle, say, life, mask, clock)
+    head_file = HeadFile(store, Layout(spec.prefix, spec.run), patience=_vm_patience(spec, clock))
+    site = _vm_site(spec, machine, group, notices, bundle, life, mask, clock)
     boot = Boot(spec, head_file, site, records=True)
     try:
         check_origin(bundle, spec.trainer if _is_bundled(spec, bundle) else None)
     except SetupFailed as error:
-        say(f"setup-failed: {error}")
+        _log.info(f"setup-failed: {error}")
         record_boot_end(boot, Reason.SETUP_FAILED, FAILED, str(error))
         return FAILED
     try:
         code = supervise(boot)
     except Interrupted:
-        say("stopped; nothing was left to finish")
+        _log.info("stopped; nothing was left to finish")
         code = exits.INTERRUPTED
     except StoreError as error:
         # The shell records it, counts the boots in a row that came to nothing, and powers off.
-        say(f"{store.url}: {error}")
+        _log.info(f"{store.url}: {error}")
         return FAILED
     finally:
         site.webhook.close()
-    power_off(say)
+    power_off()
     return code
 
 
@@ -148,7 +148,6 @@ def _vm_site(
     group: Membership,
     notices: Notices,
     bundle: Path,
-    say: Say,
     life: Life,
     mask: Mask,
     clock: MachineClock,
@@ -161,17 +160,16 @@ def _vm_site(
     for place in (work, *more):
         shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
         place.mkdir(parents=True)
-    user = _trainer_user(spec, say)
+    user = _trainer_user(spec)
     listener = Listener(rooted("/run/outlast/supervisor.sock"), mask=mask, user=user)
     logs = rooted("/var/log/outlast")
 
-    patience = _vm_patience(spec, clock, say)
+    patience = _vm_patience(spec, clock)
     home = rooted("/var/lib/outlast")
     code = Code()
     reader = SecretReader(
         Metadata(),
         clock,
-        say,
         forbidden_sec=spec.timeouts.iam_propagation,
         backoff_sec=spec.timeouts.backoff,
     )
@@ -193,7 +191,6 @@ def _vm_site(
             kept,
             logs / "pip-user.log",
             patience,
-            say,
             baked,
             token=reader.metadata.token,
             email=reader.metadata.email,
@@ -202,9 +199,7 @@ def _vm_site(
             recorded=recorded,
             user=user,
         )
-        setup = CodeSetup(
-            bundle, home, secrets, builder, clock, say, backoff_sec=spec.timeouts.backoff
-        )
+        setup = CodeSetup(bundle, home, secrets, builder, clock, backoff_sec=spec.timeouts.backoff)
         code = setup.prepare(spec.git)
 
     @functools.cache
@@ -244,7 +239,6 @@ def _vm_site(
         make_trainer=make_trainer,
         log_of=log_of,
         clock=clock,
-        say=say,
         webhook=_webhook(spec, reader, mask),
         log_dir_of=log_dir_of,
         data=Cache(
@@ -258,14 +252,14 @@ def _vm_site(
     )
 
 
-def _trainer_user(spec: RunSpec, say: Say) -> TrainerUser | None:
+def _trainer_user(spec: RunSpec) -> TrainerUser | None:
     """Whom the trainer runs as; None for the supervisor's own user."""
     if spec.trainer_user != OWN:
         return None
     if os.geteuid() == 0:
         return TrainerUser(rooted("/var/lib/outlast/home"))
     # A VM's supervisor is root; only the local cloud of a person's account is not.
-    say(
+    _log.info(
         "trainerUser own: not exercised here, because this machine's supervisor is not root; the"
         f" trainer runs as user {os.geteuid()}"
     )
@@ -274,16 +268,14 @@ def _trainer_user(spec: RunSpec, say: Say) -> TrainerUser | None:
 
 def _webhook(spec: RunSpec, reader: SecretReader, mask: Mask) -> Webhook:
     if not spec.webhook_secret:
-        return Webhook(spec.webhook, reader.say)
+        return Webhook(spec.webhook)
     # Its wait is not a sign of life of this machine's training.
     return Webhook.of_secret(spec.webhook_secret, replace(reader, clock=SYSTEM_CLOCK), mask)
 
 
-def _vm_patience(spec: RunSpec, clock: MachineClock, say: Say) -> Patience:
+def _vm_patience(spec: RunSpec, clock: MachineClock) -> Patience:
     """With storage: for as long as a permission needs to spread, and 15 minutes of silence."""
-    return Patience(
-        clock.unsigned, limits=Limits(forbidden_sec=spec.timeouts.iam_propagation), say=say
-    )
+    return Patience(clock.unsigned, limits=Limits(forbidden_sec=spec.timeouts.iam_propagation))
 
 
 def _is_bundled(spec: RunSpec, bundle: Path) -> bool:
@@ -310,23 +302,24 @@ def _trainer_argv(spec: RunSpec, code: Code) -> list[str]:
     return trainer_argv(trainer, spec.argv(), python=python, processes=spec.processes)
 
 
-def power_off(say: Say) -> None:
+def power_off() -> None:
     """Ask the system to power the machine off; it may be going down already."""
-    say("powering off")
+    _log.info("powering off")
     try:
         subprocess.run(["poweroff"], stdin=subprocess.DEVNULL, timeout=30.0, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"poweroff: {error}")
+        _log.info(f"poweroff: {error}")
 
 
-def _serial_say(life: Life, mask: Mask) -> Say:
-    """One line to stderr and, on its own, to the serial port; who speaks gets on."""
+def _log_to_serial(life: Life, mask: Mask) -> None:
+    """Each line of the log goes to stderr and, separately, to the serial port, without secrets. It
+    is also a sign of progress."""
     serial = rooted("/dev/ttyS0")
 
-    def say(message: str) -> None:
+    def write(message: str) -> None:
         life.sign()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        line = f"{now} info supervisor {one_line(mask.text(message))}\n"
+        line = f"{now} info supervisor {one_line(message)}\n"
         write_stderr(line)
         with contextlib.suppress(OSError):
             # Without O_CREAT: a machine without a serial port shall not get a file of its name.
@@ -336,4 +329,4 @@ def _serial_say(life: Life, mask: Mask) -> Say:
             finally:
                 os.close(descriptor)
 
-    return say
+    log_to(write, mask.text)

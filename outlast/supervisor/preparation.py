@@ -3,6 +3,7 @@ checkpoint to resume from, the record of the start, the code."""
 
 import contextlib
 import importlib.metadata
+import logging
 import platform
 from typing import Any
 
@@ -24,6 +25,8 @@ from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.kept_wheels import InHead
 from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome, Site
+
+_log = logging.getLogger(__name__)
 
 RECORDED_PACKAGES = ("outlast", "blake3", "google-cloud-storage", "numpy", "scikit-learn")
 
@@ -51,10 +54,9 @@ class Preparation:
 
     def allowed(self) -> Outcome | None:
         """An outcome where this machine must not train: it may not leave, or has no GPUs."""
-        timeouts, say, sleep = self._spec.timeouts, self._site.say, self._site.clock.sleep
+        timeouts, sleep = self._spec.timeouts, self._site.clock.sleep
         if not wait_for_permission(
             self._site.group,
-            say,
             iam_sec=timeouts.iam_propagation,
             backoff_sec=timeouts.backoff,
             sleep=sleep,
@@ -66,9 +68,7 @@ class Preparation:
                 "finished run again and again",
             )
         if self._spec.gpus:
-            wrong = wait_for_gpus(
-                self._spec.gpus, say, limit_sec=timeouts.driver_install, sleep=sleep
-            )
+            wrong = wait_for_gpus(self._spec.gpus, limit_sec=timeouts.driver_install, sleep=sleep)
             if wrong:
                 return Outcome(Next.STOP, Reason.DRIVER, wrong)
         return None
@@ -87,7 +87,7 @@ class Preparation:
         restored = found if isinstance(found, Restored) else None
         if restored is not None:
             self._rooms.hand_over(restored.path)
-        self._site.say(f"term {self._term}: {_said(restored)}")
+        _log.info(f"term {self._term}: {_said(restored)}")
         return restored
 
     def record_start(self, restored: Restored | None) -> None:
@@ -99,7 +99,7 @@ class Preparation:
         if before is not None:
             spec["before"] = before
             changed = changes.said(changes.between(before, self._spec.content))
-            self._site.say(f"term {self._term}: goes on with what was changed: {changed}")
+            _log.info(f"term {self._term}: goes on with what was changed: {changed}")
         start = AttemptStart(
             term=self._term,
             resume=self._spec.resume,

@@ -32,7 +32,6 @@ class Reports:
             latest=latest,
             heartbeat_sec=heartbeat_sec,
             post=post,
-            say=self._site.say,
         )
         log = self._site.log_of(self._term)
         if log is not None:
@@ -46,7 +45,7 @@ class Reports:
         else:
             user.make(log_dir)
         owner = None if user is None else user.uid
-        self._logs.append(Logs(log_dir, self._put_log_file, self._site.say, owner))
+        self._logs.append(Logs(log_dir, self._put_log_file, owner))
 
     def close(self, *, last_words: bool) -> None:
         """End; with ``last_words`` after a last heartbeat and the rest of the logs, all at the same

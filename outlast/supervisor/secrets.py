@@ -7,6 +7,7 @@ SecretUnavailable  another time, or another machine, may do
 import base64
 import http.client
 import json
+import logging
 import os
 import re
 import threading
@@ -17,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from outlast.base.clock import Clock
-from outlast.base.console import Say
 from outlast.supervisor.metadata import Metadata, MetadataError
+
+_log = logging.getLogger(__name__)
 
 ENDPOINT = "https://secretmanager.googleapis.com/"
 ENDPOINT_VARIABLE = "OUTLAST_SECRET_MANAGER_ENDPOINT"
@@ -58,7 +60,6 @@ class SecretReader:
 
     metadata: Metadata
     clock: Clock
-    say: Say
     forbidden_sec: float
     """A refusal may be IAM that is still spreading, for so long."""
     backoff_sec: float
@@ -74,12 +75,12 @@ class SecretReader:
             except _Forbidden as error:
                 if self.clock.monotonic() - began >= self.forbidden_sec:
                     raise SecretRefused(str(error)) from None
-                self.say(f"{error}; new permissions may still be spreading")
+                _log.info(f"{error}; new permissions may still be spreading")
                 self.clock.sleep(min(5.0, self.backoff_sec))
             except _Unanswered as error:
                 if tries == TRIES:
                     raise SecretUnavailable(str(error)) from None
-                self.say(f"{error}; trying again")
+                _log.info(f"{error}; trying again")
                 self.clock.sleep(wait_sec)
                 wait_sec, tries = wait_sec * 2, tries + 1
 
@@ -149,7 +150,7 @@ class TrainerSecrets:
                 what = "holds a null byte, and a variable cannot" if value else "is empty"
                 raise SecretRefused(f"{setting} {name}: {what}; add a version with a value")
             if len(value) < MASKED_BYTES_MIN and variable not in self.environment:
-                self.reader.say(
+                _log.info(
                     f"{setting}: has fewer than {MASKED_BYTES_MIN} bytes, so it is not masked in"
                     " what the trainer prints"
                 )

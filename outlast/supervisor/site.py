@@ -7,7 +7,6 @@ from enum import Enum
 from pathlib import Path
 
 from outlast.base.clock import Clock
-from outlast.base.console import Say
 from outlast.base.exits import Reason
 from outlast.bucket.data import Cache, user_cache
 from outlast.supervisor.group import Membership
@@ -109,7 +108,6 @@ class Site:
     log_of: Callable[[int], TrainerLog | None]
     """The log of a term's trainer, the same at each call; None if none is kept."""
     clock: MachineClock
-    say: Say
     webhook: Webhook
     log_dir_of: Callable[[int], Path] | None = None
     """Where a term's trainer leaves files to be kept with the attempt; None for in ``work``."""

@@ -4,6 +4,7 @@ The attempt's one thread decides; what happens here arrives in its inbox as the 
 trainer waits for its answer while the attempt sees signs of life: a long download is not a stall.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from outlast.bucket.data import DataChanged, DataError, DataService
 from outlast.bucket.head import DataFingerprint
 from outlast.protocol import Error, Fetch, Fetched, Message
-from outlast.supervisor.group import Say
 from outlast.supervisor.listener import Post
+
+_log = logging.getLogger(__name__)
 
 SAY_SEC = 30.0
 PHASE = "staging"
@@ -56,10 +58,9 @@ class Answered:
 class Staging:
     """All that one attempt's trainer asks for. ``ask`` and ``heard`` are its one thread's."""
 
-    def __init__(self, data_service: DataService, post: Post, say: Say) -> None:
+    def __init__(self, data_service: DataService, post: Post) -> None:
         self._data_service = data_service
         self._post = post
-        self._say = say
         self._asked = 0
         self._since = 0.0
         self._seconds = 0.0
@@ -98,7 +99,7 @@ class Staging:
             self._post(Sign())
             if of and time.monotonic() - said_at >= SAY_SEC:
                 said_at = time.monotonic()
-                self._say(f"data {request.url}: {done} of {of} bytes")
+                _log.info(f"data {request.url}: {done} of {of} bytes")
 
         self._post(Sign())
         try:

@@ -1,6 +1,7 @@
 """The trainings that one attempt's program begins, and what each begins with."""
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from outlast.supervisor.progress import Progress
 from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Site
 from outlast.supervisor.worker import Job
+
+_log = logging.getLogger(__name__)
 
 READ = "read"
 """Name of the job that reads what a training begins with."""
@@ -126,7 +129,7 @@ class Trainings:
         self._given = [path for path in (folders.state, folders.end) if path is not None]
         if begin.part:
             what = "is done already" if begin.end else f"resumes at step {begin.step}"
-            self._site.say(f"part {begin.part}: {what if begin.step else 'starts from scratch'}")
+            _log.info(f"part {begin.part}: {what if begin.step else 'starts from scratch'}")
         rooms, site = self._rooms, self._site
         link.send(
             Welcome(

@@ -1,27 +1,28 @@
 """Sends how attempts end to an address of the user's choice."""
 
 import json
+import logging
 import threading
 from typing import Any
 from urllib.parse import urlsplit
 
-from outlast.supervisor.group import Say
 from outlast.supervisor.secrets import Mask, SecretReader, SecretRefused, SecretUnavailable
+
+_log = logging.getLogger(__name__)
 
 
 class Webhook:
     """Sends how attempts end; the supervisor never waits for it, and nothing is sent twice."""
 
-    def __init__(self, url: str, say: Say) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._say = say
         self._reading: threading.Thread | None = None
         self._thread: threading.Thread | None = None
 
     @classmethod
     def of_secret(cls, name: str, reader: SecretReader, mask: Mask) -> "Webhook":
         """Its address is the value of a secret, which is read now, in the background."""
-        found = cls("", reader.say)
+        found = cls("")
         found._reading = threading.Thread(
             target=found._read, args=(name, reader, mask), daemon=True
         )
@@ -43,7 +44,7 @@ class Webhook:
         try:
             value = reader.read("webhookSecret", name).strip()
         except (SecretRefused, SecretUnavailable) as error:
-            self._say(f"webhook: {error}; no message is sent")
+            _log.info(f"webhook: {error}; no message is sent")
             return
         mask.add(value)
         url = value.decode(errors="replace")
@@ -53,7 +54,7 @@ class Webhook:
         except ValueError:
             good = False
         if not good:
-            self._say(
+            _log.info(
                 f"webhook: webhookSecret {name}: does not hold an https address; add a version that"
                 " does; no message is sent"
             )
@@ -78,4 +79,4 @@ class Webhook:
             )
             urllib.request.urlopen(request, timeout=10.0).close()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            self._say(f"webhook: {error}")
+            _log.info(f"webhook: {error}")

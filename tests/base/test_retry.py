@@ -7,6 +7,7 @@ import pytest
 
 from outlast.base.retry import FULL_SEC, SILENT_SEC, Limits, Patience, Trouble, trouble_of
 from outlast.bucket.store import Damaged, Forbidden, Throttled, Unavailable
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
 
@@ -17,7 +18,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def said() -> list[str]:
-    return []
+    return log_lines()
 
 
 def failing(error: Exception, clock: FakeClock, until_sec: float):
@@ -56,20 +57,20 @@ def test_all_else_is_final(clock: FakeClock, error: Exception) -> None:
 
 
 def test_a_trouble_is_said_once_and_then_counted(clock: FakeClock, said: list[str]) -> None:
-    Patience(clock, say=said.append)(failing(Unavailable("a: 503"), clock, 600.0), "restore")
+    Patience(clock)(failing(Unavailable("a: 503"), clock, 600.0), "restore")
     assert said[0] == "restore: a: 503; trying again for up to 15 min"
     assert said[-1].startswith("restore: went through at try ")
     assert 4 <= len(said) <= 7 and all("tried" in line for line in said[1:-1])
 
 
 def test_what_goes_through_at_once_is_not_said(clock: FakeClock, said: list[str]) -> None:
-    assert Patience(clock, say=said.append)(lambda: 7, "restore") == 7 and said == []
+    assert Patience(clock)(lambda: 7, "restore") == 7 and said == []
 
 
 def test_a_refusal_says_that_permissions_may_be_spreading(
     clock: FakeClock, said: list[str]
 ) -> None:
-    patience = Patience(clock, say=said.append).permitting(600.0)
+    patience = Patience(clock).permitting(600.0)
     patience(failing(Forbidden("HEAD: 403"), clock, 5.0))
     assert said[0] == (
         "HEAD: 403; permissions may still be spreading, trying again for up to 10 min"
@@ -84,7 +85,7 @@ def test_threads_that_meet_the_same_trouble_say_it_once(said: list[str]) -> None
             super().sleep(seconds)
             gate.wait(10)
 
-    patience, tries = Patience(Together(), say=said.append), []
+    patience, tries = Patience(Together()), []
 
     def action() -> None:
         tries.append(1)

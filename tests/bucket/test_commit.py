@@ -43,6 +43,7 @@ from outlast.bucket.store import (
 )
 from outlast.bucket.transfer import SMALL_READS, in_parallel
 from outlast.spec.result import ResultManifest
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
 
@@ -52,7 +53,7 @@ class Bench:
     def __init__(self, store: Store, layout: Layout, clock: FakeClock, claim: Claim, work: Path):
         self.store, self.layout, self.clock = store, layout, clock
         self.claim, self.work = claim, work
-        self.said: list[str] = []
+        self.said = log_lines("outlast.bucket")
 
     def attempt(self, around: Any = None, retention: Retention | None = None) -> Committer:
         """An attempt that has taken the next term."""
@@ -62,7 +63,7 @@ class Bench:
             store = store.view(around)
         head_file = HeadFile(store, self.layout, self.clock)
         head_file.take_term(self.claim)
-        return Committer(head_file, retention=retention, say=self.said.append)
+        return Committer(head_file, retention=retention)
 
     def folder(self, name: str, **files: bytes) -> Path:
         folder = self.work / name
@@ -214,7 +215,7 @@ def committer_in_parts(store: Store, bench: Bench) -> Committer:
     clock = bench.clock if isinstance(store, MemoryStore) else SYSTEM_CLOCK
     head_file = HeadFile(store, bench.layout, clock)
     head_file.take_term(bench.claim)
-    return Committer(head_file, say=bench.said.append, part_bytes=PART)
+    return Committer(head_file, part_bytes=PART)
 
 
 def test_a_large_file_goes_in_parts_and_comes_back_whole(
@@ -647,14 +648,14 @@ def test_an_old_committer_commits_nothing_in_a_newer_term_of_its_process(bench: 
     """Its thread thaws after another machine committed and this process took the term again."""
     head_file = HeadFile(bench.store, bench.layout, bench.clock)
     head_file.take_term(bench.claim)
-    old = Committer(head_file, say=bench.said.append)
+    old = Committer(head_file)
     bench.restore(old)
     bench.commit(old, 10, rows=rows(10))
     second = bench.attempt()
     bench.restore(second)
     bench.commit(second, 20, rows=rows(20))
     head_file.take_term(bench.claim)
-    new = Committer(head_file, say=bench.said.append)
+    new = Committer(head_file)
     assert (old.term, new.term) == (1, 3)
     before = bench.head
     with pytest.raises(Fenced):

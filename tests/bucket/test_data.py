@@ -39,6 +39,7 @@ from outlast.bucket.store import (
     Throttled,
     checksum_of,
 )
+from tests.log_lines import log_lines
 from tests.stores import BUCKET, FakeClock
 from tests.supervisor.world import wait_until
 
@@ -397,12 +398,10 @@ def test_files_that_are_added_are_no_other_data_and_named_once(tmp_path: Path) -
     (rows / "sub").mkdir(parents=True)
     (rows / "a.csv").write_text("a")
     (rows / "sub/b.csv").write_text("b")
-    store, said, known = MemoryStore(), [], []
+    store, said, known = MemoryStore(), log_lines(), []
 
     def data_service() -> DataService:
-        return DataService(
-            Cache(tmp_path), lambda: known, Listings(store, Layout("", "")), said.append
-        )
+        return DataService(Cache(tmp_path), lambda: known, Listings(store, Layout("", "")))
 
     known.append(data_service().answer(str(rows), "", lambda done, of: None).fingerprint)
     for name in ("labels.cache", "__pycache__/x.pyc", "sub/memmap.npy"):

@@ -43,6 +43,7 @@ from outlast.bucket.store import (
     Throttled,
     Unavailable,
 )
+from tests.log_lines import log_lines
 from tests.stores import START, FakeClock
 
 DEADLINE = START + timedelta(days=1)
@@ -443,10 +444,10 @@ def test_a_head_that_goes_on_meanwhile_is_not_taken_for_an_old_one(
 
 
 def test_forbidden_is_waited_for(head_file: HeadFile, claim: Claim, clock: FakeClock) -> None:
-    said: list[str] = []
+    said = log_lines()
     errors: list[Exception] = [Forbidden("403")] * 4
     patient = other(head_file, failing("get", errors, applied=False))
-    assert patient.take_term(claim, say=said.append).act is Act.TAKE
+    assert patient.take_term(claim).act is Act.TAKE
     assert sum("permissions may still be spreading" in line for line in said) == 1
     before = clock.elapsed
     errors += [Forbidden("403")] * 1000
@@ -468,9 +469,9 @@ def test_forbidden_to_write_or_to_read_records_is_waited_for_too(
             raise Forbidden(f"{operation.path}: 403")
         return perform()
 
-    said: list[str] = []
+    said = log_lines()
     late = HeadFile(memory.view(around), head_file.layout, clock)
-    made = late.take_term(claim, forbidden_seconds=60, say=said.append)
+    made = late.take_term(claim, forbidden_seconds=60)
     assert (made.act, made.head and made.head.term) == (Act.TAKE, 2)
     assert clock.elapsed >= 30
     assert sum("permissions may still be spreading" in line for line in said) == 1

@@ -278,7 +278,7 @@ def test_a_tag_that_no_reader_takes_is_never_committed(tmp_path: Path) -> None:
     store = MemoryStore()
     head_file = HeadFile(store, LAYOUT)
     claim = Claim("o", 0, 0, datetime.now(UTC) + timedelta(days=1))
-    head_file.take_term(claim, still_member=lambda: True, forbidden_seconds=0, say=print)
+    head_file.take_term(claim, still_member=lambda: True, forbidden_seconds=0)
     committer = Committer(head_file)
     committer.restore(tmp_path / "restored")
     (tmp_path / "snap").mkdir()

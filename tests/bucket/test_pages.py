@@ -19,6 +19,7 @@ from outlast.bucket.rows import read_rows
 from outlast.bucket.store import MemoryStore, Operation
 from outlast.cli import rewind
 from outlast.cli.errors import OperateError
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
 COMMITS = 60
@@ -89,10 +90,10 @@ def test_a_lost_page_is_named_and_newer_checkpoints_stay(
     data, known = memory._objects.pop(older.path)
     if how == "flipped":
         memory._objects[older.path] = (bytes([data[0] ^ 1]) + data[1:], known)
-    said: list[str] = []
+    said = log_lines()
     head_file = HeadFile(memory, layout, clock)
     head_file.take_term(claim)
-    committer = Committer(head_file, retention=Retention(keep_every_steps=1), say=said.append)
+    committer = Committer(head_file, retention=Retention(keep_every_steps=1))
     restored = committer.restore(tmp_path / "again")
     assert isinstance(restored, Restored) and restored.step == COMMITS
     before = {item.path for item in memory.list(layout.terms)}
@@ -116,7 +117,7 @@ def test_a_restore_goes_back_into_the_pages(
         del memory._objects[entry.manifest]
     head_file = HeadFile(memory, layout, clock)
     head_file.take_term(claim)
-    committer = Committer(head_file, retention=Retention(keep_every_steps=1), say=lambda _: None)
+    committer = Committer(head_file, retention=Retention(keep_every_steps=1))
     restored = committer.restore(tmp_path / "again")
     assert isinstance(restored, Restored) and restored.step == bad[0].step - 1
     snapshot = tmp_path / "next"

@@ -10,6 +10,7 @@ import pytest
 from outlast.cloud import bake, images, recipe
 from outlast.cloud.bake import BakeError
 from outlast.cloud.compute import CannotAsk, Missing
+from tests.log_lines import log_lines
 
 BASE = images.Image("https://x/debian-13-1", "debian-cloud", "debian-13-1", "debian-13")
 ROOT = Path(__file__).parents[2]
@@ -96,9 +97,9 @@ def baked(**given: Any) -> recipe.Baked:
     return recipe.Baked(checked, "0123456789abcdef" * 4, {})
 
 
-def made(platform: Platform, said: list[str] | None = None, **order: Any) -> str:
+def made(platform: Platform, **order: Any) -> str:
     given: Mapping[str, Any] = {"labels": {"stack": "dev"}, **order}
-    return bake.bake(baked(), bake.Order(**given), (said if said is not None else []).append)
+    return bake.bake(baked(), bake.Order(**given))
 
 
 def family_image(name: str, stack: str) -> dict[str, dict[str, Any]]:
@@ -130,7 +131,7 @@ def test_an_image_without_a_gpu_driver_is_labelled(
     platform.there[disk] = {"sourceImage": source}
     asked = images.Image("", base, "base-1", "")
     monkeypatch.setattr(images, "resolve", lambda *_, **__: asked)
-    bake.bake(what, bake.Order({"stack": "dev"}), lambda _: None)
+    bake.bake(what, bake.Order({"stack": "dev"}))
     labels = platform.there[f"global/images/{what.image}"]["labels"]
     assert (labels["base-image"], labels.get("gpu-driver")) == ("base-1", label)
     again = images.Image("", "p", what.image, "own", labels=labels)
@@ -188,14 +189,14 @@ def test_what_a_killed_bake_has_left_is_seen(
     ],
 )
 def test_the_builder_is_in_the_stacks_network(platform: Platform, order, expected):
-    built = bake._Bake(baked(), bake.Order({}, **order), print)
+    built = bake._Bake(baked(), bake.Order({}, **order))
     assert built._builder_body(BASE)["networkInterfaces"] == [expected]
 
 
 def test_an_image_whose_answer_was_lost_is_asked_for(platform: Platform):
     platform.lost = ("POST global/images",)
-    said: list[str] = []
-    assert made(platform, said) == "https://x/own-0123456789"
+    said = log_lines()
+    assert made(platform) == "https://x/own-0123456789"
     assert list(platform.there) == ["global/images/own-0123456789"]
     assert any("asking whether it is being made" in one for one in said)
 
@@ -211,9 +212,9 @@ def test_a_platform_that_falls_silent_is_told_by_the_first_error_and_what_may_be
     platform: Platform,
 ):
     platform.refused = ("GET zones/europe-west4-a/instances", "DELETE")
-    said: list[str] = []
+    said = log_lines()
     with pytest.raises(CannotAsk, match="no answer"):
-        made(platform, said)
+        made(platform)
     assert said == [
         "builder bake-own-0123456789: may be left (no answer); it is deleted 120 minutes after its"
         " start while it runs, and by the next pulumi up"
@@ -223,9 +224,9 @@ def test_a_platform_that_falls_silent_is_told_by_the_first_error_and_what_may_be
 def test_a_builder_that_failed_unseen_is_not_continued(platform: Platform):
     platform.there["zones/europe-west4-a/instances/bake-own-0123456789"] = {"status": "RUNNING"}
     platform.report = {"state": "failed packages", "log": "E: no package\n"}
-    said: list[str] = []
+    said = log_lines()
     with pytest.raises(BakeError) as caught:
-        made(platform, said)
+        made(platform)
     assert "left by an earlier bake, deleted" in said[0] and "bakes from debian-13-1" in said[1]
     assert str(caught.value) == (
         "builder bake-own-0123456789: step packages failed; its last lines:\nE: no package"
@@ -261,7 +262,7 @@ def leave(platform: Platform, name: str, status: str, image: str | None = None) 
 )
 def test_a_builder_that_was_left_off_is_continued_or_recreated(platform: Platform, report, said):
     leave(platform, "bake-own-0123456789", "TERMINATED")
-    words: list[str] = []
+    words = log_lines()
     platform.report = report
     ask = platform.order
 
@@ -271,15 +272,15 @@ def test_a_builder_that_was_left_off_is_continued_or_recreated(platform: Platfor
         ask(method, path, *rest, **more)
 
     platform.order = order
-    assert made(platform, words) == "https://x/own-0123456789"
+    assert made(platform) == "https://x/own-0123456789"
     assert words[0] == f"builder bake-own-0123456789: {said}"
     assert list(platform.there) == ["global/images/own-0123456789"]
 
 
 def test_a_builder_whose_image_is_there_is_deleted_and_that_is_said(platform: Platform):
     leave(platform, "bake-own-0123456789", "TERMINATED", "READY")
-    words: list[str] = []
-    assert made(platform, words) == "https://x/own-0123456789"
+    words = log_lines()
+    assert made(platform) == "https://x/own-0123456789"
     assert words == [
         "image own-0123456789: is there already",
         "builder bake-own-0123456789: left by an earlier bake, deleted",
@@ -303,8 +304,8 @@ def test_another_recipes_builder_goes_once_its_image_is_whole(
         return ask(method, path, *rest, **more)
 
     platform.call = call
-    words: list[str] = []
-    made(platform, words)
+    words = log_lines()
+    made(platform)
     assert next(looks, None) is None
     assert words[0] == f"builder {name}: left by an earlier bake, deleted"
     assert not [path for path in platform.there if "/instances/" in path]
@@ -312,7 +313,7 @@ def test_another_recipes_builder_goes_once_its_image_is_whole(
 
 def test_what_was_left_goes_with_the_stack_and_that_is_said(platform: Platform):
     leave(platform, "bake-own-0123456789", "TERMINATED", "READY")
-    words: list[str] = []
-    bake.remove("own", "p", {"stack": "dev"}, words.append)
+    words = log_lines()
+    bake.remove("own", "p", {"stack": "dev"})
     assert words == ["builder bake-own-0123456789: left by an earlier bake, deleted"]
     assert platform.there == {}

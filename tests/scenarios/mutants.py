@@ -290,10 +290,10 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
                 Edit(
                     "outlast/supervisor/group.py",
                     "        if isinstance(answer, Left):\n"
-                    '            say(f"left the group: {answer.why}")\n'
+                    '            _log.info(f"left the group: {answer.why}")\n'
                     "            return answer\n",
                     "        if isinstance(answer, Left | Refused):\n"
-                    '            say(f"left the group: {answer.why}")\n'
+                    '            _log.info(f"left the group: {answer.why}")\n'
                     "            return Left(answer.why)\n",
                 ),
             ),

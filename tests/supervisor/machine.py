@@ -11,6 +11,7 @@ what must hold in every state (`Watch`). `play` follows a plan, then lets the ru
 
 import contextlib
 import json
+import logging
 import random
 import shutil
 import tempfile
@@ -189,6 +190,18 @@ class Broken(AssertionError):
 
 
 CURRENT = threading.local()
+
+
+class _Notes(logging.Handler):
+    """The log's lines stand in the notes, too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if actor := getattr(CURRENT, "actor", None):
+            actor.world.note(f"  {actor.name} says: {record.getMessage()}")
+
+
+logging.getLogger("outlast").addHandler(_Notes())
+logging.getLogger("outlast").setLevel(logging.INFO)
 """`actor`: whose thread this is."""
 
 
@@ -286,8 +299,7 @@ class Vm(Actor):
             make_trainer=_no_trainer,
             log_of=lambda term: None,
             clock=world.clock,  # type: ignore[arg-type]
-            say=lambda text: world.note(f"  {self.name} says: {text}"),
-            webhook=Webhook("", lambda text: None),
+            webhook=Webhook(""),
         )
         every = KEPT_EVERY if world.paged else 0
         spec = replace(SPEC, resume=self.pair[0], placement=self.pair[1], keep_every_steps=every)

@@ -46,6 +46,7 @@ from outlast.bucket.store import (
 from outlast.protocol import Hello, row_part
 from outlast.spec.result import ResultManifest
 from outlast.supervisor.parts import Parts
+from tests.log_lines import log_lines
 from tests.stores import START, FakeClock
 
 LAYOUT = Layout("experiments/demo", "0123456789")
@@ -114,7 +115,6 @@ class Attempt:
     store: MemoryStore
     clock: FakeClock
     work: Path
-    said: list[str] = field(default_factory=list)
     term: int | None = None
     head_file: HeadFile | None = None
     """Given where an earlier attempt of the same process had it too."""
@@ -126,9 +126,7 @@ class Attempt:
         if decision.act is not Act.TAKE:
             return
         self.term = head_file.term
-        committer = Committer(
-            head_file, retention=RETENTION, say=self.said.append, part_bytes=PART_BYTES
-        )
+        committer = Committer(head_file, retention=RETENTION, part_bytes=PART_BYTES)
         restored = committer.restore(self.work / "restored")
         self._write_start(restored.step)
         if PARTS:
@@ -606,9 +604,9 @@ def _check_chain(played: Played, head: Head, hold: Callable[[bool, str], None]) 
         claim = Claim(CLAIM.owner, 1, 0, CLAIM.deadline)
         head_file.take_term(claim)
         with tempfile.TemporaryDirectory(dir=WORK) as folder:
-            said: list[str] = []
+            said = log_lines("outlast.bucket")
             try:
-                restored = Committer(head_file, say=said.append).restore(Path(folder) / "into")
+                restored = Committer(head_file).restore(Path(folder) / "into")
             except Exception as error:
                 hold(False, f"{checkpoint.path} restores ({error})")
                 continue

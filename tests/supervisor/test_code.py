@@ -31,6 +31,7 @@ from outlast.supervisor.environment import (
 )
 from outlast.supervisor.metadata import Metadata
 from outlast.supervisor.secrets import SecretReader, TrainerSecrets
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
 SECRET = "projects/p/secrets/deploy/versions/latest"
@@ -79,7 +80,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
 
 @pytest.fixture
 def said() -> list[str]:
-    return []
+    return log_lines()
 
 
 @pytest.fixture
@@ -87,15 +88,13 @@ def setup(answers: Answers, tmp_path: Path, said: list[str]) -> CodeSetup:
     clock = FakeClock()
     home = tmp_path / "home"
     store = MemoryStore()
-    builder = Builder(
-        home, store, "e/environments/", tmp_path / "pip.log", Patience(clock), said.append
-    )
+    builder = Builder(home, store, "e/environments/", tmp_path / "pip.log", Patience(clock))
     metadata = Metadata(f"{answers.url}/computeMetadata/v1")
-    reader = SecretReader(metadata, clock, said.append, forbidden_sec=30, backoff_sec=1)
+    reader = SecretReader(metadata, clock, forbidden_sec=30, backoff_sec=1)
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     secrets = TrainerSecrets(reader, {})
-    return CodeSetup(bundle, home, secrets, builder, clock, said.append, backoff_sec=1)
+    return CodeSetup(bundle, home, secrets, builder, clock, backoff_sec=1)
 
 
 def test_a_secret_is_read_with_the_vms_own_token_once_permissions_have_spread(
@@ -205,7 +204,7 @@ def asked(tmp_path: Path) -> Path:
 
 def other_machine(builder: Builder, home: Path) -> Builder:
     """Another VM's."""
-    return Builder(home, builder.store, builder.kept, builder.log, builder.patience, builder.say)
+    return Builder(home, builder.store, builder.kept, builder.log, builder.patience)
 
 
 def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(

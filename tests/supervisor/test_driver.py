@@ -8,6 +8,7 @@ import pytest
 
 from outlast.base.exits import MAX_NO_PROGRESS, Reason, State
 from outlast.supervisor.driver import wait_for_gpus
+from tests.log_lines import log_lines
 from tests.supervisor.test_attempt import finish
 from tests.supervisor.world import (
     LAYOUT,
@@ -42,7 +43,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
 
 
 def asked(count: int, limit_sec: float = 0.0, **more) -> str:
-    return wait_for_gpus(count, lambda said: None, limit_sec=limit_sec, **more)
+    return wait_for_gpus(count, limit_sec=limit_sec, **more)
 
 
 def test_gpus_that_answer_are_no_matter(smi):
@@ -61,14 +62,14 @@ def test_what_is_wrong_is_said(smi):
 
 
 def test_a_driver_that_is_being_installed_is_waited_for(smi):
-    now, said = [0.0], []
+    now, said = [0.0], log_lines()
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
         if now[0] >= 20:
             smi(WORKS)
 
-    assert wait_for_gpus(2, said.append, limit_sec=60, sleep=sleep, clock=lambda: now[0]) == ""
+    assert wait_for_gpus(2, limit_sec=60, sleep=sleep, clock=lambda: now[0]) == ""
     assert now[0] == 20
     assert said == [
         "the GPU's driver is not installed (no nvidia-smi); waiting up to 60 s for the driver"

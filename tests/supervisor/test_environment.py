@@ -34,6 +34,7 @@ from outlast.supervisor.environment import (
 )
 from outlast.supervisor.trainer_user import TrainerUser
 from tests.git_host import commit, serving
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
 BACKEND = """
@@ -146,13 +147,13 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def said() -> list[str]:
-    return []
+    return log_lines()
 
 
 @pytest.fixture
 def builder(tmp_path: Path, clock: FakeClock, said: list[str]) -> Builder:
     log = tmp_path / "pip.log"
-    return Builder(tmp_path / "home", MemoryStore(), "e/", log, Patience(clock), said.append)
+    return Builder(tmp_path / "home", MemoryStore(), "e/", log, Patience(clock))
 
 
 @pytest.fixture
@@ -372,7 +373,7 @@ def index(tmp_path: Path, refusals: list[int], monkeypatch: pytest.MonkeyPatch) 
 
 def with_token(builder: Builder, forbidden_sec: float = 0.0) -> Builder:
     return Builder(
-        *(builder.home, builder.store, builder.kept, builder.log, builder.patience, builder.say),
+        *(builder.home, builder.store, builder.kept, builder.log, builder.patience),
         token=lambda: "vm-token",
         email=lambda: "outlast-dev@acme.iam.gserviceaccount.com",
         forbidden_sec=forbidden_sec,

@@ -69,7 +69,7 @@ class Bucket:
     def attempt(self) -> Committer:
         head_file = HeadFile(self.store, self.layout, self.clock)
         head_file.take_term(Claim("org/demo/dev", 0, 0, START + timedelta(days=36_500)))
-        return Committer(head_file, say=lambda _: None, part_bytes=PART)
+        return Committer(head_file, part_bytes=PART)
 
     @property
     def steps(self) -> list[int]:

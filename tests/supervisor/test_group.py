@@ -19,6 +19,7 @@ from outlast.supervisor.group import (
     wait_for_permission,
 )
 from outlast.supervisor.metadata import Metadata
+from tests.log_lines import log_lines
 from tests.supervisor.fake_cloud import (
     CUT,
     ZONE,
@@ -121,9 +122,9 @@ def test_a_deletion_of_unknown_fate_is_looked_at_again(cloud: FakeCloud, group: 
 
 def test_one_stays_until_it_may_go(cloud: FakeCloud, group: Group) -> None:
     cloud.answers = {"deleteInstances": [403, 403, 0], "resize": [403]}
-    said: list[str] = []
+    said = log_lines()
     waits: list[float] = []
-    leave_for_good(group, said.append, backoff_sec=10.0, sleep=waits.append)
+    leave_for_good(group, backoff_sec=10.0, sleep=waits.append)
     assert cloud.groups["group"] == []
     assert [line.startswith("stuck-leaving") for line in said] == [True, True, False]
     assert len(waits) == 2 and waits[1] > waits[0]
@@ -137,12 +138,12 @@ def test_refused_both_ways(cloud: FakeCloud, group: Group) -> None:
 
 def test_permission_may_still_be_spreading(cloud: FakeCloud, group: Group) -> None:
     permissions, cloud.permissions = cloud.permissions, []
-    said: list[str] = []
+    said = log_lines()
 
     def sleep(seconds: float) -> None:
         cloud.permissions = permissions
 
-    assert wait_for_permission(group, said.append, iam_sec=600, backoff_sec=10, sleep=sleep)
+    assert wait_for_permission(group, iam_sec=600, backoff_sec=10, sleep=sleep)
     assert "missing" in said[0]
 
 
@@ -154,7 +155,7 @@ def test_permission_that_never_comes(cloud: FakeCloud, group: Group) -> None:
         now[0] += seconds
 
     assert not wait_for_permission(
-        group, lambda line: None, iam_sec=600, backoff_sec=10, sleep=sleep, clock=lambda: now[0]
+        group, iam_sec=600, backoff_sec=10, sleep=sleep, clock=lambda: now[0]
     )
     assert now[0] >= 600
 

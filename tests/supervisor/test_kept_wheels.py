@@ -16,6 +16,7 @@ from outlast.bucket.head import Head
 from outlast.bucket.store import MemoryStore
 from outlast.supervisor import kept_wheels, subprocesses
 from outlast.supervisor.environment import Builder, EnvironmentRefused, layers
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
 GOOD, EVIL = b"the wheel that was locked", b"another wheel of the same name"
@@ -40,7 +41,7 @@ class World:
     """A bucket, a run, and an index whose wheel is ``index``."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.store, self.recorded, self.said = MemoryStore(), Recorded(), list[str]()
+        self.store, self.recorded, self.said = MemoryStore(), Recorded(), log_lines()
         self.index: bytes | None = GOOD
         self.installed: list[tuple[list[str], str]] = []
         self._folder, self._machines = folder, 0
@@ -70,9 +71,7 @@ class World:
         home = home or self._folder / f"home-{self._machines}"
         log = self._folder / "pip.log"
         patience = Patience(FakeClock())
-        builder = Builder(
-            home, self.store, "e/", log, patience, self.said.append, recorded=self.recorded
-        )
+        builder = Builder(home, self.store, "e/", log, patience, recorded=self.recorded)
         builder.ensure(need)
 
     def put(self, need: Path, files: dict[str, bytes]) -> None:

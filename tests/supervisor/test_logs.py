@@ -8,6 +8,7 @@ import pytest
 from outlast.bucket.store import Unavailable
 from outlast.supervisor import logs
 from outlast.supervisor.logs import Logs
+from tests.log_lines import log_lines
 
 
 class Kept:
@@ -16,7 +17,7 @@ class Kept:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.puts: list[str] = []
-        self.said: list[str] = []
+        self.said = log_lines()
         self.trouble: Exception | None = None
         self.again = threading.Semaphore(0)
 
@@ -34,7 +35,7 @@ def kept() -> Kept:
 
 
 def test_what_is_there_at_the_end_is_kept(tmp_path: Path, kept: Kept) -> None:
-    own = Logs(tmp_path, kept.put, kept.said.append)
+    own = Logs(tmp_path, kept.put)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "events.1").write_bytes(b"abc")
     own.close(last_words=True)
@@ -47,7 +48,7 @@ def test_only_what_changed_is_uploaded_again(
     monkeypatch.setattr(logs, "EVERY_SEC", 0.01)
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
-    own = Logs(tmp_path, kept.put, kept.said.append)
+    own = Logs(tmp_path, kept.put)
     assert kept.again.acquire(timeout=60) and kept.again.acquire(timeout=60)
     (tmp_path / "b").write_bytes(b"23")
     assert kept.again.acquire(timeout=60)
@@ -61,7 +62,7 @@ def test_a_store_that_fails_is_said_once_and_tried_again(
     monkeypatch.setattr(logs, "EVERY_SEC", 0.01)
     kept.trouble = Unavailable("no answer")
     (tmp_path / "a").write_bytes(b"1")
-    own = Logs(tmp_path, kept.put, kept.said.append)
+    own = Logs(tmp_path, kept.put)
     assert all(kept.again.acquire(timeout=60) for _ in range(3))
     kept.trouble = None
     own.close(last_words=True)
@@ -78,7 +79,7 @@ def test_what_is_too_large_is_left_and_said(
     (tmp_path / "b").write_bytes(bytes((1 << 20) + 1))
     (tmp_path / "c").write_bytes(b"12345")
     (tmp_path / "d").write_bytes(b"6")
-    own = Logs(tmp_path, kept.put, kept.said.append)
+    own = Logs(tmp_path, kept.put)
     own.close(last_words=True)
     assert list(kept.files) == ["a", "c"]
     assert kept.said == [
@@ -93,7 +94,7 @@ def test_an_upload_that_hangs_holds_nobody_up(
     monkeypatch.setattr(logs, "LAST_SEC", 0.05)
     go_on = threading.Event()
     (tmp_path / "a").write_bytes(b"1")
-    own = Logs(tmp_path, lambda name, data: go_on.wait(60), kept.said.append)
+    own = Logs(tmp_path, lambda name, data: go_on.wait(60))
     own.close(last_words=True)
     assert not go_on.is_set()
     go_on.set()

@@ -15,6 +15,7 @@ from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.store import Forbidden, MemoryStore, Operation, StoreError, Unavailable
+from tests.log_lines import log_lines
 from tests.stores import START, FakeClock
 from tests.supervisor.world import LAYOUT, Life, World, a_world, spec_with, wait_until
 
@@ -27,7 +28,7 @@ class Away:
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
         self.until = 0.0
-        self.said: list[str] = []
+        self.said = log_lines()
         self.store = MemoryStore(clock=self.clock.now).view(self._around)
         self.folder = folder
         self.snapshot = folder / "snapshot"
@@ -42,7 +43,7 @@ class Away:
         return perform()
 
     def head_file(self) -> HeadFile:
-        return HeadFile(self.store, LAYOUT, patience=Patience(self.clock, say=self.said.append))
+        return HeadFile(self.store, LAYOUT, patience=Patience(self.clock))
 
     def taken(self) -> HeadFile:
         head_file = self.head_file()
@@ -52,8 +53,8 @@ class Away:
     def phase(self, name: str) -> Callable[[], object]:
         """What is done while the store is away."""
         if name == "boot":
-            return lambda: self.head_file().take_term(CLAIM, say=self.said.append)
-        committer = Committer(self.taken(), say=self.said.append)
+            return lambda: self.head_file().take_term(CLAIM)
+        committer = Committer(self.taken())
         if name == "restore":
             return lambda: committer.restore(self.folder / "restored")
         committer.restore(self.folder / "restored")

@@ -27,6 +27,7 @@ from outlast.supervisor.secrets import (
 )
 from outlast.supervisor.trainer_log import TrainerLog
 from outlast.supervisor.webhook import Webhook
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 from tests.supervisor.world import wait_until
 
@@ -78,13 +79,13 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretManager]:
 
 @pytest.fixture
 def said() -> list[str]:
-    return []
+    return log_lines()
 
 
 @pytest.fixture
 def reader(manager: SecretManager, said: list[str]) -> SecretReader:
     metadata = Metadata(f"{manager.url}/computeMetadata/v1")
-    return SecretReader(metadata, FakeClock(), said.append, forbidden_sec=30, backoff_sec=1)
+    return SecretReader(metadata, FakeClock(), forbidden_sec=30, backoff_sec=1)
 
 
 # -- reading

@@ -23,6 +23,7 @@ from outlast.protocol import Tick
 from outlast.supervisor import trainer_log
 from outlast.supervisor.process import TrainerProcess
 from outlast.supervisor.trainer_log import LogUpload, TrainerLog, drop_old_logs
+from tests.log_lines import log_lines
 from tests.supervisor.world import LAYOUT, Life, World, a_world, wait_until
 
 
@@ -91,7 +92,7 @@ class Bucket:
         self.tries = 0
         self.gate = threading.Event()
         self.gate.set()
-        self.said: list[str] = []
+        self.said = log_lines()
 
     def put(self, index: int, data: bytes) -> None:
         self.tries += 1
@@ -101,7 +102,7 @@ class Bucket:
         self.pieces[index] = data
 
     def upload(self, log: TrainerLog) -> LogUpload:
-        return LogUpload(log, self.put, Patience(SYSTEM_CLOCK, say=self.said.append))
+        return LogUpload(log, self.put, Patience(SYSTEM_CLOCK))
 
     @property
     def text(self) -> bytes:

@@ -34,6 +34,7 @@ from outlast.supervisor.process import Exited, TrainerProcess
 from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.trainer_log import TrainerLog
 from outlast.supervisor.trainer_user import TrainerUser, TrainerUserRefused
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 from tests.supervisor.test_parts import check_done, program
 from tests.supervisor.world import Life, Vm, World, a_world, spec_with
@@ -201,8 +202,8 @@ def test_planted_logs_are_not_kept(own: Path, outside: Path, how: str) -> None:
     plant(own, outside, how)
     (own / "mine.log").write_bytes(b"mine")
     kept: dict[str, bytes] = {}
-    said: list[str] = []
-    logs = Logs(own, kept.__setitem__, said.append, ME)
+    said = log_lines()
+    logs = Logs(own, kept.__setitem__, ME)
     logs.close(last_words=True)
     assert kept == {"mine.log": b"mine"}
     assert len(said) == 1 and "is a link, or not the trainer's file" in said[0]
@@ -426,13 +427,13 @@ def test_a_supervisor_that_is_not_root_says_that_it_is_not_exercised(
     monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    said: list[str] = []
+    said = log_lines()
     spec = spec_with(trainer_user="own")
-    found = on_vm._trainer_user(spec, said.append)
+    found = on_vm._trainer_user(spec)
     assert (found is None) is bool(uid)
     assert [one for one in said if "not exercised here" in one and "user 1000" in one] == said
     assert len(said) == bool(uid)
-    assert on_vm._trainer_user(spec_with(), said.append) is None
+    assert on_vm._trainer_user(spec_with()) is None
 
 
 # -- the metadata server ----------------------------------------------------------------------

@@ -21,10 +21,9 @@ def site(monkeypatch: pytest.MonkeyPatch, vm: Path) -> Site:
 
     monkeypatch.setattr(on_vm, "rooted", rooted)
     nothing: Any = None
-    said: list[str] = []
     life, notices = Life(None), Notices(SPEC.timeouts)
     clock = MachineClock(notices)
-    return on_vm._vm_site(SPEC, nothing, nothing, notices, vm, said.append, life, Mask(), clock)
+    return on_vm._vm_site(SPEC, nothing, nothing, notices, vm, life, Mask(), clock)
 
 
 @pytest.fixture

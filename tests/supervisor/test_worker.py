@@ -6,13 +6,14 @@ from typing import Any
 from outlast.base.retry import Patience
 from outlast.bucket.store import Unavailable
 from outlast.supervisor.worker import Finished, Job, Worker
+from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
 
 def test_a_job_is_tried_until_it_is_done_and_its_error_is_posted() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    clock, said = FakeClock(), []
-    worker = Worker(posted.put, Patience(clock, say=said.append))
+    clock, said = FakeClock(), log_lines()
+    worker = Worker(posted.put, Patience(clock))
     tries: list[int] = []
 
     def run() -> str:

@@ -50,6 +50,7 @@ from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import Exited
 from outlast.supervisor.site import MachineClock, Site
 from outlast.supervisor.webhook import Webhook
+from tests.log_lines import log_lines
 from tests.stores import prove_stale_writes_are_refused
 from tests.supervisor.fake_cloud import FakeCloud
 
@@ -326,7 +327,7 @@ class World:
         root = self.folder / identifier
         self.cloud.boot(group, identifier, {})
         reader = Metadata()
-        said: list[str] = []
+        said = log_lines()
         notices = Notices(spec.timeouts, reader if metadata else None)
         notices.start()
         clock = QuickClock(notices)
@@ -349,8 +350,7 @@ class World:
             make_trainer=make_trainer,
             log_of=lambda term: None,
             clock=clock,
-            say=said.append,
-            webhook=Webhook(spec.webhook, said.append),
+            webhook=Webhook(spec.webhook),
             data=Cache(
                 root / "cache",
                 opener=lambda url: self.data,
@@ -358,7 +358,7 @@ class World:
             ),
         )
         limits = Limits(self.silent_sec, spec.timeouts.iam_propagation, self.full_sec)
-        patience = Patience(clock.unsigned, limits=limits, say=said.append)
+        patience = Patience(clock.unsigned, limits=limits)
         head_file = HeadFile(store or self.store, LAYOUT, patience=patience)
         boot = Boot(spec, head_file, site, records=True)
         vm = Vm(boot, notices, said, list(scripts))

@@ -31,16 +31,19 @@ BUCKET = "outlast-rehearsal-data"
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
+from outlast.base.log import log_to
 from outlast.cloud import bake, recipe
 from outlast.cloud.compute import Compute
 
 ACCOUNT = "image-baker@outlast-rehearsal.iam.gserviceaccount.com"
 given, root, stop_at = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
-def say(sentence):
+def show(sentence):
     print(sentence, flush=True)
     if stop_at and stop_at in sentence:
         os.kill(os.getpid(), signal.SIGKILL)
+
+log_to(show)
 
 checked = recipe.check(given, base="debian-cloud/debian-13", project="outlast-rehearsal",
                        zone="europe-west4-a")
@@ -49,7 +52,7 @@ baked = recipe.read(checked, root)
 labels = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
 order = bake.Order(labels, service_account=ACCOUNT)
 try:
-    print("link", bake.bake(baked, order, say))
+    print("link", bake.bake(baked, order))
 except bake.BakeError as error:
     print("error", error)
     sys.exit(1)
