@@ -5,11 +5,15 @@ import sys
 
 from outlast.base import exits
 from outlast.base.console import fill_streams
+from outlast.base.folders import missing_data
 
 
 def main() -> None:
     """Entry point of `outlast` and of `python -m outlast.cli`."""
     fill_streams()
+    if missing := missing_data():
+        print(f"outlast: {missing}", file=sys.stderr)
+        sys.exit(1)
     try:
         from outlast.cli.app import main as command
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pulumi
 
-from outlast.base.folders import PACKAGE
+from outlast.base.folders import PACKAGE, missing_data
 from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import Layout
 from outlast.cloud import recipe as recipes
@@ -81,6 +81,8 @@ def _stack_values() -> dict[str, Any]:
 
 
 def _checked(values: Mapping[str, Any]) -> Settings:
+    if missing := missing_data():
+        raise SettingsError(missing)
     organization, project = pulumi.get_organization(), pulumi.get_project()
     name = foundation_name(values, organization, project)
     found = check(
