@@ -1,10 +1,10 @@
-"""Records of old attempts, those of `BLOCK` attempts in one object, so that the history of a run
-takes few reads however many attempts it had.
+"""Blocks: the records of `BLOCK` old attempts in one object, so that reading a run's history takes
+few reads however many attempts it had.
 
-A block only repeats what the attempts' own records say, and decides nothing. If there is none,
-or one that cannot be read, the records themselves are read. An attempt writes the missing blocks
-once it has committed, but none of the last `BLOCK` attempts: a machine that was taken for dead may
-still write the record of its end.
+A block only repeats the attempts' own records, and decides nothing. If a block is missing or cannot
+be read, the records themselves are read. An attempt writes missing blocks after its first commit,
+but not for the last `BLOCK` attempts: a machine that was believed dead may still write its end
+record.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ BLOCK = 32
 """Attempts of one block."""
 
 WRITTEN_AT_ONCE = 2
-"""Blocks that one attempt writes at most: many may be missing after a repair."""
+"""The most blocks that one attempt writes: many may be missing after a repair."""
 
 AnyAttemptRecord = AttemptStart | Heartbeat | AttemptEnd
 
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 Records = Mapping[int, Mapping[type[AnyAttemptRecord], Found]]
-"""By attempt and kind."""
+"""Records by attempt and kind."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Entry:
     term: int
     kind: str
     text: str
-    """Its bytes, which are ASCII."""
+    """The record's bytes, which are ASCII."""
     updated: str
     """ISO 8601, to the microsecond."""
 
@@ -84,8 +84,9 @@ def read(store: Store, layout: Layout, *, patience: Patience = BRIEF) -> Records
 def write_missing(
     store: Store, layout: Layout, term: int, *, patience: Patience = BRIEF
 ) -> list[int]:
-    """Writes blocks of attempts long before `term`, the writer's; gives their numbers. What cannot
-    be read is left to a later attempt. Raises StoreError."""
+    """Writes the missing blocks of attempts long before `term`, the writer's, and returns their
+    numbers. Records that cannot be read are left to a later attempt. Raises StoreError.
+    """
     complete = max(0, (term - BLOCK) // BLOCK)
     if not complete:
         return []
@@ -133,7 +134,7 @@ def _numbers(store: Store, layout: Layout) -> list[int]:
 
 
 def _block(store: Store, layout: Layout, number: int, patience: Patience) -> Records:
-    """Its records; none where it is gone or damaged."""
+    """The block's records; none if it is missing or damaged."""
     try:
         data, _ = patience(lambda: store.get(layout.records_block(number)))
         block = Block.from_json(data)

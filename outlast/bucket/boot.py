@@ -1,4 +1,4 @@
-"""What a boot does about HEAD: the design's table, and the records that it looks at besides."""
+"""Decides what a boot does: the design's table, and the records that it also reads."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,19 +12,21 @@ from outlast.bucket.layout import AttemptEnd, Heartbeat, Layout
 from outlast.bucket.store import Forbidden, Store, StoreError, Throttled, Unavailable
 
 NO_PROGRESS_SECONDS = 600.0
-"""A term without a commit counts as no progress after this long if no time to a commit is
-known."""
+"""Seconds after which a term without a commit counts as no progress, if no commit time is known."""
 
 NO_PROGRESS_FACTOR = 3.0
-"""A term without a commit counts as no progress after this many times the last time to a commit."""
+"""A term without a commit counts as no progress after this multiple of the last time to a
+commit.
+"""
 
 NUMBERS_MAX = 100_000_000
-"""No run has so many terms or resumes: a HEAD that counts so far was written by something else, and
-its numbers soon fit into no record."""
+"""No run has so many terms or resumes: such a HEAD was forged, and its numbers would soon fit into
+no record.
+"""
 
 
 class Missing(Enum):
-    """What a look at HEAD gives where it gives no Head."""
+    """The outcomes of reading HEAD without a Head."""
 
     ABSENT = "absent"
     UNREADABLE = "unreadable"
@@ -32,11 +34,11 @@ class Missing(Enum):
 
 
 Look = Head | Missing
-"""What a look at HEAD gives."""
+"""The outcome of reading HEAD."""
 
 
 class Act(Enum):
-    """What a boot does."""
+    """The actions of a boot."""
 
     TAKE = "take"
     """Swap HEAD to the decision's, then train."""
@@ -50,7 +52,7 @@ class Act(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What a boot does, why, and the HEAD that it writes or leaves behind."""
+    """A boot's action, the reason, and the HEAD that it writes or leaves."""
 
     act: Act
     reason: Reason | None
@@ -60,26 +62,26 @@ class Decision:
 
 @dataclass(frozen=True)
 class LastTerm:
-    """How the term before ended, for the count of terms without progress."""
+    """How the previous term ended, for the count of terms without progress."""
 
     lived_seconds: float
-    """From its start record to its last heartbeat, both in server time."""
+    """Seconds from its start record to its last heartbeat, in server time."""
     seconds_to_commit: float | None
-    """Of the last term that committed; None if none did."""
+    """Seconds to the first commit of the last term that committed; None if none did."""
     reason: Reason | None
-    """Of its end record; None if its VM was lost."""
+    """Reason in its end record; None if its VM was lost."""
     repeats: bool = False
-    """Whether its end is one that the next machine meets again."""
+    """Whether the next machine would end in the same way."""
     message: str = ""
 
     @property
     def repeated(self) -> bool:
-        """Whether its end counts however short it lived."""
+        """Whether its end counts however short its life was."""
         return self.repeats or self.reason in NO_PROGRESS_REASONS
 
     @property
     def no_progress(self) -> bool:
-        """Whether it counts, given that it committed nothing."""
+        """Whether it counts as no progress, given that it committed nothing."""
         if self.repeated:
             return True
         if self.seconds_to_commit is None:
@@ -89,7 +91,7 @@ class LastTerm:
 
 @dataclass(frozen=True)
 class Claim:
-    """Who boots: the VM's own pin, from its metadata."""
+    """The booting VM's claim: the pin from its metadata."""
 
     owner: str
     resume: int
@@ -106,10 +108,10 @@ def decide(
     nonce: str,
     last_term: LastTerm | None = None,
 ) -> Decision:
-    """What a boot with this claim does about HEAD; the design's table, row by row.
+    """Decides what a boot with this claim does; the design's table, row by row.
 
-    `has_attempts` matters where HEAD is absent, `last_term` where the run is open; `nonce` goes
-    into the HEAD that the decision writes.
+    `has_attempts` matters if HEAD is absent, `last_term` if the run is open; `nonce` goes into the
+    HEAD that the decision writes.
     """
     if look is Missing.ABSENT:
         if has_attempts:
@@ -130,8 +132,8 @@ def decide(
         return Decision(
             Act.REFUSE,
             Reason.FORBIDDEN,
-            "HEAD may not be read by this VM's service account; `pulumi up --refresh` puts the "
-            "bucket's bindings back, `outlast repair` tells whether HEAD itself is whole",
+            "HEAD may not be read by this VM's service account; `pulumi up --refresh` restores the "
+            "bucket's bindings, `outlast repair` shows whether HEAD itself is intact",
         )
     assert isinstance(look, Head)
     return _decide_on(look, claim, now=now, nonce=nonce, last_term=last_term)
@@ -146,7 +148,7 @@ def _decide_on(
             Act.REFUSE,
             Reason.OTHER_OWNER,
             f"owner {claim.owner}: HEAD belongs to {head.owner}; choose another experiment or "
-            "bucket; `outlast repair` writes over its own stack's HEAD only",
+            "bucket; `outlast repair` overwrites only its own stack's HEAD",
             head,
         )
     if said := beyond(head):
@@ -180,7 +182,7 @@ def _decide_on(
         return Decision(
             Act.TAKE, None, f"resume {claim.resume}: takes term {reopened.term}", reopened
         )
-    # HEAD is the VMs' to write; the stack's own limit, which the pin has, bounds what it says.
+    # VMs can write HEAD; the stack's own limit, from the pin, bounds its deadline.
     head = replace(head, deadline=min(head.deadline, claim.deadline))
     if now >= head.deadline:
         return _ending(head, Reason.LIMIT, "the run's deadline has passed", nonce)
@@ -203,7 +205,7 @@ def _decide_on(
 
 
 def beyond(head: Head) -> str | None:
-    """The number of HEAD that no run comes to, with its rule; None if there is none."""
+    """The number in HEAD that no run can reach, with the rule; None if all are possible."""
     for name in ("term", "resume"):
         if getattr(head, name) >= NUMBERS_MAX:
             return f"{name} {getattr(head, name)}, which must be less than {NUMBERS_MAX}"
@@ -239,9 +241,9 @@ def _ending(head: Head, reason: Reason, message: str, nonce: str) -> Decision:
 
 
 def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
-    """How HEAD's term went, from its records; None if it wrote neither start nor end.
+    """How HEAD's term ended, from its records; None if it wrote neither start nor end.
 
-    Times are those at which the store wrote the records, so that no VM's clock counts.
+    Times are the store's write times of the records, so no VM's clock counts.
     """
     started = _updated(store, layout.attempt_start(head.term))
     end = None
@@ -250,7 +252,7 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
     reason = end.reason if end else None
     repeats, message = (end.repeats, end.message) if end else (False, "")
     if started is None:
-        # The state was never restored: only the reason can count.
+        # The state was never restored, so only the reason can count.
         return None if end is None else LastTerm(0.0, None, reason, repeats, message)
     heartbeat = _updated(store, layout.heartbeat(head.term)) or started
     return LastTerm(
@@ -263,12 +265,12 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
 
 
 def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
-    """What the records tell that HEAD does not know; None if nothing.
+    """What the records show that HEAD does not know; None if nothing.
 
     Such a HEAD is an older one that was put back. Its own term's heartbeat or end, or the next
-    term's start record, tell of what came after it. One without a checkpoint would start the run
-    from scratch; there a second manifest tells too (a commit begins after the one before was
-    swapped in).
+    term's start record, shows what came after it. A HEAD without a checkpoint would start the run
+    from scratch; there a second manifest shows it too, because a commit begins only after the
+    previous one was swapped in.
     """
     committed = None
     with _where_whole():
@@ -295,7 +297,7 @@ def contradicted(store: Store, layout: Layout, head: Head) -> str | None:
 
 
 def newest(head: Head) -> str:
-    """The newest checkpoint that HEAD names, for people."""
+    """The newest checkpoint that HEAD names, in words."""
     if not head.chain:
         return "no checkpoint"
     return f"step {head.step} of term {head.chain[-1].term} as the newest checkpoint"
@@ -309,7 +311,7 @@ def _updated(store: Store, path: str) -> datetime | None:
 
 
 def _seconds_to_commit(store: Store, layout: Layout, head: Head) -> float | None:
-    """What the last term that committed needed for its first commit, as its heartbeat says."""
+    """Seconds that the last term with a commit needed for its first one, from its heartbeat."""
     for entry in reversed(head.lineage):
         with _where_whole():
             heartbeat = Heartbeat.from_json(store.get(layout.heartbeat(entry.term))[0])
@@ -320,7 +322,7 @@ def _seconds_to_commit(store: Store, layout: Layout, head: Head) -> float | None
 
 @contextlib.contextmanager
 def _where_whole() -> Iterator[None]:
-    """A record that decides nothing counts as none where it is absent or damaged."""
+    """Reads a record that decides nothing; None if it is absent or damaged."""
     try:
         yield
     except (Forbidden, Throttled, Unavailable):
@@ -332,8 +334,8 @@ def _where_whole() -> Iterator[None]:
 def silent_seconds(store: Store, layout: Layout, term: int, since: datetime) -> float:
     """Server time since the last sign of life of `term`: its heartbeat, its start, or `since`.
 
-    A fenced attempt that is still a member of its group goes through the table at boot again after
-    `timeouts.successor_silence` of it.
+    After `timeouts.successor_silence` of silence, a fenced attempt that is still a member of its
+    group goes through the boot table again.
     """
     signs = [
         sign

@@ -1,10 +1,10 @@
-"""Commits, restores and ends: what may be lost, and what cannot be.
+"""Commits, restores and ends a run for the holder of a term.
 
-A commit is: rows flushed and objects under a unique name, a manifest of their hashes,
-and HEAD swapped to name it. A large file goes in parts, each a separate object; what is equal to
-an object of the checkpoint before is copied inside the store. Only what HEAD's chain names was ever
-committed. What a swap that is known to have succeeded dropped is deleted after it, generation by
-generation; a write whose fate is unknown is left for a later term's sweep.
+A commit flushes rows, uploads objects under a unique name and a manifest of their hashes, and swaps
+HEAD to name the manifest. A large file is uploaded in parts, each a separate object; an object that
+the checkpoint before also has is copied inside the store. Only what HEAD's chain names was ever
+committed. After a swap that is known to have succeeded, the checkpoints that it dropped are deleted
+by generation; a write whose fate is unknown is left to a later term's sweep.
 """
 
 import logging
@@ -45,15 +45,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast commits go, as measured so far in this attempt."""
+    """The speed of commits, as measured so far in this attempt."""
 
     bytes_per_sec: float
     overhead_sec: float
-    """What a commit takes beside its bytes: the manifest, HEAD."""
+    """Seconds that a commit takes besides its bytes: the manifest, HEAD."""
 
 
 class Committer:
-    """Commits and ends a run for the holder of a term. One thread at a time."""
+    """Commits and ends a run for the holder of a term. For one thread at a time."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Committer:
         snapshot, a result and their files must have; None for any."""
         self._head_file = head_file
         self.term = head_file.term
-        """Fixed: what the head file's process takes later is another committer's."""
+        """Fixed: a term that the process takes later belongs to another committer."""
         self._store: Store = head_file.store
         self._layout: Layout = head_file.layout
         self._patience = head_file.patience
@@ -91,7 +91,7 @@ class Committer:
         self.pace: Pace | None = None
         """None before the first commit."""
         self.sent_bytes: int | None = None
-        """Of the last commit, without what was copied; None before the first one."""
+        """Bytes that the last commit uploaded, without copies; None before the first."""
         self._folder = Folder(
             self._store,
             self._layout,
@@ -102,24 +102,26 @@ class Committer:
         self._from_step = 0
         self._bad: set[Checkpoint] = set()
         self._cut: Head | None = None
-        """HEAD as it was at the restored checkpoint, where all that it holds itself is bad."""
+        """HEAD as of the restored checkpoint, if every checkpoint that HEAD itself holds is
+        damaged.
+        """
         self._dropped: list[Checkpoint] = []
         self._rows = 0
         self._swept = False
 
     @property
     def rows_flushed(self) -> int:
-        """Bytes of the term's rows that are in the bucket; a commit is given those after."""
+        """Bytes of the term's rows that are in the bucket; a commit is given the later ones."""
         return self._row_pieces.flushed
 
     @property
     def bytes_left(self) -> int:
-        """Of the snapshot on its way, what the store does not have yet; for any thread."""
+        """Bytes of the current snapshot that the store does not have yet; for any thread."""
         return self._uploader.bytes_left
 
     @property
     def restore_bytes(self) -> int | None:
-        """Size of the checkpoint that is or was restored last, once known."""
+        """Size of the checkpoint that is being or was last restored, once known."""
         return self._reader.size
 
     # -- restore ------------------------------------------------------------------------------
@@ -127,16 +129,16 @@ class Committer:
     def restore(
         self, into: Path, *, place: Callable[[int], Path] | None = None
     ) -> Restored | Fresh:
-        """Reads the newest checkpoint of the chain that is whole into the folder `into`, or into
-        one of that name in the folder that `place` gives for so many bytes.
+        """Restores the newest intact checkpoint of the chain into the folder `into`, or into one of
+        that name in the folder that `place` returns for its size in bytes.
 
-        Every byte is hashed before anybody reads it as anything else. A hash that fails on a
-        second download too goes to the checkpoint before; that is said, and the next swap drops
-        the bad one. Raises RestoreError if all fail, StoreError if the store does not
-        answer (which says nothing about a checkpoint), Fenced or HeadEnded where HEAD went on.
+        Every byte is hashed before it is used. If a hash fails in a second download too, the
+        checkpoint before is used, which is logged, and the next swap drops the damaged one. Raises
+        RestoreError if all fail, StoreError if the store does not answer (which says nothing about
+        a checkpoint), Fenced or HeadEnded if HEAD has changed.
 
-        Begins a trainer's life, also one after a user failure in the same term: its rows are
-        counted from byte 0 again.
+        Each life of a trainer begins with a restore, also after a user failure in the same term:
+        its rows are counted from byte 0 again.
         """
         head = self._head_file.held(self.term)
         if not head.kept:
@@ -148,10 +150,11 @@ class Committer:
             try:
                 manifest, found = self._reader.read(checkpoint, into, place)
             except (Damaged, NotFound) as error:
-                # What a successor's retention removed is not damaged: HEAD tells, and raises.
+                # A checkpoint that a successor's retention removed is not damaged: looking at HEAD
+                # raises.
                 self._patience(lambda: self._head_file.check(term=self.term))
                 skipped.append(checkpoint)
-                _log.info(f"checkpoint {checkpoint.path}: {error}; going to the one before")
+                _log.info(f"checkpoint {checkpoint.path}: {error}; trying the one before")
                 continue
             self._uploader.note_objects(checkpoint.path, manifest.objects)
             self._bad.update(skipped)
@@ -170,16 +173,16 @@ class Committer:
         unread = "; ".join(
             [f"none of the {head.kept} checkpoints that are kept can be read", *lost]
         )
-        if not self._layout.run:  # a folder, which no stack declares
+        if not self._layout.run:  # A run in a folder, without a stack.
             raise RestoreError(f"{unread}; give another --run-dir to start from scratch")
         raise RestoreError(f"run {self._layout.run}: {unread}; see `outlast repair`")
 
     def _newest_first(self, head: Head, lost: list[str]) -> Iterator[Checkpoint]:
-        """All kept checkpoints; pages that cannot be read are said and noted in `lost`."""
+        """All kept checkpoints; pages that cannot be read are logged and noted in `lost`."""
 
         def note(error: PageLost) -> None:
             lost.append(str(error))
-            _log.info(f"{error}; going to the checkpoints before")
+            _log.info(f"{error}; trying the checkpoints before")
 
         return pages.newest_first(
             self._store, self._layout, head, lost=note, patience=self._patience
@@ -193,7 +196,7 @@ class Committer:
         *,
         place: Callable[[int], Path] | None = None,
     ) -> Path:
-        """Reads another run's checkpoint from the store of that run, as `restore` reads one."""
+        """Reads another run's checkpoint from that run's store, as `restore` does."""
         reader = self._reader.of(store)
         try:
             return reader.read(checkpoint, into, place)[1]
@@ -209,7 +212,8 @@ class Committer:
         wanted: Callable[[str], bool] = lambda name: True,
     ) -> Path:
         """Reads one checkpoint of the chain, or its `wanted` files, into a folder, as `restore`
-        does; RestoreError if it cannot be read, for there is none to go back to."""
+        does. Raises RestoreError if it cannot be read: there is no earlier one to use.
+        """
         try:
             return self._reader.read(checkpoint, into, place, wanted)[1]
         except (Damaged, NotFound) as error:
@@ -217,7 +221,7 @@ class Committer:
             of = f" of part {checkpoint.part}" if checkpoint.part else ""
             raise RestoreError(
                 f"checkpoint {checkpoint.path}{of}: cannot be read ({error}); set the run back to "
-                "one before it with outlast resume --from"
+                "an earlier one with outlast resume --from"
             ) from None
 
     def _begin(self, step: int) -> None:
@@ -240,13 +244,13 @@ class Committer:
         whole: bool = False,
         clean: bool = True,
     ) -> Checkpoint:
-        """Commits a snapshot folder; it is in HEAD's chain when this returns.
+        """Commits a snapshot folder; when this returns, it is in HEAD's chain.
 
-        `rows` are the term's rows from byte `rows_flushed` up to the step, whole lines;
-        `row_count`, where given, is their number. `part` and `before` are as HEAD's chain has them;
-        `whole` files are not cut. Who gives `clean` as False, because somebody
-        waits for the checkpoint, calls `clean` afterwards. Raises BadSnapshot, the store's errors
-        (nothing is cleaned then: the fate may be unknown) and what HeadFile.swap raises.
+        `rows` are the term's rows from byte `rows_flushed` up to the step, as whole lines;
+        `row_count`, if given, is their number. `part` and `before` are as in HEAD's chain; `whole`
+        files are not cut into parts. A caller that passes `clean=False`, because something waits
+        for the checkpoint, calls `clean` afterwards. Raises BadSnapshot, the store's errors
+        (nothing is deleted then, because the fate may be unknown) and what HeadFile.swap raises.
         """
         if step < self._from_step:
             raise BadSnapshot(
@@ -290,7 +294,7 @@ class Committer:
             readable = self._whole(head)
             folded = readable if fold is None else fold.applied(readable)
             there = {*head.chain, *self._bad} - ({*readable.chain} - {*folded.chain})
-            # An earlier swap of unknown fate may have been applied: it is there already then.
+            # An earlier swap of unknown fate may have been applied; then it is already there.
             others = [entry for entry in folded.chain if entry != checkpoint]
             return replace(
                 folded.with_lineage(term, self._from_step),
@@ -308,12 +312,13 @@ class Committer:
 
     @property
     def chain(self) -> tuple[Checkpoint, ...]:
-        """HEAD's own, without what could not be read when the state was restored."""
+        """HEAD's own chain, without the checkpoints that the restore could not read."""
         return self._whole(self._head_file.held(self.term)).chain
 
     def parts(self) -> tuple[Part, ...]:
-        """The run's parts, those in pages too, as far as `chain` goes. RestoreError if a page
-        cannot be read."""
+        """The run's parts, including those in pages, as far as `chain` goes. Raises RestoreError if
+        a page cannot be read.
+        """
         head = self._whole(self._head_file.held(self.term))
         try:
             return pages.parts(self._store, self._layout, head, patience=self._patience)
@@ -321,13 +326,13 @@ class Committer:
             raise RestoreError(f"the parts of the run are not known: {error}") from None
 
     def _whole(self, head: Head) -> Head:
-        """Without the checkpoints that could not be read when the state was restored."""
+        """HEAD without the checkpoints that the restore could not read."""
         if self._cut is not None:
             head = replace(head, chain=self._cut.chain, older_chain=self._cut.older_chain)
         return replace(head, chain=tuple(one for one in head.chain if one not in self._bad))
 
     def clean(self) -> None:
-        """Deletes what the last swap dropped, and once what lower terms left."""
+        """Deletes what the last swap dropped and, once, what lower terms left."""
         self._delete_dropped()
         if not self._swept:
             self.sweep()
@@ -335,12 +340,12 @@ class Committer:
     def flush_rows(self, rows: bytes, *, row_count: int | None = None) -> None:
         """Appends rows, whole JSON lines, to the term's rows in the bucket.
 
-        Where it raises, `rows_flushed` tells what is in the bucket for sure; the same rows are
-        given again, and none is there twice.
+        If it raises, `rows_flushed` says what is certainly in the bucket; give the same rows again,
+        and none is stored twice.
         """
         count = rows.count(b"\n")
         if row_count is not None and row_count != count:
-            raise BadSnapshot(f"rows: are {count} lines, {row_count} were announced")
+            raise BadSnapshot(f"rows: found {count} lines, {row_count} were announced")
         before = self._row_pieces.flushed
         try:
             self._row_pieces.append(rows)
@@ -348,7 +353,7 @@ class Committer:
             self._rows += rows[: self._row_pieces.flushed - before].count(b"\n")
 
     def _note_pace(self, sent_bytes: int, upload_sec: float, whole_sec: float) -> None:
-        """The newest commit counts as much as all before it."""
+        """Averages the speed; the newest commit counts as much as all before it."""
         self.sent_bytes = sent_bytes
         before = self.pace
         rate = sent_bytes / upload_sec if sent_bytes and upload_sec > 0 else None
@@ -362,13 +367,13 @@ class Committer:
     # -- retention ----------------------------------------------------------------------------
 
     def _note_dropped(self, before: set[Checkpoint], after: Head) -> None:
-        """Remembers what a swap that is known to have succeeded took out of the chain."""
+        """Remembers what a swap that certainly succeeded removed from the chain."""
         self._dropped += sorted(before - {*after.chain}, key=lambda entry: entry.path)
         self._bad.clear()
         self._cut = None
 
     def _delete_dropped(self) -> None:
-        """Deletes dropped checkpoints; what cannot be deleted now is left for the sweep."""
+        """Deletes dropped checkpoints; what cannot be deleted now is left to the sweep."""
         left = []
         for checkpoint in self._dropped:
             try:
@@ -381,7 +386,7 @@ class Committer:
         self._dropped = left
 
     def _delete_folder(self, folder: str) -> bool:
-        """Deletes what is in the folder now, by generation; True if all of it is gone."""
+        """Deletes the folder's objects by generation; True if all are deleted."""
         gone = in_parallel(
             [
                 lambda found=found: delete_quietly(self._store, found.path, found.generation)
@@ -394,8 +399,9 @@ class Committer:
     def sweep(self) -> None:
         """Deletes what lower terms left: snapshots and results that HEAD does not name.
 
-        Only after an own swap succeeded, so that no lower term can name them any more. Looks at
-        HEAD before each folder: a fenced attempt deletes nothing. What fails is left for later.
+        Runs only after this term's first successful swap, so that no lower term can name them any
+        more. Reads HEAD before each folder: a fenced attempt deletes nothing. What fails is left
+        for later.
         """
         self._delete_dropped()
         term = self.term
@@ -407,19 +413,19 @@ class Committer:
             }
             self._sweep(leftovers)
         except (HeadForbidden, StoreError) as error:
-            _log.info(f"sweep: was not finished ({error}); the next one goes on")
+            _log.info(f"sweep: was not finished ({error}); the next one continues")
             return
         self._swept = True
 
     def _sweep(self, folders: set[str]) -> None:
-        """Deletes those that HEAD names neither itself nor by its pages."""
+        """Deletes the folders that neither HEAD nor its pages name."""
         head = self._head_file.held(self.term)
         folders = folders - {entry.path for entry in (*head.chain, *self._bad)}
         if not folders:
             return
         kept = pages.kept(self._store, self._layout, head, patience=self._patience)
         if kept.lost:
-            # Any folder may be one of theirs.
+            # A page that cannot be read may name any of them.
             _log.info(f"sweep: nothing is deleted, since {'; '.join(kept.lost)}")
             return
         for folder in sorted(folders - {entry.path for entry in kept.chain}):
@@ -442,10 +448,9 @@ class Committer:
     ) -> Head:
         """Ends the run: result under the term, sweep, HEAD swapped to its end, copy for people.
 
-        `step` is the last committed step where it is not given; `parts`: all of the run's,
-        for a result that has the files of each; `why`, the trainer's reason to end before all its
-        steps were made. All of it can be done again; a boot that finds HEAD ended writes a missing
-        copy.
+        `step` defaults to the last committed step; `parts` are all of the run's, for a result with
+        the files of each; `why` is the trainer's reason to end before its last step. Everything
+        here can be repeated; a boot that finds HEAD ended writes a missing copy.
         """
         if not state.ended:
             raise ValueError(f"state {state}: is not an end")

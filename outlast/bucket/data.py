@@ -1,23 +1,24 @@
-"""A run's data: fetched once, in parallel, checked, resumed after a cut; and its fingerprint.
+"""A run's data: fetches it once, in parallel, checks it, resumes a download, and takes its
+fingerprint.
 
-What is asked for is a local path, which is used where it lies, or ``gs://BUCKET/PATH``: an object,
-or all objects below ``PATH/``. Objects of a bucket are read by generation into a cache folder:
+Data is a local path, which is used in place, or ``gs://BUCKET/PATH``: an object, or all objects
+below ``PATH/``. Objects of a bucket are read by generation into a cache folder:
 
     data/<bucket>/<path, quoted>/<generation>-<crc32c>/data/<base name>[/<names below PATH/>]
                                                        complete.json   once every byte was checked
                                                        parts/          while it is being fetched
 
-Ranges of a large object are fetched side by side into one file; a mark beside it says which ones
-are there, so that a fetch after an interruption takes only the rest. Of data that was rewritten in
-between, nothing is mixed: it has another generation and another folder.
+Ranges of a large object are fetched in parallel into one file; a file beside it records which
+ranges are complete, so that an interrupted download continues with the rest. Data that was
+rewritten meanwhile is never mixed: it has another generation and another folder.
 
 **The fingerprint** of an object or file is its size and CRC32C, of a folder the sum of the sizes
 and the CRC32C of the lines ``<crc32c> <size> <name>`` of its files in the order of their names.
-Equal sizes and checksums are equal data, wherever they lie and whenever they were uploaded: the
-generation (of a folder, the highest) is recorded and not compared.
+Equal sizes and checksums mean equal data, wherever and whenever it was uploaded: the generation (of
+a folder, the highest) is recorded but not compared.
 
     DataError         the data cannot be used; the message is one sentence for people
-    └── DataChanged   a run that was begun on other data asks for it
+    └── DataChanged the run started with other data
 """
 
 import contextlib
@@ -64,22 +65,22 @@ _log = logging.getLogger(__name__)
 
 WORKERS = 8
 RANGE_BYTES = CHUNK_BYTES
-"""What one request reads; so many times ``WORKERS`` are in memory at once."""
+"""Bytes that one request reads; ``WORKERS`` times as many are in memory at once."""
 SIGN_SEC = 1.0
-"""Between two signs of life of a download."""
+"""Seconds between two signs of life of a download."""
 LOOKS = 3
-"""How often a fetch starts again because the data was rewritten meanwhile."""
+"""How often a fetch starts over because the data was rewritten meanwhile."""
 ROOM_SPARE_BYTES = 16 << 20
 NAME_BYTES_MAX = 200
 FILE_NAME_BYTES_MAX = 255
 FILE_PATH_BYTES_MAX = 3500
-"""Linux takes paths of 4096 bytes, of which the cache's own folder needs some."""
+"""Linux allows paths of 4096 bytes; the cache's own folder needs some of them."""
 COMPLETE_FILE = "complete.json"
 PARTS_FOLDER = "parts"
 DATA_FOLDER = "data"
 CACHE_VARIABLE = "OUTLAST_CACHE"
 NAMES_MAX = 100
-"""Paths that one run may ask for; HEAD keeps a fingerprint of each."""
+"""The most paths that one run may read; HEAD keeps a fingerprint of each."""
 
 T = TypeVar("T")
 
@@ -87,11 +88,11 @@ Files = list[tuple[str, int, str]]
 """Name, size and CRC32C of each file of a folder."""
 
 Progress = Callable[[int, int], None]
-"""Called at least once a second while data is fetched: bytes there, bytes in all."""
+"""Called at least once a second while data is fetched, with the bytes fetched and the total."""
 
 
 def same_data(one: DataFingerprint, other: DataFingerprint) -> bool:
-    """Whether they are of the same bytes; where those lie and since when does not matter."""
+    """Whether both describe the same bytes, wherever and whenever they were stored."""
     return (one.size, one.crc32c) == (other.size, other.crc32c)
 
 
@@ -100,12 +101,12 @@ class DataError(VisibleError):
 
 
 class DataChanged(DataError):
-    """The run was begun on other data."""
+    """The run started with other data."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Data that lies on this machine."""
+    """Data on this machine."""
 
     path: Path
     fingerprint: DataFingerprint
@@ -113,12 +114,12 @@ class Staged:
 
 @dataclass(frozen=True)
 class Source:
-    """What a ``gs://`` path names now."""
+    """The object or objects that a ``gs://`` path names now."""
 
     url: str
-    """As it was asked for, without a slash at its end."""
+    """The path as it was requested, without a slash at the end."""
     objects: tuple[tuple[str, Object], ...]
-    """Name below the path, and the object; for a single object its base name."""
+    """Each object with its name below the path; for a single object, its base name."""
     is_folder: bool
 
     @property
@@ -137,7 +138,9 @@ class Source:
 
 
 def parse_url(url: str) -> tuple[str, str]:
-    """(bucket, path without a slash at its end) of a ``gs://`` path; DataError for another."""
+    """(bucket, path without a slash at the end) of a ``gs://`` path. Raises DataError for any
+    other.
+    """
     scheme, found, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
     path = path.rstrip("/")
@@ -161,8 +164,9 @@ def find(
     patience: Patience = BRIEF,
     progress: Progress = lambda done, of: None,
 ) -> Source:
-    """What the path names now. Raises DataError if nothing is there or a name cannot be a
-    file's, and the store's errors; `progress` is called before each try."""
+    """Looks up what the path names now. Raises DataError if it names nothing or an object's name
+    cannot be a file's, and the store's errors. Calls `progress` before each try.
+    """
     _, path = parse_url(url)
     clean = url.rstrip("/")
 
@@ -175,8 +179,7 @@ def find(
             except NotFound:
                 pass
             except Forbidden as error:
-                # An account that may read what is below a path need not be allowed to read the
-                # path.
+                # An account that may read below a path may lack the right to read the path itself.
                 refused = error
         listed = list(store.list(f"{path}/"))
         if refused is not None and not listed:
@@ -191,21 +194,19 @@ def find(
     for found in listed:
         name = found.path.removeprefix(f"{path}/")
         if not name or name.endswith("/"):
-            continue  # a console's marker of an empty folder
+            continue  # The console's marker for an empty folder.
         try:
             objects.append((check_object_name(name), found))
         except ValueError as error:
             raise DataError(f"data {url}: {error}") from None
     _check_names(url, [name for name, _ in objects])
     if not objects:
-        raise DataError(
-            f"data {url}: no such object, and none below {clean}/; look at its name again"
-        )
+        raise DataError(f"data {url}: no such object, and none below {clean}/; check the name")
     return Source(clean, tuple(objects), is_folder=True)
 
 
 def _check_names(url: str, names: list[str]) -> None:
-    """DataError if no disk can hold files of these names: every machine would meet it again."""
+    """Raises DataError if no disk can hold files of these names: every machine would fail on it."""
     try:
         check_file_names(names, "object")
     except ValueError as error:
@@ -225,7 +226,9 @@ def _check_names(url: str, names: list[str]) -> None:
 
 
 def local_files(path: Path, progress: Progress = lambda done, of: None) -> Files:
-    """(name below the path, size, CRC32C) of a folder's files; of a file one without a name."""
+    """(name below the path, size, CRC32C) of a folder's files; for a file, one entry without a
+    name.
+    """
     try:
         if not path.is_dir():
             return [("", *_read_through(path, progress))]
@@ -254,7 +257,7 @@ def _fingerprint_of(path: Path, files: Files) -> DataFingerprint:
 
 
 def _read_through(file: Path, progress: Progress) -> tuple[int, str]:
-    """Size and CRC32C; one large file takes as long as many small ones."""
+    """Size and CRC32C, in parallel also within one large file."""
     checksum = Checksum()
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK_BYTES):
@@ -274,9 +277,9 @@ def _listed(entries: Iterable[tuple[str, int, str]]) -> tuple[int, str]:
 
 
 class DataService:
-    """Answers one attempt's trainer, and keeps to the data that the run was begun on.
+    """Serves data to one attempt's trainer; accepts only the data that the run started with.
 
-    Safe to use from several threads: each rank of a trainer asks for itself.
+    Safe to use from several threads: each rank of a trainer asks separately.
     """
 
     def __init__(
@@ -286,9 +289,10 @@ class DataService:
         listings: "Listings | None" = None,
         sight: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        """``known`` gives the fingerprints in HEAD; with ``listings`` files that are added to a
-        folder of this machine are no other data, and named once in the log. What the trainer has
-        itself is read within ``sight``."""
+        """``known`` returns the fingerprints in HEAD. With ``listings``, files that were added to a
+        local folder do not count as a change and are logged once. The trainer's own files are read
+        within ``sight``.
+        """
         self._cache = cache
         self._known = known
         self._listings = listings
@@ -299,9 +303,10 @@ class DataService:
         self._asked: set[str] = set()
 
     def answer(self, url: str, path: str, progress: Progress) -> Staged:
-        """The data of ``url``, a ``gs://`` path or a local one. With ``path`` it is there already,
-        and only looked at. Raises DataError and StoreError as ``Cache.stage`` does, DataChanged
-        where HEAD knows another fingerprint of it."""
+        """The data of ``url``, a ``gs://`` path or a local one. With ``path``, it is already there
+        and only checked. Raises DataError and StoreError as ``Cache.stage`` does, and DataChanged
+        if HEAD has another fingerprint for it.
+        """
         there = Path(path or url)
         if "://" in url and not path:
             staged = self._cache.stage(url, progress)
@@ -331,7 +336,7 @@ class DataService:
         return staged
 
     def _without_added(self, url: str, staged: Staged, files: Files) -> Staged:
-        """As it was when the run was begun on it, where files were added and nothing else."""
+        """The data as the run first found it, if since then files were only added."""
         if self._listings is None or not staged.path.is_dir():
             return staged
         found = staged.fingerprint
@@ -356,12 +361,13 @@ class DataService:
         if is_new:
             some = ", ".join(added[:5]) + (f" and {len(added) - 5} more" if len(added) > 5 else "")
             _log.info(
-                f"data {url}: files were added since the run began, which is not a change: {some}"
+                f"data {url}: files were added since the run started, which does not count as a"
+                f" change: {some}"
             )
         return Staged(staged.path, before)
 
     def _named(self, found: DataFingerprint, path: Path) -> DataFingerprint:
-        """With its own name where another local path of the same base name came before."""
+        """Renamed if another local path with the same base name came before."""
         key = os.path.abspath(path)
         with self._lock:
             if key not in self._names:
@@ -371,23 +377,25 @@ class DataService:
 
 
 class Listings:
-    """The files of each folder of data that a run was begun on, kept with the run."""
+    """The file lists of the local folders that a run started with, kept with the run."""
 
     FILES_MAX = 100_000
-    """Of a folder with more no list is kept: any file that is added is a change then."""
+    """The most files of a listed folder; in a larger one, an added file counts as a change."""
 
     def __init__(self, store: Store, layout: Layout) -> None:
         self._store = store
         self._layout = layout
 
     def keep(self, found: DataFingerprint, files: Files) -> None:
-        """Keep the list; its name is made of what it holds, so that a second one is the same."""
+        """Stores the list under a name made of its content, so that a second store changes
+        nothing.
+        """
         if len(files) <= self.FILES_MAX:
             data = canonical_json({"files": files})
             put_new(self._store, self._layout.data_listing(found.size, found.crc32c), data)
 
     def read(self, found: DataFingerprint) -> Files | None:
-        """The list that was kept; None if there is none."""
+        """The stored list; None if there is none."""
         try:
             data, _ = self._store.get(self._layout.data_listing(found.size, found.crc32c))
             files = [
@@ -404,9 +412,9 @@ class Listings:
 
 def _changed(url: str, found: DataFingerprint, before: DataFingerprint, what: str = "") -> str:
     return (
-        f"data {url}: is {_told(found)}, the run was begun on {_told(before)}"
-        f"{f' ({what})' if what else ''}; put that data back, or make it a new run (a path of "
-        "another name, or outlast:rerun)"
+        f"data {url}: is {_told(found)}, the run started with {_told(before)}"
+        f"{f' ({what})' if what else ''}; put that data back, or start a new run (with "
+        "another path, or outlast:rerun)"
     )
 
 
@@ -420,12 +428,12 @@ def _told(found: DataFingerprint) -> str:
 
 
 def user_cache() -> Path:
-    """Where things that can be fetched again are kept on a laptop."""
+    """The cache folder on a laptop, for everything that can be fetched again."""
     return cache_home("outlast", CACHE_VARIABLE)
 
 
 class Cache:
-    """A folder of fetched data. Safe to use from several threads and processes at once."""
+    """A folder of fetched data. Safe to use from several threads and processes."""
 
     def __init__(
         self,
@@ -439,10 +447,10 @@ class Cache:
         self._patience = patience or Patience()
 
     def stage(self, url: str, progress: Progress = lambda done, of: None) -> Staged:
-        """The data of a ``gs://`` path, fetched unless it is here already, every byte checked.
+        """The data of a ``gs://`` path, fetched unless it is cached, with every byte checked.
 
         Raises DataError (absent, forbidden, no room), StoreError if the store gives no usable
-        answer for long, and OSError if this machine's disk does not work.
+        answer for a long time, and OSError if the local disk fails.
         """
         bucket, _ = parse_url(url)
         store = self._opener(f"gs://{bucket}")
@@ -451,7 +459,7 @@ class Cache:
                 source = find(store, url, patience=self._patience, progress=progress)
                 return self._staged(store, source, progress)
             except NotFound:
-                continue  # rewritten since it was looked at
+                continue  # It was rewritten since it was looked up.
             except Forbidden as error:
                 raise DataError(
                     f"data {url}: may not be read ({error}); for a VM, add it to "
@@ -460,7 +468,7 @@ class Cache:
         raise DataError(f"data {url}: was rewritten {LOOKS} times while it was fetched")
 
     def known(self, path: Path) -> DataFingerprint | None:
-        """The fingerprint of what ``stage`` gave; None for a path that it did not give."""
+        """The fingerprint of what ``stage`` returned; None for any other path."""
         if not path.is_relative_to(self.folder):
             return None
         return _read_complete(path.parent.parent)
@@ -495,7 +503,7 @@ class Cache:
         return self.folder / bucket / quoted / f"{found.generation}-{crc32c}"
 
     def _drop_unfinished(self, entry: Path) -> None:
-        """Clears away what is left of downloads of other generations."""
+        """Deletes unfinished downloads of other generations."""
         for other in entry.parent.iterdir():
             if other == entry or not other.is_dir() or (other / COMPLETE_FILE).exists():
                 continue
@@ -513,7 +521,7 @@ def _read_complete(entry: Path) -> DataFingerprint | None:
 
 
 def _same_sizes(source: Source, path: Path) -> bool:
-    """Whether all files are there still: a cache folder is the user's, who may clear it."""
+    """Whether all files still exist: users may clear the cache."""
     files = ((path / name if source.is_folder else path, found) for name, found in source.objects)
     try:
         return all(file.stat().st_size == found.size for file, found in files)
@@ -523,7 +531,7 @@ def _same_sizes(source: Source, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Only one fetches; the others wait for it, and find it done."""
+    """Lets one fetch; the others wait for it and find the result."""
     with path.open("ab") as file:
         while True:
             try:
@@ -536,7 +544,9 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 
 class _Part:
-    """One object on its way: a file of its whole size, and a byte for each range that is there."""
+    """One object being downloaded: a file of its full size, and a file with a byte for each
+    complete range.
+    """
 
     def __init__(self, found: Object, final: Path, parts: Path, index: int) -> None:
         self.found = found
@@ -550,7 +560,7 @@ class _Part:
         return self.final.is_file() and self.final.stat().st_size == self.found.size
 
     def missing(self) -> list[int]:
-        """Numbers of the ranges still to fetch; makes the files if they are not whole."""
+        """Numbers of the ranges still to fetch; creates the files if they are not complete."""
         try:
             marks = self._marks.read_bytes()
             whole = len(marks) == self.ranges and self._file.stat().st_size == self.found.size
@@ -562,7 +572,7 @@ class _Part:
         return [number for number, mark in enumerate(marks) if not mark]
 
     def begin(self) -> None:
-        """Forget all that is there."""
+        """Forgets all ranges."""
         self._marks.unlink(missing_ok=True)
         with self._file.open("wb") as file:
             file.truncate(self.found.size)
@@ -578,7 +588,7 @@ class _Part:
         _write_at(self._marks, b"\1", number)
 
     def finish(self) -> bool:
-        """Put it into its place if its bytes are right; False if they are not."""
+        """Moves the file into place if its bytes are right; False if they are not."""
         if checksum_of(self._file) != (self.found.size, self.found.crc32c):
             return False
         self.final.parent.mkdir(parents=True, exist_ok=True)
@@ -600,7 +610,7 @@ def _write_at(path: Path, data: bytes, offset: int) -> None:
 
 
 class _Download:
-    """All objects of a source, into its entry of the cache; its lock is held."""
+    """Downloads all objects of a source into its cache entry, while holding its lock."""
 
     def __init__(self, store: Store, source: Source, entry: Path, patience: Patience) -> None:
         self._store = store
@@ -665,7 +675,9 @@ class _Download:
             self._bytes += size
 
     def _finish(self, part: _Part) -> None:
-        """Checked, and where it is not right, fetched once more: what lies here may be bad."""
+        """Checks the file, and fetches it once more if it is wrong: the local ranges may be
+        damaged.
+        """
         if part.finish():
             return
         part.begin()
@@ -675,7 +687,7 @@ class _Download:
             self._fetch(part, number)
         if not self._stopped.is_set() and not part.finish():
             raise Damaged(
-                f"{part.found.path}: the bytes that arrived twice do not match its CRC32C or size"
+                f"{part.found.path}: in two downloads, the bytes did not match its CRC32C or size"
             )
 
 

@@ -1,4 +1,4 @@
-"""What commits and restores raise themselves.
+"""The errors of commits and restores.
 
 CommitError
 ├── BadSnapshot       the trainer's folder is not a snapshot
@@ -9,7 +9,7 @@ from outlast.base.visible import VisibleError
 
 
 class CommitError(VisibleError):
-    """Base of what this module raises itself."""
+    """Base of these errors."""
 
 
 class BadSnapshot(CommitError):
@@ -17,4 +17,4 @@ class BadSnapshot(CommitError):
 
 
 class RestoreError(CommitError):
-    """No checkpoint that the chain names can be read; the run does not start over by itself."""
+    """No checkpoint of the chain can be read; the run never starts from scratch by itself."""

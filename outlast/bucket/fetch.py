@@ -1,7 +1,6 @@
-"""A finished run's result, and data, for those who are not under a supervisor; and where a result
-goes besides.
+"""Fetches a finished run's result, or data, without a supervisor; and copies a result elsewhere.
 
-Results are kept like data: once, under their content, ``results/<digest>`` in the cache folder.
+Results are cached like data: once, by content, as ``results/<digest>`` in the cache folder.
 """
 
 import contextlib
@@ -40,10 +39,10 @@ SAY_SEC = 5.0
 
 
 def fetch(url: str, kind: str, home: Path) -> Path:
-    """What is at ``url``, in the cache folder ``home``.
+    """Fetches what is at ``url`` into the cache folder ``home``.
 
     ``kind``: ``data``, ``result`` (of a run's folder or ``gs://…/<run>``, or the copy of one in a
-    bucket), or ``auto``: a result where a run is there. Raises DataError with a sentence, and
+    bucket), or ``auto``: a result if there is a run. Raises DataError with a sentence, and
     StoreError.
     """
     if kind == "auto":
@@ -79,9 +78,9 @@ def _run_at(url: str) -> tuple[Store, Layout]:
 
 
 def place_of(url: str) -> tuple[str, Layout]:
-    """The store's URL, and the layout in it, of a run's folder or ``gs://`` path.
+    """The store's URL and the layout of a run's folder or ``gs://`` path.
 
-    DataError: a path in a bucket that can be no run's.
+    Raises DataError for a path in a bucket that cannot be a run's.
     """
     if not url.startswith("gs://"):
         return url, Layout("", "")
@@ -105,7 +104,7 @@ def _is_run(url: str) -> bool:
 
 
 def _copied_result(url: str, store: Store, layout: Layout, home: Path) -> Path:
-    """Of a place that ``deliver`` has copied a result to; DataError if that is none either."""
+    """The result in a place that ``deliver`` copied it to. Raises DataError if there is none."""
     try:
         store.stat(layout.root + RESULT_FILE)
     except NotFound:
@@ -120,9 +119,9 @@ def _copied_result(url: str, store: Store, layout: Layout, home: Path) -> Path:
 
 
 def cached_result(store: Store, result: Result, home: Path) -> Path:
-    """The verified files of a result in ``home``; what lies there is verified each time.
+    """The files of a result in ``home``, verified each time.
 
-    What is there and not whole is replaced, once the download beside it is verified.
+    An incomplete copy is replaced once a new download beside it is verified.
     """
     try:
         digest = DIGEST.check(result.digest, "result digest")
@@ -140,11 +139,11 @@ def cached_result(store: Store, result: Result, home: Path) -> Path:
         manifest = fetch_result(store, result, part)
         (part / RESULT_FILE).write_bytes(manifest.to_json())
         with contextlib.suppress(FileNotFoundError):
-            folder.rename(Path(scratch) / "replaced")  # a link moves by itself, never its target
+            folder.rename(Path(scratch) / "replaced")  # Moves a link itself, never its target.
         try:
             part.rename(folder)
         except OSError:
-            if not _intact(folder, digest):  # else another process was quicker
+            if not _intact(folder, digest):  # Otherwise another process was faster.
                 raise
     return folder
 
@@ -162,12 +161,12 @@ def _intact(folder: Path, digest: str) -> bool:
 
 
 def deliver(store: Store, head: Head, output: str, work: Path, patience: Patience = BRIEF) -> bool:
-    """Copies the verified result of a finished run to ``output``, a ``gs://`` path or a folder;
-    whether it is there now.
+    """Copies the verified result of a finished run to ``output``, a ``gs://`` path or a folder.
+    Returns whether it is there now.
 
-    Only what is absent there is written, the manifest last, so that it may be repeated at every
-    boot that finds the run done. What is there with other bytes is said and left alone, all of it.
-    A failure is said, too: it takes nothing from the run, which is done.
+    Writes only absent files, the manifest last, so it may be repeated at every boot that finds the
+    run done. If a file there has other bytes, nothing is written, and a message says so. A failure
+    is only reported: the run is done in any case.
     """
     result = head.end.result if head.end is not None else None
     if result is None:
@@ -184,7 +183,7 @@ def deliver(store: Store, head: Head, output: str, work: Path, patience: Patienc
         if other:
             _log.info(
                 f"model-output-path {output}: holds other bytes in {', '.join(other)}; nothing was "
-                "copied there, the result stays where it is; name another place, or clear that one"
+                "copied there, the result stays where it is; name another place, or empty that one"
             )
             return False
         for name in names:
@@ -200,7 +199,7 @@ def deliver(store: Store, head: Head, output: str, work: Path, patience: Patienc
 
 
 class _Bucket:
-    """Files below a ``gs://`` path."""
+    """Writes files below a ``gs://`` path."""
 
     def __init__(self, output: str, patience: Patience) -> None:
         bucket, _, path = output.removeprefix("gs://").strip("/").partition("/")
@@ -219,14 +218,14 @@ class _Bucket:
         path = self._prefix + name
 
         def once() -> None:
-            with contextlib.suppress(PreconditionFailed):  # ours of an earlier try
+            with contextlib.suppress(PreconditionFailed):  # An earlier try of ours wrote it.
                 self._store.put(path, file, if_generation_match=0)
 
         self._patience(once)
 
 
 class _Folder:
-    """Files in a local folder."""
+    """Writes files into a local folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -242,18 +241,20 @@ class _Folder:
         try:
             shutil.copyfile(file, fresh)
             with contextlib.suppress(FileExistsError):
-                os.link(fresh, there)  # never over what somebody else put there
+                os.link(fresh, there)  # Never overwrites someone else's file.
         finally:
             fresh.unlink(missing_ok=True)
 
 
 def main(url: str, kind: str, into: Path, *, as_json: bool) -> int:
-    """``python -m outlast.supervisor fetch``: print the path, or say why there is none."""
+    """``python -m outlast.supervisor fetch``: prints the path, or one sentence that says why there
+    is none.
+    """
     log_to(lambda line: write_line(f"outlast: {line}"))
     try:
         path = fetch(url, kind, into.absolute())
     except KeyboardInterrupt:
-        _log.info(f"{url}: interrupted; the same command goes on where this one stopped")
+        _log.info(f"{url}: interrupted; the same command continues where this one stopped")
         return exits.INTERRUPTED
     except (DataError, StoreError, OSError) as error:
         usage = isinstance(error, DataError)

@@ -1,13 +1,13 @@
-"""HEAD decides; nothing else does.
+"""HEAD: its content, its errors, and how readers read it.
 
-One small object per run, always rewritten by compare-and-swap on its generation. Taking the run
-raises `term`, the fencing number: from then on every write of the one before names a generation
-that no longer exists.
+HEAD is one small object per run, and it alone decides. It is always rewritten by compare-and-swap
+on its generation. Taking the run raises `term`, the fencing number: from then on, every write of
+the previous holder names a generation that no longer exists.
 
     HeadError                 reported; no process may continue
     ├── Fenced                a higher term holds the run
     ├── HeadEnded             the run has ended
-    ├── HeadLost              HEAD is gone
+    ├── HeadLost              HEAD does not exist, although the run once had one
     ├── HeadUnreadable        HEAD is not a HEAD
     ├── HeadOtherFormat       another version of Outlast wrote HEAD
     ├── HeadForbidden         HEAD may not be read
@@ -42,15 +42,15 @@ from outlast.bucket.store import (
 from outlast.protocol import check_part_name
 
 LEVEL_MAX = 60
-"""Pages of so many levels hold more entries than any number has room for."""
+"""The highest level of a page: so many levels hold more entries than any number can count."""
 
 
 class HeadError(VisibleError):
-    """Base of what HEAD says against going on; by itself: HEAD changed in no known way."""
+    """Base of the reasons in HEAD to stop; by itself: HEAD changed in an unknown way."""
 
 
 class Fenced(HeadError):
-    """A higher term holds the run; this attempt writes and deletes nothing any more."""
+    """A higher term holds the run; this attempt must not write or delete anything any more."""
 
     def __init__(self, message: str, head: "Head") -> None:
         super().__init__(message)
@@ -66,11 +66,11 @@ class HeadEnded(HeadError):
 
 
 class HeadLost(HeadError):
-    """HEAD is gone though the run once had one."""
+    """HEAD does not exist, although the run once had one."""
 
 
 class HeadUnreadable(HeadError):
-    """HEAD's bytes are no HEAD of this version."""
+    """HEAD's bytes are not a HEAD of this version."""
 
 
 class HeadOtherFormat(HeadError):
@@ -78,7 +78,7 @@ class HeadOtherFormat(HeadError):
 
 
 class HeadForbidden(HeadError):
-    """HEAD may not be read, past the time that permissions need to spread."""
+    """HEAD may not be read, even after the time that new permissions need."""
 
     trouble = Trouble.FORBIDDEN
 
@@ -103,10 +103,10 @@ class Checkpoint:
     """BLAKE3 of its MANIFEST.json."""
     term: Ordinal
     step: Steps
-    """Steps of all parts, where the run has parts."""
+    """The step; if the run has parts, counted through all of them."""
     tags: tuple[Label, ...]
     part: Label = field(default="", metadata={"omit": True})
-    """Name of the part that it is of; empty in a run without parts."""
+    """Name of its part; empty in a run without parts."""
     before: Steps = field(default=0, metadata={"omit": True})
     """Steps of the parts before this one."""
 
@@ -125,19 +125,19 @@ class Lineage:
 
 @dataclass(frozen=True)
 class PageRef:
-    """Where entries are that HEAD no longer holds itself; `outlast/bucket/pages.py` reads them."""
+    """Where older entries of HEAD are stored; `outlast/bucket/pages.py` reads them."""
 
     path: str
     generation: Size
     blake3: Digest
     level: Ordinal
-    """The pages that this one names with a lower level count with it."""
+    """Level of the page; the lower-level pages that it names are included in what follows."""
     entries: Size
-    """How many there are in all of these."""
+    """Number of entries in all of these pages."""
     first: Steps
-    """The least step of theirs."""
+    """The lowest step in them."""
     last: Steps
-    """The largest step of theirs."""
+    """The highest step in them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.level <= LEVEL_MAX:
@@ -166,12 +166,14 @@ class End:
     step: Steps
     result: Result | None
     why: str = field(default="", metadata={"omit": True})
-    """Why the trainer ended it before all its steps were made, as ``run.finish`` said."""
+    """Why the trainer ended it before its last step, as given to ``run.finish``."""
 
 
 @dataclass(frozen=True)
 class DataFingerprint:
-    """What a run found at one path of its data; `outlast/bucket/data.py` says how it is made."""
+    """The fingerprint of one path of a run's data; `outlast/bucket/data.py` says how it is
+    computed.
+    """
 
     name: str
     """The `gs://` path, or a local path's base name."""
@@ -183,15 +185,15 @@ class DataFingerprint:
 
 @dataclass(frozen=True)
 class Wheels:
-    """Packages that a run has begun with; `outlast/supervisor/kept_wheels.py` makes the digest."""
+    """Packages that a run started with; `outlast/supervisor/kept_wheels.py` computes the digest."""
 
     key: Digest
-    """Of what was asked for, and of the interpreter."""
+    """Digest of the requirements and the interpreter."""
     digest: Digest
 
 
 WHEELS_MAX = 100
-"""So many are kept, the newest: each change of a project's own code adds one."""
+"""The number that is kept, the newest: each change of a project's own code adds one."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +209,9 @@ class Head(Record):
     started: datetime
     deadline: datetime
     chain: tuple[Checkpoint, ...]
-    """The newest committed checkpoints, newest last; older ones that stay are in pages."""
+    """The newest committed checkpoints, newest last; older kept ones are in pages."""
     lineage: tuple[Lineage, ...]
-    """The newest terms that committed; the older ones are in pages."""
+    """The newest terms that committed; older ones are in pages."""
     failures: Ordinal
     no_progress: Ordinal
     data: tuple[DataFingerprint, ...] | None
@@ -238,7 +240,7 @@ class Head(Record):
 
     @property
     def kept(self) -> int:
-        """How many checkpoints are kept, those in pages too; none is in both."""
+        """How many checkpoints are kept, including those in pages; none is in both."""
         return len(self.chain) + (self.older_chain.entries if self.older_chain else 0)
 
     def committed_by(self, term: int) -> bool:
@@ -246,35 +248,35 @@ class Head(Record):
         return any(entry.term == term for entry in self.lineage)
 
     def with_lineage(self, term: int, from_step: int) -> "Head":
-        """With the term's entry; it moves only if the term itself went back further."""
+        """HEAD with the term's entry, which moves only if the term itself went back further."""
         others = tuple(entry for entry in self.lineage if entry.term != term)
         own = [entry.from_step for entry in self.lineage if entry.term == term]
         return replace(self, lineage=(*others, Lineage(term, min([from_step, *own]))))
 
     def with_data(self, found: DataFingerprint) -> "Head":
-        """With the fingerprint, unless one of its name is there already."""
+        """HEAD with the fingerprint, unless it has one of that name."""
         known = self.data or ()
         if any(entry.name == found.name for entry in known):
             return self
         return replace(self, data=(*known, found))
 
     def wheels_of(self, key: str) -> str | None:
-        """The digest of the wheels that the run has begun with; None if none is recorded."""
+        """The digest of the wheels that the run started with; None if none is recorded."""
         return next((entry.digest for entry in self.wheels if entry.key == key), None)
 
     def with_wheels(self, key: str, digest: str) -> "Head":
-        """With the digest, unless one of this key is there already."""
+        """HEAD with the digest, unless it has one of that key."""
         if self.wheels_of(key) is not None:
             return self
         return replace(self, wheels=(*self.wheels, Wheels(key, digest))[-WHEELS_MAX:])
 
     def ended(self, state: State, end: End) -> "Head":
-        """With its end."""
+        """HEAD with its end."""
         return replace(self, state=state, end=end)
 
 
 def new_nonce() -> str:
-    """A name for one write or one checkpoint that no other ever has."""
+    """A unique name for one write or one checkpoint."""
     return uuid.uuid4().hex[:16]
 
 
@@ -290,10 +292,10 @@ class Reading(NamedTuple):
 
 
 def read_head(store: Store, layout: Layout) -> Reading:
-    """HEAD as it is now. Raises HeadLost, HeadUnreadable, HeadOtherFormat, HeadForbidden or
+    """Reads HEAD. Raises HeadLost, HeadUnreadable, HeadOtherFormat, HeadForbidden or
     StoreError.
 
-    HeadLost means only that there is none: a run that has not begun has none either.
+    HeadLost only means that there is none: a run that has not started has none either.
     """
     try:
         data, found = store.get(layout.head)
@@ -301,7 +303,7 @@ def read_head(store: Store, layout: Layout) -> Reading:
         raise HeadLost(f"{store.url}/{layout.head}: no HEAD") from None
     except Forbidden as error:
         raise HeadForbidden(f"{store.url}/{layout.head}: may not be read ({error})") from None
-    except Damaged as error:  # it begins with the path
+    except Damaged as error:  # The message begins with the path.
         raise HeadUnreadable(f"{store.url}/{error}") from None
     try:
         head = Head.from_json(data)
@@ -316,7 +318,7 @@ def read_head(store: Store, layout: Layout) -> Reading:
 
 
 def _check_paths(layout: Layout, head: Head) -> None:
-    """What HEAD names may be deleted one day, so it must lie where this run's things lie."""
+    """Objects that HEAD names may be deleted later, so they must be this run's."""
     check_chain(layout, head.chain)
     check_pages(layout, [ref for ref in (head.older_chain, head.older_lineage) if ref])
     if head.end and head.end.result:
@@ -324,7 +326,7 @@ def _check_paths(layout: Layout, head: Head) -> None:
 
 
 def check_chain(layout: Layout, chain: Iterable[Checkpoint]) -> None:
-    """ValueError for a checkpoint that lies elsewhere than this run's do."""
+    """Raises ValueError for a checkpoint outside of this run."""
     for entry in chain:
         _check_folder(layout, entry.path, entry.term)
         if entry.part:
@@ -332,7 +334,7 @@ def check_chain(layout: Layout, chain: Iterable[Checkpoint]) -> None:
 
 
 def check_pages(layout: Layout, refs: Iterable[PageRef]) -> None:
-    """ValueError for a page that lies elsewhere than this run's do."""
+    """Raises ValueError for a page outside of this run."""
     for ref in refs:
         if layout.page_of(ref.path) is None:
             raise ValueError(f"Head page {ref.path!r}: is not a page of this run")
@@ -365,7 +367,7 @@ def end_copy(layout: Layout, head: Head) -> EndCopy:
 
 
 def write_end_copy(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> None:
-    """Creates `END-r<resume>.json` where it is absent; an older one stays as it is."""
+    """Creates `END-r<resume>.json` if it is absent; an existing one stays as it is."""
     data = end_copy(layout, head).to_json()
 
     def once() -> None:

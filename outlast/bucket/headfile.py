@@ -1,4 +1,4 @@
-"""HEAD as one process reads and rewrites it, and what a refused write of it means."""
+"""Reads and rewrites HEAD for one process, and says what a refused write means."""
 
 import logging
 import threading
@@ -45,29 +45,29 @@ from outlast.bucket.store import Forbidden, PreconditionFailed, Store, StoreErro
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""Before a write is tried again, where its answer names no other time."""
+"""Seconds before a write is retried, if the answer names no other time."""
 
 # ---------------------------------------------------------------------------------------------
 # The outcomes of 412
 
 
 class Outcome(Enum):
-    """What HEAD means for a write that was refused, or for a holder that looks again."""
+    """What HEAD means for a refused write, or for a holder that reads it again."""
 
     OURS = "ours"
-    """This write's own nonce: only the answer was lost."""
+    """HEAD has this write's nonce: only the answer was lost."""
     ENDED = "ended"
     FENCED = "fenced"
     ERROR = "error"
 
 
 def is_own(found: Head, nonces: Collection[str]) -> bool:
-    """Whether one of these writes, by now, is what HEAD is: only its answer was lost."""
+    """Whether HEAD is one of these writes: then only its answer was lost."""
     return found.nonce in nonces
 
 
 def resolve(found: Head, *, term: int, nonces: Collection[str]) -> Outcome:
-    """The design's table for a 412 on any write of HEAD but taking a term.
+    """The design's table for a 412 on any write of HEAD except taking a term.
 
     `nonces` are those of this write and of earlier ones whose fate is unknown.
     """
@@ -88,8 +88,9 @@ Change = Callable[[Head], Head]
 
 
 def _readable(head: Head) -> bytes:
-    """Its JSON. HeadError if it could not be read again: a number of a forged HEAD, such as that of
-    its pages, may have no room to rise."""
+    """HEAD's JSON. Raises HeadError if it could not be read again: a number in a forged HEAD may be
+    too large to increase.
+    """
     data = head.to_json()
     try:
         Head.from_json(data)
@@ -101,20 +102,20 @@ def _readable(head: Head) -> bytes:
 
 
 class _Held(NamedTuple):
-    """HEAD as the holder wrote it last, and the generation that the next write names."""
+    """HEAD as its holder last wrote it, and the generation that the next write replaces."""
 
     head: Head
     generation: int
 
 
 class HeadFile:
-    """HEAD as one process sees and rewrites it; safe to use from several threads.
+    """HEAD as one process reads and rewrites it; safe to use from several threads.
 
-    A writer that holds the term keeps the generation it wrote last and swaps from there: it never
-    writes over a HEAD that it has not seen.
+    A writer that holds the term remembers the generation that it wrote last and swaps from there,
+    so it never overwrites a HEAD that it has not seen.
 
     One process may take several terms, one attempt each. Code that reads or writes for an attempt
-    says the attempt's own term: once this process took a later one, that is Fenced too.
+    passes the attempt's term: if this process has taken a later one, that raises Fenced too.
     """
 
     def __init__(
@@ -125,7 +126,9 @@ class HeadFile:
         *,
         patience: Patience | None = None,
     ) -> None:
-        """``patience``: how the store's troubles are met, in every read and write of this run."""
+        """``patience``: how long to retry when the store fails, in every read and write of this
+        run.
+        """
         self.store = store
         self.layout = layout
         self.patience = patience or Patience(clock)
@@ -136,12 +139,12 @@ class HeadFile:
         self._last_write: float | None = None
 
     def fresh(self) -> "HeadFile":
-        """Another for the same run, which holds no term yet and shares nothing with this one."""
+        """Another one for the same run, without a term; shares nothing with this one."""
         return HeadFile(self.store, self.layout, patience=self.patience.fresh())
 
     @property
     def head(self) -> Head:
-        """HEAD as this process wrote it last; only for the holder of the term."""
+        """HEAD as this process last wrote it; only for the holder of the term."""
         return self._holding().head
 
     @property
@@ -150,20 +153,20 @@ class HeadFile:
         return self._holding().head.term
 
     def read(self) -> Reading:
-        """HEAD as it is now, asked for patiently; see `read_head` for what it raises."""
+        """Reads HEAD with retries; raises as `read_head` does."""
         return self._read(self.patience)
 
     def _read(self, patience: Patience) -> Reading:
         return patience(lambda: read_head(self.store, self.layout))
 
     def held(self, term: int) -> Head:
-        """HEAD as it was written last for the term; Fenced where this process took another."""
+        """HEAD as last written for the term. Raises Fenced if this process has taken another."""
         return self._holding(term).head
 
     def check(self, *, term: int) -> Head:
-        """The look at HEAD of the term's holder, with each heartbeat.
+        """Reads HEAD with each heartbeat, for the holder of the term.
 
-        Raises HeadEnded or Fenced as after a 412, HeadLost and its kind as `read_head` does;
+        Raises HeadEnded or Fenced as after a 412, HeadLost and the others as `read_head` does,
         StoreError if the store does not answer now.
         """
         self._holding(term)
@@ -180,12 +183,12 @@ class HeadFile:
         wanted: Callable[[], bool] = lambda: True,
         forbidden_seconds: float = 600.0,
     ) -> Decision:
-        """Goes through the table at boot until it is settled; writes what the table says.
+        """Goes through the boot table until a decision holds, and writes what the table says.
 
-        After a TAKE this object holds the term; after an END the end and its copy are written.
-        Before every retry `still_member` is asked, and before every write whether the term is still
-        `wanted`; False raises NotMember. A store that does not answer is tried for as long as the
-        patience allows, a 401 or 403 for `forbidden_seconds`.
+        After a TAKE, this object holds the term; after an END, the end and its copy are written.
+        Before every retry it asks `still_member`, and before every write whether the term is still
+        `wanted`; False raises NotMember. It retries a store that does not answer as long as the
+        patience allows, and a 401 or 403 for `forbidden_seconds`.
         """
         tried: dict[str, Decision] = {}
         patience = self.patience.permitting(forbidden_seconds)
@@ -200,14 +203,14 @@ class HeadFile:
                         decision.reason is Reason.LOST
                         and self._look(patience)[0] is not Missing.ABSENT
                     ):
-                        # Another machine began the run after this one had looked for HEAD.
+                        # Another machine started the run after this one had looked for HEAD.
                         continue
                     if decision.act is Act.TAKE and isinstance(look, Head):
                         stale = self._contradicted(look, patience)
                         if stale is not None:
                             again = self._look(patience)[0]
                             if not isinstance(again, Head) or again.nonce != look.nonce:
-                                continue  # HEAD went on meanwhile
+                                continue  # HEAD has changed meanwhile.
                             decision = Decision(
                                 Act.REFUSE,
                                 Reason.UNREADABLE,
@@ -233,7 +236,7 @@ class HeadFile:
                 except HeadOtherFormat as error:
                     return Decision(Act.REFUSE, Reason.REFUSED, str(error))
                 except (HeadForbidden, StoreError) as error:
-                    # Bindings spread one by one: reading may be allowed long before writing.
+                    # Bindings take effect one by one: reading may be allowed long before writing.
                     try:
                         spell.wait(error)
                     except (HeadForbidden, Forbidden):
@@ -254,10 +257,10 @@ class HeadFile:
         return patience(lambda: contradicted(self.store, self.layout, look))
 
     def swap(self, change: Change, *, term: int) -> Head:
-        """Rewrites HEAD by the term's holder; gives what it is then.
+        """Rewrites HEAD as the holder of the term, and returns the new HEAD.
 
-        Raises Fenced, HeadEnded, HeadLost or HeadError by the table for 412, Fenced too where
-        this process took another term, Unavailable if the fate of the write stayed unknown.
+        Raises Fenced, HeadEnded, HeadLost or HeadError by the table for 412, Fenced also if this
+        process has taken another term, and Unavailable if the fate of the write stays unknown.
         """
         with self._lock:
             while True:
@@ -267,35 +270,36 @@ class HeadFile:
                 if self._applied(wanted, held.generation):
                     self._unsure.clear()
                     return wanted
-                # An earlier write, given up as unknown, was applied after all and is held now:
-                # the change is made on top of it.
+                # An earlier write of unknown fate was applied after all: the change is made on top
+                # of it.
 
     def count_failure(self, *, term: int, before: int, retries: int) -> bool:
-        """Counts the term's user failure before its retry; True if the retry is granted.
+        """Counts the trainer's failure before a retry; True if the retry is granted.
 
-        `before` are those that HEAD had when the term was taken: a second try, after one of
-        unknown fate, counts the same failure.
+        `before` is the count when the term was taken, so a second try after one of unknown fate
+        does not count the failure twice.
         """
         failures = min(before + 1, NUMBERS_MAX)
         counted = self.swap(lambda head: replace(head, failures=failures), term=term)
         return counted.failures <= retries
 
     def set_data(self, fingerprint: DataFingerprint, *, term: int) -> None:
-        """Keeps the fingerprint of a path of the run's data; one that is there already stays."""
+        """Records the fingerprint of a path of the run's data, unless HEAD has one."""
         held = self.held(term)
         if held.with_data(fingerprint) != held:
             self.swap(lambda head: head.with_data(fingerprint), term=term)
 
     def set_wheels(self, key: str, digest: str, *, term: int) -> None:
-        """Keeps the digest of a layer of packages; one that is there already stays."""
+        """Records the digest of a layer of packages, unless HEAD has one."""
         held = self.held(term)
         if held.with_wheels(key, digest) != held:
             self.swap(lambda head: head.with_wheels(key, digest), term=term)
 
     def end_from_outside(self, state: State, reason: Reason) -> Head:
-        """Ends an open run for the operator (stopped, expired); an ended one stays as it is.
+        """Ends an open run for the operator (stopped, expired); an ended run stays as it is.
 
-        Keeps what was committed. The attempt that holds the term sees it with its next heartbeat.
+        Committed checkpoints are kept. The attempt that holds the term sees the end with its next
+        heartbeat.
         """
         with self.patience.spell() as spell:
             while True:
@@ -315,11 +319,13 @@ class HeadFile:
                 except PreconditionFailed as error:
                     self.clock.sleep(pause_after(error, RETRY_SECONDS))
                 except StoreError as error:
-                    # An own write with a lost answer is found as the end on the next look.
+                    # If the answer to our own write was lost, the next read finds the end.
                     spell.wait(error)
 
     def _look(self, patience: Patience) -> tuple[Look, int]:
-        """A patient look at HEAD, and the generation to swap from; 0 if it is absent."""
+        """Reads HEAD with retries; returns it with the generation to swap from, 0 if it is
+        absent.
+        """
         try:
             found = self._read(patience)
             return found.head, found.object.generation
@@ -359,9 +365,9 @@ class HeadFile:
         return decision
 
     def _applied(self, wanted: Head, generation: int) -> bool:
-        """Whether HEAD is `wanted` now; False if an own earlier write had gone before it.
+        """Writes `wanted`; False if an earlier write of ours was applied instead.
 
-        The same bytes against the same generation in every try: at most one is applied, however
+        Each try sends the same bytes for the same generation, so at most one is applied, however
         late an answer or a replay comes.
         """
         data = _readable(wanted)
@@ -389,7 +395,7 @@ class HeadFile:
         if found.term > term:
             return Fenced(f"term {term}: term {found.term} holds the run now", found)
         return HeadError(
-            f"term {term}: HEAD is at term {found.term} and was rewritten by somebody else; "
+            f"term {term}: HEAD is at term {found.term} and was rewritten by another process; "
             "only `outlast repair` does that"
         )
 
@@ -402,7 +408,7 @@ class HeadFile:
         return held
 
     def _pace(self) -> None:
-        """Waits until the store may be given HEAD again after this process's last write."""
+        """Waits until the store accepts another write of HEAD after this process's last one."""
         now = self.clock.monotonic()
         if self._last_write is not None:
             wait = self._last_write + self.store.rewrite_sec - now

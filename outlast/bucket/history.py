@@ -1,4 +1,4 @@
-"""What a run's records in the bucket say: its state, its attempts, its goodput."""
+"""Reads a run's history from its records: its state, its attempts, its goodput."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from outlast.spec.metrics import Last
 _NO_FAILURES = frozenset(
     {Reason.DONE, Reason.PREEMPTED, Reason.INTERRUPTED, Reason.MAINTENANCE, Reason.STOPPED}
 )
-"""Ends whose reason alone says all."""
+"""Reasons that need no further explanation."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +31,33 @@ class Attempt:
     term: int
     start: datetime
     end: datetime | None
-    """End of an attempt that ended; the last heartbeat if its VM was lost; None while it runs."""
+    """When it ended; the last heartbeat if its VM was lost; None while it runs."""
     reason: Reason | None
-    """None while it lives."""
+    """Why it ended; None while it runs."""
     instance: str
     zone: str
     from_step: int
     """Step of the checkpoint that it resumed from; 0 for a fresh start."""
     step: int
-    """Last step that its records tell of."""
+    """The last step in its records."""
     committed: int | None
-    """Step of the last checkpoint that its records tell of; None if it committed nothing."""
+    """Step of its last checkpoint in the records; None if it committed nothing."""
     lost: int
-    """Steps it did that the final lineage does not own: the next attempt does them again."""
+    """Steps that the final lineage does not contain: the next attempt repeats them."""
     changed: tuple[str, ...] = ()
-    """What is otherwise than in the attempt before, in words."""
+    """What changed since the attempt before, in words."""
     why: str = ""
-    """What is recorded of a failure."""
+    """The recorded message of a failure."""
     stderr: tuple[str, ...] = ()
-    """Of an attempt that failed, the last lines of its trainer's stderr."""
+    """The last lines of its trainer's stderr, if it failed."""
     warnings: tuple[str, ...] = ()
-    """What its trainer said that people should look at."""
+    """Warnings of its trainer."""
     own_user: bool | None = None
-    """Whether its trainer ran as its own user, where the settings ask for that; else None."""
+    """Whether its trainer ran as its own user; None if the settings do not ask for that."""
 
     @property
     def steps(self) -> int:
-        """Steps it did, lost ones included."""
+        """Steps that it made, including lost ones."""
         return self.step - self.from_step
 
     def as_json(self) -> dict[str, Any]:
@@ -86,27 +86,26 @@ class History:
     head: Head
     attempts: tuple[Attempt, ...]
     boots: int
-    """VM boots, those that never held a term included."""
+    """VM boots, including those that never held a term."""
     first_boot: datetime | None
     total: int | None
-    """All steps of the run, as its trainer said; None until it did."""
+    """Total steps of the run; None until the trainer has said."""
     rows: tuple[dict[str, Any], ...]
-    """The last rows that the newest attempt's heartbeat tells of, newest last."""
+    """The last rows in the newest attempt's heartbeat, newest last."""
     phase: str = ""
-    """What the newest attempt's heartbeat says that it does; empty before its first."""
+    """Phase of the newest attempt, from its heartbeat; empty before the first."""
     rate: float | None = None
-    """Steps a second of the newest attempt, by its last heartbeat; None if not measured."""
+    """Steps a second of the newest attempt, from its last heartbeat; None if not measured."""
     metrics: Mapping[str, Last] = field(default_factory=dict)
-    """The last value of each metric: the newest attempt's that logged it."""
+    """The last value of each metric, from the newest attempt that logged it."""
     part: str = ""
-    """The part of the run that the newest attempt's heartbeat says it trains; empty without
-    parts."""
+    """The part of the run that the newest attempt trains; empty without parts."""
     before: int = 0
     """Steps of the parts before it."""
 
     @property
     def step(self) -> int:
-        """Last step that the records tell of; steps here count through all parts."""
+        """The last step in the records; steps here count through all parts."""
         return self.attempts[-1].step if self.attempts else 0
 
     @property
@@ -114,10 +113,12 @@ class History:
         return sum(attempt.lost for attempt in self.attempts)
 
     def goodput(self) -> float | None:
-        """Kept step-seconds over wall seconds, from the first boot to the end; None while open.
+        """Goodput: kept step-seconds divided by wall seconds, from the first boot to the end; None
+        while open.
 
-        An attempt's step-seconds are its seconds from start record to end (or last heartbeat), kept
-        in the share of its steps that the final lineage owns (facts: ml-goodput's words).
+        An attempt's step-seconds are the seconds from its start record to its end (or last
+        heartbeat), times the share of its steps that the final lineage contains (as ml-goodput
+        defines it).
         """
         ends = [attempt.end for attempt in self.attempts if attempt.end]
         if self.head.state is State.OPEN or not ends or self.first_boot is None:
@@ -178,17 +179,17 @@ def read(store: Store, layout: Layout) -> History | None:
 
 @dataclass(frozen=True)
 class Boot:
-    """One boot of a VM of the run, whether it came to an attempt or not."""
+    """One boot of a VM of the run, with or without an attempt."""
 
     instance_id: str
     start: datetime
-    """When its record was written; server time."""
+    """When its record was written, in server time."""
     reason: Reason | None
-    """How it ended if it never held the term; None elsewhere."""
+    """How it ended if it never held the term; otherwise None."""
 
 
 def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
-    """All boots on record, in order of time. Raises as `read` does."""
+    """All recorded boots, oldest first. Raises as `read` does."""
     starts: dict[str, datetime] = {}
     reasons: dict[str, Reason] = {}
     ends: list[str] = []
@@ -223,7 +224,7 @@ _BOOT_END = ".end.json"
 
 
 def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
-    """One for each start record; times are those at which the store wrote the records."""
+    """One attempt for each start record; times are the store's write times."""
     terms = [term for term in sorted(records) if AttemptStart in records[term]]
     previous: AttemptStart | None = None
     for term, later in zip_longest(terms, terms[1:]):
@@ -237,7 +238,10 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
         step = max(start.step, heartbeat.step if heartbeat else 0, end.step if end else 0)
         if later:
             kept = records[later][AttemptStart].record.step
-        elif head.state in (State.FAILED, State.STOPPED):  # what a resume would resume from
+        elif head.state in (
+            State.FAILED,
+            State.STOPPED,
+        ):  # The step that a resume would continue from.
             kept = min(step, head.step)
         else:
             kept = step
@@ -247,7 +251,7 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
             term=term,
             start=started.updated,
             end=(ended or heartbeat_found or started).updated if over else None,
-            # An attempt's end is written by that attempt only.
+            # Only the attempt itself writes its end.
             reason=end.reason if end else Reason.VM_LOST if over else None,
             instance=start.instance,
             zone=start.zone,
@@ -270,15 +274,15 @@ def _own_user(start: AttemptStart) -> bool | None:
 
 
 def _failure(heartbeat: Heartbeat | None, end: AttemptEnd | None) -> tuple[str, tuple[str, ...]]:
-    """Why an attempt failed, and the last lines of its trainer; empty if it did not."""
+    """Why an attempt failed, and the last lines of its trainer; empty if it did not fail."""
     if end is not None:
         return ("", ()) if end.reason in _NO_FAILURES else (end.message, end.stderr)
-    # Its verdict is held back still, or its machine ended before it fell.
+    # The verdict is still held back, or the machine ended before it was given.
     return (heartbeat.failure, heartbeat.stderr) if heartbeat is not None else ("", ())
 
 
 def _changed(before: AttemptStart, now: AttemptStart) -> tuple[str, ...]:
-    """What an attempt has otherwise than the one before it."""
+    """What changed from the previous attempt to this one."""
     pairs = {
         "machine": (before.machine_type, now.machine_type),
         "image": (before.image.rpartition("/")[2], now.image.rpartition("/")[2]),

@@ -1,4 +1,4 @@
-"""Where everything of a run lives in the bucket, and what the records there contain.
+"""The object names of a run in the bucket, and the records in them.
 
 Paths are object names relative to the store's root, without a slash at the start. All times are
 server times. Standard library only: the trainer's side and the operator's side both import it.
@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def boots(self) -> str:
-        """Prefix of all boot records and their ends."""
+        """Prefix of all boot records and boot ends."""
         return self._path("boots/")
 
     def boot(self, instance_id: str, boot_id: str) -> str:
@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def attempts(self) -> str:
-        """Prefix of all attempts: anything below it means that the run once had a HEAD."""
+        """Prefix of all attempts; anything below it shows that the run once had a HEAD."""
         return self._path("attempts/")
 
     def attempt(self, term: int) -> str:
@@ -114,13 +114,13 @@ class Layout:
         return self._path("metrics", f"t{_padded(term, _TERM_DIGITS)}/")
 
     def metrics_piece(self, term: int, index: int, after: int | None = None) -> str:
-        """A piece of rows; with `after` the rows of later steps in the pieces before are void."""
+        """A piece of rows; with `after`, rows of later steps in the pieces before are void."""
         voids = "" if after is None else f".after-{_padded(after, _STEP_DIGITS)}"
         return self.metrics(term) + f"{_padded(index, _PIECE_DIGITS)}{voids}.jsonl"
 
     @property
     def terms(self) -> str:
-        """Prefix of all terms' snapshots and results; `folder_of` tells which is whose."""
+        """Prefix of all terms' snapshots and results; `folder_of` says whose each object is."""
         return self._path("t")
 
     def term(self, term: int) -> str:
@@ -147,11 +147,11 @@ class Layout:
         return self._path("pages/")
 
     def page(self, term: int, digest: str) -> str:
-        """A page that the term wrote, by the BLAKE3 of its bytes: never written with others."""
+        """A page that the term wrote, named by the BLAKE3 of its bytes, so it never changes."""
         return self._path("pages", f"t{_padded(term, _TERM_DIGITS)}", f"{digest[:32]}.json")
 
     def page_of(self, path: str) -> tuple[int, str] | None:
-        """The (term, begin of the digest) of a page; None for any other object."""
+        """(term, start of the digest) of a page; None for any other object."""
         match = _PAGE.fullmatch(path.removeprefix(self.pages))
         if match is None or not path.startswith(self.pages):
             return None
@@ -161,23 +161,24 @@ class Layout:
         return self._path(f"END-r{resume}.json")
 
     def data_listing(self, size: int, crc32c: str) -> str:
-        """Object with the names, sizes and checksums of the files of a folder of data, by its
-        fingerprint."""
+        """List of a data folder's files with sizes and checksums, named by the folder's
+        fingerprint.
+        """
         return self._path("data", f"{size}-{crc32c.translate(str.maketrans('+/', '-_', '='))}.json")
 
     def bundle(self, sha256: str) -> str:
-        """Object name of an experiment's bundle; bundles are shared by the experiment's runs."""
+        """Object name of a bundle, which the experiment's runs share."""
         return "/".join(part for part in (self.prefix, "bundles", f"{sha256}.zip") if part)
 
     @property
     def environments(self) -> str:
-        """Prefix of an experiment's kept packages, which its runs share."""
+        """Prefix of the kept packages, which the experiment's runs share."""
         return "/".join(part for part in (self.prefix, "environments/") if part)
 
     def folder_of(self, path: str) -> tuple[int, str] | None:
-        """The (term, folder) of a snapshot's or result's object; None for any other object.
+        """(term, folder) of a snapshot's or result's object; None for any other object.
 
-        The folder ends in a slash, as `snapshot` and `result` give it.
+        The folder ends in a slash, as in `snapshot` and `result`.
         """
         match = _TERM_FOLDER.match(path.removeprefix(self.root))
         if match is None or not path.startswith(self.root):
@@ -216,7 +217,7 @@ class BootEnd(Record):
     boot_id: Id
     reason: Reason
     step: str
-    """Step of the startup that was reached, such as `fetch-bundle`."""
+    """The startup step that it reached, such as `fetch-bundle`."""
     exit: int
     message: str
     time: datetime
@@ -237,7 +238,7 @@ class AttemptStart(Record):
     image: str
     trainer: str
     spec: dict[str, Any]
-    """What was asked for: arguments, bundle, checkpoint interval, limits."""
+    """The requested arguments, bundle, checkpoint interval and limits."""
     versions: dict[str, str]
     step: Steps
     """Step of the restored checkpoint; 0 for a fresh start."""
@@ -248,28 +249,30 @@ class AttemptStart(Record):
 
 @dataclass(frozen=True)
 class AttemptEnd(Record):
-    """`attempts/000003/end.json`; an attempt without one reads as lost with its VM at the last
-    heartbeat."""
+    """`attempts/000003/end.json`; an attempt without one was lost with its VM at the last
+    heartbeat.
+    """
 
     term: Ordinal
     reason: Reason
     state: State
-    """State in which the attempt left the run."""
+    """State of the run when the attempt left it."""
     exit: int | None
     """The trainer's exit code; None if no trainer ended."""
     step: Steps
-    """Last step that the trainer did."""
+    """The trainer's last step."""
     committed: Steps | None
     """Step of this attempt's last checkpoint; None if it committed nothing."""
     message: str
     stderr: tuple[str, ...]
     """Last lines of the trainer's stderr."""
     staged_sec: Seconds
-    """Time that went by while the trainer waited for data to be fetched."""
+    """Seconds that the trainer waited for data."""
     time: datetime
     repeats: bool = False
-    """Whether the next machine must be expected to meet the same: the store refuses, or a disk
-    does, or the supervisor crashed."""
+    """Whether the next machine will probably end in the same way: the store or a disk refused, or
+    the supervisor crashed.
+    """
     metrics: dict[str, Last] = dataclasses.field(default_factory=dict)
     """The last value of each metric in this attempt's rows."""
 
@@ -281,30 +284,31 @@ class Heartbeat(Record):
     term: Ordinal
     step: Steps
     total: Steps | None
-    """All steps of the run, as its trainer said; None until it did."""
+    """Total steps of the run; None until the trainer has said."""
     phase: str
     rate: Seconds | None
     """Steps a second since the heartbeat before; None if not measured."""
     committed: Steps | None
     """Step of this attempt's last checkpoint; None if it committed nothing so far."""
     seconds_to_commit: Seconds | None
-    """From the start record to this attempt's first commit; measures terms without progress
-    later."""
+    """Seconds from the start record to this attempt's first commit; later used to judge terms
+    without progress.
+    """
     rows: tuple[dict[str, Any], ...]
     """The last rows, newest last."""
     time: datetime
     commit_sec: Seconds | None = None
-    """What this attempt's last commit took; None if it committed nothing so far."""
+    """Seconds of this attempt's last commit; None if it committed nothing so far."""
     warnings: tuple[str, ...] = ()
-    """What the trainer said that people should look at."""
+    """Warnings of the trainer."""
     metrics: dict[str, Last] = dataclasses.field(default_factory=dict)
     """The last value of each metric in this attempt's rows."""
     failure: str = ""
-    """Why the trainer ended, while the verdict is held back: its machine may be stopping."""
+    """Why the trainer ended, while the verdict is held back because the machine may be stopping."""
     stderr: tuple[str, ...] = ()
-    """Last lines of that trainer's stderr."""
+    """The last lines of that trainer's stderr."""
     part: Label = dataclasses.field(default="", metadata={"omit": True})
-    """The part of the run that is trained. Steps count through all parts, those of rows do not."""
+    """The part that is being trained. Steps count through all parts, except in rows."""
     before: Steps = dataclasses.field(default=0, metadata={"omit": True})
     """Steps of the parts before it."""
 
@@ -319,9 +323,9 @@ class ManifestObject:
     blake3: Digest
     generation: Size
     file: str | None = None
-    """The file that it is a part of; None if it is all of the file `name`."""
+    """The file that it is a part of; None if it is the whole file `name`."""
     offset: Size = 0
-    """Where in the file its bytes begin."""
+    """Offset of its first byte in the file."""
 
 
 @dataclass(frozen=True)
@@ -333,10 +337,10 @@ class Manifest(Record):
     step: Steps
     tags: tuple[Label, ...]
     rows: Size
-    """Rows of this term up to the step, all of them flushed before."""
+    """Number of this term's rows up to the step, all flushed before."""
     objects: tuple[ManifestObject, ...]
     part: Label = dataclasses.field(default="", metadata={"omit": True})
-    """As HEAD's chain has it, and the next field too."""
+    """As in HEAD's chain, like the next field."""
     before: Steps = dataclasses.field(default=0, metadata={"omit": True})
 
     def __post_init__(self) -> None:
@@ -354,7 +358,7 @@ class Manifest(Record):
                 at += part.size
 
     def files(self) -> dict[str, tuple[ManifestObject, ...]]:
-        """The objects of each file, in the order of their places in it."""
+        """The objects of each file, ordered by offset."""
         found: dict[str, list[ManifestObject]] = {}
         for entry in self.objects:
             found.setdefault(entry.file or entry.name, []).append(entry)
@@ -379,7 +383,7 @@ class EndCopy(Record):
     digest: Digest | None
     started: datetime
     why: str = dataclasses.field(default="", metadata={"omit": True})
-    """Why the trainer ended the run before all its steps were made."""
+    """Why the trainer ended the run before its last step."""
 
 
 def is_run_path(where: str | Path) -> bool:

@@ -1,15 +1,15 @@
-"""Pages: entries of HEAD's chain and lineage that HEAD no longer holds itself.
+"""Pages: older entries of HEAD's chain and lineage, stored outside of HEAD.
 
 HEAD is read with each heartbeat and rewritten with each commit, so it keeps only the newest
 entries. The older ones go to pages. A page is written once, under the term of its writer and the
-digest of its bytes, and HEAD names it by generation and digest. Only what HEAD names counts: a page
-that no swap of HEAD named is a small file that is never read. Pages are never changed and never
-deleted, so an older HEAD still finds all its pages.
+digest of its bytes, and HEAD names it by generation and digest. Only pages that HEAD names count;
+any other page is a small file that is never read. Pages are never changed or deleted, so an older
+HEAD still finds all its pages.
 
 A page names the pages before it. `FAN` references of one level become one reference of the next
-level, to the newest of these pages, which has the others in its own list. So finding an entry among
-n pages takes about log(n) reads, and a page has a few dozen references however long the run gets.
-Setting a run back copies nothing: the references before a page name all older entries.
+level, to the newest of these pages, which lists the others. So finding an entry among n pages takes
+about log(n) reads, and a page has a few dozen references however long the run gets. Setting a run
+back copies nothing: a page's references name all older entries.
 
     PageLost    a page cannot be read; the message names it and what is behind it
 """
@@ -31,19 +31,21 @@ from outlast.bucket.store import Damaged, NotFound, Store, put_new
 from outlast.bucket.transfer import in_parallel, small_reads
 
 CHAIN_PAGE = 32
-"""Checkpoints of one page; HEAD holds less than as many beside those that may still go."""
+"""Checkpoints of one page; HEAD holds fewer than this many, besides those that may still be
+dropped.
+"""
 
 LINEAGE_PAGE = 64
-"""Entries of the lineage of one page; HEAD keeps as many."""
+"""Lineage entries of one page; HEAD keeps this many."""
 
 FAN = 32
-"""References of one level that become one of the next."""
+"""References of one level that become one of the next level."""
 
 Entry = TypeVar("Entry", Checkpoint, Lineage)
 
 
 class PageLost(Damaged):
-    """A page is gone or is not what HEAD names; newer entries are not concerned."""
+    """A page is missing or is not what HEAD names; newer entries are not affected."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ class ChainPage(Record):
 
     run: str
     term: int
-    """The writer's."""
+    """The writer's term."""
     entries: tuple[Checkpoint, ...]
     before: tuple[PageRef, ...]
-    """Where the older ones are, oldest first."""
+    """References to older pages, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,10 @@ Page = ChainPage | LineagePage
 
 
 class Kept(NamedTuple):
-    """All kept checkpoints of a run, as far as its pages can be read."""
+    """All kept checkpoints of a run whose pages can be read."""
 
     chain: tuple[Checkpoint, ...]
-    """Oldest first."""
+    """The checkpoints, oldest first."""
     lost: tuple[str, ...]
     """One sentence for each page that cannot be read."""
 
@@ -85,7 +87,7 @@ class Kept(NamedTuple):
 
 
 class _Pages(Generic[Entry]):
-    """The pages of one kind; each is read once."""
+    """Reads the pages of one kind, each once."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class _Pages(Generic[Entry]):
             ) from None
 
     def refs(self, ref: PageRef | None) -> tuple[PageRef, ...]:
-        """The list that the page after this one has; one reference if it cannot be read."""
+        """The references in the next page; one reference if it cannot be read."""
         if ref is None:
             return ()
         try:
@@ -128,8 +130,9 @@ class _Pages(Generic[Entry]):
             return (ref,)
 
     def newest_first(self, ref: PageRef | None, lost: Callable[[PageLost], None]) -> Iterator[Page]:
-        """The pages behind a reference, read one at a time. `lost` is called for a page that cannot
-        be read; if it returns, the pages before that one follow."""
+        """Reads the pages behind a reference, one at a time. Calls `lost` for a page that cannot be
+        read; if `lost` returns, the pages before that one follow.
+        """
         if ref is None:
             return
         try:
@@ -143,7 +146,9 @@ class _Pages(Generic[Entry]):
                 yield from self.newest_first(before, lost)
 
     def all(self, ref: PageRef | None) -> tuple[list[Entry], list[str]]:
-        """All entries, oldest first, and what could not be read; many pages at a time."""
+        """Reads all entries, oldest first, many pages at a time; also returns what could not be
+        read.
+        """
         found: dict[tuple[int, ...], tuple[Entry, ...]] = {}
         lost: list[str] = []
         waiting = [((), ref)] if ref is not None else []
@@ -176,13 +181,14 @@ def newest_first(
     lost: Callable[[PageLost], None],
     patience: Patience = BRIEF,
 ) -> Iterator[Checkpoint]:
-    """All kept checkpoints, newest first; pages are read as they are needed, and `lost` is called
-    for one that cannot be. Raises StoreError if the store does not answer."""
+    """All kept checkpoints, newest first. Reads pages when they are needed, and calls `lost` for
+    one that cannot be read. Raises StoreError if the store does not answer.
+    """
     waiting = sorted(head.chain, key=_age)
     for page in _chain(store, layout, patience).newest_first(head.older_chain, lost):
         assert isinstance(page, ChainPage)
-        # A best checkpoint stays in HEAD for longer than those beside it, and its page is a later
-        # one than its age says: it waits for its turn.
+        # A best checkpoint stays in HEAD longer than its neighbours, so its page is later than its
+        # age suggests: it waits for its turn.
         waiting = sorted((*page.entries, *waiting), key=_age)
         before = max((one.last for one in page.before), default=-1)
         while waiting and waiting[-1].step > before:
@@ -191,8 +197,9 @@ def newest_first(
 
 
 def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> Kept:
-    """All kept checkpoints, oldest first, without those behind a page that cannot be read. Raises
-    StoreError if the store does not answer."""
+    """All kept checkpoints, oldest first, without those behind an unreadable page. Raises
+    StoreError if the store does not answer.
+    """
     older, lost = _chain(store, layout, patience).all(head.older_chain)
     return Kept(tuple(sorted((*older, *head.chain), key=_age)), tuple(lost))
 
@@ -200,8 +207,9 @@ def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
 def parts(
     store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
 ) -> tuple[Part, ...]:
-    """The parts of a run in the order in which they began; no page is read if it has none.
-    Raises PageLost where a page cannot be read, and StoreError."""
+    """The parts of a run in the order in which they began; reads no page if there are none. Raises
+    PageLost if a page cannot be read, and StoreError.
+    """
     if head.older_chain is None or not (head.chain and head.chain[-1].part):
         return parts_of(head.chain)
     found = kept(store, layout, head, patience=patience)
@@ -218,8 +226,9 @@ def entries(
     *,
     patience: Patience = BRIEF,
 ) -> tuple[Checkpoint, ...]:
-    """The checkpoints behind a reference, oldest first; with ``step`` those of that step alone.
-    Raises PageLost where a page cannot be read, and StoreError."""
+    """The checkpoints behind a reference, oldest first; with ``step``, only those of that step.
+    Raises PageLost if a page cannot be read, and StoreError.
+    """
     found, lost = _chain(store, layout, patience).all(ref)
     if lost:
         raise PageLost("; ".join(lost))
@@ -230,8 +239,9 @@ def entries(
 def find(
     store: Store, layout: Layout, head: Head, step: int, *, patience: Patience = BRIEF
 ) -> Checkpoint | None:
-    """The newest kept checkpoint of a step; None if there is none. Raises PageLost, where the
-    page that may have it cannot be read, and StoreError."""
+    """The newest kept checkpoint of a step; None if there is none. Raises PageLost if the page that
+    may have it cannot be read, and StoreError.
+    """
     for entry in reversed(head.chain):
         if entry.step == step:
             return entry
@@ -241,7 +251,7 @@ def find(
 def find_behind(
     store: Store, layout: Layout, ref: PageRef | None, step: int, *, patience: Patience = BRIEF
 ) -> Checkpoint | None:
-    """As `find`, in the pages that a reference leads to."""
+    """Like `find`, in the pages behind a reference."""
     if ref is None or not ref.first <= step <= ref.last:
         return None
     page = _chain(store, layout, patience).read(ref)
@@ -265,9 +275,10 @@ def until(
     without: Collection[Checkpoint] = (),
     patience: Patience = BRIEF,
 ) -> Head:
-    """HEAD as it was when its newest checkpoint was of that step: what is after it is in neither
-    the chain nor its pages, nor is what is `without`, of the same step. Raises PageLost and
-    StoreError."""
+    """HEAD as it was when its newest checkpoint was at that step: later checkpoints, and those of
+    that step in `without`, are in neither the chain nor its pages. Raises PageLost and
+    StoreError.
+    """
     chain, older = cut(
         store, layout, head.chain, head.older_chain, step, without=without, patience=patience
     )
@@ -284,7 +295,7 @@ def cut(
     without: Collection[Checkpoint] = (),
     patience: Patience = BRIEF,
 ) -> tuple[list[Checkpoint], PageRef | None]:
-    """As `until`, of a chain and what is in pages before it."""
+    """Like `until`, for a chain and the pages before it."""
     chain = [entry for entry in chain if entry.step <= step and entry not in without]
     newest = max((entry.step for entry in chain), default=-1)
     pages = _chain(store, layout, patience)
@@ -299,9 +310,10 @@ def _split(
     newest: int,
     without: Collection[Checkpoint] = (),
 ) -> tuple[list[Checkpoint], PageRef | None]:
-    """What is behind `older` up to the step: checkpoints of the page in which the step is, and the
-    pages before it. HEAD itself holds one of step `newest`; where these pages have a newer one, it
-    is among the checkpoints, as HEAD itself always holds the newest."""
+    """What is behind `older` up to the step: the checkpoints of the page that contains the step,
+    and the pages before it. HEAD itself holds a checkpoint of step `newest`. If these pages have a
+    newer one, it is among the checkpoints, because HEAD itself always holds the newest.
+    """
     refs = [older] if older else []
     part: list[Checkpoint] = []
     first = min((entry.step for entry in without), default=step + 1)
@@ -325,10 +337,11 @@ def found_again(
     *,
     patience: Patience = BRIEF,
 ) -> tuple[list[Checkpoint], PageRef | None]:
-    """Where HEAD itself is lost: the checkpoints up to the step that the newest page leads to, as
-    some that HEAD holds and a reference to the others. A page counts if its name goes with its
-    bytes and `owns` accepts each checkpoint in it. Raises StoreError, and OtherFormat for a page
-    that another version of Outlast wrote."""
+    """For a lost HEAD: the checkpoints up to the step that the newest page leads to, as those for
+    HEAD itself and a reference to the others. A page counts if its name matches its bytes and
+    `owns` accepts each of its checkpoints. Raises StoreError, and OtherFormat for a page that
+    another version of Outlast wrote.
+    """
     pages = _chain(store, layout, patience)
     items = sorted(store.list(layout.pages), key=lambda item: item.updated, reverse=True)
     for item in items:
@@ -345,7 +358,10 @@ def found_again(
                 return _split(pages, ref, step, step)
         except OtherFormat:
             raise
-        except (ValueError, PageLost):  # a page of the lineage, or damaged, or one before it is
+        except (
+            ValueError,
+            PageLost,
+        ):  # It is a page of the lineage, or it or an earlier one is damaged.
             continue
     return [], None
 
@@ -353,8 +369,9 @@ def found_again(
 def lineage(
     store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
 ) -> Iterator[Lineage]:
-    """The whole lineage, newest first; pages are read as they are needed. Raises PageLost where
-    one cannot be, and StoreError."""
+    """The whole lineage, newest first; reads pages when they are needed. Raises PageLost if one
+    cannot be read, and StoreError.
+    """
     yield from reversed(head.lineage)
     for page in _lineage(store, layout, patience).newest_first(head.older_lineage, _raise):
         assert isinstance(page, LineagePage)
@@ -364,7 +381,9 @@ def lineage(
 def lineage_until(
     store: Store, layout: Layout, head: Head, term: int, *, patience: Patience = BRIEF
 ) -> Head:
-    """HEAD with its lineage as it was when it had no later term. Raises PageLost and StoreError."""
+    """HEAD with its lineage cut back to the time before any later term. Raises PageLost and
+    StoreError.
+    """
     part = tuple(entry for entry in head.lineage if entry.term <= term)
     pages = _lineage(store, layout, patience)
     refs = [head.older_lineage] if head.older_lineage else []
@@ -390,8 +409,9 @@ def _lineage(store: Store, layout: Layout, patience: Patience) -> _Pages[Lineage
 
 
 def _age(entry: Checkpoint) -> tuple[int, int]:
-    """Entries of one step, such as the last state of a part, its end and the next part's beginning,
-    are sorted from lists that have the older ones first."""
+    """The lists have older entries first, so entries of the same step (the last state of a part,
+    its end, the start of the next part) stay in order.
+    """
     return entry.term, entry.step
 
 
@@ -400,7 +420,7 @@ def _age(entry: Checkpoint) -> tuple[int, int]:
 
 
 def _list_after(page: Page, ref: PageRef) -> tuple[PageRef, ...]:
-    """What the next page names: all that this one names, and this one."""
+    """The references for the next page: those of this page, and this page."""
     before = list(page.before)
     own = _reference(ref.path, ref.generation, ref.blake3, page.entries, ())
     while len([one for one in before if one.level == own.level]) >= FAN - 1:
@@ -411,7 +431,7 @@ def _list_after(page: Page, ref: PageRef) -> tuple[PageRef, ...]:
 
 
 def _of_all(refs: Sequence[PageRef]) -> PageRef | None:
-    """One reference for a list of them: to the newest page, whose own list has the others."""
+    """Combines references into one: to the newest page, which lists the others."""
     if not refs:
         return None
     *before, newest = refs
@@ -436,7 +456,7 @@ def _reference(
     entries: Sequence[Checkpoint] | Sequence[Lineage],
     before: Sequence[PageRef],
 ) -> PageRef:
-    """A reference to a page; with `before` also to all that it names."""
+    """A reference to a page; with `before`, also to everything that it names."""
     steps = [one.step if isinstance(one, Checkpoint) else one.from_step for one in entries]
     own = PageRef(path, generation, digest, 0, len(entries), min(steps), max(steps))
     return _of_all((*before, own)) or own
@@ -452,11 +472,11 @@ class Fold:
 
     page: Page
     base: PageRef | None
-    """What HEAD named when it was written."""
+    """The references in HEAD when it was written."""
     ref: PageRef
 
     def applied(self, head: Head) -> Head:
-        """HEAD with the page in the place of its entries; as it is where it has moved on."""
+        """HEAD with the page instead of its entries; unchanged if HEAD has changed since."""
         gone = set(self.page.entries)
         if isinstance(self.page, ChainPage):
             if head.older_chain != self.base or not gone.issubset(head.chain):
@@ -470,7 +490,9 @@ class Fold:
 
 
 class Folder:
-    """Writes the pages of one term, at most one a commit: all commits cost about the same."""
+    """Writes the pages of one term, at most one for each commit, so that all commits cost about the
+    same.
+    """
 
     def __init__(
         self,
@@ -481,22 +503,23 @@ class Folder:
         patience: Patience,
         stays: Callable[[Head], Sequence[Checkpoint]],
     ) -> None:
-        """`stays` gives those of HEAD's chain that no later commit drops, oldest first."""
+        """`stays` returns the entries of HEAD's chain that no later commit drops, oldest first."""
         self._store = store
         self._layout = layout
         self._term = term
         self._patience = patience
         self._stays = stays
         self._lists: dict[PageRef, tuple[PageRef, ...]] = {}
-        """What the next page names, by what HEAD names now."""
+        """The references for the next page, computed from HEAD's."""
 
     def fold(self, head: Head) -> Fold | None:
-        """A page with the oldest entries of HEAD, if it has enough of them; the swap that
-        follows names it. Raises what the store does; tried again, it is the same page."""
+        """Writes a page with HEAD's oldest entries, if there are enough; the following swap names
+        it. Raises what the store raises; a retry writes the same page.
+        """
         staying = self._stays(head)
         if len(staying) >= CHAIN_PAGE:
             return self._put(ChainPage, staying[:CHAIN_PAGE], head.older_chain)
-        # The holder's own entry may move still; those of lower terms never do.
+        # The holder's own entry may still move; those of lower terms never do.
         if len(head.lineage) >= 2 * LINEAGE_PAGE:
             return self._put(LineagePage, head.lineage[:LINEAGE_PAGE], head.older_lineage)
         return None

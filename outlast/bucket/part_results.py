@@ -1,4 +1,4 @@
-"""Results of a run with parts: what each part ended with, and all of them as the run's result."""
+"""Results of a run with parts: each part's result, and all of them as the run's result."""
 
 import hashlib
 import os
@@ -25,8 +25,9 @@ _RESULT_MANIFEST = f"{PART_RESULT}/{RESULT_FILE}"
 
 def put_manifest(ended: Path, owner: int | None = None) -> None:
     """Writes the manifest of a part's result into ``ended``, the folder that the part ended with;
-    the same bytes each time. BadSnapshot where the result holds anything but plain files, or with
-    an ``owner`` another user's."""
+    the same bytes each time. Raises BadSnapshot if the result holds anything but plain files or,
+    with ``owner``, files of another user.
+    """
     folder = ended / PART_RESULT
     files = []
     try:
@@ -43,8 +44,9 @@ def put_manifest(ended: Path, owner: int | None = None) -> None:
 
 
 def result_of(store: Store, done: Checkpoint, *, patience: Patience = BRIEF) -> Result:
-    """The result of a part that is done, as `fetch_result` takes it; `done` is its entry. Damaged
-    or NotFound if it is not what HEAD names."""
+    """The result of a finished part, for `fetch_result`; `done` is its entry. Raises Damaged or
+    NotFound if it is not what HEAD names.
+    """
     objects = _objects_of(store, done, patience)
     found = _manifest_of_result(store, done, objects, patience)
     generation = objects[_RESULT_MANIFEST].generation
@@ -59,9 +61,10 @@ def put_results(
     *,
     patience: Patience = BRIEF,
 ) -> Result:
-    """The result of a run with parts, all of them done: the files of each in a folder of its name,
-    copied inside of the store, a few parts at a time. RestoreError if one is not what its
-    manifest says."""
+    """Puts together the result of a run whose parts are all done: each part's files in a folder of
+    its name, copied inside the store, a few parts at a time. Raises RestoreError if a file is not
+    what its manifest says.
+    """
 
     def copy(part: Part) -> list[ResultFile]:
         try:
@@ -95,7 +98,7 @@ def _copy_result(store: Store, prefix: str, part: Part, patience: Patience) -> l
             patience=patience,
         )
         if copied is None:
-            raise Damaged(f"{done.path}{entry.name}: is gone, or has other bytes")
+            raise Damaged(f"{done.path}{entry.name}: is missing, or has other bytes")
         found.append(replace(file, name=name))
     return found
 

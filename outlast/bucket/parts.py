@@ -1,9 +1,9 @@
-"""The parts of a run, as HEAD's chain names them: trainings of one program, one after the other.
+"""The parts of a run, from HEAD's chain: trainings of one program, one after the other.
 
-A part that is done has two entries of the same step: its state after the last step, and the one
-tagged `DONE_TAG`, with `PART_FILE` and `PART_RESULT` (`part_results.py`). Steps of entries and rows
-count through all parts; `before` is what the parts before made. Entries of parts that are done go
-to pages (`pages.parts` finds them again).
+A finished part has two entries of the same step: its state after the last step, and the one tagged
+`DONE_TAG`, with `PART_FILE` and `PART_RESULT` (`part_results.py`). Steps of entries and rows count
+through all parts; `before` is the number of steps of the earlier parts. Entries of finished parts
+move to pages (`pages.parts` finds them).
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ DONE_TAG = "done"
 """Tag of the entry that ends a part."""
 
 NAMES_SHOWN = 8
-"""Parts that a sentence names."""
+"""The most parts that a message names."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part with what is kept of it."""
+    """One part with its kept entries."""
 
     name: str
     before: int
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def step(self) -> int:
-        """Its own steps that are safe."""
+        """Its committed steps, counted in the part itself."""
         return own_step(self.newest)
 
 
@@ -47,7 +47,7 @@ def is_done(entry: Checkpoint) -> bool:
 
 
 def own_step(entry: Checkpoint) -> int:
-    """The entry's step in its own part; in a run without parts, its step."""
+    """The entry's step within its part; in a run without parts, its step."""
     return entry.step - entry.before
 
 
@@ -66,8 +66,9 @@ def parts_of(chain: Iterable[Checkpoint]) -> tuple[Part, ...]:
 def table(
     parts: Iterable[Part], *, now: str = "", before: int = 0, step: int = 0
 ) -> list[dict[str, Any]]:
-    """Each part's name, its own steps, and whether it is done; those of the part that is trained
-    `now` are what `step`, which counts through all parts, says."""
+    """Each part's name, its own steps, and whether it is done. The steps of the part that is
+    trained `now` are computed from `step`, which counts through all parts.
+    """
     found = {one.name: {"part": one.name, "step": one.step, "done": one.done} for one in parts}
     if now and not found.get(now, {}).get("done"):
         found[now] = {"part": now, "step": step - before, "done": False}
@@ -75,7 +76,7 @@ def table(
 
 
 def shown(names: Iterable[str], around: str | None = None) -> str:
-    """Names of parts for people; of many, those `around` one, or the last ones."""
+    """Names of parts for a message; if there are many, those `around` one, or the last ones."""
     names = list(names)
     if len(names) <= NAMES_SHOWN:
         return ", ".join(names)

@@ -1,4 +1,4 @@
-"""Records in the bucket that decide nothing: read and written as they are."""
+"""Reads and writes records that decide nothing."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def read_record(store: Store, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
-    """The record at `path`; None if there is none, Damaged if it is not one."""
+    """The record at `path`; None if there is none. Raises Damaged if it is not a record."""
     try:
         data, _ = store.get(path)
     except NotFound:
@@ -22,6 +22,6 @@ def read_record(store: Store, path: str, kind: type[AnyRecord]) -> AnyRecord | N
 
 
 def write_record(store: Store, path: str, record: Record, *, patience: Patience = BRIEF) -> Object:
-    """Writes a record, over an older one too; for those that decide nothing."""
+    """Writes a record that decides nothing, replacing an older one."""
     data = record.to_json()
     return patience(lambda: store.put(path, data))

@@ -1,4 +1,4 @@
-"""Reads a checkpoint into a folder, every byte hashed before anybody reads it as anything else."""
+"""Reads a checkpoint into a folder, hashing every byte before it is used."""
 
 import errno
 import logging
@@ -37,13 +37,13 @@ class Restored:
 
 @dataclass(frozen=True)
 class Fresh:
-    """The chain is empty: the run starts at step 0."""
+    """The chain is empty; the run starts at step 0."""
 
     step: int = 0
 
 
 class Reader:
-    """Downloads checkpoints and verifies them; what fails is downloaded once more."""
+    """Downloads and verifies checkpoints; a file that fails is downloaded once more."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class Reader:
         self._patience = patience
         self._sign = sign
         self.size: int | None = None
-        """Bytes of the checkpoint that is or was read last, once known."""
+        """Bytes of the checkpoint that is being or was last read, once known."""
 
     def of(self, store: Store) -> "Reader":
-        """Another for the checkpoints of another store."""
+        """Another one for checkpoints in another store."""
         return Reader(store, self._patience, self._sign)
 
     def read(
@@ -69,11 +69,11 @@ class Reader:
         place: Callable[[int], Path] | None = None,
         wanted: Callable[[str], bool] = lambda name: True,
     ) -> tuple[Manifest, Path]:
-        """Reads it, or those of its files that are `wanted`, into the folder `into`, or into one of
-        that name in the folder that `place` gives for so many bytes; gives the manifest and the
+        """Reads the checkpoint, or its `wanted` files, into the folder `into`, or into one of that
+        name in the folder that `place` returns for its size in bytes. Returns the manifest and the
         folder.
 
-        Raises Damaged or NotFound if two downloads failed, and what the store raises.
+        Raises Damaged or NotFound if two downloads fail, and what the store raises.
         """
         manifest = self._twice(checkpoint, lambda: self._manifest(checkpoint))
         files = {name: found for name, found in manifest.files().items() if wanted(name)}
@@ -114,7 +114,7 @@ class Reader:
             return download()
 
     def _object(self, checkpoint: Checkpoint, entry: ManifestObject, into: Path) -> None:
-        """Writes the object to its place in its file, hashed on its way."""
+        """Writes the object at its offset in the file, hashing it on the way."""
         path, to = checkpoint.path + entry.name, into / (entry.file or entry.name)
 
         def once() -> Place:
@@ -125,7 +125,7 @@ class Reader:
         place = self._patience(once)
         found = place.hasher.hexdigest()
         if place.written != entry.size or found != entry.blake3:
-            raise Damaged(f"{path}: BLAKE3 is {found}, committed was {entry.blake3}")
+            raise Damaged(f"{path}: BLAKE3 is {found}, the committed one is {entry.blake3}")
         self._sign()
 
     def _manifest(self, checkpoint: Checkpoint) -> Manifest:
@@ -146,7 +146,7 @@ class Reader:
 
 
 def _make(path: Path, size: int, checkpoint: Checkpoint) -> None:
-    """A file of so many bytes; Damaged if no file can have as many."""
+    """Creates a file of this size; Damaged if no file can be so large."""
     with path.open("wb") as file:
         try:
             file.truncate(size)

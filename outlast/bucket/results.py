@@ -1,4 +1,4 @@
-"""The result of a finished run: written under the term, read back verified."""
+"""Writes the result of a finished run under the term, and reads it back verified."""
 
 import hashlib
 from pathlib import Path
@@ -21,8 +21,9 @@ def put_result(
     owner: int | None = None,
     patience: Patience = BRIEF,
 ) -> Result:
-    """Writes the files of the folder as the term's result, RESULT.json last. ``owner``: user id
-    that the folder and its files must have; None for any."""
+    """Writes the folder's files as the term's result, RESULT.json last. ``owner``: user id that the
+    folder and its files must have; None for any.
+    """
     prefix = layout.result(term)
 
     def put(name: str, path: PlainFile) -> ResultFile:
@@ -68,7 +69,7 @@ def fetch_result(
         place = patience(once)
         found = place.hasher.hexdigest()
         if place.written != file.size or found != file.sha256:
-            raise Damaged(f"{path}: sha256 is {found}, committed was {file.sha256}")
+            raise Damaged(f"{path}: sha256 is {found}, the committed one is {file.sha256}")
 
     for file in manifest.files:
         (into / file.name).parent.mkdir(parents=True, exist_ok=True)

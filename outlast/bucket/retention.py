@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay."""
+"""Retention: which checkpoints of a run are kept."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from outlast.bucket.head import Checkpoint, PageRef
 from outlast.bucket.parts import is_done, own_step
 
 KEEP_LAST = 3
-"""Checkpoints that retention keeps at least, newest first."""
+"""The least number of checkpoints that retention keeps, the newest ones."""
 
 KEEP_LAST_MAX = 100
-"""More would be more than HEAD should hold; `keep_every_steps` keeps any number."""
+"""The most for `keep_last`, because HEAD should stay small; `keep_every_steps` keeps any number."""
 
 BEST_TAG = "best"
 """Tag of a checkpoint with a new best value; the newest one is kept."""
@@ -18,7 +18,7 @@ BEST_TAG = "best"
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay: the last K, each Nth step's, the newest best."""
+    """Keeps the last K checkpoints, one for each N steps, and the newest best one."""
 
     keep_last: int = KEEP_LAST
     keep_every_steps: int | None = None
@@ -32,8 +32,9 @@ class Retention:
     def kept(
         self, chain: Iterable[Checkpoint], older: PageRef | None = None
     ) -> tuple[Checkpoint, ...]:
-        """The part of HEAD's chain that stays, in its order, where `older` has what was before it;
-        doing it again changes nothing."""
+        """The entries of HEAD's chain that are kept, in order; `older` refers to those before.
+        Repeating it changes nothing.
+        """
         chain = tuple(chain)
         kept = {*self._needed(chain), *self._every(chain, older)}
         return tuple(entry for entry in chain if entry in kept)
@@ -41,8 +42,9 @@ class Retention:
     def lasting(
         self, chain: Sequence[Checkpoint], older: PageRef | None = None
     ) -> list[Checkpoint]:
-        """Those that no later commit drops, oldest first, and that need not be in HEAD. Nothing is
-        added any more to the parts before the newest one, so what is kept of them stays."""
+        """Entries that no later commit drops and that need not be in HEAD, oldest first. Finished
+        parts get no new entries, so what is kept of them stays.
+        """
         needed = self._needed(chain)
         now = chain[-1].part if chain else ""
         ended = {entry for entry in needed if entry.part != now}
@@ -50,8 +52,9 @@ class Retention:
         return [entry for entry in chain if entry in lasting]
 
     def _needed(self, chain: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """What HEAD itself has: the newest ones and the best; of each part of a run that is done,
-        its end, its last state and its best one."""
+        """The entries that HEAD itself holds: the newest ones and the best; of each finished part,
+        its end, its last state and its best one.
+        """
         by_part: dict[str, list[Checkpoint]] = {}
         for entry in chain:
             by_part.setdefault(entry.part, []).append(entry)
@@ -63,7 +66,9 @@ class Retention:
         return found
 
     def _every(self, chain: Sequence[Checkpoint], older: PageRef | None) -> list[Checkpoint]:
-        """Of each part, the first one of each interval of steps, but the one that begins with 0."""
+        """The first entry of each interval of steps in each part, except the interval that begins
+        at 0.
+        """
         every = self.keep_every_steps
         if not every:
             return []

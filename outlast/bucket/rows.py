@@ -1,9 +1,9 @@
-"""Rows of a run: lines of JSON in pieces of the bucket, written by each term for itself.
+"""Rows of a run: lines of JSON in pieces, which each term writes for itself.
 
-A piece grows: it is rewritten with what is new until it has `PIECE_BYTES`, then the next one
-begins. So a long run has few pieces, a commit writes one object for its rows however old the run
-is, and nothing is merged or deleted later. A piece only ever gains lines, so that a reader with an
-older HEAD finds in it all that it looks for.
+A piece grows: it is rewritten with new lines until it has `PIECE_BYTES`, then the next one begins.
+So a long run has few pieces, a commit writes one object for its rows however old the run is, and
+nothing is merged or deleted later. A piece only gains lines, so a reader with an older HEAD finds
+everything in it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from outlast.bucket.transfer import small_reads
 from outlast.protocol import own_row
 
 PIECE_BYTES = 1 << 16
-"""A piece that has as much is not rewritten any more. Small beside what a commit costs anyway."""
+"""A piece of this size is not rewritten any more. Small compared with the cost of a commit."""
 
 _PIECE = re.compile(r"(?P<index>[0-9]{6,9})(?:\.after-(?P<after>[0-9]{12,15}))?\.jsonl")
 
@@ -37,7 +37,7 @@ _PIECE = re.compile(r"(?P<index>[0-9]{6,9})(?:\.after-(?P<after>[0-9]{12,15}))?\
 
 @dataclass(frozen=True)
 class _Version:
-    """A piece as it is to be, and the generation that it replaces."""
+    """A piece to write, and the generation that it replaces."""
 
     path: str
     content: bytes
@@ -45,13 +45,14 @@ class _Version:
 
 
 class PieceWriter:
-    """Appends whole lines to a term's pieces. One thread at a time."""
+    """Appends whole lines to a term's pieces. For one thread at a time."""
 
     def __init__(
         self, store: Store, name: Callable[[int, int | None], str], patience: Patience
     ) -> None:
-        """`name` gives the path of a piece, by its number and the step after which the lines of
-        the pieces before it are void, if any."""
+        """`name` returns the path of a piece from its number and, if any, the step after which
+        lines of earlier pieces are void.
+        """
         self._store = store
         self._name = name
         self._patience = patience
@@ -63,11 +64,12 @@ class PieceWriter:
         self._written_at: float | None = None
         self._pending: tuple[bytes, _Version] | None = None
         self.flushed = 0
-        """Bytes that are in the bucket for sure, since the trainer's life began."""
+        """Bytes that are certainly in the bucket, counted from the start of the trainer's life."""
 
     def begin(self, step: int) -> None:
-        """A trainer begins at `step`: what is appended from now on stands for what this term has
-        appended after that step before."""
+        """A trainer begins at `step`: lines appended from now on replace what this term had
+        appended after that step.
+        """
         if self._pending is not None or self._open is not None or self._index:
             self._after = step
             self._index += self._open is not None or self._pending is not None
@@ -75,15 +77,16 @@ class PieceWriter:
         self.flushed = 0
 
     def append(self, lines: bytes) -> None:
-        """Puts the lines into the bucket. Where it raises, `flushed` tells what is there for sure;
-        the same lines are given again, and none is there twice."""
+        """Writes the lines to the bucket. If it raises, `flushed` says what is certainly there;
+        give the same lines again, and none is stored twice.
+        """
         if lines and not lines.endswith(b"\n"):
             raise BadSnapshot("rows: end in mid-line; only whole lines can be flushed")
         while lines:
-            # A write of unknown fate goes first and unchanged: it may be applied by now.
+            # A write of unknown fate is repeated first, unchanged: it may already be applied.
             added, version = self._pending or (lines, self._with(lines))
             if not lines.startswith(added):
-                raise BadSnapshot("rows: do not go on where the last ones of unknown fate began")
+                raise BadSnapshot("rows: do not begin where the last ones of unknown fate began")
             self._pending = added, version
             written = put_new(
                 self._store,
@@ -99,7 +102,7 @@ class PieceWriter:
             lines = lines[len(added) :]
 
     def _with(self, lines: bytes) -> _Version:
-        """The open piece with these lines more, or a new one."""
+        """The open piece with these lines added, or a new piece."""
         before = self._open
         if before is not None:
             full = len(before.content) + len(lines) > PIECE_BYTES
@@ -109,7 +112,7 @@ class PieceWriter:
         return _Version(self._name(self._index, self._after), lines, 0)
 
     def _too_soon(self) -> bool:
-        """Whether the store would not take another write of the same object yet."""
+        """Whether the store would still refuse another write of the same object."""
         if self._written_at is None:
             return False
         return self._clock.monotonic() - self._written_at < self._store.rewrite_sec / 2
@@ -120,17 +123,18 @@ class PieceWriter:
 
 
 def read_rows(store: Store, layout: Layout, head: Head) -> list[dict[str, Any]]:
-    """The rows of the final lineage in the order of their steps, each step from one term only; of a
-    run with parts, part after part with their own steps."""
+    """The rows of the final lineage in step order, each step from one term only; in a run with
+    parts, part after part with their own steps.
+    """
     return [own_row(row) for row in iter_rows(store, layout, head)]
 
 
 def iter_rows(store: Store, layout: Layout, head: Head) -> Iterator[dict[str, Any]]:
-    """The rows as they are in the bucket, a few pieces in memory at a time. Steps count through all
-    parts of a run, and `part` is as `protocol.row_part` gives it.
+    """The rows as stored in the bucket, with a few pieces in memory at a time. Steps count through
+    all parts; `part` is as in `protocol.row_part`.
 
-    A term owns the steps after its `from` until a later term's. Only steps up to the last
-    commit, or up to the end of a finished run, are final.
+    A term owns the steps after its `from`, up to that of a later term. Only steps up to the last
+    commit, or to the end of a finished run, are final.
     """
     last = head.end.step if head.end else head.step
     owners = _owners(pages.lineage(store, layout, head), last)
@@ -140,7 +144,7 @@ def iter_rows(store: Store, layout: Layout, head: Head) -> Iterator[dict[str, An
 
 
 def _owners(newest_first: Iterator[Lineage], last: int) -> list[tuple[int, int, int]]:
-    """(term, after, until): who owns which steps, in their order."""
+    """(term, after, until) in order: which term owns which steps."""
     found = []
     until = last
     for entry in newest_first:
@@ -160,7 +164,7 @@ class _Piece:
 
 
 def _pieces(store: Store, layout: Layout) -> dict[int, list[_Piece]]:
-    """The pieces of each term, in their order."""
+    """The pieces of each term, in order."""
     found: dict[int, list[_Piece]] = defaultdict(list)
     for item in store.list(layout.rows):
         folder, _, name = item.path.removeprefix(layout.rows).rpartition("/")
@@ -179,7 +183,7 @@ def _pieces(store: Store, layout: Layout) -> dict[int, list[_Piece]]:
 def _rows_of_term(
     store: Store, pieces: Sequence[_Piece], after: int, until: int
 ) -> Iterator[dict[str, Any]]:
-    """The term's rows of the steps after `after`, up to `until`."""
+    """The term's rows of steps after `after`, up to `until`."""
     valid = [until] * len(pieces)
     for index in range(len(pieces) - 1, 0, -1):
         voids = pieces[index].after
@@ -201,9 +205,9 @@ def _rows_of_term(
 
 
 def _read_ahead(store: Store, pieces: Sequence[_Piece]) -> Iterator[tuple[_Piece, bytes]]:
-    """Each piece with its content as it is now, several on their way where the store can do that.
+    """Each piece with its current content; reads several at a time if the store is remote.
 
-    A piece may have been rewritten since it was listed: it has the same lines and more.
+    A piece may have been rewritten since it was listed; then it only has more lines.
     """
 
     def read(piece: _Piece) -> bytes:
@@ -228,7 +232,7 @@ def _read_ahead(store: Store, pieces: Sequence[_Piece]) -> Iterator[tuple[_Piece
 
 
 def _decoded(path: str, data: bytes) -> list[dict[str, Any]]:
-    """The rows of a piece; many at once take less time than one after another."""
+    """The rows of a piece; decoding many at once is faster than one by one."""
     lines = data.splitlines()
     try:
         rows = json.loads(b"[" + b",".join(lines) + b"]")

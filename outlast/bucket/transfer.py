@@ -1,4 +1,4 @@
-"""Files and objects: several at a time, each hashed as its bytes pass."""
+"""Transfers files and objects, several at a time, hashing each on the way."""
 
 import hashlib
 import json
@@ -15,20 +15,20 @@ from outlast.bucket.store import GET_BYTES_MAX, Checksum, Store
 T = TypeVar("T")
 
 HASHED_BYTES = 1 << 18
-"""Read at a time to be hashed; small enough that the second hash finds it in the cache."""
+"""Bytes read at a time to be hashed; small enough that the second hash finds them in the cache."""
 
 SMALL_READS = 16
-"""Small objects that are read or written at the same time in a store that is far away."""
+"""How many small objects are read or written at the same time in a remote store."""
 
 SMALL_BYTES = 1 << 18
-"""Of a larger object the bytes take longer than the request."""
+"""The largest small object: for a larger one, the bytes take longer than the request."""
 
 
 def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
-    """What the jobs give, in their order, `streams` of them at a time.
+    """The results of the jobs in order, run `streams` at a time.
 
-    Where one raises, the ones not begun are dropped, those under way are waited for, and the error
-    of the first job that had one is raised.
+    If one raises, jobs that have not begun are dropped, running ones finish, and the first failed
+    job's error is raised.
     """
     if streams == 1 or len(jobs) <= 1:
         return [job() for job in jobs]
@@ -41,19 +41,21 @@ def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
 
 
 def small_reads(store: Store) -> int:
-    """How many small objects are read from the store at the same time. One from a folder: it
-    answers at once, and threads would only wait for each other."""
+    """How many small objects to read from the store at the same time. One for a folder: it answers
+    at once, and threads would only wait for each other.
+    """
     return SMALL_READS if store.streams > 2 else 1
 
 
 def small_writes(store: Store) -> int:
-    """How many small objects are written or deleted at the same time."""
+    """How many small objects to write or delete at the same time."""
     return max(store.streams, small_reads(store))
 
 
 def by_size(store: Store, jobs: Sequence[tuple[int, Callable[[], T]]]) -> list[T]:
-    """As `in_parallel`, for objects of so many bytes each: of many small ones more are on their way
-    at a time, after the large ones."""
+    """Like `in_parallel`, for objects with these sizes in bytes: the large ones first, then many
+    small ones at a time.
+    """
     small = [index for index, (size, _) in enumerate(jobs) if size <= SMALL_BYTES]
     if len(small) <= store.streams or small_writes(store) == store.streams:
         return in_parallel([job for _, job in jobs], store.streams)
@@ -66,7 +68,7 @@ def by_size(store: Store, jobs: Sequence[tuple[int, Callable[[], T]]]) -> list[T
 
 
 class Place:
-    """A stretch of an existing file to write to, once and in order; hashes what it is given."""
+    """A range of an existing file, written once and in order, and hashed."""
 
     def __init__(self, file: Path, offset: int, hasher: Any, *, until: int) -> None:
         self._file = file.open("r+b")
@@ -76,11 +78,11 @@ class Place:
 
     @property
     def written(self) -> int:
-        """Bytes that it was given."""
+        """Bytes received so far."""
         return self._at - self._begin
 
     def write(self, data: bytes) -> int:
-        # What is too much would overwrite the neighbour; it counts, and so the size is wrong.
+        # Excess bytes would overwrite the neighbour; they only count, so the size is wrong.
         kept = data[: max(0, self._until - self._at)]
         self._file.seek(self._at)
         self._file.write(kept)
@@ -96,18 +98,19 @@ class Place:
 
 
 _ENTRY_BYTES = 256
-"""Of a manifest for each file, besides its name: digest, generation, size and their keys."""
+"""Bytes of a manifest for each file besides its name: digest, generation, size and their keys."""
 
 
 def snapshot_files(folder: Path, owner: int | None = None) -> list[tuple[str, PlainFile]]:
-    """(name, file) of all files below the folder, sorted by name; BadSnapshot for anything else,
-    and with an ``owner`` for what belongs to another user."""
+    """(name, file) of all files below the folder, sorted by name. Raises BadSnapshot for anything
+    else and, with ``owner``, for files of another user.
+    """
     files = []
     try:
         for file in plain_files(folder, owner):
             name = check_object_name(file.name)
             if name in ("MANIFEST.json", "RESULT.json"):
-                raise BadSnapshot(f"snapshot {file}: the name is taken; choose another one")
+                raise BadSnapshot(f"snapshot {file}: the name is reserved; choose another one")
             files.append((name, file))
     except NotPlain as error:
         raise BadSnapshot(f"snapshot {error}") from None

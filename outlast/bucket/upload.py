@@ -1,7 +1,7 @@
 """Uploads a snapshot's folder under a unique name.
 
-A large file goes in parts, each a separate object; what is equal to an object of the checkpoint
-before is copied inside the store; what failed is sent again alone.
+A large file is uploaded in parts, each a separate object; objects that the checkpoint before also
+has are copied inside the store; after a failure, only the rest is sent again.
 """
 
 import logging
@@ -34,16 +34,17 @@ from outlast.bucket.transfer import HASHED_BYTES, by_size, snapshot_files
 _log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
-"""A larger file goes up and down in parts of this size, several at the same time."""
+"""A larger file is transferred in parts of this size, several at a time."""
 
 _HASHING = threading.BoundedSemaphore(max(1, (os.cpu_count() or 1) // 2))
-"""Parts are hashed on half of the processors: training wants the others, and so does the upload of
-the parts before. All at once, the store would get nothing meanwhile, and then all of it."""
+"""Parts are hashed on half of the processors: training and the upload of earlier parts need the
+others. If all were hashed at once, the store would get nothing meanwhile, and then everything.
+"""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A file of a snapshot, or a part of a large one: what becomes one object."""
+    """What becomes one object: a file of a snapshot, or a part of a large one."""
 
     name: str
     file: str
@@ -54,7 +55,7 @@ class _Piece:
 
 @dataclass
 class _Upload:
-    """A snapshot on its way up; kept where a try failed, so that only the rest is sent again."""
+    """A snapshot being uploaded; kept after a failed try, so that only the rest is sent again."""
 
     identity: tuple[Path, int, int, int]
     prefix: str
@@ -68,7 +69,7 @@ class _Upload:
 
 
 class _BadCopy(Exception):
-    """A copy inside the store is not what it is a copy of; its name is taken now."""
+    """A copy inside the store differs from its source; its name is now taken."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Sent:
     prefix: str
     objects: tuple[ManifestObject, ...]
     sent_bytes: int
-    """Of this try, without what was copied."""
+    """Bytes sent in this try, without copies."""
     seconds: float
 
 
@@ -104,20 +105,21 @@ class Uploader:
         self._owner = owner
         self._upload: _Upload | None = None
         self._known: dict[tuple[int, str], tuple[str, ManifestObject]] = {}
-        """(folder, object) by size and BLAKE3: what the newest checkpoint holds."""
+        """(folder, object) of the newest checkpoint by size and BLAKE3."""
 
     @property
     def bytes_left(self) -> int:
-        """Of the snapshot on its way, what the store does not have yet; for any thread."""
+        """Bytes of the current snapshot that the store does not have yet; for any thread."""
         upload = self._upload
         return 0 if upload is None else upload.left
 
     def send(
         self, folder: Path, step: int, *, whole: bool = False, beside: Callable[[], None]
     ) -> Sent:
-        """Puts each piece of the folder that the store does not have yet, and calls `beside` at
-        the same time, which is begun first. A second try goes on under the same name. `whole`
-        files are one piece each."""
+        """Uploads each piece of the folder that the store does not have yet, and at the same time
+        calls `beside`, which is started first. A second try continues under the same name. `whole`
+        files are one piece each.
+        """
         pieces = [
             piece
             for name, path in snapshot_files(folder, self._owner)
@@ -127,7 +129,8 @@ class Uploader:
         try:
             seconds, sent_bytes = self._put_pieces(upload, pieces, beside)
         except _BadCopy as error:
-            # The name is taken by what is not ours to delete: send all of it again, and no copies.
+            # The name is taken by an object that we must not delete: send everything again, without
+            # copies.
             _log.info(f"snapshot of step {step}: {error}; uploading all of it")
             self._known.clear()
             self._upload = None
@@ -137,16 +140,16 @@ class Uploader:
         return Sent(upload.prefix, objects, sent_bytes, seconds)
 
     def committed(self, sent: Sent) -> None:
-        """HEAD names it: the next snapshot may copy from it."""
+        """Records that HEAD names the snapshot: the next one may copy from it."""
         self._upload = None
         self.note_objects(sent.prefix, sent.objects)
 
     def note_objects(self, folder: str, objects: Iterable[ManifestObject]) -> None:
-        """What the next snapshot may copy from: the objects of the newest checkpoint."""
+        """The objects of the newest checkpoint, from which the next snapshot may copy."""
         self._known = {(entry.size, entry.blake3): (folder, entry) for entry in objects}
 
     def _cut(self, name: str, path: PlainFile, whole: bool) -> list[_Piece]:
-        """The file as one object under its own name, or as parts in a folder of that name."""
+        """The pieces of a file: one object under its name, or parts in a folder of that name."""
         size, step = path.stat().st_size, self.part_bytes
         if whole or size <= step:
             return [_Piece(name, name, path, 0, size)]
@@ -156,7 +159,7 @@ class Uploader:
         ]
 
     def _begin(self, folder: Path, step: int, pieces: Sequence[_Piece]) -> _Upload:
-        """The upload of this folder: the one that was not finished, or a new one."""
+        """The upload of this folder: the unfinished one, or a new one."""
         found = folder.stat()
         identity = (folder, found.st_ino, found.st_ctime_ns, step)
         if self._upload is None or self._upload.identity != identity:
@@ -167,7 +170,7 @@ class Uploader:
     def _put_pieces(
         self, upload: _Upload, pieces: Sequence[_Piece], beside: Callable[[], None]
     ) -> tuple[float, int]:
-        """Seconds it took, and the pieces' bytes that were sent."""
+        """The seconds that it took and the bytes that were sent."""
         begun = time.monotonic()
         puts: list[tuple[int, Callable[[], int | None]]] = [
             (piece.size, lambda piece=piece: self._put_piece(upload, piece))
@@ -178,7 +181,7 @@ class Uploader:
         return time.monotonic() - begun, sum(count or 0 for count in sent)
 
     def _put_piece(self, upload: _Upload, piece: _Piece) -> int:
-        """Copies or uploads it; gives the bytes that were sent."""
+        """Copies or uploads a piece; returns the bytes that were sent."""
         with _HASHING:
             digest, crc32c = _hashed(piece)
         path = upload.prefix + piece.name
@@ -199,7 +202,7 @@ class Uploader:
         return sent_bytes
 
     def _copied(self, piece: _Piece, digest: str, path: str) -> Object | None:
-        """A copy of the same bytes in the newest checkpoint; None if there are none."""
+        """Copies the same bytes from the newest checkpoint; None if it does not have them."""
         known = self._known.get((piece.size, digest))
         if known is None:
             return None
@@ -218,7 +221,7 @@ class Uploader:
 
 
 def _hashed(piece: _Piece) -> tuple[str, str]:
-    """(BLAKE3, CRC32C) in one pass; BadSnapshot where the file has shrunk meanwhile."""
+    """(BLAKE3, CRC32C) in one pass. Raises BadSnapshot if the file has become shorter."""
     hasher, checksum = blake3(), Checksum()
     with piece.path.open("rb", 0) as source:
         source.seek(piece.offset)

@@ -1,7 +1,7 @@
 """`metrics.json` of a result: one column for each value that the trainer evaluated.
 
-Columns are lists of equal length, one cell an evaluation; `step` rises from cell to cell. A value
-that an evaluation does not have is null; a number that is not finite is the string `NaN`,
+Columns are lists of equal length, with one cell for each evaluation; `step` rises from cell to
+cell. A value that an evaluation lacks is null; a number that is not finite is the string `NaN`,
 `Infinity` or `-Infinity`.
 """
 
@@ -28,9 +28,9 @@ Table = Mapping[str, Sequence[Any]]
 
 
 def read_table(data: bytes | str) -> dict[str, list[float | None]]:
-    """The columns of a `metrics.json`, with None for a value that an evaluation does not have.
+    """The columns of a `metrics.json`, with None for a value that an evaluation lacks.
 
-    ValueError names the column, the value found and the rule.
+    Raises ValueError with the column, the value found and the rule.
     """
     try:
         table = json.loads(data)
@@ -79,8 +79,9 @@ def last_values(table: Table) -> dict[str, Last]:
 
 
 def of_attempts(attempts: Iterable[Mapping[str, Last]]) -> dict[str, Last]:
-    """The last value of each metric over all attempts, oldest first. A later attempt's counts,
-    even of a lower step: steps that were lost are made again."""
+    """The last value of each metric over all attempts, oldest first. A later attempt's value counts
+    even at a lower step, because lost steps are repeated.
+    """
     found: dict[str, Last] = {}
     for attempt in attempts:
         found |= attempt

@@ -18,9 +18,9 @@ HEAD_FILE = "HEAD"
 METRICS_FILE = "metrics.json"
 RESULT_FILE = "RESULT.json"
 PART_FILE = "part.json"
-"""What a trainer says of a part's end: evaluations, and why it ended before its last step."""
+"""File about a part's end: evaluations, and why it ended before its last step."""
 PART_RESULT = "result"
-"""Folder beside it: the files of the part's result, with their RESULT.json."""
+"""Folder with the files of the part's result and their RESULT.json."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class ResultManifest(Record):
-    """`RESULT.json`: no clock, host, experiment or attempt inside, so that runs compare."""
+    """`RESULT.json`: without times, hosts, experiments or attempts, so that results can be
+    compared.
+    """
 
     files: tuple[ResultFile, ...]
     digest: Digest
@@ -55,14 +57,15 @@ class ResultManifest(Record):
 
 
 def result_digest(files: typing.Iterable[ResultFile]) -> str:
-    """The sha256 of what `sha256sum` prints for the files in the order of their names."""
+    """The SHA-256 of what `sha256sum` prints for the files, sorted by name."""
     lines = sorted((file.name, f"{file.sha256}  {file.name}\n") for file in files)
     return hashlib.sha256("".join(line for _, line in lines).encode()).hexdigest()
 
 
 def check_result(folder: Path) -> ResultManifest:
-    """The manifest of the result in a folder; ValueError that names what of it is gone, or is not
-    what the manifest says."""
+    """The manifest of the result in a folder. Raises ValueError that names a file that is missing
+    or differs from the manifest.
+    """
     try:
         manifest = ResultManifest.from_json((folder / RESULT_FILE).read_bytes())
     except (OSError, ValueError) as error:

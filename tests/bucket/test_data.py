@@ -194,7 +194,7 @@ def test_bytes_that_never_match_are_an_error(memory: MemoryStore, tmp_path: Path
             return found
         return b"x" + found[0][1:], found[1]
 
-    with pytest.raises(Damaged, match="arrived twice do not match"):
+    with pytest.raises(Damaged, match="in two downloads, the bytes did not match"):
         cache_of(memory.view(flipped), tmp_path).stage("gs://b/d")
     assert not [path for path in tmp_path.rglob("d") if path.is_file()]
 
@@ -292,7 +292,7 @@ def test_local_data_that_only_moved_is_the_same(tmp_path: Path) -> None:
     again = DataService(Cache(tmp_path), lambda: [first])
     assert again.answer(str(tmp_path / "there/rows.csv"), "", print).fingerprint == first
     (tmp_path / "there/rows.csv").write_text("1,3\n")
-    with pytest.raises(DataError, match=r"is 4 bytes with CRC32C .*, the run was begun on 4 bytes"):
+    with pytest.raises(DataError, match=r"is 4 bytes with CRC32C .*, the run started with 4 bytes"):
         DataService(Cache(tmp_path), lambda: [first]).answer(
             str(tmp_path / "there/rows.csv"), "", print
         )
@@ -411,7 +411,7 @@ def test_files_that_are_added_are_no_other_data_and_named_once(tmp_path: Path) -
     for _ in range(2):
         assert again.answer(str(rows), "", lambda done, of: None).fingerprint == known[0]
     assert said == [
-        f"data {rows}: files were added since the run began, which is not a change: "
+        f"data {rows}: files were added since the run started, which does not count as a change: "
         "__pycache__/x.pyc, labels.cache, sub/memmap.npy"
     ]
     (rows / "sub/b.csv").write_text("B")

@@ -672,7 +672,7 @@ def test_a_stranger_in_the_same_term_is_an_error(head_file: HeadFile, claim: Cla
     head_file.take_term(claim)
     known = read_head(head_file.store, head_file.layout).head
     head_file.store.put(head_file.layout.head, replace(known, nonce="x").to_json())
-    with pytest.raises(HeadError, match="rewritten by somebody else") as caught:
+    with pytest.raises(HeadError, match="rewritten by another process") as caught:
         head_file.swap(lambda known: known, term=1)
     assert type(caught.value) is HeadError
 

@@ -153,7 +153,9 @@ def test_what_is_too_long_for_a_record_is_not_read_into_memory(store: Store, mon
     assert len(store.get("fits")[0]) == 1 << 20
     written = store.put("HEAD", b"x" * (8 << 20))
     for generation in (None, written.generation):
-        with pytest.raises(TooLarge, match="HEAD: has more than 1 MiB, as no record of a run has"):
+        with pytest.raises(
+            TooLarge, match="HEAD: has more than 1 MiB, which no record of a run has"
+        ):
             store.get("HEAD", generation=generation)
     sink = io.BytesIO()
     store.stream("HEAD", sink)
@@ -629,7 +631,7 @@ def test_a_bucket_that_is_not_there_is_named(
     answer_with(gcs, monkeypatch, 404)
     with pytest.raises(NotFound) as caught:
         gcs.list("experiments/dev/attempts/")
-    assert str(caught.value) == "gs://runs: there is no such bucket; make it, or name another"
+    assert str(caught.value) == "gs://runs: there is no such bucket; create it, or name another"
 
 
 def test_a_server_that_is_not_there_is_named_in_few_words(monkeypatch: pytest.MonkeyPatch) -> None:

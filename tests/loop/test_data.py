@@ -97,7 +97,7 @@ def test_local_data_that_changed_ends_the_attempt_and_that_moved_does_not(folder
     assert (entry["name"], entry["generation"], entry["size"]) == ("total", 0, 1)
     (folder / "total").write_text("7")
     said, errors = train(folder, "total", code=64)
-    assert "the run was begun on 1 bytes with CRC32C" in errors and "made" not in said
+    assert "the run started with 1 bytes with CRC32C" in errors and "made" not in said
     end = json.loads((folder / "run/attempts/000002/end.json").read_bytes())
     assert (end["reason"], end["state"]) == ("data-changed", "open")
     (folder / "elsewhere").mkdir()

@@ -55,7 +55,7 @@ REACHED = {
     "a repair": "operator put HEAD",
     "a lost HEAD refused": "HEAD is gone while attempts exist",
     "a garbage HEAD refused": "HEAD cannot be read as one",
-    "a damaged checkpoint passed over": "going to the one before",
+    "a damaged checkpoint passed over": "trying the one before",
     "a late write refused": "PreconditionFailed",
     "a sweep or retention": " delete ",
     "a reader of the result": "operator fetch",

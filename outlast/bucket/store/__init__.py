@@ -1,4 +1,6 @@
-"""Objects with generations: a bucket, a folder or memory behind one contract (`contract.py`)."""
+"""Stores: objects with generations in a bucket, a folder or memory, with one contract
+(`contract.py`).
+"""
 
 import re
 import urllib.parse
@@ -87,9 +89,9 @@ def open_store(
 ) -> Store:
     """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.
 
-    Credentials are those of google-auth; None takes the machine's own. They concern `gs://` alone,
-    and so do `stall_sec` and `read_retry_sec`: for how long a read tries again by itself.
-    `reading` concerns folders alone: nothing is made there before the first write.
+    Credentials are those of google-auth; None uses the machine's own. They apply only to `gs://`,
+    like `stall_sec` and `read_retry_sec` (for how long a read retries by itself). `reading` applies
+    only to folders: nothing is created there before the first write.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "gs":

@@ -1,18 +1,18 @@
-"""What every store does: objects with generations, the errors, and what the stores share.
+"""The contract of every store: objects with generations, the errors, and shared code.
 
-Every write names the generation that it replaces, and a store refuses it where the object has
-another one. Reads by generation never mix two versions. A store retries reads by itself and writes
-never: the writer can recognise its own write after a lost answer.
+Every write names the generation that it replaces; a store refuses the write if the object has
+another one. Reads by generation never mix two versions. A store retries reads by itself, but never
+writes: the writer can recognise its own write after a lost answer.
 
     StoreError
-    ├── NotFound              no such object, or not in this generation
+    ├── NotFound no such object, or not this generation
     ├── Forbidden             401 or 403
     ├── PreconditionFailed    the object has another generation
     ├── Throttled             too many writes of one name; nothing was applied
     ├── Unavailable           no answer; a write's fate is unknown
     ├── Doubtful              400 or 409: this try was refused, another one may not be
     ├── Damaged               the bytes do not match their checksum or size
-    ├── Foreign               a folder has what is not a run's under a name of the run's
+    ├── Foreign a folder holds something foreign under a name of the run
     └── Unsupported           this file system cannot keep a run
 """
 
@@ -35,36 +35,36 @@ from outlast.base.visible import VisibleError
 CHUNK_BYTES = 8 * 1024 * 1024
 
 PIECE_BYTES = 1 << 18
-"""Read at a time to be hashed and copied: small enough to stay in the processor's cache."""
+"""Bytes that are read at a time to be hashed and copied: small enough for the processor's cache."""
 
 READ_RETRY_SEC = 60.0
 PATIENT_READ_RETRY_SEC = 5.0
-"""The same below a Patience, which says what it waits for."""
+"""The same within a Patience, which reports what it waits for."""
 STALL_SEC = 30.0
-"""A chunk that takes longer than this is sent again; an answer may take twice as long."""
+"""Seconds after which a chunk is sent again; an answer may take twice as long."""
 
 
 class StoreError(VisibleError):
-    """Base of everything that a store raises."""
+    """Base of all errors of a store."""
 
     trouble: Trouble | None = None
-    """What may pass by itself."""
+    """An error that may pass by itself."""
     retry_after_sec: float | None = None
-    """The pause that the server asked for, if it did."""
+    """The pause in seconds that the server asked for, if any."""
 
 
 class NotFound(StoreError):
-    """No such object, or it has another generation than the one asked for."""
+    """No such object, or it has another generation than the requested one."""
 
 
 class Forbidden(StoreError):
-    """The caller may not do this, or may not yet."""
+    """The caller may not do this, or not yet."""
 
     trouble = Trouble.FORBIDDEN
 
 
 class PreconditionFailed(StoreError):
-    """The object's generation is not the one that the write named."""
+    """The object has another generation than the one that the write named."""
 
 
 class Throttled(StoreError):
@@ -74,28 +74,29 @@ class Throttled(StoreError):
 
 
 class Unavailable(StoreError):
-    """No answer came; whether a write was applied, or will be, is unknown."""
+    """No answer; whether a write was or will be applied is unknown."""
 
     trouble = Trouble.SILENT
 
 
 class Doubtful(StoreError):
-    """The request was called bad or in conflict. If it was damaged on its way, or met another
-    one, the next try is not; nothing was applied."""
+    """The server called the request bad or in conflict; nothing was applied. If it was damaged on
+    its way or met another request, the next try may succeed.
+    """
 
     trouble = Trouble.DOUBTFUL
 
 
 class Damaged(StoreError):
-    """Bytes arrived that do not match their checksum or size."""
+    """The bytes that arrived do not match their checksum or size."""
 
 
 class TooLarge(Damaged):
-    """An object that is read into memory has more bytes than any that a run writes to be."""
+    """An object to read into memory is larger than any that a run writes for that."""
 
 
 class Foreign(StoreError):
-    """Under the name of an object lies what no run has put there."""
+    """The name of an object is taken by something that no run has put there."""
 
 
 class Unsupported(StoreError):
@@ -104,7 +105,7 @@ class Unsupported(StoreError):
 
 @dataclass(frozen=True)
 class Object:
-    """What a store knows about one generation of an object."""
+    """One generation of an object, as a store describes it."""
 
     path: str
     generation: int
@@ -112,59 +113,60 @@ class Object:
     crc32c: str
     """Base64 of the big-endian CRC32C, as Cloud Storage gives it."""
     updated: datetime
-    """Server time at which this generation was written; to the second after a read by
-    generation."""
+    """Server time of this generation's write; after a read by generation, only to the second."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A stretch of a file, as the content of a separate object."""
+    """A range of a file, as the content of a separate object."""
 
     file: Path | PlainFile
     offset: int
     size: int
     crc32c: str
-    """Of these bytes: they were read when the slice was cut and need not be read again."""
+    """Checksum of these bytes: they were read when the slice was cut and need not be read again."""
 
 
 GET_BYTES_MAX = 64 << 20
-"""Bytes of an object that is read into memory: records and pieces of them. Manifests are the
-longest, and one of this length names about 300,000 files."""
+"""The most bytes of an object that is read into memory: records and pieces. Manifests are the
+longest; one of this size names about 300,000 files.
+"""
 
 Data = bytes | Path | Slice
-"""The content of an object: bytes, a whole file, or a stretch of one."""
+"""The content of an object: bytes, a whole file, or a range of one."""
 
 
 class Sink(Protocol):
-    """Where content is written as it arrives."""
+    """Receives content as it arrives."""
 
     def write(self, data: bytes, /) -> Any: ...
 
 
 class Store(Protocol):
-    """The contract; tests/bucket/test_store.py holds all implementations to it."""
+    """The contract of a store; tests/bucket/test_store.py tests all implementations."""
 
     url: str
     streams: int
-    """Objects that are worth moving at the same time."""
+    """How many objects it makes sense to transfer at the same time."""
     rewrite_sec: float
-    """Seconds to leave between two writes of one object."""
+    """The least seconds between two writes of one object."""
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
-        """The whole content, verified, and what it is the content of. Raises TooLarge, with no
-        more of it read, above `GET_BYTES_MAX`."""
+        """Reads the whole content, verified, and its description. Raises TooLarge above
+        `GET_BYTES_MAX`, without reading more.
+        """
         ...
 
     def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
-        """Streams the content into the file `to`, verified; `to` appears whole or not at all."""
+        """Streams the content into the file `to`, verified; `to` appears complete or not at all."""
         ...
 
     def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
-        """`size` bytes of one generation, from byte `start` on; only their number is checked."""
+        """Reads `size` bytes of one generation, from byte `start`; only their number is checked."""
         ...
 
     def stream(self, path: str, sink: Sink, *, generation: int | None = None) -> Object:
-        """Writes the content to `sink`, verified; after an error what it wrote is void."""
+        """Writes the content to `sink`, verified; after an error, discard what it wrote."""
         ...
 
     def stat(self, path: str) -> Object: ...
@@ -181,15 +183,17 @@ class Store(Protocol):
         source_generation: int,
         if_generation_match: int | None = None,
     ) -> Object:
-        """Writes the content of another object once, inside the store; gives the new object.
+        """Copies another object once, inside the store; returns the new object.
 
-        A source that has not this generation is NotFound or PreconditionFailed, one whose bytes
-        are found not to match its checksum is Damaged.
+        Raises NotFound or PreconditionFailed if the source has another generation, Damaged if its
+        bytes do not match its checksum.
         """
         ...
 
     def delete(self, path: str, *, generation: int) -> None:
-        """Deletes this generation; another one is PreconditionFailed, none is NotFound."""
+        """Deletes this generation. Raises PreconditionFailed if there is another one, NotFound if
+        there is none.
+        """
         ...
 
     def list(self, prefix: str) -> Iterator[Object]:
@@ -197,8 +201,9 @@ class Store(Protocol):
         ...
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """The names of the folders right below `prefix`, which is empty or ends with a slash;
-        sorted. Costs nothing for what lies in them."""
+        """The sorted names of the folders directly below `prefix`, which is empty or ends with a
+        slash. Their content does not make it slower.
+        """
         ...
 
     def now(self) -> datetime:
@@ -214,11 +219,11 @@ def put_new(
     replaces: int = 0,
     patience: Patience = BRIEF,
 ) -> Object:
-    """Creates an object that only this writer can name, or writes it over its generation
-    `replaces`; an earlier try of ours counts as success.
+    """Creates an object whose name only this writer uses, or replaces its generation `replaces`; an
+    earlier try of ours counts as success.
 
-    An object that is there already with other bytes is PreconditionFailed; one that arrived with
-    other bytes than were sent is Damaged.
+    Raises PreconditionFailed if the object exists with other bytes, Damaged if other bytes arrived
+    than were sent.
     """
     expected = checksum_of(data)
     written = _create(
@@ -229,7 +234,9 @@ def put_new(
         patience,
     )
     if (written.size, written.crc32c) != expected:
-        raise Damaged(f"{path}: arrived as {(written.size, written.crc32c)}, sent was {expected}")
+        raise Damaged(
+            f"{path}: arrived as {(written.size, written.crc32c)}, but {expected} was sent"
+        )
     return written
 
 
@@ -242,10 +249,10 @@ def copy_new(
     expected: tuple[int, str],
     patience: Patience = BRIEF,
 ) -> Object | None:
-    """As `put_new`, with the content of an object that is in the store already.
+    """Like `put_new`, with the content of an object that is already in the store.
 
-    None if there is no copy to be had: the source is gone, or its bytes are found to be bad.
-    Damaged if the copy was made and has not the `expected` (size, CRC32C).
+    None if no copy is possible: the source no longer exists, or its bytes are damaged. Raises
+    Damaged if the copy does not have the `expected` (size, CRC32C).
     """
 
     def once() -> Object:
@@ -274,7 +281,7 @@ def _create(
             try:
                 found = store.stat(path)
             except NotFound:
-                found = None  # the refusal was about something else than this name
+                found = None  # The refusal was not about this name.
             if found is None or (found.size, found.crc32c) != expected:
                 raise
             return found
@@ -283,7 +290,7 @@ def _create(
 
 
 def delete_quietly(store: Store, path: str, generation: int) -> bool:
-    """Deletes one generation; True if it is gone now, False if that is unknown or refused."""
+    """Deletes one generation; True if it no longer exists, False if that is unknown or refused."""
     try:
         store.delete(path, generation=generation)
     except (NotFound, PreconditionFailed):
@@ -294,7 +301,7 @@ def delete_quietly(store: Store, path: str, generation: int) -> bool:
 
 
 class Checksum:
-    """Size and CRC32C of bytes as they pass by."""
+    """Computes size and CRC32C of passing bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -310,7 +317,7 @@ class Checksum:
 
 
 def checksum_of(data: Data) -> tuple[int, str]:
-    """(size, CRC32C) of the data; a slice knows its own."""
+    """(size, CRC32C) of the data; a slice already knows them."""
     if isinstance(data, Slice):
         return data.size, data.crc32c
     checksum = Checksum()
@@ -321,14 +328,14 @@ def checksum_of(data: Data) -> tuple[int, str]:
 
 
 def opened(data: Data) -> Any:
-    """The data as a binary file to read from."""
+    """The data as a binary file for reading."""
     if isinstance(data, Slice):
         return _Window(data)
     return data.open("rb") if isinstance(data, Path) else io.BytesIO(data)
 
 
 class _Window(io.RawIOBase):
-    """A slice of a file as if it were all of it."""
+    """A file object that shows only a slice of a file."""
 
     def __init__(self, part: Slice) -> None:
         self._part = part
@@ -364,7 +371,7 @@ class _Window(io.RawIOBase):
 
 
 def check_path(path: str) -> str:
-    """The path itself, if it can name an object in every store."""
+    """Returns the path if it can name an object in every store."""
     try:
         return check_object_name(path, "object path")
     except ValueError as error:
@@ -372,7 +379,7 @@ def check_path(path: str) -> str:
 
 
 class Fetching:
-    """`fetch` for a store that can `stream`."""
+    """`fetch`, for a store that has `stream`."""
 
     def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
         part = to.with_name(f"{to.name}.part")
@@ -400,16 +407,19 @@ def not_found(path: str, generation: int | None) -> NotFound:
 
 def whole_range(path: str, data: bytes, start: int, size: int) -> bytes:
     if len(data) != size:
-        raise Damaged(f"{path}: {len(data)} bytes came from byte {start} on, asked were {size}")
+        raise Damaged(f"{path}: {len(data)} bytes came from byte {start} on, {size} were requested")
     return data
 
 
 def verify(found: Object, actual: tuple[int, str]) -> None:
     if (found.size, found.crc32c) != actual:
         raise Damaged(
-            f"{found.path}: has size and CRC32C {actual}, written were {(found.size, found.crc32c)}"
+            f"{found.path}: has size and CRC32C {actual}, but {(found.size, found.crc32c)} was"
+            " written"
         )
 
 
 def too_large(path: str) -> TooLarge:
-    return TooLarge(f"{path}: has more than {GET_BYTES_MAX >> 20} MiB, as no record of a run has")
+    return TooLarge(
+        f"{path}: has more than {GET_BYTES_MAX >> 20} MiB, which no record of a run has"
+    )

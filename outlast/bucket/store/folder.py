@@ -1,4 +1,4 @@
-"""Objects as files of a folder on a local disk."""
+"""A store in a folder on a local disk."""
 
 import base64
 import contextlib
@@ -42,14 +42,16 @@ from outlast.bucket.store.contract import (
 )
 
 _REFUSED_TYPES = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|afs|9p|ncpfs|fuse\.(?!fuse-overlayfs).*")
-"""On these a lock holds on this machine only, or not at all, or a rename is not atomic."""
+"""File systems on which a lock works only on this machine, or not at all, or a rename is not
+atomic.
+"""
 
 _FOLDER_MODE = 0o775
-"""Of new folders, less what the umask takes."""
+"""Mode of new folders, before the umask."""
 
 
 class FolderStore(Fetching):
-    """Objects as files of a folder on a local disk.
+    """A store whose objects are files of a folder on a local disk.
 
     Each object is a symbolic link to `.objects/<generation>-<size>-<crc32c>`, so that one rename
     changes content, generation and checksum together, a reader needs no lock, and a copy of the
@@ -58,7 +60,7 @@ class FolderStore(Fetching):
     """
 
     streams = 2
-    """More only wait for one another's writing to the disk."""
+    """More would only wait for each other's writes."""
     rewrite_sec = 0.0
 
     # A generation is a moment in microseconds: 17 digits last until the year 5138.
@@ -68,8 +70,9 @@ class FolderStore(Fetching):
     _LOCK_SECONDS = 20.0
 
     def __init__(self, folder: Path, *, reading: bool = False) -> None:
-        """``reading``: nothing is made, locked or cleared before the first write, if there is one:
-        a run may be looked at that is another user's, or that somebody else has packed."""
+        """``reading``: create, lock and delete nothing before the first write, if any: the run may
+        be another user's, or come out of an archive.
+        """
         self._folder = Path(os.path.abspath(folder))
         self.url = self._folder.as_uri()
         self._blobs = self._folder / ".objects"
@@ -77,17 +80,19 @@ class FolderStore(Fetching):
             raise Unsupported(f"run folder {self._folder}: is a file; give a folder")
         trust.check_folder(self._blobs)
         self._lasting: set[Path] = set()
-        """Folders whose entries in their parents are on the disk."""
+        """Folders whose entries in their parents are synced to the disk."""
         self._threads = threading.RLock()
         self._syncs = _Syncs()
         self._is_ready = False
         self._cleared = False
-        """Whether what killed writers left is cleared away: readers of a large run leave it."""
+        """Whether leftovers of killed writers were deleted; readers of a large run leave them."""
         if not reading:
             self._make_ready()
 
     def _make_ready(self) -> None:
-        """For writing. Unsupported, Foreign: nothing can be, or must be, written here."""
+        """Opens the folder for writing. Raises Unsupported or Foreign if nothing can or must be
+        written here.
+        """
         with self._threads:
             if self._is_ready:
                 return
@@ -145,7 +150,7 @@ class FolderStore(Fetching):
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
-        """Has the error of a full disk name this folder: the system says it of no file."""
+        """Adds the folder to ENOSPC errors, which carry no path."""
         try:
             yield
         except OSError as error:
@@ -180,7 +185,7 @@ class FolderStore(Fetching):
         return Object(path, generation, size, crc32c, _moment(generation))
 
     def _sync_entry(self, link: Path) -> None:
-        """Makes a link and its blob last, and the folders on the way to it."""
+        """Syncs a link, its blob and the folders above to the disk."""
         folders = itertools.takewhile(lambda folder: folder != self._folder, link.parents)
         fresh = [folder for folder in folders if folder not in self._lasting]
         self._syncs.sync(self._blobs, link.parent, *(folder.parent for folder in fresh))
@@ -199,7 +204,7 @@ class FolderStore(Fetching):
         self._syncs.sync(link.parent)
         current[0].unlink(missing_ok=True)
         with self._locked():
-            # Folders are nothing in a bucket: the empty ones go with their last object.
+            # Buckets have no folders, so empty ones are deleted with their last object.
             for parent in link.relative_to(self._folder).parents[:-1]:
                 try:
                     (self._folder / parent).rmdir()
@@ -218,7 +223,7 @@ class FolderStore(Fetching):
                 path = (Path(root) / name).relative_to(self._folder).as_posix()
                 if not path.startswith(prefix):
                     continue
-                # A file that somebody put there is no object; only its name is taken.
+                # A foreign file is not an object; it only takes the name.
                 with contextlib.suppress(StoreError):
                     if entry := self._linked(path):
                         found.append(entry[1])
@@ -236,7 +241,7 @@ class FolderStore(Fetching):
         return datetime.now(UTC)
 
     def _linked(self, path: str) -> tuple[Path, Object] | None:
-        """The blob that a path's link names, and what its name says; None if absent."""
+        """The blob that a path's link names, and the data in its name; None if absent."""
         link = f"{self._folder}/{check_path(path)}"
         trust.check_way(self._folder, path.rpartition("/")[0])
         try:
@@ -264,9 +269,10 @@ class FolderStore(Fetching):
             try:
                 file = trust.open_file(entry[0], os.O_RDONLY)
             except FileNotFoundError:
-                # Replaced between the two looks, unless the link still names what is gone.
+                # The object was replaced between the two reads, unless the link still names the
+                # missing blob.
                 if self._linked(path) == entry:
-                    raise Damaged(f"{path}: its content {entry[0]} is gone") from None
+                    raise Damaged(f"{path}: its content {entry[0]} is missing") from None
                 continue
             with open(file, "rb") as content:
                 yield content, entry[1]
@@ -274,7 +280,9 @@ class FolderStore(Fetching):
 
     @contextlib.contextmanager
     def _staged(self, source: Any) -> Iterator[tuple[Path, int, str]]:
-        """A synced copy of the data beside the blobs; locked, so that no other clears it away."""
+        """Writes a synced copy of the data beside the blobs, locked so that no other process
+        deletes it.
+        """
         staged = self._blobs / f"part-{uuid.uuid4().hex}"
         try:
             with contextlib.ExitStack() as stack:
@@ -290,7 +298,7 @@ class FolderStore(Fetching):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Excludes every other writer; gives the lock file, which keeps the last generation."""
+        """Excludes every other writer; yields the lock file, which stores the last generation."""
         limit = time.monotonic() + self._LOCK_SECONDS
         with self._threads:
             lock = self._blobs / "lock"
@@ -313,7 +321,9 @@ class FolderStore(Fetching):
                 os.close(descriptor)
 
     def _next_generation(self, counter: int, current: tuple[Path, Object] | None) -> int:
-        """Higher than every one before, also of deleted objects: microseconds, never repeated."""
+        """A new generation: microseconds, higher than all before, including those of deleted
+        objects.
+        """
         floor = max(self._last_generation(counter), current[1].generation if current else 0)
         generation = max(time.time_ns() // 1000, floor + 1)
         os.pwrite(counter, f"{generation:<32}".encode(), 0)
@@ -321,7 +331,7 @@ class FolderStore(Fetching):
         return generation
 
     def _last_generation(self, counter: int) -> int:
-        """What the lock file keeps; if that is not a generation, the highest among the blobs."""
+        """The generation in the lock file; if that is not one, the highest among the blobs."""
         kept = os.pread(counter, 64, 0).strip()
         if self._COUNTER.fullmatch(kept):
             return int(kept)
@@ -333,7 +343,8 @@ class FolderStore(Fetching):
             _make_folders(link.parent)
             target = os.path.relpath(blob, link.parent)
             fresh = self._blobs / f"link-{uuid.uuid4().hex}"
-            # The link is made beside the blobs and renamed: relative to where it will be.
+            # The link is created beside the blobs and then renamed, so it is relative to its final
+            # place.
             os.symlink(target, fresh)
             os.replace(fresh, link)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
@@ -351,7 +362,7 @@ class FolderStore(Fetching):
             ) from None
 
     def _clear_once(self) -> None:
-        """Before this process's first write: looking through a large run takes a while."""
+        """Called before this process's first write: scanning a large run takes a while."""
         self._make_ready()
         with self._threads:
             if not self._cleared:
@@ -359,8 +370,9 @@ class FolderStore(Fetching):
                 self._cleared = True
 
     def _drop_orphans(self) -> None:
-        """Clears away what killed writers left: staged files without a writer, blobs without a
-        name."""
+        """Deletes leftovers of killed writers: staged files without a writer, blobs without a
+        name.
+        """
         with self._locked():
             named = {
                 os.path.basename(os.readlink(Path(root) / name))
@@ -384,8 +396,9 @@ class FolderStore(Fetching):
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and those above it, none of them open to every user, whatever the umask; gives
-    the new ones, innermost first."""
+    """Creates a folder and those above it, none of them writable by every user, whatever the umask.
+    Returns the new ones, innermost first.
+    """
     ways = [folder, *folder.parents]
     fresh = list(itertools.takewhile(lambda entry: not entry.exists(), ways))
     for entry in reversed(fresh):
@@ -403,7 +416,7 @@ def _refuse_type(folder: Path) -> None:
 
 
 def _refuse_without_locks(folder: Path, blobs: Path) -> None:
-    """Two open files must exclude each other, or two attempts could write at once."""
+    """Checks that two open files exclude each other; otherwise two attempts could write at once."""
     advice = "use a local disk or gs://"
     probe = blobs / f"probe-{uuid.uuid4().hex}"
     try:
@@ -430,7 +443,7 @@ def _refuse_without_locks(folder: Path, blobs: Path) -> None:
 def _poured(
     source: Any, sink: Sink, *, written: Callable[[int], None] = lambda size: None
 ) -> Checksum:
-    """Copies what is left of a file to the sink; tells `written` after each piece how much."""
+    """Copies the rest of a file to the sink; calls `written` with the size of each piece."""
     checksum = Checksum()
     while piece := source.read(PIECE_BYTES):
         checksum.update(piece)
@@ -440,8 +453,9 @@ def _poured(
 
 
 def _write_out(file: Any, size: int) -> None:
-    """Has the system begin to write a growing file to the disk, each time that it has grown by
-    `CHUNK_BYTES`: the sync at its end finds less to do."""
+    """Starts writing a growing file to the disk whenever it has grown by `CHUNK_BYTES`, so that the
+    final sync has less to do.
+    """
     if size % CHUNK_BYTES == 0 and hasattr(os, "posix_fadvise"):
         file.flush()
         start = size - CHUNK_BYTES
@@ -453,7 +467,7 @@ def _moment(generation: int) -> datetime:
 
 
 class _Syncs:
-    """Makes names in folders last; threads that wait for it at the same time share one sync."""
+    """Syncs names in folders to the disk; threads that wait at the same time share one sync."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -463,7 +477,7 @@ class _Syncs:
         self._done = 0
 
     def sync(self, *folders: Path) -> None:
-        """Returns once what was in these folders when it was called is on the disk."""
+        """Returns when everything that was in these folders at the call is on the disk."""
         with self._guard:
             self._asked += 1
             mine = self._asked
@@ -475,12 +489,12 @@ class _Syncs:
                 until, due, self._due = self._asked, self._due, set()
             try:
                 for folder in due:
-                    # A folder that is gone holds nothing that could be lost.
+                    # A deleted folder holds nothing that could be lost.
                     with contextlib.suppress(FileNotFoundError):
                         _sync_folder(folder)
             except BaseException:
                 with self._guard:
-                    self._due |= due  # for the others that asked
+                    self._due |= due  # For the others that asked.
                 raise
             self._done = until
 

@@ -1,4 +1,4 @@
-"""A bucket of Cloud Storage."""
+"""A store in a Cloud Storage bucket."""
 
 import contextlib
 import io
@@ -46,12 +46,12 @@ T = TypeVar("T")
 class GcsStore(Fetching):
     """A bucket through google-cloud-storage; honours STORAGE_EMULATOR_HOST.
 
-    On a VM the metadata server's token is used, in the local cloud too: without it the client
-    would be anonymous there, and permissions would not be rehearsed.
+    On a VM it uses the metadata server's token, also in the local cloud: otherwise the client would
+    be anonymous there, and permissions would not be rehearsed.
     """
 
     streams = 4
-    rewrite_sec = 1.0  # Cloud Storage takes one write of one name a second
+    rewrite_sec = 1.0  # Cloud Storage accepts one write a second of the same name.
 
     _NO_RETRY: Any = None
     _NO_CHECKSUM: Any = None
@@ -70,13 +70,13 @@ class GcsStore(Fetching):
         from google.cloud import storage
         from google.cloud.storage.retry import DEFAULT_RETRY
 
-        # Otherwise the client asks for the bucket itself, in a separate thread, for traces that are
-        # not collected: a request that the VM's service account may not make.
+        # Otherwise the client requests the bucket in a background thread, for traces that nothing
+        # collects: the VM's service account may not do that.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.url = f"gs://{bucket}"
         self._server: tuple[datetime, float] | None = None
-        # Sending a chunk (and connecting before it), and waiting for an answer; the client hands
-        # it to requests, which takes a pair. A stalled upload ends with the first.
+        # Seconds to connect and send a chunk, and to wait for an answer; the client passes the pair
+        # to requests. A stalled upload ends with the first.
         self._timeout: Any = (stall_sec, 2 * stall_sec)
         self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(read_retry_sec))
         self._chunk_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(READ_RETRY_SEC))
@@ -108,7 +108,8 @@ class GcsStore(Fetching):
         counted = _Counted(sink)
 
         def download(blob: Any) -> None:
-            # The client does not verify what it resumed in the middle; we do, all of it.
+            # The client does not verify a download that it resumed in the middle, so we verify all
+            # of it.
             blob.download_to_file(
                 counted,
                 raw_download=True,
@@ -144,8 +145,8 @@ class GcsStore(Fetching):
     def put(self, path: str, data: Data, *, if_generation_match: int | None = None) -> Object:
         blob = self._bucket.blob(check_path(path), chunk_size=CHUNK_BYTES)
         size, crc32c = checksum_of(data)
-        blob.crc32c = crc32c  # sent along: the server refuses other bytes
-        # Large objects go up in chunks, which the client may send again: their session knows
+        blob.crc32c = crc32c  # The server refuses bytes that do not match it.
+        # Large objects are uploaded in chunks, which the client may send again: the session knows
         # which it has.
         with self._mapped(path), opened(data) as file:
             blob.upload_from_file(
@@ -161,7 +162,7 @@ class GcsStore(Fetching):
         if (written.size, written.crc32c) != (size, crc32c):
             raise Damaged(
                 f"{path}: arrived with size {written.size} and CRC32C {written.crc32c}, "
-                f"sent were {size} and {crc32c}"
+                f"but {size} and {crc32c} were sent"
             )
         return written
 
@@ -190,7 +191,7 @@ class GcsStore(Fetching):
                     return _object(blob)
 
     def delete(self, path: str, *, generation: int) -> None:
-        # Without a generation in the name, so that another one is refused and not just absent.
+        # No generation in the name, so that another one is refused instead of absent.
         blob = self._bucket.blob(check_path(path))
         with self._mapped(path):
             blob.delete(if_generation_match=generation, timeout=self._timeout, retry=self._NO_RETRY)
@@ -201,7 +202,7 @@ class GcsStore(Fetching):
 
     def folders(self, prefix: str) -> Iterator[str]:
         with self._listing(prefix, delimiter="/") as blobs:
-            for _ in blobs:  # the folders come with the pages
+            for _ in blobs:  # The folders come with the pages.
                 pass
             return iter(sorted(path[len(prefix) : -1] for path in blobs.prefixes))
 
@@ -216,9 +217,9 @@ class GcsStore(Fetching):
                     retry=self._read_retry,
                     **more,
                 )
-        except NotFound:  # a prefix without objects is an empty list
+        except NotFound:  # A prefix without objects is an empty list.
             raise NotFound(
-                f"{self.url}: there is no such bucket; make it, or name another"
+                f"{self.url}: there is no such bucket; create it, or name another"
             ) from None
 
     def now(self) -> datetime:
@@ -241,7 +242,7 @@ class GcsStore(Fetching):
         self._server = (moment.astimezone(UTC), time.monotonic())
 
     def _read(self, path: str, generation: int | None, download: Callable[[Any], None]) -> Object:
-        """Downloads exactly one generation and tells which."""
+        """Downloads exactly one generation and says which."""
         if generation is not None:
             with self._mapped(path):
                 download(self._bucket.blob(check_path(path), generation=generation))
@@ -253,11 +254,11 @@ class GcsStore(Fetching):
                     download(self._bucket.blob(path, generation=found.generation))
                 return found
             except NotFound:
-                continue  # rewritten between the two requests; the next look sees the new one
+                continue  # It was rewritten meanwhile; the next try sees the new one.
         raise Unavailable(f"{path}: was rewritten during each of eight reads")
 
     def _answered(self, path: str, generation: int) -> Object:
-        """What the download that this thread made last says of its object."""
+        """The object's description from this thread's last download."""
         headers = self._last.headers
         hashes = (item.strip().partition("=") for item in headers.get("X-Goog-Hash", "").split(","))
         crc32c = {kind: value for kind, _, value in hashes}.get("crc32c")
@@ -265,7 +266,7 @@ class GcsStore(Fetching):
         since = headers.get("Last-Modified")
         named = headers.get("X-Goog-Generation") == str(generation)
         if not (crc32c and size and since and named):
-            # What went on after a cut may say less.
+            # A download that continued after a cut may say less.
             found = self.stat(path)
             if found.generation != generation:
                 raise not_found(path, generation)
@@ -275,7 +276,7 @@ class GcsStore(Fetching):
 
     @contextlib.contextmanager
     def _mapped(self, path: str) -> Iterator[None]:
-        """Turns the clients' exceptions into this module's tree."""
+        """Converts the client's exceptions into StoreErrors."""
         import requests
         from google.api_core import exceptions as api
         from google.auth import exceptions as auth
@@ -321,7 +322,7 @@ def _error_of_status(path: str, status: int | None, error: Exception) -> StoreEr
     }
     kind = kinds.get(status, Unavailable if (status or 0) >= 500 else StoreError)
     if status in (404, 410) and _is_upload_session(error):
-        # Cloud Storage forgets a session now and then; the next try opens another.
+        # Cloud Storage sometimes forgets a session; the next try opens another.
         kind = Unavailable
     found = kind(f"{path}: {_in_short(error)}")
     found.retry_after_sec = _retry_after(error)
@@ -330,7 +331,7 @@ def _error_of_status(path: str, status: int | None, error: Exception) -> StoreEr
 
 
 def _in_short(error: Any) -> str:
-    """An error for people: of a connection, where to and why, without the request."""
+    """An error in words: for a connection, where to and why, without the request."""
     import requests
 
     cause = getattr(error, "cause", None) or error
@@ -345,21 +346,23 @@ def _in_short(error: Any) -> str:
 
 
 def _is_upload_session(error: Any) -> bool:
-    """Whether the answer is to a chunk of a large object, not to the request that opened it."""
+    """Whether the answer is for a chunk of a large object, not for the request that opened the
+    session.
+    """
     response = getattr(getattr(error, "cause", None) or error, "response", None)
     request = getattr(response, "request", None)
     return request is not None and request.method == "PUT" and "upload_id=" in (request.url or "")
 
 
 def _close_answer(error: Any) -> None:
-    """Gives the connection back of an answer that the client did not read to its end."""
+    """Releases the connection of an answer that the client did not read to the end."""
     response = getattr(getattr(error, "cause", None) or error, "response", None)
     if response is not None:
         response.close()
 
 
 def _retry_after(error: Any) -> float | None:
-    """The pause in seconds that an answer asked for, as a number or as a time; else None."""
+    """The pause in seconds that an answer asks for, given as a number or a time; else None."""
     response = getattr(getattr(error, "cause", None) or error, "response", None)
     text = getattr(response, "headers", {}).get("Retry-After", "")
     if re.fullmatch(r"[0-9]{1,9}", text):
@@ -370,7 +373,7 @@ def _retry_after(error: Any) -> float | None:
 
 
 class _Obedient:
-    """The client's own retry, and the pause that the server asked for before each of its tries."""
+    """The client's own retry, extended by the pause that the server asked for."""
 
     def __init__(self, retry: Any) -> None:
         self._retry = retry
@@ -384,8 +387,9 @@ class _Obedient:
 
 
 def _widen(raw: Any) -> None:
-    """Has an answer's body handed over in pieces that are worth hashing and writing; the client
-    asks for 8 KiB at a time, which takes longer than the bytes do."""
+    """Returns an answer's body in larger pieces: the client's 8 KiB at a time would take longer
+    than the transfer.
+    """
     stream = raw.stream
 
     def wide(amt: int = 0, decode_content: bool | None = None) -> Iterator[bytes]:
@@ -395,7 +399,7 @@ def _widen(raw: Any) -> None:
 
 
 class _Record(io.BytesIO):
-    """A sink for a whole object, which takes no more than a record has."""
+    """A sink for a whole object, limited to the size of a record."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -408,7 +412,7 @@ class _Record(io.BytesIO):
 
 
 class _Counted:
-    """A sink that knows the checksum of what went through it."""
+    """A sink that computes the checksum of what it received."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -427,7 +431,7 @@ def _anonymous_session() -> Any:
 
 
 def _machine_credentials() -> Any:
-    """The metadata server's token where this is a VM; else whatever the client finds itself."""
+    """The metadata server's token on a VM; otherwise what the client finds itself."""
     import google.auth
     from google.auth import compute_engine
     from google.auth.credentials import AnonymousCredentials

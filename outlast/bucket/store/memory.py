@@ -1,4 +1,4 @@
-"""Objects in this process, for tests and measurements."""
+"""A store in memory, for tests and measurements."""
 
 import bisect
 import itertools
@@ -35,11 +35,11 @@ class Operation(NamedTuple):
 
 
 Around = Callable[[Operation, Callable[[], Any]], Any]
-"""Called with each operation and the function that performs it; may fail before or after it."""
+"""Called with each operation and the function that performs it; may raise before or after it."""
 
 
 class _Objects(dict[str, tuple[bytes, Object]]):
-    """Objects by their paths, which are kept sorted: a list of few among many costs little."""
+    """Objects by path, sorted, so that listing a few of many is cheap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Objects(dict[str, tuple[bytes, Object]]):
         return entry
 
     def below(self, prefix: str) -> list[Object]:
-        """Those whose path starts with `prefix`, sorted by path."""
+        """The objects whose path starts with `prefix`, sorted by path."""
         found = []
         for index in range(bisect.bisect_left(self._sorted, prefix), len(self._sorted)):
             path = self._sorted[index]
@@ -71,11 +71,13 @@ class _Objects(dict[str, tuple[bytes, Object]]):
 
 
 class MemoryStore(Fetching):
-    """Objects in this process. Views share the objects and see their own operations only."""
+    """A store in this process's memory. Views share the objects but see only their own
+    operations.
+    """
 
     url = "memory:"
     streams = 1
-    """One after another, so that what a test disturbs is the same operation every time."""
+    """One at a time, so that a test always disturbs the same operation."""
     rewrite_sec = 1.0
 
     def __init__(

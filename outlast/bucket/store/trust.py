@@ -1,7 +1,8 @@
-"""Whose a run's folder is: nothing in it is followed or written to that may lead elsewhere.
+"""Checks whether a run's folder can be trusted: nothing that may lead elsewhere is followed or
+written to.
 
-A folder may come from another user of the machine, or out of an archive. To read it nothing in it
-may be a link but the objects themselves; to write it, it must be this user's own too.
+A folder may come from another user of the machine, or out of an archive. For reading, nothing in it
+may be a link except the objects themselves; for writing, it must also belong to this user.
 """
 
 import os
@@ -12,7 +13,7 @@ from outlast.bucket.store.contract import Foreign
 
 
 def check_folder(folder: Path) -> None:
-    """Foreign for a link or a file; what is not there is not wrong."""
+    """Raises Foreign for a link or a file; a missing folder is fine."""
     try:
         mode = folder.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -23,10 +24,13 @@ def check_folder(folder: Path) -> None:
 
 
 def check_way(root: Path, below: str, *, writing: bool = False) -> None:
-    """Foreign where one of the folders from ``root`` down to ``below``, a path in it, is a link, or
-    with ``writing`` one that `check_owner` refuses."""
+    """Raises Foreign if a folder from ``root`` down to ``below``, a path in it, is a link or, with
+    ``writing``, one that `check_owner` refuses.
+    """
     at = str(root)
-    for part in below.split("/"):  # once for each object: no Path, which takes ten times as long
+    for part in below.split(
+        "/"
+    ):  # Called for each object: without Path, which takes ten times as long.
         if not part:
             continue
         at = f"{at}/{part}"
@@ -41,7 +45,9 @@ def check_way(root: Path, below: str, *, writing: bool = False) -> None:
 
 
 def check_owner(folder: Path) -> None:
-    """Foreign for a folder that is neither this user's nor root's, or that every user may write."""
+    """Raises Foreign for a folder that belongs to neither this user nor root, or that every user
+    may write to.
+    """
     _check_owned(folder, folder.stat())
 
 
@@ -60,7 +66,7 @@ def _check_owned(folder: Path | str, found: os.stat_result) -> None:
 
 
 def open_file(file: Path, flags: int) -> int:
-    """A descriptor of a plain file, through no link; Foreign for anything else."""
+    """Opens a plain file without following links; Foreign for anything else."""
     try:
         found = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -69,15 +75,17 @@ def open_file(file: Path, flags: int) -> int:
         raise Foreign(f"{file}: is a link, which no run has there") from error
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise Foreign(f"{file}: is not a plain file, as a run has there")
+        raise Foreign(f"{file}: is not a plain file, which a run has there")
     return found
 
 
 def check_alone(file: Path, descriptor: int) -> None:
-    """Foreign where the open file is another's, or has another name too: it is written to."""
+    """Raises Foreign if the open file belongs to another user or has a second name: it is written
+    to.
+    """
     found = os.fstat(descriptor)
     if found.st_nlink > 1 or found.st_uid not in (os.geteuid(), 0):
         raise Foreign(
-            f"{file}: belongs to user {found.st_uid} or is another file too; do not use this run "
+            f"{file}: belongs to user {found.st_uid} or has a second name; do not use this run "
             "folder"
         )
