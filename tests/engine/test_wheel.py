@@ -117,6 +117,7 @@ def test_outside_a_project_one_sentence_says_what_to_do(environment: Path, tmp_p
 def test_a_new_project_is_rehearsed_and_reviewed_and_comes_up(
     environment: Path, tmp_path: Path
 ) -> None:
+    """And its stack is the same one for the checkout, which changes it for the wheel."""
     made = called(environment, "outlast", "init", "demo", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     demo = tmp_path / "demo"
@@ -136,6 +137,13 @@ def test_a_new_project_is_rehearsed_and_reviewed_and_comes_up(
             pulumi preview --non-interactive
             outlast preview dev
             pulumi up --yes --non-interactive
+            cp Pulumi.yaml of-wheel.yaml
+            sed -i 's|virtualenv: .*|virtualenv: {sys.prefix}|' Pulumi.yaml
+            pulumi preview --non-interactive --expect-no-changes
+            pulumi config set --path outlast:labels.team blue
+            pulumi up --yes --non-interactive
+            mv of-wheel.yaml Pulumi.yaml
+            pulumi preview --non-interactive --expect-no-changes
             outlast status dev
             pulumi destroy --yes --non-interactive
         """
