@@ -18,7 +18,7 @@ from outlast.bucket.records import read_record
 from outlast.bucket.store import Damaged
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
-from outlast.cli.review import preview
+from outlast.cli.review import plan as plans
 from outlast.cli.stack import Deployed
 from outlast.spec import changes
 from outlast.spec.changes import Change
@@ -106,7 +106,7 @@ def _set(stack: str, key: str, value: str) -> None:
 def _planned(stack: str) -> dict[str, Any]:
     """What the program pins with the stack's settings as they are now."""
     text = engine.run_engine(["preview", "--json", "--show-sames", "-s", stack], env=os.environ)
-    pins = [step.new for step in preview.plan(text) if step.type == preview.PIN and step.new]
+    pins = [step.new for step in plans.plan(text) if step.type == plans.PIN and step.new]
     if not pins:
         raise OperateError(f"stack {stack}: its program pins no run; run pulumi up first.")
     return dict(pins[-1])

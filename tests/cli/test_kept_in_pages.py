@@ -17,7 +17,8 @@ from outlast.bucket.retention import Retention
 from outlast.bucket.store import FolderStore
 from outlast.cli import rewind, runs
 from outlast.cli.errors import OperateError
-from outlast.cli.review import preview
+from outlast.cli.review import bucket
+from outlast.cli.review.plan import Pin
 
 STEPS, BEST = 20, 3
 LAYOUT = Layout("", "")
@@ -90,8 +91,8 @@ def test_a_lost_page_is_named_and_newer_checkpoints_are_listed(run_dir: Path) ->
 
 
 def test_a_review_counts_the_room_of_all(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preview, "open_store", lambda url: FolderStore(run_dir))
-    pin = preview.Pin("", 0, "bucket", "", "z", 60, None)
-    sizes = preview._kept(pin, head_of(run_dir))
+    monkeypatch.setattr(bucket, "open_store", lambda url: FolderStore(run_dir))
+    pin = Pin("", 0, "bucket", "", "z", 60, None)
+    sizes = bucket.sizes(pin, head_of(run_dir))
     assert len(sizes) == STEPS
     assert [size - sizes[3] for size in sizes[3:9]] == list(range(6))

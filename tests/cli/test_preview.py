@@ -11,16 +11,10 @@ from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head
 from outlast.cli import render
 from outlast.cli.errors import EngineError, UsageError
-from outlast.cli.review import preview
-from outlast.cli.review.preview import (
-    BAKE,
-    GROUPS,
-    PIN,
-    TEMPLATES,
-    NotRead,
-    Step,
-    Then,
-)
+from outlast.cli.review import plan as plans
+from outlast.cli.review import preview, rules
+from outlast.cli.review.outcomes import NotRead, Then
+from outlast.cli.review.plan import BAKE, BUCKET, GROUPS, PIN, TEMPLATES, Step
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 LABELS = {
@@ -277,7 +271,7 @@ def test_destroying_leaves_the_bucket():
     ],
 )
 def test_storage_is_priced_where_it_applies(bucket, said):
-    steps = [*unchanged(), same(preview.BUCKET, {"name": "b", **bucket})]
+    steps = [*unchanged(), same(BUCKET, {"name": "b", **bucket})]
     assert any(said in line for line in reviewed(steps, _aaaaaaaaaa=OPEN).storage)
 
 
@@ -290,10 +284,10 @@ def test_a_bucket_that_protects_less_than_before_is_refused():
         "uniformBucketLevelAccess": True,
         "versioning": {"enabled": True},
     }
-    weaker = changed(preview.BUCKET, kept, {**kept, "versioning": {"enabled": False}})
+    weaker = changed(BUCKET, kept, {**kept, "versioning": {"enabled": False}})
     (broken,) = reviewed([*unchanged(), weaker], _aaaaaaaaaa=OPEN).broken
     assert broken.rule == "weaker-bucket" and "(versions True → False)" in broken.why
-    assert reviewed([*unchanged(), same(preview.BUCKET, kept)], _aaaaaaaaaa=OPEN).broken == ()
+    assert reviewed([*unchanged(), same(BUCKET, kept)], _aaaaaaaaaa=OPEN).broken == ()
 
 
 GIB = 2**30
@@ -315,7 +309,7 @@ def test_checkpoints_are_priced_by_what_the_last_run_keeps(bucket, said):
     declared = {"name": "b", "location": "US-CENTRAL1", **bucket}
     found = preview.of_plan(
         "dev",
-        [*unchanged(), same(preview.BUCKET, declared)],
+        [*unchanged(), same(BUCKET, declared)],
         look=lambda pin: OPEN,
         kept=lambda pin, head: (GIB, 2 * GIB),
         now=NOW,
@@ -345,7 +339,7 @@ def test_the_rules_take_the_policy_packs_config(tmp_path, config, broken, advise
     standard = {"provisioningModel": "STANDARD", "terminationTime": "2026-11-29T12:00:00Z"}
     steps = unchanged(template=replace(DEAR, new={**DEAR.new, "scheduling": standard}))
     found = preview.of_plan(
-        "dev", steps, look=lambda pin: OPEN, now=NOW, config=preview.read_config(path)
+        "dev", steps, look=lambda pin: OPEN, now=NOW, config=rules.read_config(path)
     )
     assert [one.rule for one in found.broken] == broken
     for words in advised:
@@ -376,10 +370,10 @@ def test_a_config_that_is_none_is_bad_usage(tmp_path, text, words):
     path = tmp_path / "limits.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        preview.read_config(path)
+        rules.read_config(path)
     assert words in str(caught.value) and "Traceback" not in str(caught.value)
     with pytest.raises(UsageError, match="No such file"):
-        preview.read_config(tmp_path / "none.json")
+        rules.read_config(tmp_path / "none.json")
 
 
 def test_a_broken_rule_is_exit_3_in_every_form():
@@ -454,9 +448,9 @@ def test_what_the_program_warns_of_is_told_once(capsys):
     warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
     info = {"severity": "info", "message": "info: hello\n"}
     document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
-    told = preview.told(f"Previewing\n{document}", "warning")
+    told = plans.told(f"Previewing\n{document}", "warning")
     assert told == ("bucket b: is far away",)
-    assert preview.told(document, "info") == ("hello",)
+    assert plans.told(document, "info") == ("hello",)
     found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=told)
     assert found.as_json()["warnings"] == list(told)
     render.show_review(found)
@@ -466,4 +460,4 @@ def test_what_the_program_warns_of_is_told_once(capsys):
 
 def test_what_is_no_plan_is_one_sentence():
     with pytest.raises(EngineError, match="printed something else than its plan"):
-        preview.plan("Previewing update (dev)")
+        plans.plan("Previewing update (dev)")

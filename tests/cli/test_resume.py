@@ -23,7 +23,7 @@ from outlast.cli import (
     status,
 )
 from outlast.cli.errors import EngineError, OperateError
-from outlast.cli.review.preview import PIN
+from outlast.cli.review.plan import PIN
 from outlast.cli.runs import OpenedRun, Place
 from outlast.cli.stack import Deployed
 from outlast.cloud.compute import Group

@@ -9,7 +9,7 @@ import yaml
 
 from outlast.base.folders import PACKAGE
 from outlast.cli.app import cli
-from outlast.cli.review import preview
+from outlast.cli.review import rules
 
 ROOT = PACKAGE.parent
 
@@ -79,7 +79,7 @@ def test_the_example_of_limits_is_one(tmp_path):
     (text,) = re.findall(r"^    \{\n(?:    .*\n)+?    \}$", PAGE, re.MULTILINE)
     path = tmp_path / "limits.json"
     path.write_text(text)
-    config = preview.read_config(path)
+    config = rules.read_config(path)
     assert config.limits.gpus == json.loads(text)["gpu-ceiling"]["gpus"]
     assert config.level("external-ip") == "advisory"
 
@@ -87,7 +87,7 @@ def test_the_example_of_limits_is_one(tmp_path):
 def test_the_table_of_rules_names_every_rule():
     table = PAGE.partition("| rule | refuses |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)
-    assert sorted(rows) == sorted(preview._rules().NAMES)
+    assert sorted(rows) == sorted(rules.load().NAMES)
 
 
 def test_the_page_names_the_engines_commands():

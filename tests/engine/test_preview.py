@@ -21,6 +21,7 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
 from outlast.cli.errors import EngineError
 from outlast.cli.review import preview
+from outlast.cli.review.outcomes import Then
 from tests.cli.test_review_page import commands
 from tests.engine.conftest import Project
 
@@ -88,7 +89,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
         return preview.review("dev", env=stack.env, cwd=stack.folder)
 
     first = review()
-    assert [line.then for line in first.runs] == [preview.Then.FROM_SCRATCH]
+    assert [line.then for line in first.runs] == [Then.FROM_SCRATCH]
     assert first.exit_code == 0, first.broken
     assert first.before.an_hour == "nothing" and first.after.hours == 24
     assert "CheckpointBucket" not in str(first.changes) and "created" in first.changes

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from outlast.cli.review.preview import _rules
+from outlast.cli.review.rules import load
 from outlast.costs import pricing
 
-rules = _rules()
+rules = load()
 
 ZONE = "europe-west4-a"
 

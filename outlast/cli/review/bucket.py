@@ -1,0 +1,41 @@
+"""What a review reads in the bucket: a run's HEAD, and how large its checkpoints are."""
+
+from collections import Counter
+
+from outlast.bucket import pages
+from outlast.bucket.head import Head, HeadError, HeadLost, read_head
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import StoreError, open_store
+from outlast.cli.review.cost import Sizes
+from outlast.cli.review.outcomes import Look, NotRead
+from outlast.cli.review.plan import Pin
+
+
+def look(pin: Pin) -> Look:
+    """The run's HEAD, from its bucket."""
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        return read_head(open_store(f"gs://{pin.bucket}"), Layout(pin.prefix, pin.run)).head
+    except HeadLost:
+        return NotRead.ABSENT
+    except (HeadError, StoreError, GoogleAuthError, ValueError):
+        return NotRead.UNKNOWN
+
+
+def sizes(pin: Pin, head: Head) -> Sizes:
+    """How large the run's checkpoints are; nothing if the bucket does not say."""
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        store, layout = open_store(f"gs://{pin.bucket}"), Layout(pin.prefix, pin.run)
+        kept = pages.kept(store, layout, head)
+        if kept.lost:
+            return ()
+        sizes: Counter[str] = Counter()
+        for item in store.list(layout.terms):
+            if place := layout.folder_of(item.path):
+                sizes[place[1]] += item.size
+        return tuple(sizes[one.path] for one in kept.chain)
+    except (StoreError, GoogleAuthError):
+        return ()
