@@ -103,8 +103,9 @@ def claim() -> Claim:
 @pytest.fixture(scope="session")
 def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the local cloud's storage API, served from a thread of this process."""
+    from outlast.localcloud.cloud import Options
     from outlast.localcloud.http.listener import Protocol
-    from outlast.localcloud.server import Cloud, Options
+    from outlast.localcloud.server import SERVICES, assemble
 
     state = tmp_path_factory.mktemp("cloud")
     config = uvicorn.Config(
@@ -127,9 +128,8 @@ def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     def serve() -> None:
         async def run() -> None:
             nonlocal app
-            machines: Any = NoMachines
-            cloud = Cloud(Options(state=state), address, machines)
-            app = cloud.app()
+            services: Any = {**SERVICES, "compute": NoMachines}
+            cloud, app = assemble(Options(state=state), address, services)
             ready.set()
             await server.serve(sockets)
             cloud.events.close()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from outlast.localcloud.base.errors import USAGE_EXIT, RehearsalError, UsageError
-from outlast.localcloud.compute.service import Compute
+from outlast.localcloud.cloud import Options
 from outlast.localcloud.scenarios.scenario import read
-from outlast.localcloud.server import Options, serve
+from outlast.localcloud.server import serve
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,7 +91,6 @@ def options_of(args: argparse.Namespace) -> Options:
         guest_env=_pairs("--guest-env", args.guest_env, "KEY=VALUE"),
         notice_sec=args.notice_sec,
         grace_sec=args.grace_sec,
-        scenario=read(args.scenario) if args.scenario else None,
         guests=not args.no_guests,
         provider=not args.no_provider,
         parent_pid=args.parent_pid,
@@ -121,7 +120,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "check":
             print(json.dumps(read(args.file).document()))
         else:
-            serve(options_of(args), Compute)
+            options = options_of(args)
+            serve(options, read(args.scenario) if args.scenario else None)
     except UsageError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         return USAGE_EXIT

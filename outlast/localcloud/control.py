@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -12,18 +13,20 @@ from starlette.routing import BaseRoute, Route
 from outlast.localcloud.base.clock import from_rfc3339, to_rfc3339
 from outlast.localcloud.base.errors import ApiError, not_found
 from outlast.localcloud.base.state import Entry
-from outlast.localcloud.iam.service import read_json
+from outlast.localcloud.cloud import Cloud
+from outlast.localcloud.faults.layer import FaultLayer
+from outlast.localcloud.http.bodies import read_json
+from outlast.localcloud.scenarios.director import ScenarioDirector
 from outlast.localcloud.scenarios.scenario import ScenarioError, check
-
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
 
 
 class Control:
     """Routes to look at the cloud and to do it harm."""
 
-    def __init__(self, cloud: "Cloud") -> None:
+    def __init__(self, cloud: Cloud, faults: FaultLayer, director: ScenarioDirector) -> None:
         self._cloud = cloud
+        self._faults = faults
+        self._director = director
 
     def routes(self) -> list[BaseRoute]:
         """Everything below /_local."""
@@ -66,23 +69,23 @@ class Control:
         return JSONResponse({})
 
     async def _list_faults(self, request: Request) -> Response:
-        return JSONResponse(self._cloud.faults.shown())
+        return JSONResponse(self._faults.shown())
 
     async def _add_fault(self, request: Request) -> Response:
-        return JSONResponse({"id": self._cloud.faults.add(await read_json(request))})
+        return JSONResponse({"id": self._faults.add(await read_json(request))})
 
     async def _clear_faults(self, request: Request) -> Response:
-        self._cloud.faults.clear()
+        self._faults.clear()
         return JSONResponse({})
 
     async def _remove_fault(self, request: Request) -> Response:
         rule = request.path_params["rule"]
-        if not self._cloud.faults.remove(rule):
+        if not self._faults.remove(rule):
             raise not_found(f"fault {rule}")
         return JSONResponse({})
 
     async def _show_scenario(self, request: Request) -> Response:
-        return JSONResponse(self._cloud.director.shown())
+        return JSONResponse(self._director.shown())
 
     async def _play_scenario(self, request: Request) -> Response:
         """The body is a scenario's document, or {document, target}."""
@@ -96,11 +99,11 @@ class Control:
             scenario = check(body)
         except ScenarioError as error:
             raise ApiError(400, str(error)) from None
-        self._cloud.director.install(scenario, target)
-        return JSONResponse(self._cloud.director.shown())
+        self._director.install(scenario, target)
+        return JSONResponse(self._director.shown())
 
     async def _end_scenario(self, request: Request) -> Response:
-        self._cloud.director.remove()
+        self._director.remove()
         return JSONResponse({})
 
     async def _apply_lifecycle(self, request: Request) -> Response:
@@ -128,30 +131,27 @@ class Control:
         return JSONResponse({})
 
     def _set_switch(self, name: str, value: Any) -> None:
-        try:
-            self._cloud.storage.set_switch(name, value)
-        except KeyError:
-            self._cloud.machines.set_switch(name, value)
+        for service in self._cloud.services.values():
+            with suppress(KeyError):
+                service.set_switch(name, value)
+                return
+        raise KeyError(name)
 
     async def _audit(self, request: Request) -> Response:
-        return JSONResponse(self.audit())
-
-    def audit(self) -> Entry:
         """Everything that exists in the cloud, over all services."""
-        iam = self._cloud.iam
-        roles = iam.roles.values()
-        return {
-            "buckets": self._cloud.storage.audit(),
-            "secrets": self._cloud.secrets.audit(),
-            "service_accounts": list(iam.accounts),
-            "roles": [role["name"] for role in roles if not role.get("deleted")],
-            "deleted_roles": [role["name"] for role in roles if role.get("deleted")],
-            "bindings": iam.account_bindings(),
-            **self._cloud.machines.audit(),
-        }
+        found: Entry = {}
+        for service in self._cloud.services.values():
+            found |= service.audit()
+        return JSONResponse(found)
 
     async def _reset(self, request: Request) -> Response:
-        await self._cloud.reset()
+        """Ends every VM and forgets everything but the events."""
+        self._director.clear()
+        self._faults.clear()
+        for service in self._cloud.services.values():
+            await service.reset()
+        self._cloud.state.clear()
+        self._cloud.events.write("reset")
         return JSONResponse({})
 
     async def _stop(self, request: Request) -> Response:

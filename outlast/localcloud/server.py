@@ -2,18 +2,14 @@
 
 import asyncio
 import ctypes
-import hashlib
 import json
 import os
 import signal
 import socket
 import sys
 import tempfile
-import traceback
-import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from outlast.localcloud.base.clock import RealClock
 from outlast.localcloud.base.errors import (
     ApiError,
     RehearsalError,
@@ -34,21 +29,27 @@ from outlast.localcloud.base.errors import (
     not_implemented,
 )
 from outlast.localcloud.base.folder import claim
-from outlast.localcloud.base.state import EventLog, State, write_atomically
+from outlast.localcloud.base.state import write_atomically
+from outlast.localcloud.cloud import Cloud, Options, Service
+from outlast.localcloud.compute.service import Compute
 from outlast.localcloud.control import Control
-from outlast.localcloud.faults.rules import Faults
+from outlast.localcloud.faults.layer import FaultLayer
 from outlast.localcloud.http.listener import MAX_HEAD_BYTES, Listener, Protocol
-from outlast.localcloud.http.peers import Socket, far_end
-from outlast.localcloud.iam.service import OWNER, Caller, Iam
-from outlast.localcloud.scenarios.director import Director
+from outlast.localcloud.http.senders import Senders
+from outlast.localcloud.iam.service import Iam
+from outlast.localcloud.scenarios.director import ScenarioDirector
 from outlast.localcloud.scenarios.scenario import Scenario
 from outlast.localcloud.secrets.service import SecretManager
-from outlast.localcloud.storage import Storage
+from outlast.localcloud.storage.service import Storage
 
-__all__ = ["OWNER", "Caller", "Cloud", "Machines", "Options", "serve"]
-
+SERVICES: Mapping[str, Callable[[Cloud], Service]] = {
+    "compute": Compute,
+    "storage": Storage,
+    "iam": Iam,
+    "secrets": SecretManager,
+}
+"""Every service, in the order in which they start and are reset."""
 HOST = "127.0.0.1"
-VM_TOKEN_PREFIX = "vm-token-"
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 PROVIDER_START_SEC = 60.0
 POLL_SEC = 0.05
@@ -57,205 +58,33 @@ CLOSE_SEC = 1
 PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `serve` was asked for."""
+def assemble(
+    options: Options,
+    base_url: str,
+    services: Mapping[str, Callable[[Cloud], Service]] = SERVICES,
+) -> tuple[Cloud, ASGIApp]:
+    """A cloud with its services, and the app that answers for them; anything else is 501.
 
-    state: Path
-    port: int = 0
-    project: str = "outlast-rehearsal"
-    images: dict[str, Path] = field(default_factory=dict)
-    """Image folders by `PROJECT/FAMILY`."""
-    guest_env: dict[str, str] = field(default_factory=dict)
-    """Added to the environment of every guest."""
-    notice_sec: float = 3.0
-    """From the `preempted` flag to SIGTERM; a template's own preemptionNoticeDuration of 0 wins."""
-    grace_sec: float = 2.0
-    """From SIGTERM to SIGKILL."""
-    scenario: Scenario | None = None
-    """What goes wrong from the start, for every VM."""
-    guests: bool = True
-    """Whether VMs have processes; without, they boot and stop at once."""
-    provider: bool = True
-    parent_pid: int | None = None
-
-
-class Machines(typing.Protocol):
-    """What the other parts ask of the compute part; `Compute(cloud)` is one."""
-
-    def routes(self) -> list[BaseRoute]:
-        """Routes of /compute/v1 and /compute/beta; they raise ApiError, check permissions by
-        `cloud.authorize(request, permission)` and may be async or plain (threads)."""
-        ...
-
-    async def start(self) -> None:
-        """Takes up the groups of the state and starts whatever runs on its own (ticks)."""
-        ...
-
-    async def stop(self) -> None:
-        """Kills every VM's tree and waits for it; the state stays."""
-        ...
-
-    async def reset(self) -> None:
-        """Kills every VM and forgets everything."""
-        ...
-
-    def caller(self, token: str) -> Caller | None:
-        """The VM that holds this metadata server's token; None for any other."""
-        ...
-
-    def sender(self, inode: int) -> Caller | None:
-        """The VM of which a process has this socket open; None: none of them."""
-        ...
-
-    def vms(self) -> list[dict[str, Any]]:
-        """[{name, id, group, zone, status, pid, boots, started}] of what exists."""
-        ...
-
-    async def kill(self, name: str) -> None:
-        """SIGKILL of the VM's whole tree now: its host has vanished. KeyError: no such VM."""
-        ...
-
-    async def preempt(self, name: str) -> None:
-        """Starts a preemption (flag, notice, SIGTERM, SIGKILL); returns at the flag."""
-        ...
-
-    async def freeze(self, name: str) -> None:
-        """SIGSTOP of the whole tree."""
-        ...
-
-    async def thaw(self, name: str) -> None:
-        """SIGCONT of the whole tree."""
-        ...
-
-    def set_switch(self, name: str, value: Any) -> None:
-        """Changes how groups behave (`no_capacity`, `retry_delay_sec`, …). KeyError: no such
-        switch; ValueError: wrong type."""
-        ...
-
-    def changed(self) -> None:
-        """Does what has become due: the clock or a limit has changed."""
-        ...
-
-    def audit(self) -> dict[str, Any]:
-        """{templates, groups, vms, disks: [names], pids: [every live process of VM trees]}."""
-        ...
-
-
-class Cloud:
-    """What the services share. Everything runs on one asyncio loop unless it says otherwise."""
-
-    def __init__(
-        self, options: Options, base_url: str, machines: Callable[["Cloud"], Machines]
-    ) -> None:
-        """`base_url` is `http://127.0.0.1:PORT`, `machines` builds the compute part."""
-        self.options = options
-        self.base_url = base_url
-        self.project = options.project
-        self.project_number = str(int(hashlib.sha256(self.project.encode()).hexdigest(), 16))[:12]
-        self.state = State(options.state)
-        self.events = EventLog(options.state / "events.jsonl")
-        self.iam = Iam(self)
-        self.secrets = SecretManager(self)
-        self.storage = Storage(self)
-        self.clock = RealClock()
-        self.faults = Faults(self)
-        self.director = Director(self)
-        self.control = Control(self)
-        self.machines = machines(self)
-        self.stopping = asyncio.Event()
-        self.failure: BaseException | None = None
-
-    def app(self) -> ASGIApp:
-        """Every service's routes below the fault layer; anything else is 501."""
-        routes: list[BaseRoute] = [
-            *self.storage.routes(),
-            *self.machines.routes(),
-            *self.iam.routes(),
-            *self.secrets.routes(),
-            *self.control.routes(),
-            Route("/{rest:path}", _refuse, methods=ALL_METHODS),
-        ]
-        handlers = {ApiError: answer_api_error, ClientDisconnect: _answer_nobody, 500: _own_fault}
-        app = Starlette(routes=routes, exception_handlers=handlers)
-        app.router.redirect_slashes = False
-        port = int(self.base_url.rpartition(":")[2])
-        return Listener(self, self.faults.wrap(app), port)
-
-    def admit(self, request: Request) -> None:
-        """Lets requests of this user's processes and of VMs pass. ApiError 403: another user's;
-        401: the sender has gone."""
-        far: Socket | None = request.scope["state"]["connection"]["far"]
-        if far is None:
-            raise _gone()
-        if far.uid != os.geteuid():
-            self._sender(request)
-
-    def caller(self, request: Request) -> Caller:
-        """The sender of a request: the VM whose token it has, else the one whose process sent it.
-
-        A VM without a token is its service account: Google's clients send none where
-        STORAGE_EMULATOR_HOST is set. This user's processes outside of the VMs are the owner, with
-        any token but one that only a VM can have had.
-        """
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        token = token.strip() if kind.lower() == "bearer" else ""
-        if token and (caller := self.machines.caller(token)):
-            return caller
-        sender = self._sender(request)
-        if token.startswith(VM_TOKEN_PREFIX) or (token and sender is not OWNER):
-            raise ApiError(401, "Invalid Credentials")
-        return sender
-
-    def _sender(self, request: Request) -> Caller:
-        """Whose process is at the other end, looked up once a connection."""
-        state = request.scope["state"]
-        known: dict[str, Any] = state["connection"]
-        if "sender" not in known:
-            far: Socket | None = known["far"]
-            if far is None:
-                raise _gone()
-            sender = self.machines.sender(far.inode)
-            if sender is None and far.uid != os.geteuid():
-                raise ApiError(
-                    403,
-                    f"This local cloud serves user {os.geteuid()} alone; the request is of "
-                    f"user {far.uid}.",
-                    headers={"connection": "close"},
-                )
-            # A VM's process that has ended meanwhile would be missed, and pass for the owner's.
-            if sender is None and far_end(state["transport"].get_extra_info("socket")) != far:
-                raise _gone()
-            known["sender"] = sender or OWNER
-        return known["sender"]
-
-    def authorize(self, request: Request, permission: str) -> None:
-        """403 unless the sender has the permission on the project."""
-        self.iam.require(self.caller(request), permission)
-
-    def stop(self) -> None:
-        """Makes `serve` end as a signal does."""
-        self.stopping.set()
-
-    def fail(self, error: BaseException) -> None:
-        """Makes `serve` end with what a part of the cloud has failed of, and its trace."""
-        traceback.print_exception(error)
-        self.failure = self.failure or error
-        self.stop()
-
-    async def reset(self) -> None:
-        """Kills every VM and forgets everything but the events."""
-        self.director.clear()
-        self.faults.clear()
-        await self.machines.reset()
-        self.storage.reset()
-        self.state.clear()
-        self.events.write("reset")
-
-
-def _gone() -> ApiError:
-    text = "The sender of this request has gone."
-    return ApiError(401, text, headers={"connection": "close"})
+    `base_url` is `http://127.0.0.1:PORT`.
+    """
+    cloud = Cloud(options, base_url)
+    cloud.services = {name: make(cloud) for name, make in services.items()}
+    offered: Any = cloud.services
+    cloud.machines, cloud.storage = offered["compute"], offered["storage"]
+    cloud.policies = offered["iam"].policies
+    cloud.senders = Senders(cloud.machines)
+    faults = cloud.faults = FaultLayer(cloud)
+    director = cloud.director = ScenarioDirector(cloud)
+    routes: list[BaseRoute] = [
+        *(route for service in cloud.services.values() for route in service.routes()),
+        *Control(cloud, faults, director).routes(),
+        Route("/{rest:path}", _refuse, methods=ALL_METHODS),
+    ]
+    handlers = {ApiError: answer_api_error, ClientDisconnect: _answer_nobody, 500: _own_fault}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    port = int(base_url.rpartition(":")[2])
+    return cloud, Listener(cloud.senders, faults.wrap(app), port)
 
 
 async def _refuse(request: Request) -> Response:
@@ -278,8 +107,12 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-def serve(options: Options, machines: Callable[[Cloud], Machines]) -> None:
-    """Serves until SIGTERM, SIGINT, `/_local/stop` or the parent's end.
+def serve(
+    options: Options,
+    scenario: Scenario | None = None,
+    services: Mapping[str, Callable[[Cloud], Service]] = SERVICES,
+) -> None:
+    """Serves until SIGTERM, SIGINT, `/_local/stop` or the parent's end, under a scenario if given.
 
     Raises UsageError if the port or the state folder is in use.
     """
@@ -287,7 +120,7 @@ def serve(options: Options, machines: Callable[[Cloud], Machines]) -> None:
         raise UsageError(f"--parent-pid {options.parent_pid}: no such process")
     os.umask(0o077)  # what the cloud keeps, secrets among it, is its owner's alone
     with claim(options.state), _listen(options.port) as listener:
-        asyncio.run(_serve(options, machines, listener))
+        asyncio.run(_serve(options, scenario, services, listener))
 
 
 def _listen(port: int) -> socket.socket:
@@ -306,15 +139,18 @@ def _listen(port: int) -> socket.socket:
 
 
 async def _serve(
-    options: Options, machines: Callable[[Cloud], Machines], listener: socket.socket
+    options: Options,
+    scenario: Scenario | None,
+    services: Mapping[str, Callable[[Cloud], Service]],
+    listener: socket.socket,
 ) -> None:
     port = listener.getsockname()[1]
-    cloud = Cloud(options, f"http://{HOST}:{port}", machines)
+    cloud, app = assemble(options, f"http://{HOST}:{port}", services)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, cloud.stop)
     config = uvicorn.Config(
-        cloud.app(),
+        app,
         http=Protocol,
         proxy_headers=False,  # a header must not say who the sender is
         ws="none",
@@ -335,9 +171,10 @@ async def _serve(
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
-        if options.scenario:
-            cloud.director.install(options.scenario)
-        await cloud.machines.start()
+        if scenario:
+            cloud.director.install(scenario)
+        for service in cloud.services.values():
+            await service.start()
         provider_port = None
         if options.provider:
             provider, provider_port = await _start_provider(cloud)
@@ -349,7 +186,8 @@ async def _serve(
         endpoint.unlink(missing_ok=True)
         watching.cancel()
         # VMs first: the last requests of a dying guest may still be answered.
-        await cloud.machines.stop()
+        for service in cloud.services.values():
+            await service.stop()
         if provider:
             await _end(provider)
         server.should_exit = True

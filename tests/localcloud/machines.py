@@ -10,31 +10,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from outlast.localcloud.server import (
-    Caller,
-    Cloud,
-    Options,
-    serve,
-)  # noqa: E402
+from outlast.localcloud.base.access import Caller  # noqa: E402
+from outlast.localcloud.cloud import Cloud, Options, Service  # noqa: E402
+from outlast.localcloud.server import SERVICES, serve  # noqa: E402
 
 
-class NoMachines:
-    """Satisfies `outlast.localcloud.server.Machines`."""
+class NoMachines(Service):
+    """Stands in for the compute part: it notes what it is asked for."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
 
     def routes(self) -> list[Any]:
         return []
-
-    async def start(self) -> None:
-        return
-
-    async def stop(self) -> None:
-        return
-
-    async def reset(self) -> None:
-        return
 
     def caller(self, token: str) -> Caller | None:
         vm, _, email = token.removeprefix("vm-token-").partition(":")
@@ -63,9 +51,6 @@ class NoMachines:
             raise KeyError(name)
         self._cloud.events.write("machine", verb=verb, vm=name)
 
-    def set_switch(self, name: str, value: Any) -> None:
-        raise KeyError(name)
-
     def changed(self) -> None:
         return
 
@@ -76,7 +61,7 @@ class NoMachines:
 def main() -> None:
     state, port, parent = (*sys.argv[1:], "0", "0")[:3]
     options = Options(Path(state), port=int(port), provider=False, parent_pid=int(parent) or None)
-    serve(options, NoMachines)
+    serve(options, services={**SERVICES, "compute": NoMachines})
 
 
 if __name__ == "__main__":

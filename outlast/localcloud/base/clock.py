@@ -46,3 +46,8 @@ def from_rfc3339(text: str) -> float:
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r}: has no time zone; write it like 2026-11-27T23:59:59Z.")
     return moment.timestamp()
+
+
+def now_text() -> str:
+    """This moment as the APIs write it."""
+    return to_rfc3339(time.time())

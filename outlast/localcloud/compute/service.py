@@ -9,16 +9,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from outlast.localcloud.base.access import Caller
 from outlast.localcloud.base.background import Background
 from outlast.localcloud.base.clock import to_rfc3339
 from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.cloud import Cloud, Service
 from outlast.localcloud.compute import listing, rules
 from outlast.localcloud.compute.answers import (
     HOST,
@@ -79,7 +81,7 @@ from outlast.localcloud.compute.instances import Instances
 from outlast.localcloud.compute.operations import Operations
 from outlast.localcloud.compute.templates import Templates
 from outlast.localcloud.http import discovery
-from outlast.localcloud.iam.service import Caller, read_json
+from outlast.localcloud.http.bodies import read_json
 from outlast.localcloud.vm.hypervisor import (
     Hypervisor,
     Machine,
@@ -89,18 +91,15 @@ from outlast.localcloud.vm.hypervisor import (
 from outlast.localcloud.vm.metadata import Value, vm_values
 from outlast.localcloud.vm.no_guests import NoGuests
 
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
-
 VERSIONS = ("v1", "beta")
 LONGEST_OPERATION_SEC = 60.0
 MACHINE_TYPE_PATH = "zones/{zone}/machineTypes/{name}"
 
 
-class Compute:
+class Compute(Service):
     """The compute part of a local cloud: its routes, its groups, its VMs."""
 
-    def __init__(self, cloud: "Cloud") -> None:
+    def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._clock = cloud.clock
         self.project = cloud.project
@@ -151,7 +150,7 @@ class Compute:
             },
         )
 
-    # What the rest of the cloud asks (`outlast.localcloud.server.Machines`)
+    # What the rest of the cloud asks (`outlast.localcloud.cloud.Machines`)
 
     async def start(self) -> None:
         """Takes up the groups of the state, whose VMs have lost their hosts."""

@@ -1,9 +1,13 @@
-"""The JSON that clients send."""
+"""The JSON that clients send, and what its answers share."""
 
+import base64
+import hashlib
 import json
 import math
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from starlette.requests import Request
 
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
@@ -26,6 +30,23 @@ def parse_object(raw: bytes, what: str = "body") -> Entry:
     if not isinstance(parsed, dict):
         raise ApiError(400, f"Parse Error: the {what} is not a JSON object", "parseError")
     return parsed
+
+
+async def read_json(request: Request) -> Entry:
+    """The request's JSON object; {} for none, ApiError 400 for anything else."""
+    return parse_object(await request.body())
+
+
+def snake_to_camel(name: str) -> str:
+    """`included_permissions` as `includedPermissions`; field masks come in either form."""
+    first, *rest = name.strip().split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def etag_of(value: Any) -> str:
+    """An etag that changes with the value."""
+    digest = hashlib.sha256(repr(value).encode()).digest()
+    return base64.b64encode(digest[:8]).decode()
 
 
 def _refuse(constant: str) -> NoReturn:

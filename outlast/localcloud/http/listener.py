@@ -5,20 +5,18 @@ import json
 import os
 import sys
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from outlast.localcloud.base.access import OWNER
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.http.admission import check_content_type, check_no_page, check_target, hosts
 from outlast.localcloud.http.peers import far_end
-from outlast.localcloud.iam.service import OWNER
-
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
+from outlast.localcloud.http.senders import Senders
 
 NAMES = ("127.0.0.1", "localhost")
 MAX_BODY_BYTES = 10 << 20
@@ -34,8 +32,8 @@ class Listener:
     """What holds for every request: it comes from the owner or a VM and from no web page, the
     control API is for the owner alone, and bodies that are kept in memory have a limit."""
 
-    def __init__(self, cloud: "Cloud", app: ASGIApp, port: int) -> None:
-        self._cloud = cloud
+    def __init__(self, senders: Senders, app: ASGIApp, port: int) -> None:
+        self._senders = senders
         self._app = app
         self._hosts = hosts(NAMES, port)
 
@@ -52,13 +50,13 @@ class Listener:
         await self._app(scope, _bounded(receive) if _is_kept(request) else receive, send)
 
     def _check(self, request: Request) -> None:
-        self._cloud.admit(request)
+        self._senders.admit(request)
         headers = request.headers
         target = request.scope["raw_path"].decode("latin-1")
         check_target(target, headers.getlist("host"), self._hosts)
         check_no_page(headers.get("origin"), headers.get("sec-fetch-site"))
         local = request.scope["path"].startswith("/_local/")
-        if local and self._cloud.caller(request) is not OWNER:
+        if local and self._senders.caller(request) is not OWNER:
             raise ApiError(403, "The control API of the local cloud is not for its VMs.")
         length = headers.get("content-length", "")
         if _is_kept(request) and length.isdigit() and int(length) > MAX_BODY_BYTES:

@@ -4,26 +4,20 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import google_crc32c
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from outlast.localcloud.base.access import Target
+from outlast.localcloud.base.clock import now_text
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
+from outlast.localcloud.cloud import Cloud, Service
 from outlast.localcloud.http import discovery
-from outlast.localcloud.iam.service import (
-    Target,
-    etag_of,
-    read_json,
-    snake_to_camel,
-    utc_text,
-)
-
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
+from outlast.localcloud.http.bodies import etag_of, read_json, snake_to_camel
 
 API = "secretmanager.v1"
 BASE = "/secretmanager/"
@@ -35,19 +29,18 @@ CHANGEABLE = (
 )
 
 
-class SecretManager:
+class SecretManager(Service):
     """The secrets of the one project."""
 
-    def __init__(self, cloud: "Cloud") -> None:
+    def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._secrets = cloud.state.table("secrets/secrets")
         """By secret id."""
         self._versions = cloud.state.table("secrets/versions")
         """By `SECRET/NUMBER`; each with its payload, until that is destroyed."""
 
-    def audit(self) -> list[str]:
-        """The secrets that there are."""
-        return list(self._secrets)
+    def audit(self) -> Entry:
+        return {"secrets": list(self._secrets)}
 
     def routes(self) -> list[BaseRoute]:
         """/secretmanager/v1."""
@@ -107,7 +100,7 @@ class SecretManager:
         permission = f"secretmanager.{permission}"
         caller = self._cloud.caller(request)
         policies = [f"secrets/{secret}"] if secret else []
-        if not self._cloud.iam.permits(caller, permission, Target(name), *policies):
+        if not self._cloud.policies.permits(caller, permission, Target(name), *policies):
             raise ApiError(
                 403,
                 f"Permission '{permission}' denied for resource '{name}' (or it may not exist).",
@@ -148,7 +141,7 @@ class SecretManager:
             {
                 **fields,
                 "name": self._name(secret_id),
-                "createTime": utc_text(),
+                "createTime": now_text(),
                 # An empty `automatic` means something here.
                 "replication": {key: value or {} for key, value in replication.items()},
             }
@@ -184,7 +177,7 @@ class SecretManager:
         for key in self._keys(asked):
             del self._versions[key]
         del self._secrets[asked]
-        self._cloud.iam.drop_policy(f"secrets/{asked}")
+        self._cloud.policies.drop(f"secrets/{asked}")
         return {}
 
     def _check_etag(self, secret: Entry, asked: str | None) -> None:
@@ -239,7 +232,7 @@ class SecretManager:
             f"{secret}/{number}",
             {
                 "name": self._name(secret, "versions", str(number)),
-                "createTime": utc_text(),
+                "createTime": now_text(),
                 "state": "ENABLED",
                 "replicationStatus": {"automatic": {}},
                 "clientSpecifiedPayloadChecksum": given is not None,
@@ -290,7 +283,7 @@ class SecretManager:
         key = self._version_key(request)
         version = {k: v for k, v in self._versions[key].items() if k != "payload"}
         if version["state"] != "DESTROYED":
-            destroyed = {"state": "DESTROYED", "destroyTime": utc_text()}
+            destroyed = {"state": "DESTROYED", "destroyTime": now_text()}
             self._keep_version(key, {**version, **destroyed})
         return self._shown(key)
 
@@ -302,16 +295,17 @@ class SecretManager:
 
     def _get_policy(self, request: Request, body: Entry) -> Entry:
         version = int(request.query_params.get("options.requestedPolicyVersion", 1))
-        return self._cloud.iam.read_policy(self._policy_of(request), version)
+        return self._cloud.policies.read(self._policy_of(request), version)
 
     def _set_policy(self, request: Request, body: Entry) -> Entry:
         resource = self._policy_of(request)
-        self._cloud.iam.write_policy(resource, body.get("policy") or {})
-        return self._cloud.iam.read_policy(resource, 3)
+        self._cloud.policies.write(resource, body.get("policy") or {})
+        return self._cloud.policies.read(resource, 3)
 
     def _test_permissions(self, request: Request, body: Entry) -> Entry:
         resource = self._policy_of(request)
         name = f"projects/{self._cloud.project}/{resource}"
         caller = self._cloud.caller(request)
-        held = self._cloud.iam.held(caller, body.get("permissions") or [], Target(name), resource)
+        asked = body.get("permissions") or []
+        held = self._cloud.policies.held(caller, asked, Target(name), resource)
         return {"permissions": held} if held else {}

@@ -3,28 +3,21 @@
 import re
 import time
 from datetime import date
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from outlast.localcloud.base.clock import to_rfc3339
+from outlast.localcloud.base.access import Target
+from outlast.localcloud.base.clock import now_text, to_rfc3339
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
+from outlast.localcloud.cloud import Cloud
+from outlast.localcloud.http.bodies import etag_of, read_json
 from outlast.localcloud.http.discovery import check_body
-from outlast.localcloud.iam.service import (
-    Target,
-    etag_of,
-    read_json,
-    utc_text,
-)
 from outlast.localcloud.storage import pages
 from outlast.localcloud.storage.conditions import Preconditions, is_true, whole_number
 from outlast.localcloud.storage.resources import check_storage_class, merge
 from outlast.localcloud.storage.store import DAY_SEC, Store
-
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
 
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 MULTI_REGIONS = {"US", "EU", "ASIA"}
@@ -52,7 +45,7 @@ MAX_LIFECYCLE_RULES = 100
 class Buckets:
     """The calls on buckets."""
 
-    def __init__(self, cloud: "Cloud", store: Store) -> None:
+    def __init__(self, cloud: Cloud, store: Store) -> None:
         self._cloud = cloud
         self._store = store
 
@@ -115,7 +108,7 @@ class Buckets:
             "storageClass": "STANDARD",
             "generation": str(self._cloud.state.next_number()),
             "metageneration": "0",
-            "timeCreated": utc_text(),
+            "timeCreated": now_text(),
             "iamConfiguration": {},
             "softDeletePolicy": {},
         }
@@ -129,7 +122,7 @@ class Buckets:
             {"role": "roles/storage.legacyBucketOwner", "members": owners},
             {"role": "roles/storage.legacyBucketReader", "members": [f"projectViewer:{project}"]},
         ]
-        self._cloud.iam.write_policy(f"buckets/{name}", {"bindings": bindings}, initial=True)
+        self._cloud.policies.write(f"buckets/{name}", {"bindings": bindings}, initial=True)
         return JSONResponse(self._shown(self._keep({**bucket, **given})))
 
     def _keep(self, bucket: Entry) -> Entry:
@@ -142,11 +135,11 @@ class Buckets:
         policy = {"retentionDurationSeconds": 7 * DAY_SEC, **bucket["softDeletePolicy"]}
         policy["retentionDurationSeconds"] = str(policy["retentionDurationSeconds"])
         if policy["retentionDurationSeconds"] != "0":
-            policy.setdefault("effectiveTime", utc_text())
+            policy.setdefault("effectiveTime", now_text())
         kept = {
             **bucket,
             "metageneration": str(int(bucket["metageneration"]) + 1),
-            "updated": utc_text(),
+            "updated": now_text(),
             "softDeletePolicy": policy,
             "iamConfiguration": {
                 "publicAccessPrevention": "inherited",
@@ -238,7 +231,7 @@ class Buckets:
     # -- policies ----------------------------------------------------------------------------
 
     def _shown_policy(self, bucket: str, version: int) -> Entry:
-        policy = self._cloud.iam.read_policy(f"buckets/{bucket}", version)
+        policy = self._cloud.policies.read(f"buckets/{bucket}", version)
         return {
             "kind": "storage#policy",
             "resourceId": f"projects/_/buckets/{bucket}",
@@ -265,7 +258,7 @@ class Buckets:
                 "A condition needs uniform bucket-level access; enable it on the bucket.",
                 "conditionNotMet",
             )
-        self._cloud.iam.write_policy(f"buckets/{bucket}", body)
+        self._cloud.policies.write(f"buckets/{bucket}", body)
         return JSONResponse(self._shown_policy(bucket, 3))
 
     def test_permissions(self, request: Request, bucket: str) -> Response:
@@ -273,7 +266,7 @@ class Buckets:
         asked = request.query_params.getlist("permissions")
         target = Target(f"projects/_/buckets/{bucket}")
         caller = self._cloud.caller(request)
-        held = self._cloud.iam.held(caller, asked, target, f"buckets/{bucket}")
+        held = self._cloud.policies.held(caller, asked, target, f"buckets/{bucket}")
         answer: Entry = {"kind": "storage#testIamPermissionsResponse"}
         return JSONResponse({**answer, "permissions": held} if held else answer)
 

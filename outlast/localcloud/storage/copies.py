@@ -11,10 +11,11 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from outlast.localcloud.base.access import Caller
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
+from outlast.localcloud.http.bodies import read_json
 from outlast.localcloud.http.discovery import check_body
-from outlast.localcloud.iam.service import Caller, read_json
 from outlast.localcloud.storage.conditions import Preconditions, condition_not_met, whole_number
 from outlast.localcloud.storage.content import BLOCK, Sink
 from outlast.localcloud.storage.resources import OBJECT_FIELDS, checked_metadata

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from outlast.localcloud.base.errors import ApiError, not_implemented
 from outlast.localcloud.base.state import Entry
+from outlast.localcloud.http.bodies import read_json
 from outlast.localcloud.http.discovery import check_body
-from outlast.localcloud.iam.service import read_json
 from outlast.localcloud.storage import pages
 from outlast.localcloud.storage.conditions import Preconditions, is_true, whole_number
 from outlast.localcloud.storage.content import (

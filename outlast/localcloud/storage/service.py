@@ -1,6 +1,6 @@
 """The API's front: which call goes where, and what the rest of the cloud asks of the storage."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from outlast.localcloud.base.errors import ApiError, not_implemented
 from outlast.localcloud.base.state import Entry
+from outlast.localcloud.cloud import Cloud, Service
 from outlast.localcloud.storage import lifecycle
 from outlast.localcloud.storage.batch import answer_batch
 from outlast.localcloud.storage.buckets import Buckets
@@ -19,16 +20,13 @@ from outlast.localcloud.storage.resources import check_request
 from outlast.localcloud.storage.store import SWITCHES, Store
 from outlast.localcloud.storage.uploads import Uploads
 
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
-
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-class Storage:
+class Storage(Service):
     """Buckets and objects of the one project."""
 
-    def __init__(self, cloud: "Cloud") -> None:
+    def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._store = Store(cloud)
         self._buckets = Buckets(cloud, self._store)
@@ -38,13 +36,14 @@ class Storage:
 
     # -- for the rest of the cloud -----------------------------------------------------------
 
-    def audit(self) -> list[Entry]:
-        """[{name, objects (live), versions (noncurrent)}] of every bucket."""
+    def audit(self) -> Entry:
+        """Of every bucket {name, objects (live), versions (noncurrent)}."""
         store = self._store
-        return [
+        buckets = [
             {"name": b, "objects": len(store.live(b)), "versions": len(store.old(b))}
             for b in store.buckets
         ]
+        return {"buckets": buckets}
 
     def session_object(self, upload_id: str) -> str | None:
         """The object's name of a resumable upload, for fault rules."""
@@ -71,7 +70,7 @@ class Storage:
             raise ValueError("must be a number that is not negative")
         self._store.switches[name] = value
 
-    def reset(self) -> None:
+    async def reset(self) -> None:
         """Forgets every bucket, object and upload."""
         self._uploads.reset()
         self._store.reset()

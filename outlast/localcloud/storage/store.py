@@ -6,26 +6,20 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from starlette.requests import Request
 
-from outlast.localcloud.base.clock import from_rfc3339, to_rfc3339
+from outlast.localcloud.base.access import Caller, Target
+from outlast.localcloud.base.clock import from_rfc3339, now_text, to_rfc3339
 from outlast.localcloud.base.errors import ApiError, UsageError
 from outlast.localcloud.base.state import Entry
-from outlast.localcloud.iam.service import (
-    Caller,
-    Target,
-    etag_of,
-    utc_text,
-)
+from outlast.localcloud.cloud import Cloud
+from outlast.localcloud.http.bodies import etag_of
 from outlast.localcloud.storage.conditions import Preconditions
 from outlast.localcloud.storage.content import Sink
 from outlast.localcloud.storage.journal import Change, Journal, Table
 from outlast.localcloud.storage.resources import shown_object
-
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
 
 DAY_SEC = 86400
 SESSION_SEC = 7 * DAY_SEC
@@ -43,7 +37,7 @@ SWITCHES: dict[str, int | float] = {
 class Store:
     """Buckets, objects, their bytes and the uploads under way."""
 
-    def __init__(self, cloud: "Cloud") -> None:
+    def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         folder = cloud.state.folder("storage")
         if (folder / "buckets").exists():
@@ -148,7 +142,7 @@ class Store:
             entries.extend(table.values())
         tables = (f"{kind}/{bucket}" for kind in ("live", "old", "gone"))
         self.journal.write(("buckets", bucket, None), *((table, None, None) for table in tables))
-        self._cloud.iam.drop_policy(f"buckets/{bucket}")
+        self._cloud.policies.drop(f"buckets/{bucket}")
         for entry in entries:
             self.path(entry).unlink(missing_ok=True)
 
@@ -164,7 +158,7 @@ class Store:
             **bucket,
             "softDeleteTime": to_rfc3339(now),
             "hardDeleteTime": to_rfc3339(now + held_sec),
-            "policy": self._cloud.iam.policies.get(f"buckets/{name}", {}),
+            "policy": self._cloud.policies.kept(f"buckets/{name}"),
         }
         key = version_key(name, int(bucket["generation"]))
         self.journal.write(
@@ -173,7 +167,7 @@ class Store:
             ("lost", key, lost),
             *((f"gone/{_lost_name(lost)}", k, entry) for k, entry in self.gone(name).items()),
         )
-        self._cloud.iam.drop_policy(f"buckets/{name}")
+        self._cloud.policies.drop(f"buckets/{name}")
 
     def lost_bucket(self, name: str, generation: int) -> Entry:
         """A soft-deleted bucket, or ApiError 404."""
@@ -195,7 +189,7 @@ class Store:
             *((f"gone/{name}", k, entry) for k, entry in self.gone(_lost_name(lost)).items()),
         )
         policy = {"version": 3, "bindings": lost["policy"].get("bindings", [])}
-        self._cloud.iam.write_policy(f"buckets/{name}", policy, initial=True)
+        self._cloud.policies.write(f"buckets/{name}", policy, initial=True)
         return bucket
 
     def expire_buckets(self) -> None:
@@ -229,7 +223,7 @@ class Store:
             return
         resource = f"projects/_/buckets/{bucket}" + (f"/objects/{name}" if name else "")
         target = Target(resource, listing)
-        if not self._cloud.iam.permits(caller, permission, target, f"buckets/{bucket}"):
+        if not self._cloud.policies.permits(caller, permission, target, f"buckets/{bucket}"):
             kind = "object" if name else "bucket"
             raise ApiError(
                 403,
@@ -330,7 +324,7 @@ class Store:
         return entry
 
     def _fresh(self, bucket: str, name: str, fields: Entry) -> Entry:
-        now, generation = utc_text(), str(self._cloud.state.next_number())
+        now, generation = now_text(), str(self._cloud.state.next_number())
         return {
             "storageClass": self.buckets[bucket]["storageClass"],
             "contentType": "application/octet-stream",
@@ -359,7 +353,7 @@ class Store:
         kept = {
             **kept,
             "metageneration": str(int(entry["metageneration"]) + 1),
-            "updated": utc_text(),
+            "updated": now_text(),
         }
         kept["etag"] = etag_of((kept["generation"], kept["metageneration"]))
         self.journal.write((*_place(entry), kept))
@@ -376,7 +370,7 @@ class Store:
         bucket, name = entry["bucket"], entry["name"]
         removal: Change = (*_place(entry), None)
         if "timeDeleted" not in entry and not for_good and self.is_versioned(bucket):
-            kept = {**entry, "timeDeleted": utc_text()}
+            kept = {**entry, "timeDeleted": now_text()}
             return [removal, (*_place(kept), kept)]
         held_sec = int(self.buckets[bucket]["softDeletePolicy"]["retentionDurationSeconds"])
         if not held_sec:

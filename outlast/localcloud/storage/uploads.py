@@ -5,16 +5,16 @@ import os
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from outlast.localcloud.base.access import Caller
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
+from outlast.localcloud.cloud import Cloud
 from outlast.localcloud.http.bodies import parse_object
-from outlast.localcloud.iam.service import Caller
 from outlast.localcloud.storage.conditions import SESSION_QUERY, Preconditions
 from outlast.localcloud.storage.content import (
     MultipartReader,
@@ -26,9 +26,6 @@ from outlast.localcloud.storage.content import (
 from outlast.localcloud.storage.resources import checked_metadata
 from outlast.localcloud.storage.store import Store
 
-if TYPE_CHECKING:
-    from outlast.localcloud.server import Cloud
-
 CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 CHUNK_QUANTUM = 256 * 1024
 """Resumable uploads keep whole multiples of this, except at their end."""
@@ -39,7 +36,7 @@ MAX_HASHES_KEPT = 1000
 class Uploads:
     """The calls that send an object's bytes."""
 
-    def __init__(self, cloud: "Cloud", store: Store) -> None:
+    def __init__(self, cloud: Cloud, store: Store) -> None:
         self._cloud = cloud
         self._store = store
         # What is known of the bytes of uploads under way; lost, it is computed again.

@@ -9,9 +9,9 @@ import pytest
 import requests
 
 from outlast.cloud import compute
-from outlast.localcloud.compute.service import Compute
+from outlast.localcloud.cloud import Options
 from outlast.localcloud.http import discovery
-from outlast.localcloud.server import Cloud, Options
+from outlast.localcloud.server import assemble
 from tests.localcloud.compute.test_compute import group_body, template_body, wait
 from tests.localcloud.local_cloud import PROJECT, FullCloud
 
@@ -36,12 +36,12 @@ class Served:
     """Every method that the local cloud serves, and which of them were called."""
 
     def __init__(self, folder: Path) -> None:
-        cloud = Cloud(Options(folder), "http://127.0.0.1:1", Compute)
+        cloud, _ = assemble(Options(folder), "http://127.0.0.1:1")
         self.methods: dict[tuple[str, str], discovery.Method] = {}
         self._routes: list[tuple[re.Pattern[str], str, tuple[str, str]]] = []
         self.called: set[tuple[str, str]] = set()
-        for route in [*cloud.machines.routes(), *cloud.iam.routes(), *cloud.secrets.routes()]:
-            assert not isinstance(route, str)
+        names = set(cloud.services) - {"storage"}
+        for route in [r for name in names for r in cloud.services[name].routes()]:
             path: str = route.path  # type: ignore[attr-defined]
             base = next(base for base in APIS if path.startswith(base))
             for verb in route.methods - {"HEAD"}:  # type: ignore[attr-defined]

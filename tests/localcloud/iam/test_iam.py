@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from outlast.localcloud.base.access import Target
 from outlast.localcloud.base.errors import ApiError
-from outlast.localcloud.iam.service import Target, holds, parse_condition
+from outlast.localcloud.iam.conditions import holds, parse_condition
 from tests.localcloud.local_cloud import PROJECT, LocalCloud, make_bucket
 
 ACCOUNTS = f"/iam/v1/projects/{PROJECT}/serviceAccounts"

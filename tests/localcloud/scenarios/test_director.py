@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from outlast.localcloud.base.access import Caller
 from outlast.localcloud.compute.fleet.model import Instance, Switches
-from outlast.localcloud.faults.rules import Call, Faults
-from outlast.localcloud.iam.service import Caller
-from outlast.localcloud.scenarios.director import Director, death
+from outlast.localcloud.faults.layer import FaultLayer
+from outlast.localcloud.http.request_facts import RequestFacts as Facts
+from outlast.localcloud.scenarios.director import ScenarioDirector
+from outlast.localcloud.scenarios.lifetimes import death
 from outlast.localcloud.scenarios.scenario import PHASES, Lifetimes, check
 from tests.localcloud.local_cloud import LocalCloud
 
@@ -93,8 +95,8 @@ class Rehearsal:
             storage=SimpleNamespace(content=lambda bucket, name: self.objects.get(name)),
             fail=self.failures.append,
         )
-        cloud.faults = self.faults = Faults(cloud)
-        self.director = cloud.director = Director(cloud)
+        cloud.faults = self.faults = FaultLayer(cloud)
+        self.director = cloud.director = ScenarioDirector(cloud)
         self.target = target
         self.document = {"name": "x", "about": "A test.", **document}
 
@@ -171,7 +173,7 @@ class Rehearsal:
             "headers": [(b"content-length", str(len(data)).encode())],
             "state": {"transport": transport},
         }
-        call = Call("POST", [target, target], name, vm, vm)
+        call = Facts("POST", [target, target], name, vm, vm)
         if self.director.is_cut_off(call):
             return False
         await self.director.watch(call, app)(scope, receive, send)
@@ -337,13 +339,13 @@ def test_the_baseline_is_left_alone() -> None:
             item = {"key": "outlast-prefix", "value": name}
             assert applies({"metadata": {"items": [item]}}) is ours
         calls = {
-            "vm": Call("GET", ["/x"], None, "vm", "vm"),
-            "baseline": Call("GET", ["/x"], None, "baseline", "baseline"),
-            "own object": Call("GET", ["/storage/v1/b/b/o/x"], f"{RUN}/HEAD", None),
-            "baseline's object": Call("GET", ["/storage/v1/b/b/o/x"], f"{baseline}/HEAD", None),
-            "own group": Call("POST", ["/x/dev-0123456789/resize?size=0"], None, None),
-            "own later group": Call("POST", ["/x/dev-0123456789-r1/resize"], None, None),
-            "baseline's group": Call("POST", ["/x/dev-baseline-0123456789/resize"], None, None),
+            "vm": Facts("GET", ["/x"], None, "vm", "vm"),
+            "baseline": Facts("GET", ["/x"], None, "baseline", "baseline"),
+            "own object": Facts("GET", ["/storage/v1/b/b/o/x"], f"{RUN}/HEAD", None),
+            "baseline's object": Facts("GET", ["/storage/v1/b/b/o/x"], f"{baseline}/HEAD", None),
+            "own group": Facts("POST", ["/x/dev-0123456789/resize?size=0"], None, None),
+            "own later group": Facts("POST", ["/x/dev-0123456789-r1/resize"], None, None),
+            "baseline's group": Facts("POST", ["/x/dev-baseline-0123456789/resize"], None, None),
         }
         (rule,) = rehearsal.faults._rules.values()
         hit = {name for name, call in calls.items() if rule.matches(call)}
@@ -399,7 +401,7 @@ def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
         assert [entry["do"] for entry in log if "missed" in entry] == ["signal"]
         assert not await rehearsal.write("vm", "boots/vm-0.json"), "the network is down"
         await rehearsal.until(
-            lambda: not rehearsal.director.is_cut_off(Call("GET", [], None, "vm", "vm"))
+            lambda: not rehearsal.director.is_cut_off(Facts("GET", [], None, "vm", "vm"))
         )
         assert await rehearsal.write("vm", "boots/vm-0.json")
 
@@ -522,7 +524,7 @@ def test_a_stopping_vm_loses_its_network_and_its_gpu() -> None:
         await rehearsal.boot("vm")
         rehearsal.director.on_report("vm", "stopping")
         await rehearsal.until(
-            lambda: rehearsal.director.is_cut_off(Call("GET", [], None, "vm", "vm"))
+            lambda: rehearsal.director.is_cut_off(Facts("GET", [], None, "vm", "vm"))
         )
         assert rehearsal.did == [("signal", "vm", "-m outlast.trainers", 6)]
         assert not await rehearsal.write("vm", "boots/vm-0.json")

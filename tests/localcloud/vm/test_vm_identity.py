@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outlast.localcloud.iam.service import PREDEFINED_ROLES
+from outlast.localcloud.iam.predefined import PREDEFINED_ROLES
 from tests.components import inventory
 from tests.components.conftest import pulumi_state
 from tests.localcloud.compute.test_compute import (

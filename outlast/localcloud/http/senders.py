@@ -1,0 +1,83 @@
+"""Who sends a request: told by its token, or by the process at the other end."""
+
+import os
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from outlast.localcloud.base.access import OWNER, Caller
+from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.http.peers import Socket, far_end
+
+VM_TOKEN_PREFIX = "vm-token-"
+
+
+class Tokens(Protocol):
+    """What is asked of the VMs."""
+
+    def caller(self, token: str) -> Caller | None:
+        """The VM that holds this token."""
+        ...
+
+    def sender(self, inode: int) -> Caller | None:
+        """The VM of which a process has this socket open."""
+        ...
+
+
+class Senders:
+    """Knows the senders of requests."""
+
+    def __init__(self, vms: Tokens) -> None:
+        self._vms = vms
+
+    def admit(self, request: Request) -> None:
+        """Lets requests of this user's processes and of VMs pass. ApiError 403: another user's;
+        401: the sender has gone."""
+        far: Socket | None = request.scope["state"]["connection"]["far"]
+        if far is None:
+            raise _gone()
+        if far.uid != os.geteuid():
+            self._sender(request)
+
+    def caller(self, request: Request) -> Caller:
+        """The VM whose token a request has, else the one whose process sent it.
+
+        A VM without a token is its service account: Google's clients send none if
+        STORAGE_EMULATOR_HOST is set. This user's processes outside of the VMs are the owner, with
+        any token but one that only a VM can have had.
+        """
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token.strip() if kind.lower() == "bearer" else ""
+        if token and (caller := self._vms.caller(token)):
+            return caller
+        sender = self._sender(request)
+        if token.startswith(VM_TOKEN_PREFIX) or (token and sender is not OWNER):
+            raise ApiError(401, "Invalid Credentials")
+        return sender
+
+    def _sender(self, request: Request) -> Caller:
+        """Whose process is at the other end, looked up once a connection."""
+        state = request.scope["state"]
+        known: dict[str, Any] = state["connection"]
+        if "sender" not in known:
+            far: Socket | None = known["far"]
+            if far is None:
+                raise _gone()
+            sender = self._vms.sender(far.inode)
+            if sender is None and far.uid != os.geteuid():
+                raise ApiError(
+                    403,
+                    f"This local cloud serves user {os.geteuid()} alone; the request is of "
+                    f"user {far.uid}.",
+                    headers={"connection": "close"},
+                )
+            # A VM's process that has ended meanwhile would be missed, and pass for the owner's.
+            if sender is None and far_end(state["transport"].get_extra_info("socket")) != far:
+                raise _gone()
+            known["sender"] = sender or OWNER
+        return known["sender"]
+
+
+def _gone() -> ApiError:
+    text = "The sender of this request has gone."
+    return ApiError(401, text, headers={"connection": "close"})

@@ -1,0 +1,134 @@
+"""The VMs that the cloud has seen, how far each is, and which of them a scenario is about."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlast.localcloud.compute.fleet.model import Instance
+from outlast.localcloud.http.request_facts import RequestFacts
+
+
+@dataclass
+class Life:
+    """One boot of a VM, as far as the cloud knows it."""
+
+    id: str
+    name: str
+    experiment: str
+    """The bucket prefix that the VM works under; empty if its metadata has none."""
+    boot: int
+    term: int | None = None
+    step: int = 0
+    total: int | None = None
+    part: str = ""
+    """The part of the run that it trains; empty if the run has none."""
+    before: int = 0
+    """Steps of the parts before it, which step and total count."""
+    commits: int = 0
+    committing: bool = False
+    """A manifest is stored that HEAD does not name yet."""
+    ended: bool = False
+    """It has no process any more."""
+    cut_off: bool = False
+    """It reaches nothing."""
+    notice: tuple[float | None, float | None] = (None, None)
+    """Seconds of notice and of grace of its preemption, if a scenario says them."""
+    counted: dict[int, int] = field(default_factory=dict)
+    """By event: the moments at which it could have happened."""
+
+
+class Lives:
+    """The last boot of each VM, and the scenario's target among them."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, Life] = {}
+        """By instance id, in the order of the boots."""
+        self._boots = 0
+        self.target = ""
+        """The experiment that a scenario is about; empty: all of them."""
+        self._own = re.compile("")
+        """What of a request's target says that it is the scenario's."""
+
+    def aim(self, target: str) -> None:
+        """From now on a scenario is about this experiment; its VMs are counted from 1."""
+        self.target = target
+        name = re.escape(target)
+        self._own = re.compile(
+            rf"experiments/{name}/|/{name}-[0-9a-f]{{10}}(-r\d+)?(?![-0-9a-z])" if target else ""
+        )
+        self._boots = 0
+        for life in filter(self.is_ours, self._lives.values()):
+            self._boots += 1
+            life.boot = self._boots
+
+    def clear(self) -> None:
+        """Forgets every VM."""
+        self._lives.clear()
+
+    def begin(self, instance: Instance, *, counts: bool) -> Life:
+        """A VM boots; its boot has a number of its own if it `counts` and is the target's."""
+        life = Life(
+            instance.id, instance.name, _experiment(instance.properties), boot=self._boots + 1
+        )
+        self._lives.pop(instance.id, None)  # an earlier boot of this VM
+        self._lives[instance.id] = life
+        if counts and self.is_ours(life):
+            self._boots += 1
+        return life
+
+    def get(self, instance_id: str | None) -> Life | None:
+        """The VM of this id."""
+        return self._lives.get(instance_id or "")
+
+    def all(self) -> list[Life]:
+        """Every VM, in the order of the boots."""
+        return list(self._lives.values())
+
+    def living(self) -> list[Life]:
+        """The target's VMs that have a process."""
+        return [life for life in self.all() if self.is_ours(life) and not life.ended]
+
+    def of(self, call: RequestFacts) -> Life | None:
+        """The VM that has sent a request."""
+        if not call.vm:
+            return None
+        if call.instance is not None:
+            return self._lives.get(call.instance)
+        named = [life for life in self._lives.values() if life.name == call.vm]
+        return named[-1] if named else None
+
+    def named(self, boot: int | None, attempt: int | None) -> Life:
+        """The target's VM of that boot or attempt; LookupError if there is none."""
+        for life in self._lives.values():
+            if self.is_ours(life) and (
+                life.boot == boot if boot is not None else life.term == attempt
+            ):
+                return life
+        raise LookupError(
+            f"no VM has begun attempt {attempt}" if boot is None else f"no VM has begun boot {boot}"
+        )
+
+    def is_ours(self, life: Life) -> bool:
+        """Whether a VM is the target's."""
+        return not self.target or life.experiment == f"experiments/{self.target}"
+
+    def means(self, properties: Mapping[str, Any]) -> bool:
+        """Whether a VM of these properties is the target's."""
+        return not self.target or _experiment(properties) == f"experiments/{self.target}"
+
+    def owns(self, path: str) -> bool:
+        """Whether a path of Compute is the target's."""
+        return self._own.search(f"/{path}") is not None
+
+    def hits(self, call: RequestFacts) -> bool:
+        """Whether a request is the target's: of its VMs, on its objects or its groups."""
+        if life := self.of(call):
+            return self.is_ours(life)
+        return any(self._own.search(text) for text in (*call.subjects, call.object or ""))
+
+
+def _experiment(properties: Mapping[str, Any]) -> str:
+    """The bucket prefix that a VM's metadata names."""
+    items = (properties.get("metadata") or {}).get("items") or []
+    return next((str(i.get("value") or "") for i in items if i["key"] == "outlast-prefix"), "")

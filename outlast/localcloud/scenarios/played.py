@@ -1,0 +1,35 @@
+"""What has been played: the list that a rehearsal reads, and the cloud's event log."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from outlast.localcloud.base.state import Entry, EventLog
+from outlast.localcloud.scenarios.lives import Life
+
+
+class Played:
+    """The entries of a scenario, in their order."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self.entries: list[Entry] = []
+
+    def note(
+        self, event: int | None, do: str, life: Life | None, options: Mapping[str, Any]
+    ) -> Entry:
+        """Writes down what happens, before it does; the entry."""
+        entry = {
+            **{key: value for key, value in options.items() if value is not None},
+            "time": time.time(),
+            "event": event,
+            "do": do,
+            "vm": life.name if life else None,
+            "instance_id": life.id if life else None,
+            "attempt": life.term if life else None,
+            "boot": life.boot if life else None,
+            "step": life.step if life else None,
+        }
+        self.entries.append(entry)
+        self._events.write("scenario-event", **entry)
+        return entry
