@@ -1,4 +1,4 @@
-"""Who sends a request: told by its token, or by the process at the other end."""
+"""Who sends a request: its token says it, or the process at the other end."""
 
 import os
 from typing import Any, Protocol

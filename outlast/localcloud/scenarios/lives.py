@@ -67,7 +67,7 @@ class Lives:
         self._lives.clear()
 
     def begin(self, instance: Instance, *, counts: bool) -> Life:
-        """A VM boots; its boot has a number of its own if it `counts` and is the target's."""
+        """A VM boots; the boot is counted if it `counts` and is the target's."""
         life = Life(
             instance.id, instance.name, _experiment(instance.properties), boot=self._boots + 1
         )
