@@ -18,6 +18,7 @@ from outlast.components.vm_template import VmTemplate
 from outlast.dynamic.run_pin import RunPin
 from outlast.settings import Code, Settings
 from outlast.settings.experiment_args import ExperimentArgs
+from outlast.spec import startup_script
 
 
 class Experiment(StackComponent):
@@ -145,7 +146,7 @@ def _metadata(
     }
     return instance_metadata.compose(
         config.run_spec(code.sha256),
-        scripts=settings.scripts(),
+        script=startup_script.read("boot.sh"),
         late=late,
         health=config.health,
         oslogin=config.network_rules.ssh,

@@ -14,20 +14,25 @@ TOTAL_LIMIT = 512 * 1024
 def compose(
     spec: RunSpec,
     *,
-    scripts: Mapping[str, str],
+    script: str,
     late: Mapping[str, pulumi.Input[str]],
     health: str = "",
     oslogin: bool = False,
 ) -> dict[str, pulumi.Input[str]]:
     """The metadata, by key.
 
-    `scripts`: the startup scripts by metadata key, byte for byte. `late`: values that are known
+    `script`: what the VM runs at boot. `late`: values that are known
     only when other resources exist; they replace the spec's. `health`: the port of the VM's health
     process, and the age in seconds above which its answer is bad; empty without health checks.
     `oslogin`: whether people log in, by OS Login. Raises RunError, which the engine prints without
     a traceback, if it is larger than the platform allows.
     """
-    items: dict[str, pulumi.Input[str]] = {**scripts, **spec.to_metadata(), **late}
+    items: dict[str, pulumi.Input[str]] = {
+        "startup-script": script,
+        "block-project-ssh-keys": "TRUE",
+        **spec.to_metadata(),
+        **late,
+    }
     if health:
         items["outlast-health"] = health
     if oslogin:

@@ -5,10 +5,9 @@
 # machine's alone, says how it went, and waits to be stopped. The disk then becomes the image. A VM
 # that is off keeps its disk for ever if no bake comes back; one that runs is deleted at its limit, with its disk.
 #
-# Metadata (instance/attributes): outlast-sh-lib, -system and -boot (the scripts whose functions
-#   this one shares), outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's requirements),
-#   and what the recipe has of: outlast-bake-packages (names, by spaces), outlast-bake-driver,
-#   outlast-bake-cuda (versions), outlast-bake-requirements, outlast-bake-script, outlast-bake-data
+# Metadata (instance/attributes): outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's
+#   requirements), and what the recipe has of: outlast-bake-packages (names, by spaces),
+#   outlast-bake-driver, outlast-bake-cuda (versions), outlast-bake-requirements, outlast-bake-script, outlast-bake-data
 #   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`).
 #   Files come compressed by gzip and in base64.
 # Environment: lib.sh lists it; PIP_* reaches pip.
@@ -20,10 +19,17 @@
 
 set -euo pipefail
 
+# The metadata has one script: outlast/spec/startup_script.py puts the files in place of these lines.
+# shellcheck source=startup/lib.sh
+source "${BASH_SOURCE[0]%/*}/lib.sh"
+# shellcheck source=startup/system.sh
+source "${BASH_SOURCE[0]%/*}/system.sh"
+# shellcheck source=startup/interpreter.sh
+source "${BASH_SOURCE[0]%/*}/interpreter.sh"
+
 # On the disk: /run is in memory, a tenth of it, and executes nothing. Gone before the disk is an image.
-readonly BAKE_DIR="${OUTLAST_ROOT:-}/var/lib/outlast-bake"
-readonly BAKE_TRIES="${OUTLAST_BOOTSTRAP_TRIES:-60}"
-readonly TARGET="${OUTLAST_ROOT:-}/opt/outlast"
+readonly BAKE_DIR="$ROOT/var/lib/outlast-bake"
+readonly TARGET="$ROOT/opt/outlast"
 readonly LOG_BYTES=30000
 readonly CUDA_REPOSITORY=https://developer.download.nvidia.com/compute/cuda/repos
 # cuda-keyring_1.1-1_all.deb of each system, as Google's installer of GPU drivers pins them too.
@@ -39,27 +45,6 @@ readonly REPORT_SEC=5
 FINISHED=""
 STOPPING=""
 REPORTER=""
-
-# ---- the first seconds, before lib.sh is there --------------------------------------------------
-
-# bake::fetch_scripts: the shared scripts as the metadata has them.
-bake::fetch_scripts() {
-  local base="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}" n=1
-  mkdir -p "$BAKE_DIR"
-  until curl -q --silent --show-error --fail --fail-early --noproxy '*' \
-    --connect-timeout 2 --max-time 10 --header 'Metadata-Flavor: Google' \
-    --output "$BAKE_DIR/lib.sh" "$base/instance/attributes/outlast-sh-lib" \
-    --output "$BAKE_DIR/system.sh" "$base/instance/attributes/outlast-sh-system" \
-    --output "$BAKE_DIR/boot.sh" "$base/instance/attributes/outlast-sh-boot"; do
-    if ((n >= BAKE_TRIES)); then
-      printf 'metadata keys outlast-sh-lib, -system and -boot: no answer in %d tries\n' "$n" >&2
-      poweroff || true
-      exit 1
-    fi
-    n=$((n + 1))
-    sleep 1
-  done
-}
 
 # ---- what the outside sees ----------------------------------------------------------------------
 
@@ -141,7 +126,7 @@ bake::get_file() {
 
 # ---- steps --------------------------------------------------------------------------------------
 
-# bake::read: the recipe's files, where the functions of boot.sh look for a bundle's.
+# bake::read: the recipe's files, where interpreter.sh looks for a bundle's.
 bake::read() {
   BUNDLE_DIR="$BAKE_DIR/files"
   if [[ -L $TARGET ]]; then
@@ -231,12 +216,12 @@ bake::install_driver() {
 }
 
 bake::make_environment() {
-  boot::make_environment "$TARGET/venv" vm.txt "give the builder access to the package index" \
+  python::make_environment "$TARGET/venv" vm.txt "give the builder access to the package index" \
     --require-hashes
 }
 
 bake::make_user_environment() {
-  boot::make_environment "$TARGET/user-venv" user.txt \
+  python::make_environment "$TARGET/user-venv" user.txt \
     "correct the recipe's requirements, or give the builder access to the package index" \
     --require-hashes
 }
@@ -368,7 +353,7 @@ bake::on_exit() {
 
 bake::run() {
   local recipe packages driver cuda data bundle
-  mkdir -p "$STATE_DIR" "$RUN_DIR" "$LOG_DIR"
+  mkdir -p "$STATE_DIR" "$RUN_DIR" "$LOG_DIR" "$BAKE_DIR"
   exec 9>"$RUN_DIR/boot.lock"
   if command -v flock >/dev/null && ! flock --nonblock 9; then
     return 0
@@ -396,7 +381,7 @@ bake::run() {
   fi
   # An image that is baked upon has an environment already; this one's takes its place.
   rm -rf "$TARGET/venv" "$TARGET/recipe"
-  bake::step find-python boot::find_python
+  bake::step find-python python::find
   bake::step environment bake::make_environment
   if [[ -s $BUNDLE_DIR/requirements/user.txt ]]; then
     bake::step requirements bake::make_user_environment
@@ -420,17 +405,4 @@ bake::run() {
   bake::tell_state "done"
 }
 
-main() {
-  bake::fetch_scripts
-  # shellcheck source=startup/lib.sh
-  source "$BAKE_DIR/lib.sh"
-  # shellcheck source=startup/system.sh
-  source "$BAKE_DIR/system.sh"
-  # shellcheck source=startup/boot.sh
-  source "$BAKE_DIR/boot.sh"
-  bake::run
-}
-
-if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
-  main "$@"
-fi
+bake::run

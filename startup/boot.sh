@@ -7,36 +7,44 @@
 # Usage: boot.sh                           the boot
 #        boot.sh supervise PYTHON BUNDLE   run the supervisor to its end; the systemd unit's command
 #
-# Metadata (instance/attributes): outlast-sh-lib, -system, -leave and -ssd (other scripts),
-#   outlast-bucket, outlast-prefix, outlast-run, outlast-resume, outlast-placement, outlast-bundle,
-#   outlast-bundle-sha256, outlast-delivery (`image`), outlast-timeouts (`iam`, `backoff`), outlast-health (PORT and LIMIT_SEC).
-# Environment: lib.sh lists it; PIP_* reaches pip where the image has no interpreter baked in.
+# Metadata (instance/attributes): outlast-bucket, outlast-prefix, outlast-run, outlast-resume,
+#   outlast-placement, outlast-bundle, outlast-bundle-sha256, outlast-delivery (`image`),
+#   outlast-timeouts (`iam_propagation`, `backoff`), outlast-health (PORT and LIMIT_SEC).
+# Environment: lib.sh lists it; PIP_* reaches pip if the image has no interpreter baked in.
 #
-# A failure powers the VM off, so that its group tries again; MAX_NO_PROGRESS boots in a row of the same
-# resume and placement without an attempt leave the group first. The supervisor ends only when it wants
-# the machine to end, or by its own crash, so whatever its exit code is, a power-off follows.
+# A failure powers the VM off, so that its group tries again. A boot that no other boot can do better
+# leaves the group first: MAX_NO_PROGRESS boots in a row of the same resume and placement came to no
+# attempt, the bucket still refuses after the `iam_propagation` wait, or the metadata is incomplete.
+# The supervisor ends only when it wants the machine to end, or by a crash, so a power-off follows
+# whatever its exit code is.
 #
 # Exit codes: 0 the supervisor runs (systemd) or is done; 75 stopped by a signal before it ran; 1 or
 # 22 a step failed; else the supervisor's own (outlast/base/exits.py has the list).
 
 set -euo pipefail
 
-readonly STARTUP_DIR="${OUTLAST_ROOT:-}/var/lib/outlast/startup"
-readonly BOOTSTRAP_TRIES="${OUTLAST_BOOTSTRAP_TRIES:-60}"
+# The metadata has one script: outlast/spec/startup_script.py puts the files in place of these lines.
+# shellcheck source=startup/lib.sh
+source "${BASH_SOURCE[0]%/*}/lib.sh"
+# shellcheck source=startup/system.sh
+source "${BASH_SOURCE[0]%/*}/system.sh"
+# shellcheck source=startup/interpreter.sh
+source "${BASH_SOURCE[0]%/*}/interpreter.sh"
+# shellcheck source=startup/leave.sh
+source "${BASH_SOURCE[0]%/*}/leave.sh"
+# shellcheck source=startup/ssd.sh
+source "${BASH_SOURCE[0]%/*}/ssd.sh"
 
-# Python that the bundle's requirements are locked for.
-readonly PYTHON_RULE='(3, 11) <= sys.version_info[:2] <= (3, 13)'
-readonly PIP_TRIES=3
-readonly METADATA_TRIES=8
+# The unit needs this script after the guest agent has removed its own copy.
+readonly KEPT_SCRIPT="$STATE_DIR/boot.sh"
+
 readonly NETWORK_UNITS="network.target network-online.target nss-lookup.target \
 systemd-networkd.service systemd-resolved.service networking.service NetworkManager.service"
-readonly LAST_LINES=20
 
 # At the end of a boot the calls that say so are given this long, or the `iam` wait where shorter.
 readonly LAST_WORDS_TENTHS=300
 
 # Set by boot::read_metadata.
-BUCKET=""
 RESUME=""
 PLACEMENT=""
 BUNDLE_NAME=""
@@ -49,58 +57,19 @@ RUN_PREFIX=""
 BOOT_RECORD=""
 
 # Set by the steps after it.
-BASE_PYTHON=""
 PYTHON=""
-BUNDLE_DIR=""
-STEP_LOG=""
+
+# Why no other VM of this template can do better; empty if one may.
+HOPELESS=""
 
 # Whether the exit that follows is meant; anything else is a failed boot.
 SETTLED=""
-
-# ---- the first seconds, before lib.sh is there --------------------------------------------------
-
-bootstrap::die() {
-  local serial="${OUTLAST_ROOT:-}/dev/ttyS0"
-  TZ=UTC printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >&2
-  if [[ -w $serial && ! $serial -ef /dev/stderr ]]; then
-    TZ=UTC printf '%(%Y-%m-%dT%H:%M:%SZ)T error bootstrap %s\n' -1 "$*" >>"$serial" || true
-  fi
-  poweroff || true
-  exit 1
-}
-
-# bootstrap::fetch: the other scripts as the metadata has them, whole or not at all. The network
-# may come up only after this script has begun.
-bootstrap::fetch() {
-  local base="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}"
-  local n=1 name
-  command -v curl >/dev/null || bootstrap::die "curl is missing; choose an image that has it"
-  mkdir -p "$STARTUP_DIR"
-  until curl -q --silent --show-error --fail --fail-early --noproxy '*' \
-    --connect-timeout 2 --max-time 10 --header 'Metadata-Flavor: Google' \
-    --output "$STARTUP_DIR/lib.sh.tmp" "$base/instance/attributes/outlast-sh-lib" \
-    --output "$STARTUP_DIR/system.sh.tmp" "$base/instance/attributes/outlast-sh-system" \
-    --output "$STARTUP_DIR/leave.sh.tmp" "$base/instance/attributes/outlast-sh-leave" \
-    --output "$STARTUP_DIR/ssd.sh.tmp" "$base/instance/attributes/outlast-sh-ssd"; do
-    if ((n >= BOOTSTRAP_TRIES)); then
-      bootstrap::die "metadata keys outlast-sh-lib, -system, -leave and -ssd: no answer in $n tries;" \
-        "the instance template must carry them"
-    fi
-    n=$((n + 1))
-    sleep 1
-  done
-  # The unit needs this file after the guest agent has removed its own copy.
-  cp -- "${BASH_SOURCE[0]}" "$STARTUP_DIR/boot.sh.tmp"
-  for name in lib.sh system.sh leave.sh ssd.sh boot.sh; do
-    mv -f "$STARTUP_DIR/$name.tmp" "$STARTUP_DIR/$name"
-  done
-}
 
 # ---- steps --------------------------------------------------------------------------------------
 
 boot::check_tools() {
   local tool missing=()
-  for tool in awk flock grep mktemp sha256sum tail; do
+  for tool in awk curl flock grep mktemp sha256sum tail; do
     command -v "$tool" >/dev/null || missing+=("$tool")
   done
   if ((${#missing[@]} > 0)); then
@@ -116,7 +85,10 @@ boot::read_metadata() {
     "${keys[@]/#/attributes/outlast-}" attributes/outlast-timeouts attributes/outlast-health \
     attributes/outlast-delivery \
     network-interfaces/0/ip || return
-  metadata::require id name zone "${keys[@]/#/attributes/outlast-}" || return
+  metadata::require id name zone "${keys[@]/#/attributes/outlast-}" || {
+    HOPELESS="$LAST_ERROR"
+    return "$STATUS_ABSENT"
+  }
   INSTANCE_ID="${METADATA["id"]}"
   INSTANCE="${METADATA["name"]}"
   ZONE="${METADATA["zone"]##*/}"
@@ -137,6 +109,7 @@ boot::read_metadata() {
 boot::check_count() {
   if [[ ! $2 =~ ^(0|[1-9][0-9]{0,8})$ ]]; then
     log::error "$CURRENT_STEP" "metadata key $1 is '$2': must be a whole number, 0 or more"
+    HOPELESS="$LAST_ERROR"
     return 1
   fi
 }
@@ -147,26 +120,6 @@ boot::record() {
     placement:="$PLACEMENT" resume:="$RESUME" time="$(time::now)" zone="$ZONE" >"$RUN_DIR/record" || return
   http::persist "boot record gs://$BUCKET/$BOOT_RECORD" \
     gcs::create "$BUCKET" "$BOOT_RECORD" "$RUN_DIR/record"
-}
-
-# boot::find_python: BASE_PYTHON is the baked interpreter, else the system's.
-boot::find_python() {
-  local candidate found=""
-  if [[ -x $ROOT/opt/outlast/venv/bin/python ]]; then
-    BASE_PYTHON="$ROOT/opt/outlast/venv/bin/python"
-    return 0
-  fi
-  for candidate in python3 python3.13 python3.12 python3.11; do
-    command -v "$candidate" >/dev/null || continue
-    if "$candidate" -I -c "import sys; sys.exit(not $PYTHON_RULE)"; then
-      BASE_PYTHON="$candidate"
-      return 0
-    fi
-    found+="$("$candidate" --version 2>&1 || true), "
-  done
-  log::error "$CURRENT_STEP" "python3: ${found:-missing, }must be 3.11 to 3.13; choose an" \
-    "image with Python 3.11 to 3.13 and python3-venv"
-  return 1
 }
 
 # boot::fetch_bundle: BUNDLE_DIR has the bundle whose sha256 the metadata gives, from the bucket or,
@@ -253,148 +206,8 @@ boot::make_interpreter() {
     return 0
   fi
   PYTHON="$STATE_DIR/venv/bin/python"
-  boot::make_environment "$STATE_DIR/venv" vm.txt "give the VM access to the package index" \
+  python::make_environment "$STATE_DIR/venv" vm.txt "give the VM access to the package index" \
     --require-hashes
-}
-
-# boot::make_environment VENV FILE HINT [PIP ARGUMENTS...]: a virtual environment of the bundle's
-# requirements/FILE. Its marker holds their sha256: without it, or with another one, the environment
-# is incomplete or of another bundle, and is built again. The first boot takes the packages from the
-# index and keeps them in the bucket; later ones install those, hashes checked as ever, and ask no
-# index.
-boot::make_environment() {
-  local venv="$1" file="$2" hint="$3" python="$1/bin/python" wanted kept
-  local requirements="$BUNDLE_DIR/requirements/$file" wheels="$STATE_DIR/boot-wheels"
-  shift 3
-  local pip=("$@" --no-input --disable-pip-version-check --progress-bar off)
-  pip+=(--requirement "$requirements")
-  local offline=("$python" -m pip install "${pip[@]}" --no-index --find-links "$wheels")
-  wanted="$(sha256sum <"$requirements")" || {
-    log::error "$CURRENT_STEP" "requirements/$file: not in the bundle; run pulumi up again"
-    return 1
-  }
-  if [[ -x $python && -e $venv/.complete && "$(<"$venv/.complete")" == "${wanted%% *}" ]]; then
-    log::info "$CURRENT_STEP" "$venv is complete"
-    return 0
-  fi
-  kept="$(wheels::name "${wanted%% *}")" || return
-  rm -rf "$wheels" "$venv"
-  if [[ -n $kept ]]; then
-    wheels::fetch "$kept" "$wheels" || rm -rf "$wheels"
-  fi
-  boot::make_venv "$venv" "$wheels" || return
-  STEP_LOG="$LOG_DIR/pip-${file%.txt}.log"
-  : >"$STEP_LOG"
-  if [[ ! -d $wheels ]] || ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
-    rm -rf "$wheels"
-    if ! retry::run "$PIP_TRIES" "$python" -m pip download "${pip[@]}" --dest "$wheels" \
-      >>"$STEP_LOG" 2>&1 || ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
-      log::error "$CURRENT_STEP" "pip could not install requirements/$file; $hint"
-      return 1
-    fi
-    if [[ -n $kept ]]; then
-      cp -- "$venv"/pip-*.whl "$wheels" 2>/dev/null || true # of a Python without ensurepip
-      wheels::keep "$kept" "$wheels"
-    fi
-  fi
-  rm -rf "$wheels" "$wheels.zip"
-  printf '%s\n' "${wanted%% *}" >"$venv/.complete.tmp" &&
-    mv -f "$venv/.complete.tmp" "$venv/.complete"
-  STEP_LOG=""
-}
-
-# wheels::name SHA256: the object that keeps the packages of these requirements, for machines with
-# this Python and C library; none for the builder of an image, which has no bucket.
-wheels::name() {
-  local place key
-  if [[ -z $BUCKET ]]; then
-    return 0
-  fi
-  place="$("$BASE_PYTHON" -I -c 'import platform, sys
-print(sys.implementation.cache_tag, platform.machine(), *platform.libc_ver())')" || return
-  key="$(sha256sum <<<"$1 $place")" || return
-  printf '%s/environments/vm-%s.zip' "${METADATA["attributes/outlast-prefix"]}" "${key%% *}"
-}
-
-# wheels::fetch NAME FOLDER: the packages that an earlier boot has kept. Fails if there are none;
-# whether they are the right ones is for pip to say, by their hashes.
-wheels::fetch() {
-  local rc=0
-  rm -rf "$2"
-  gcs::get "$BUCKET" "$1" "$2.zip" && wheels::unpack "$2.zip" "$2" >&2 || rc=$?
-  HTTP_STATUS=000 # none there is no reason for this boot to end
-  if ((rc == 0)); then
-    log::info "$CURRENT_STEP" "the packages are in the bucket already"
-  fi
-  return "$rc"
-}
-
-# wheels::unpack ZIP FOLDER: the file is not checked yet, so that it must be no larger unpacked than
-# it is: wheels are stored as they are, and pip asks each for its hash.
-wheels::unpack() {
-  "$BASE_PYTHON" -I -c 'import os, sys, zipfile
-packed, folder = sys.argv[1:]
-with zipfile.ZipFile(packed) as archive:
-    size = sum(member.file_size for member in archive.infolist())
-    if size > os.path.getsize(packed):
-        sys.exit(f"{packed}: {size} bytes unpacked, which is more than its own size")
-    archive.extractall(folder)' "$1" "$2"
-}
-
-# wheels::keep NAME FOLDER: for later boots; the first to come counts. One that fails is said.
-wheels::keep() {
-  if ! "$BASE_PYTHON" -I -c 'import pathlib, sys, zipfile
-with zipfile.ZipFile(sys.argv[1], "w") as archive:
-    for path in sorted(pathlib.Path(sys.argv[2]).iterdir()):
-        archive.write(path, path.name)' "$2.zip" "$2" >&2 || ! gcs::create "$BUCKET" "$1" "$2.zip"; then
-    log::warn "$CURRENT_STEP" "the packages were not kept (status $HTTP_STATUS); the next boot" \
-      "fetches them again"
-  fi
-  HTTP_STATUS=000
-}
-
-# boot::make_venv VENV WHEELS: an environment with pip. Debian and Ubuntu leave ensurepip out of their
-# images: pip is then the wheel that the bundle pins, of WHEELS or of the index of PIP_INDEX_URL, and
-# apt's python3-venv only if it is in neither. That wheel stays in VENV for the environments to come.
-boot::make_venv() {
-  local venv="$1" found="$STATE_DIR/pip-wheel" wheel
-  STEP_LOG="$LOG_DIR/venv.log"
-  : >"$STEP_LOG"
-  if ! boot::has_ensurepip; then
-    wheel="$("$BASE_PYTHON" -I "$BUNDLE_DIR/outlast/base/pip_wheel.py" \
-      "$BUNDLE_DIR/requirements/pip.txt" "$found" "$2" 2>>"$STEP_LOG")" || wheel=""
-    if [[ -n $wheel ]] && "$BASE_PYTHON" -m venv --without-pip "$venv" >>"$STEP_LOG" 2>&1 &&
-      "$venv/bin/python" "$wheel/pip" install --no-input --disable-pip-version-check \
-        --no-index --no-deps "$wheel" >>"$STEP_LOG" 2>&1 && cp -- "$wheel" "$venv"; then
-      rm -rf "$found"
-      return 0
-    fi
-    rm -rf "$venv" "$found"
-    boot::install_ensurepip || return
-  fi
-  if ! "$BASE_PYTHON" -m venv "$venv" >>"$STEP_LOG" 2>&1; then
-    log::error "$CURRENT_STEP" "$BASE_PYTHON -m venv failed"
-    return 1
-  fi
-}
-
-boot::has_ensurepip() {
-  "$BASE_PYTHON" -I -c 'import ensurepip' 2>/dev/null
-}
-
-boot::install_ensurepip() {
-  if system::owns apt-get; then
-    log::info "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip ($(tail -n 1 "$STEP_LOG"));" \
-      "installing python3-venv"
-    STEP_LOG="$LOG_DIR/apt.log"
-    : >"$STEP_LOG"
-    if apt::install python3-venv; then
-      return 0
-    fi
-  fi
-  log::error "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip; choose an image with Python 3.11 to" \
-    "3.13 and python3-venv"
-  return 1
 }
 
 # ---- the supervisor -----------------------------------------------------------------------------
@@ -408,6 +221,7 @@ boot::install_ensurepip() {
 # for the day this script itself is killed.
 boot::start_unit() {
   local unit="$ROOT/run/systemd/system/outlast-supervisor.service"
+  cp -- "${BASH_SOURCE[0]}" "$KEPT_SCRIPT.tmp" && mv -f "$KEPT_SCRIPT.tmp" "$KEPT_SCRIPT" || return
   cat >"$unit.tmp" <<UNIT
 [Unit]
 Description=Outlast supervisor
@@ -417,7 +231,7 @@ After=$NETWORK_UNITS
 [Service]
 Type=exec
 Environment=HOME=/root
-ExecStart=/bin/bash $STARTUP_DIR/boot.sh supervise $PYTHON $BUNDLE_DIR
+ExecStart=/bin/bash $KEPT_SCRIPT supervise $PYTHON $BUNDLE_DIR
 ExecStopPost=-systemctl --no-block poweroff
 KillMode=mixed
 KillSignal=SIGTERM
@@ -477,8 +291,8 @@ boot::supervise() {
   return "$rc"
 }
 
-# boot::judge_crash RC: an unexpected end of the supervisor. Where this boot has an attempt, its
-# records tell the rest and the next VM goes on. Where not, this is a boot that failed.
+# boot::judge_crash RC: an unexpected end of the supervisor. If this boot has an attempt, its records
+# say how it ended and the next VM resumes. If not, this is a boot that failed.
 boot::judge_crash() {
   local message="the supervisor ended unexpectedly with status $1"
   CURRENT_STEP=supervisor
@@ -487,11 +301,13 @@ boot::judge_crash() {
     return 0
   fi
   boot::give_last_words
-  boots::find_unattempted || return 0
-  if grep -qxF "$BOOT_RECORD" "$RUN_DIR/unattempted"; then
+  if ! boots::find_unattempted; then
+    HOPELESS="$REFUSED"
+  elif grep -qxF "$BOOT_RECORD" "$RUN_DIR/unattempted"; then
     boot::record_end "$REASON_SETUP_FAILED" "$1" "$message"
-    boot::leave_if_hopeless
+    boot::count_unattempted
   fi
+  boot::leave_if_hopeless
 }
 
 # ---- a boot that failed -------------------------------------------------------------------------
@@ -542,13 +358,20 @@ boots::find_unattempted() {
   rm -rf "$RUN_DIR/boots"
 }
 
-# boot::leave_if_hopeless: leaves the group where boots::find_unattempted found too many.
-boot::leave_if_hopeless() {
+# boot::count_unattempted: HOPELESS, if boots::find_unattempted found too many boots in a row.
+boot::count_unattempted() {
   local count
   count="$(wc -l <"$RUN_DIR/unattempted")"
   log::warn "$CURRENT_STEP" "boot $count in a row without an attempt; $MAX_NO_PROGRESS leave the group"
   if ((count >= MAX_NO_PROGRESS)); then
-    leave::group "$INSTANCE_ID"
+    HOPELESS="$count boots in a row without an attempt"
+  fi
+}
+
+boot::leave_if_hopeless() {
+  if [[ -n $HOPELESS ]]; then
+    log::error "$CURRENT_STEP" "this VM leaves its group, as the next one would fail too: $HOPELESS"
+    leave::group "${METADATA["id"]:-}"
   fi
 }
 
@@ -566,9 +389,10 @@ boot::record_end() {
     "$RUN_DIR/record" || true
 }
 
-# boot::give_last_words: its own short budget and a fresh token for the calls that follow.
+# boot::give_last_words: a short budget and a fresh token for the calls that follow.
 boot::give_last_words() {
   rm -f "$RUN_DIR/authorization"
+  REFUSED=""
   IAM_UNTIL=$(($(time::tenths) + (IAM_PROPAGATION < LAST_WORDS_TENTHS ? IAM_PROPAGATION : LAST_WORDS_TENTHS)))
 }
 
@@ -580,13 +404,19 @@ boot::fail() {
     reason="$REASON_FORBIDDEN"
   fi
   log::error "$CURRENT_STEP" "this boot is over: $message"
+  HOPELESS="${HOPELESS:-$REFUSED}"
   if [[ -n $BOOT_RECORD ]]; then
     boot::give_last_words
     boot::record_end "$reason" "$rc" "$message"
-    if boots::find_unattempted; then
-      boot::leave_if_hopeless
+    if [[ -z $HOPELESS ]]; then
+      if boots::find_unattempted; then
+        boot::count_unattempted
+      else
+        HOPELESS="$REFUSED"
+      fi
     fi
   fi
+  boot::leave_if_hopeless
   boot::power_off
 }
 
@@ -634,7 +464,7 @@ boot::run() {
   step::run read-metadata boot::read_metadata
   step::run record-boot boot::record
   step::run mount-ssd ssd::mount
-  step::run find-python boot::find_python
+  step::run find-python python::find
   step::run fetch-bundle boot::fetch_bundle
   if [[ -n ${METADATA["attributes/outlast-health"]:-} ]]; then
     step::run start-health boot::start_health
@@ -651,17 +481,6 @@ boot::run() {
 
 main() {
   if (($# == 0)); then
-    bootstrap::fetch
-  fi
-  # shellcheck source=startup/lib.sh
-  source "$STARTUP_DIR/lib.sh"
-  # shellcheck source=startup/system.sh
-  source "$STARTUP_DIR/system.sh"
-  # shellcheck source=startup/leave.sh
-  source "$STARTUP_DIR/leave.sh"
-  # shellcheck source=startup/ssd.sh
-  source "$STARTUP_DIR/ssd.sh"
-  if (($# == 0)); then
     boot::run
   elif (($# == 3)) && [[ $1 == supervise ]]; then
     system::use_scratch
@@ -672,6 +491,4 @@ main() {
   fi
 }
 
-if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
-  main "$@"
-fi
+main "$@"

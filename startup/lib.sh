@@ -1,7 +1,7 @@
 #!/bin/bash
 #
 # What the startup scripts share: log lines, metadata, HTTP with the VM's own token, objects of the
-# bucket, JSON. Sourced by boot.sh; sets no shell options and does nothing by itself.
+# bucket, JSON. Sourced first; sets no shell options and does nothing by itself.
 #
 # Environment (all optional, empty on Compute Engine):
 #   OUTLAST_ROOT              prefix of every absolute path
@@ -48,8 +48,17 @@ declare -gA METADATA=()
 # Answer to the last http::call: three digits, 000 when there was none.
 HTTP_STATUS=000
 
+# What the bucket still refuses after the boot's whole `iam_propagation` wait; set by http::persist.
+REFUSED=""
+
 # The last error that log::write saw; what a boot's end record says.
 LAST_ERROR=""
+
+# The file that the step at work writes its output to; empty if it has none.
+STEP_LOG=""
+
+readonly METADATA_TRIES=14
+readonly LAST_LINES=20
 
 # Tenths of a second; settings, read by timeouts::read.
 IAM_PROPAGATION=6000
@@ -386,6 +395,9 @@ http::persist() {
     time::sleep_tenths "$delay"
     delay="$(retry::next_delay "$delay")"
   done
+  if [[ $HTTP_STATUS =~ ^40[134]$ ]]; then
+    REFUSED="$what: status $HTTP_STATUS"
+  fi
   log::error "$CURRENT_STEP" "$what: status $HTTP_STATUS"
   return "$rc"
 }

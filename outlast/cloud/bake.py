@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from outlast.base.folders import PACKAGE
 from outlast.cloud import images, recipe
 from outlast.cloud.compute import (
     CannotAsk,
@@ -24,16 +23,11 @@ from outlast.cloud.compute import (
     Missing,
     OperationFailed,
 )
+from outlast.spec import startup_script
 
 _log = logging.getLogger(__name__)
 
 COMPONENT = "image-family"
-SCRIPTS = {
-    "startup-script": "bake.sh",
-    "outlast-sh-lib": "lib.sh",
-    "outlast-sh-system": "system.sh",
-    "outlast-sh-boot": "boot.sh",
-}
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 HASH_LABEL = 40
 """Digits of the recipe's hash in labels, which have at most 63."""
@@ -365,7 +359,6 @@ class _Bake:
         return found
 
     def _metadata(self) -> dict[str, str]:
-        scripts = PACKAGE / "startup"
         wanted = {
             "packages": " ".join(self._recipe.packages),
             "driver": self._recipe.driver,
@@ -378,7 +371,7 @@ class _Bake:
         if self._recipe.trainers:
             wanted["bundle"] = f"{self._order.bundle_sha256} {self._order.bundle}"
         return {
-            **{key: (scripts / name).read_text() for key, name in SCRIPTS.items()},
+            "startup-script": startup_script.read("bake.sh"),
             **{f"outlast-bake-{key}": text for key, text in wanted.items() if text},
             "enable-guest-attributes": "TRUE",
             "block-project-ssh-keys": "TRUE",

@@ -15,7 +15,6 @@ from outlast.settings.program import (
     load,
     of_args,
     outputs,
-    scripts,
 )
 from outlast.settings.reader import SettingsError
 from outlast.settings.schema import Settings
@@ -34,5 +33,4 @@ __all__ = [
     "look_up",
     "of_args",
     "outputs",
-    "scripts",
 ]

@@ -126,18 +126,6 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
         raise SettingsError(str(error)) from None
 
 
-def scripts() -> dict[str, str]:
-    """The startup scripts by metadata key, byte for byte."""
-    files = {
-        "startup-script": "boot.sh",
-        "outlast-sh-lib": "lib.sh",
-        "outlast-sh-system": "system.sh",
-        "outlast-sh-leave": "leave.sh",
-        "outlast-sh-ssd": "ssd.sh",
-    }
-    return {key: (PACKAGE / "startup" / file).read_bytes().decode() for key, file in files.items()}
-
-
 def foundation_outputs(settings: Settings) -> dict[str, Any]:
     """A foundation's outputs that are known beforehand, for `outlast.spec.foundation.overlay`."""
     chosen = settings.image != keys.declared()["image"]["default"]

@@ -91,14 +91,13 @@ def changed(kind: str, old: dict[str, Any], new: dict[str, Any], op: str = "repl
 OTHER_TEMPLATE = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "machineType": "e2-standard-4"})
 SCRIPTS = {
     "startup-script": "a",
-    "outlast-sh-lib": "a",
     "outlast-bundle": "x",
     "outlast-timeouts": "1",
 }
 OTHER_SCRIPT = changed(
     TEMPLATES[0],
     {**TEMPLATE, "metadata": SCRIPTS},
-    {**TEMPLATE, "metadata": {**SCRIPTS, "startup-script": "b", "outlast-sh-lib": "b"}},
+    {**TEMPLATE, "metadata": {**SCRIPTS, "startup-script": "b"}},
 )
 OTHER_CODE = changed(
     TEMPLATES[0],

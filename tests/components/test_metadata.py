@@ -36,7 +36,7 @@ def composed(late: dict[str, Any] | None = None, **changes: Any) -> dict[str, st
 
     def program():
         spec = RunSpec(**{**SPEC, **changes})
-        items = metadata.compose(spec, scripts={"startup-script": "#!/bin/bash"}, late=late or {})
+        items = metadata.compose(spec, script="#!/bin/bash", late=late or {})
         pulumi.Output.all(**items).apply(found.update)
 
     inventory.record(program)
@@ -131,8 +131,8 @@ def test_what_is_known_later_comes_instead_of_the_specs() -> None:
 
 def test_health_and_os_login_are_the_scripts_keys() -> None:
     spec = RunSpec(**SPEC)
-    plain = metadata.compose(spec, scripts={}, late={})
-    items = metadata.compose(spec, scripts={}, late={}, health="8099 900", oslogin=True)
+    plain = metadata.compose(spec, script="", late={})
+    items = metadata.compose(spec, script="", late={}, health="8099 900", oslogin=True)
     assert set(items) - set(plain) == {"outlast-health", "enable-oslogin"}
     assert items["outlast-health"] == "8099 900" and items["enable-oslogin"] == "TRUE"
 

@@ -634,14 +634,6 @@ def test_refusals_are_what_the_engine_prints_without_a_traceback():
     assert issubclass(SettingsError, pulumi.RunError)
 
 
-def test_scripts_are_byte_for_byte():
-    found = settings.scripts()
-    others = {f"outlast-sh-{name}" for name in ("lib", "system", "leave", "ssd")}
-    assert set(found) == {"startup-script", *others}
-    boot = (stack.ROOT / "startup" / "boot.sh").read_bytes()
-    assert found["startup-script"].encode() == boot
-
-
 # -- The bucket's look-up
 
 

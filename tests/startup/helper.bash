@@ -28,6 +28,13 @@ cloud::start() {
   CLOUD_PID=$!
   export CLOUD_PID
   wait_until test -e "$BATS_FILE_TMPDIR/port"
+  # The scripts as the metadata has them.
+  PYTHONPATH="$REPO" "$PYTHON" -c '
+import sys
+from pathlib import Path
+from outlast.spec import startup_script
+for name in ("boot.sh", "bake.sh"):
+    Path(sys.argv[1], name).write_text(startup_script.read(name))' "$BATS_FILE_TMPDIR"
   (cd "$BATS_TEST_DIRNAME/bundle" && "$PYTHON" -I -m zipfile -c "$BATS_FILE_TMPDIR/bundle.zip" \
     outlast requirements)
 }
@@ -52,10 +59,11 @@ vm::make() {
   local base
   base="http://127.0.0.1:$(<"$BATS_FILE_TMPDIR/port")"
   rm -rf "${CLOUD:?}"/*
+  : >"$CLOUD/calls"
   mkdir -p "$CLOUD/objects" "$CLOUD/metadata/instance/attributes" "$CLOUD/metadata/project"
   export OUTLAST_ROOT="$BATS_TEST_TMPDIR/root"
   export METADATA_BASE="$base/computeMetadata/v1" STORAGE_EMULATOR_HOST="$base"
-  export OUTLAST_COMPUTE_ENDPOINT="$base/compute/v1/" OUTLAST_BOOTSTRAP_TRIES=1
+  export OUTLAST_COMPUTE_ENDPOINT="$base/compute/v1/"
   export HOME="$OUTLAST_ROOT/root" TMPDIR="$OUTLAST_ROOT/tmp" PYTHONDONTWRITEBYTECODE=1
   mkdir -p "$OUTLAST_ROOT"/{dev,root,run,tmp,bin,opt/outlast/venv/bin,proc/sys/kernel/random}
   export PATH="$OUTLAST_ROOT/bin:/usr/local/bin:/usr/bin:/bin"
@@ -78,10 +86,6 @@ vm::make() {
   metadata attributes/outlast-bundle experiments/digits/bundles/bundle.zip
   metadata attributes/outlast-bundle-sha256 "$(sha256sum <"$BATS_FILE_TMPDIR/bundle.zip" | head -c 64)"
   metadata attributes/created-by projects/12/zones/zone-a/instanceGroupManagers/group
-  cp "$REPO/startup/lib.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-lib"
-  cp "$REPO/startup/system.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-system"
-  cp "$REPO/startup/leave.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-leave"
-  cp "$REPO/startup/ssd.sh" "$CLOUD/metadata/instance/attributes/outlast-sh-ssd"
   cp "$BATS_FILE_TMPDIR/bundle.zip" "$CLOUD/objects/experiments%2Fdigits%2Fbundles%2Fbundle.zip"
 }
 
@@ -136,7 +140,7 @@ members() {
 vm::boot() {
   local folder rc=0
   folder="$(mktemp -d "$TMPDIR/metadata-scripts-XXXXXX")"
-  cp "$REPO/startup/boot.sh" "$folder/startup-script"
+  cp "$BATS_FILE_TMPDIR/boot.sh" "$folder/startup-script"
   chmod 755 "$folder/startup-script"
   # bash starts its background jobs with SIGINT ignored; the guest agent does not.
   env --default-signal=INT /bin/bash -c "$folder/startup-script" || rc=$?

@@ -125,10 +125,55 @@ order() {
   [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
 }
 
-@test "attempts that cannot be listed prove nothing: power off" {
+@test "attempts that a storage in trouble does not list prove nothing: power off" {
   metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
   earlier_boots 9 '1 hour ago'
-  fault GET prefix= 403 -1
+  fault GET prefix= 503 -1
   run -1 vm::boot
   [[ "$(order)" == "poweroff " ]]
+}
+
+@test "boots that the bucket refuses to list cannot be counted: leave" {
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
+  fault GET prefix= 403 -1
+  run -1 vm::boot
+  said 'leaves its group, as the next one would fail too: attempts: status 403'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "a bucket that is gone: the first boot leaves after its iam wait" {
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
+  fault GET storage/v1 404 -1
+  fault POST upload 404 -1
+  run -1 vm::boot
+  said 'leaves its group, as the next one would fail too: boot record .*: status 404'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "permissions that never come: the first boot leaves after its iam wait, its end written" {
+  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
+  fault GET bundle.zip 403 -1
+  run -1 vm::boot
+  [[ "$(json "$(object "$RECORD.end.json")" reason)" == forbidden ]]
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "permissions that come late are no reason to leave" {
+  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":60}'
+  fault GET bundle.zip 403 3
+  run -0 vm::boot
+  [[ "$(order)" == "poweroff " ]]
+}
+
+@test "metadata that lacks a key, or has one that cannot be read: the first boot leaves" {
+  rm "$CLOUD/metadata/instance/attributes/outlast-run"
+  run -22 vm::boot
+  said 'as the next one would fail too: metadata key outlast-run: missing'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+  metadata attributes/outlast-run run1
+  metadata attributes/outlast-resume one
+  run -1 vm::boot
+  [[ "$(order)" == *"deleteInstances:200 poweroff "*"deleteInstances:200 poweroff " ]]
 }

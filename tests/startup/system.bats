@@ -79,7 +79,7 @@ fi"
 @test "a machine that is going down is not powered off again" {
   command_in "$OUTLAST_ROOT/bin/systemctl" '[[ $1 != is-system-running ]] || echo stopping'
   run -0 vm::boot
-  run -0 /bin/bash "$OUTLAST_ROOT/var/lib/outlast/startup/boot.sh" supervise "$PYTHON" \
+  run -0 /bin/bash "$OUTLAST_ROOT/var/lib/outlast/boot.sh" supervise "$PYTHON" \
     "$(echo "$OUTLAST_ROOT"/var/lib/outlast/bundle/*)"
   [[ "$(calls '^poweroff')" == 0 ]]
   said 'is going down already'

@@ -21,13 +21,13 @@ from pathlib import Path
 import pytest
 
 from outlast.base import pip_wheel
+from outlast.spec import startup_script
 from tests.startup import debian
 from tests.startup.debian import Machine
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(1500)]
 
 HERE = Path(__file__).parent
-STARTUP = HERE.parent.parent / "startup"
 SUITES = ("trixie", "bookworm")
 KERNELS = ("linux-image-", "linux-headers-")
 
@@ -50,8 +50,6 @@ class Cloud:
         self._folder = folder
         for name in ("objects", "metadata/instance/attributes", "metadata/project"):
             (folder / name).mkdir(parents=True)
-        for name in ("lib", "system", "boot", "leave", "ssd"):
-            self.attribute(f"outlast-sh-{name}", (STARTUP / f"{name}.sh").read_text())
 
     def attribute(self, key: str, text: str) -> None:
         (self._folder / "metadata/instance/attributes" / key).write_text(text)
@@ -116,7 +114,7 @@ def bake(machine: Machine, cloud: Cloud, script: str = "", **run: str) -> None:
         "/usr/local/bin/sleep", '#!/bin/sh\n[ "$1" = infinity ] || exec /bin/sleep "$@"\n'
     )
     (machine.disk / "usr/local/bin/sleep").chmod(0o755)
-    machine.write("/startup-script", (STARTUP / "bake.sh").read_text(), mode=0o755)
+    machine.write("/startup-script", startup_script.read("bake.sh"), mode=0o755)
     done = machine.run("/startup-script", **run)
     assert cloud.told("state") == "done", (cloud.told("state"), cloud.told("log"), done.stderr)
     assert done.returncode == 0
@@ -185,7 +183,7 @@ def boot(
     for key, text in {"id": "4711", "name": "digits-1", "zone": "projects/1/zones/a"}.items():
         cloud.value(key, text)
     machine.write("/act.py", "")
-    machine.write("/startup-script", (STARTUP / "boot.sh").read_text(), mode=0o755)
+    machine.write("/startup-script", startup_script.read("boot.sh"), mode=0o755)
     machine.write("/held.py", HELD)
     done = machine.run("bash", "-c", f"{before}\nexec /startup-script", **run)
     assert done.returncode == 0, done.stderr

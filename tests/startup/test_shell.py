@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outlast.base import exits
+from outlast.spec import startup_script
 
 HERE = Path(__file__).parent
 REPO = HERE.parent.parent
@@ -43,6 +44,7 @@ def test_there_are_scripts_and_tests() -> None:
     assert [script.name for script in SCRIPTS] == [
         "bake.sh",
         "boot.sh",
+        "interpreter.sh",
         "leave.sh",
         "lib.sh",
         "ssd.sh",
@@ -86,9 +88,18 @@ def test_reasons_are_those_that_the_shell_may_write() -> None:
     assert reasons <= {reason.value for reason in exits.SHELL_BOOT_REASONS}
 
 
-def test_scripts_fit_into_metadata() -> None:
-    """One value may have 256 KiB, all of them together less than 512 KB."""
-    assert sum(script.stat().st_size for script in SCRIPTS) < 128 * 1024
+@pytest.mark.parametrize("name", ["boot.sh", "bake.sh"])
+def test_a_vm_gets_one_script_without_files_beside_it(name: str, tmp_path: Path) -> None:
+    text = startup_script.read(name)
+    assert len(text.encode()) < 128 * 1024  # one value may have 256 KiB, all together 512 KB
+    assert not re.search(r"^\s*source .*\.sh", text, re.MULTILINE)
+    for other in ("lib", "system", "interpreter"):
+        library = (REPO / "startup" / f"{other}.sh").read_text()
+        assert library.partition("\n")[2] in text
+    whole = tmp_path / name
+    whole.write_text(text)
+    done = run(TOOLS / "shellcheck", "--exclude=SC2034", whole)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_libraries_set_no_shell_options() -> None:

@@ -124,7 +124,7 @@ def _what(template: Step) -> Iterator[str]:
 
 
 def _metadata_word(key: str) -> str:
-    if key == "startup-script" or key.startswith("outlast-sh-"):
+    if key == "startup-script":
         return "startup script"
     return "code" if key.startswith("outlast-bundle") else key.removeprefix("outlast-")
 
