@@ -93,7 +93,7 @@ def _declare(base: Shared, code: Code) -> dict[str, Any]:
             "health_port": config.health_port, "ssh": config.network_rules.ssh}, opts)  # fmt: skip
     identity = base.identity()
     bundle = None
-    if config.delivery.kind != "image" or (config.recipe and config.recipe.trainers):
+    if config.delivery != "image" or (config.recipe and config.recipe.trainers):
         bundle = base.bundle(code)
     pin = _pin(base, _image(base, code, identity, bundle))
     metadata = _metadata(base, code, pin, bundle.object if bundle else code.object)
@@ -148,7 +148,7 @@ def _metadata(
         config.run_spec(code.sha256),
         script=startup_script.read("boot.sh"),
         late=late,
-        health=config.health,
+        health=config.health_check,
         oslogin=config.network_rules.ssh,
     )
 
@@ -179,7 +179,7 @@ def _group(
             "project": config.project, "port": config.health_port}, base.opts)  # fmt: skip
     return HealingGroup("trainer", {
         "project": config.project, "zone": config.zone, "region": config.region,
-        "zones": config.zones, "machine_types": (config.machine_type, *config.more_types),
+        "zones": config.zones, "machine_types": (config.machine_type, *config.machine_types),
         "experiment": config.experiment, "run": config.run, "resume": config.resume,
         "placement": pin.placement, "size": pin.size, "template": template.self_link_unique,
         "update": config.update, "health": health.self_link if health else None,

@@ -248,8 +248,6 @@ def _cpus(name: str) -> int:
 
 def _provisioning(choice: Choice) -> bool:
     """Whether the VM is a Spot VM."""
-    if choice.mode not in MODES:
-        raise MachineError("mode", choice.mode, f"must be {', '.join(MODES[:-1])} or {MODES[-1]}")
     wanted = choice.provisioning or (STANDARD if choice.mode == DEDICATED else SPOT)
     if wanted == FLEX:
         raise MachineError(

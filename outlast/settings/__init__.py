@@ -5,6 +5,7 @@ asks the cloud. Every refusal is a SettingsError.
 """
 
 from outlast.settings.checks import check
+from outlast.settings.errors import SettingsError
 from outlast.settings.keys import declared
 from outlast.settings.lookups import FoundBucket, look_up
 from outlast.settings.program import (
@@ -16,7 +17,6 @@ from outlast.settings.program import (
     of_args,
     outputs,
 )
-from outlast.settings.reader import SettingsError
 from outlast.settings.schema import Settings
 
 __all__ = [

@@ -1,71 +1,81 @@
-"""The settings of a stack: their keys, types, defaults and descriptions, each declared here only.
+"""The settings of a stack: each with its type, default, limits and description, declared here only.
 
-`make tables` writes the config part of Pulumi.yaml and docs/configuration.md from it. A key is the
-field's name in camelCase; a class's docstring is the heading of its keys.
+`make tables` writes the config part of Pulumi.yaml, docs/configuration.md and ExperimentArgs from
+it. A key is the field's name in camelCase. Pydantic checks each value by itself; rules about
+several of them are in `rules`. What reaches the VM has its default in `RunSpec`.
 """
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from outlast.machines import machines
+from outlast.settings import formats
+from outlast.settings.formats import Count, DataPaths, Globs, Minutes, Seconds, SecondsOr0, one_of
+from outlast.spec import network_rules
+from outlast.spec.command_words import RESULT_GB_MAX
+from outlast.spec.delivery import KINDS
+from outlast.spec.run_spec import OWN, ROOT, RunSpec, Timeouts
 
-class Section(BaseModel):
-    """Keys that belong together."""
 
-    # Nothing is built before something is validated: every preview imports this.
+class Keys(BaseModel):
+    """Every setting of a stack, as it is given or by default."""
+
     model_config = ConfigDict(
-        alias_generator=to_camel, extra="forbid", frozen=True, defer_build=True
+        # Nothing is built before something is validated: the command line imports this, too.
+        defer_build=True,
+        alias_generator=to_camel,
+        extra="forbid",
+        frozen=True,
+        strict=True,
     )
 
-
-class WhatIsTrained(Section):
-    """What is trained"""
-
+    # What is trained
     experiment: str = Field(
         "",
         description=(
-            "Name of the experiment, 1 to 40 lower-case letters, digits and dashes, the first"
-            " a letter, the last no dash; empty is the stack's name"
+            "Name of the experiment, 1 to 40 lower-case letters, digits and dashes, the first a "
+            "letter, the last no dash; empty is the stack's name"
         ),
     )
     trainer: str = Field("digits", description="Name of the trainer, a module of trainers/")
     args: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "The trainer's flags without dashes, such as {epochs 5, learning-rate 0.1}; true "
-            "is a bare flag"
+            "The trainer's flags without dashes, such as {epochs 5, learning-rate 0.1}; true is a "
+            "bare flag"
         ),
     )
     command: str = Field(
         "",
         description=(
-            "Runs instead of a trainer: a line for the shell, or a JSON list of a program and"
-            " its arguments; {checkpoint}, {result}, {data} and {output_uri} are filled in"
+            "Runs instead of a trainer: a line for the shell, or a JSON list of a program and its "
+            "arguments; {checkpoint}, {result}, {data} and {output_uri} are filled in"
         ),
     )
     source: str = Field(
         "",
         description=(
-            "Folder of the checkout whose files the command finds in its working folder, or "
-            "that holds the trainer's module; empty is none"
+            "Folder of the checkout whose files the command finds in its working folder, or that "
+            "holds the trainer's module; empty is none"
         ),
     )
     requirements: str = Field(
         "",
         description=(
             "Requirements file of the checkout, or a folder with pyproject.toml or "
-            "requirements.txt, installed into an environment of the trainer's or the "
-            "command's own; with git, below gitPath; empty is none"
+            "requirements.txt, installed into an environment of the trainer's or the command's "
+            "own; with git, below gitPath; empty is none"
         ),
     )
-    delivery: str = Field(
-        "bucket",
+    delivery: Annotated[str, one_of(*KINDS)] = Field(
+        RunSpec.delivery,
         description=(
-            "Where a VM takes the code from: bucket, image (it was baked in), or git (a "
-            "commit of a repository)"
+            "Where a VM takes the code from: bucket, image (it was baked in), or git (a commit of "
+            "a repository)"
         ),
     )
     git_url: str = Field(
@@ -77,210 +87,212 @@ class WhatIsTrained(Section):
     git_path: str = Field(
         "",
         description=(
-            "Folder of the repository that is worked in, or that holds the trainer; empty is "
-            "the whole"
+            "Folder of the repository that is worked in, or that holds the trainer; empty is the "
+            "whole"
         ),
     )
     git_ref: str = Field("", description="Branch that outlast up --latest takes the commit from")
     git_secret: str = Field(
         "",
         description=(
-            "Secret of Secret Manager that lets the VM read the repository: a token for "
-            "https, a deploy key for ssh; NAME or projects/PROJECT/secrets/NAME; empty for a "
-            "public one"
+            "Secret of Secret Manager that lets the VM read the repository: a token for https, a "
+            "deploy key for ssh; NAME or projects/PROJECT/secrets/NAME; empty for a public one"
         ),
     )
-    git_host_keys: list[Any] = Field(
-        default_factory=list,
-        description="Lines of known_hosts of the ssh host, as ssh-keyscan prints them",
+    git_host_keys: tuple[Any, ...] = Field(
+        (), description="Lines of known_hosts of the ssh host, as ssh-keyscan prints them"
     )
     secret_env: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "Variables that only the trainer or the command gets, each with the secret of "
-            "Secret Manager that holds its value, such as WANDB_API_KEY: wandb; NAME or "
+            "Variables that only the trainer or the command gets, each with the secret of Secret "
+            "Manager that holds its value, such as WANDB_API_KEY: wandb; NAME or "
             "projects/PROJECT/secrets/NAME"
         ),
     )
-    checkpoint_quiet_sec: int = Field(
-        10,
+    checkpoint_quiet_sec: Seconds = Field(
+        RunSpec.checkpoint_quiet_sec,
         description=(
             "Seconds without a change after which a command's checkpoint folder counts as "
             "complete, unless the command says so itself"
         ),
     )
-    checkpoint_files: list[Any] = Field(
-        default_factory=list,
+    checkpoint_files: Globs = Field(
+        (),
         description=(
-            "Globs of the files that are a command's checkpoint; empty: all but logs and by-"
-            "products"
+            "Globs of the files that are a command's checkpoint; empty: all but logs and "
+            "by-products"
         ),
     )
-    log_files: list[Any] = Field(
-        default_factory=list,
+    log_files: Globs = Field(
+        (),
         description=(
-            "More globs of files that only grow and make no checkpoint by themselves; others "
+            "More globs of files that only grow and make no checkpoint by themselves; others are "
+            "known by default"
+        ),
+    )
+    by_product_files: Globs = Field(
+        (),
+        description=(
+            "More globs of files that come with a checkpoint but make none by themselves; others "
             "are known by default"
         ),
     )
-    by_product_files: list[Any] = Field(
-        default_factory=list,
-        description=(
-            "More globs of files that come with a checkpoint but make none by themselves; "
-            "others are known by default"
-        ),
-    )
-    checkpoint_dir: str = Field(
+    checkpoint_dir: Annotated[str, formats.FOLDER_BELOW] = Field(
         "",
         description=(
-            "Folder where a command saves, below the one that it runs in; empty: the folder "
-            "that CHECKPOINT_DIR names"
+            "Folder where a command saves, below the one that it runs in; empty: the folder that "
+            "CHECKPOINT_DIR names"
         ),
     )
     allow_no_output: bool = Field(
         False, description="Whether a command that exits with 0 is done even if it saved nothing"
     )
     result_gb: int = Field(
-        20,
+        RESULT_GB_MAX,
+        ge=1,
+        le=10_000,
         description=(
-            "Limit in GB for new files in a command's working folder, which become the "
-            "result; above it, the run fails as result-too-large and its VM stays for an hour"
+            "Limit in GB for new files in a command's working folder, which become the result; "
+            "above it, the run fails as result-too-large and its VM stays for an hour"
         ),
     )
-    data_paths: list[Any] = Field(
-        default_factory=list,
+    data_paths: DataPaths = Field(
+        (),
         description=(
-            "gs:// paths that the VM may read in addition to data/ in its own bucket: objects"
-            " or folders; a command finds them in DATA_DIR"
+            "gs:// paths that the VM may read in addition to data/ in its own bucket: objects or "
+            "folders; a command finds them in DATA_DIR"
         ),
     )
-    init: str = Field(
-        "",
+    init: Annotated[str, formats.PINNED] = Field(
+        RunSpec.init,
         description=(
-            "Another run's checkpoint to begin with, as outlast checkpoints EXPERIMENT prints"
-            " it; empty is none"
+            "Another run's checkpoint to begin with, as outlast checkpoints EXPERIMENT prints it; "
+            "empty is none"
         ),
     )
-    rerun: int = Field(0, description="Counter; with another number, the same spec is another run")
+    rerun: Count = Field(
+        0, description="Counter; with another number, the same spec is another run"
+    )
 
-
-class HowItContinues(Section):
-    """How it continues"""
-
-    checkpoint_every: str = Field(
-        "auto",
+    # How it continues
+    checkpoint_every: Annotated[str, formats.CHECKPOINT_EVERY] = Field(
+        RunSpec.checkpoint_every,
         description="When a checkpoint is made: auto, seconds such as 30s, or steps such as 200",
     )
-    keep_every_steps: int = Field(
-        0,
+    keep_every_steps: Count = Field(
+        RunSpec.keep_every_steps,
         description=(
-            "In addition to the last checkpoints and the best, keep one every so many steps; "
-            "0 keeps none of these"
+            "In addition to the last checkpoints and the best, keep one every so many steps; 0 "
+            "keeps none of these"
         ),
     )
-    trainer_python: str = Field(
-        "",
+    trainer_python: Annotated[str, formats.ABSOLUTE] = Field(
+        RunSpec.trainer_python,
         description=(
-            "The trainer's interpreter on the VM, an absolute path on the image; empty is the"
-            " supervisor's own"
+            "The trainer's interpreter on the VM, an absolute path on the image; empty is the "
+            "supervisor's own"
         ),
     )
-    trainer_user: str = Field(
-        "root",
+    trainer_user: Annotated[str, one_of(ROOT, OWN)] = Field(
+        RunSpec.trainer_user,
         description=(
-            "The user that the trainer or the command runs as on the VM: root; or own, a user"
-            " without rights, for code that others wrote: it can write only to its own "
-            "folders and cannot get the VM's token (docs/teams.md)"
+            "The user that the trainer or the command runs as on the VM: root; or own, a user "
+            "without rights, for code that others wrote: it can write only to its own folders and "
+            "cannot get the VM's token (docs/teams.md)"
         ),
     )
     processes: int = Field(
-        1,
+        RunSpec.processes,
+        ge=1,
+        le=256,
         description=(
             "Processes that train together on the VM (torchrun's ranks); the trainer's "
             "interpreter needs torch for more than 1"
         ),
     )
-    run: str = Field(
+    run: Annotated[str, formats.RUN] = Field(
         "",
         description=(
-            "Pins the run by its ten digits, even if code or args change; empty names it by "
-            "its content"
+            "Pins the run by its ten digits, even if code or args change; empty names it by its "
+            "content"
         ),
     )
     resume: int = Field(
         0,
+        ge=0,
+        le=9999,
         description=(
             "Counter; a higher number reopens a run that failed, was stopped or has lost its group"
         ),
     )
-    on_new_run: str = Field(
+    on_new_run: Annotated[str, one_of("refuse", "replace")] = Field(
         "refuse",
         description=(
-            "What to do if changed code or args would replace an open run that has "
-            "checkpoints: refuse or replace"
+            "What to do if changed code or args would replace an open run that has checkpoints: "
+            "refuse or replace"
         ),
     )
-    update: str = Field(
+    update: Annotated[str, one_of("opportunistic", "now")] = Field(
         "opportunistic",
         description=(
-            "When a change applies to a running VM: opportunistic, when the VM is next "
-            "recreated; or now, which interrupts it"
+            "When a change applies to a running VM: opportunistic, when the VM is next recreated; "
+            "or now, which interrupts it"
         ),
     )
-    retries_failures: int = Field(
-        0, description="How many of the trainer's own failures are retried; preemptions never count"
+    retries_failures: Count = Field(
+        RunSpec.retries_failures,
+        description="How many of the trainer's own failures are retried; preemptions never count",
     )
-    on_end: str = Field(
+    on_end: Annotated[str, one_of("delete", "keep")] = Field(
         "delete",
         description=(
             "What to do with the VM at the run's end: delete it, or keep it for keepVmMinutes, "
             "but no longer than the limit"
         ),
     )
-    keep_vm_minutes: int = Field(60, description="Minutes that a kept VM stays after the run's end")
+    keep_vm_minutes: Minutes = Field(
+        60, description="Minutes that a kept VM stays after the run's end"
+    )
 
-
-class Limits(Section):
-    """Limits"""
-
-    max_run_minutes: int = Field(
+    # Limits
+    max_run_minutes: Minutes = Field(
         1440,
         description=(
-            "Time after which no VM of the run exists any more, counted from when the run was"
-            " first declared; a higher value applies from the next resume"
+            "Time after which no VM of the run exists any more, counted from when the run was "
+            "first declared; a higher value applies from the next resume"
         ),
     )
-    max_stall_minutes: int = Field(
-        30,
+    max_stall_minutes: Minutes = Field(
+        int(Timeouts.stall / 60),
         description=(
-            "Minutes without a step after which a trainer is restarted, which counts as its "
-            "own failure"
+            "Minutes without a step after which a trainer is restarted, which counts as its own "
+            "failure"
         ),
     )
 
-
-class WhereAndOnWhat(Section):
-    """Where and on what"""
-
+    # Where and on what
     zone: str = Field("", description="Zone of the VM; empty is gcp:zone")
-    zones: list[Any] = Field(
-        default_factory=list,
+    zones: tuple[Any, ...] = Field(
+        (),
         description=(
-            "Zones of one region, instead of zone: the VM is created in the first that has "
-            "room, and recreated in another if need be"
+            "Zones of one region, instead of zone: the VM is created in the first that has room, "
+            "and recreated in another if need be"
         ),
     )
     region: str = Field("", description="Region whose zones may all be used; instead of zone")
-    machine_type: str = Field("e2-standard-2", description="Machine type of the VM, a bare name")
-    allow_unlisted: list[Any] = Field(
-        default_factory=list,
+    machine_type: Annotated[str, formats.MACHINE_TYPE] = Field(
+        machines.Choice.machine_type, description="Machine type of the VM, a bare name"
+    )
+    allow_unlisted: tuple[Annotated[Any, formats.UNLISTED], ...] = Field(
+        (),
         description=(
-            "Regions, zones and machine types that are newer than Outlast's lists; they are "
-            "not checked"
+            "Regions, zones and machine types that are newer than Outlast's lists; they are not "
+            "checked"
         ),
     )
-    mode: str = Field(
-        "survive",
+    mode: Annotated[str, one_of(*machines.MODES)] = Field(
+        RunSpec.mode,
         description=(
             "survive (resumes after any interruption), burst (a large machine, ends with its "
             "first failure) or dedicated (a VM that is not preempted)"
@@ -293,8 +305,8 @@ class WhereAndOnWhat(Section):
             "dedicated, else spot"
         ),
     )
-    machine_types: list[Any] = Field(
-        default_factory=list,
+    machine_types: tuple[Annotated[Any, formats.MACHINE_TYPE], ...] = Field(
+        (),
         description=(
             "Other machine types in order of preference, used if the region has no room for "
             "machineType; for a regional group"
@@ -303,13 +315,15 @@ class WhereAndOnWhat(Section):
     accelerator: str = Field(
         "",
         description=(
-            "GPU that is attached to an N1 machine, such as nvidia-tesla-t4; machine types "
-            "that include GPUs need none"
+            "GPU that is attached to an N1 machine, such as nvidia-tesla-t4; machine types that "
+            "include GPUs need none"
         ),
     )
-    accelerator_count: int = Field(0, description="How many of them")
+    accelerator_count: int = Field(0, ge=0, le=machines.MOST_GPUS, description="How many of them")
     local_ssd: int = Field(
         0,
+        ge=0,
+        le=machines.MOST_SSDS,
         description=(
             "How many local SSDs are attached; they are mounted as one disk, for data and snapshots"
         ),
@@ -317,38 +331,40 @@ class WhereAndOnWhat(Section):
     min_cpu_platform: str = Field(
         "", description="The oldest acceptable CPU platform, such as Intel Ice Lake; empty is any"
     )
-    image: str = Field(
+    image: Annotated[str, formats.IMAGE] = Field(
         "projects/debian-cloud/global/images/family/debian-13",
         description="Image or image family of the boot disk; needs Python 3.11 to 3.13",
     )
     image_recipe: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "What the stack's own image is baked from, on top of outlast:image unless the "
-            "recipe names a base: family, packages, requirements, driver, cuda, script, data,"
-            " trainers (docs/machines.md); empty bakes none"
+            "What the stack's own image is baked from, on top of outlast:image unless the recipe "
+            "names a base: family, packages, requirements, driver, cuda, script, data, trainers "
+            "(docs/machines.md); empty bakes none"
         ),
     )
-    boot_disk_gb: int = Field(50, description="Size of the boot disk")
-    boot_disk_type: str = Field("pd-balanced", description="Type of the boot disk")
+    boot_disk_gb: int = Field(50, ge=10, le=65_536, description="Size of the boot disk")
+    boot_disk_type: Annotated[str, formats.DISK_TYPE] = Field(
+        machines.Choice.disk_type, description="Type of the boot disk"
+    )
     bucket: str = Field(
         "",
         description=(
             "Bucket of all checkpoints and results, kept at destroy; empty is <gcp:project>-outlast"
         ),
     )
-    bucket_mode: str = Field(
+    bucket_mode: Annotated[str, one_of("managed", "existing")] = Field(
         "managed",
         description=(
             "managed: the bucket is created, or adopted by its label; existing: someone else "
             "manages it, and it is used as it is"
         ),
     )
-    soft_delete_days: int = Field(
+    soft_delete_days: Annotated[int, formats.SOFT_DELETE_DAYS] = Field(
         0,
         description=(
-            "Days for which a managed bucket keeps deleted objects, 7 to 90, billed each day;"
-            " 0 is none; a bucket that has more keeps its value"
+            "Days for which a managed bucket keeps deleted objects, 7 to 90, billed each day; 0 "
+            "is none; a bucket that has more keeps its value"
         ),
     )
     versioning: bool = Field(
@@ -359,11 +375,8 @@ class WhereAndOnWhat(Section):
         ),
     )
 
-
-class WhatIsSharedAndHowVmsAreReached(Section):
-    """What is shared, and how VMs are reached"""
-
-    part: str = Field(
+    # What is shared, and how VMs are reached
+    part: Annotated[str, one_of("experiment", "foundation")] = Field(
         "experiment",
         description=(
             "What the stack declares: experiment, or foundation (a bucket, network, role and "
@@ -377,18 +390,18 @@ class WhatIsSharedAndHowVmsAreReached(Section):
             "organization/project/stack; empty: the stack declares everything itself"
         ),
     )
-    network: str = Field(
+    network: Annotated[str, formats.NETWORK] = Field(
         "default",
         description=(
-            "default, isolated (the stack's own network, without external addresses), or the "
-            "name of an existing one"
+            "default, isolated (the stack's own network, without external addresses), or the name "
+            "of an existing one"
         ),
     )
-    subnetwork: str = Field(
+    subnetwork: Annotated[str, formats.SUBNETWORK] = Field(
         "",
         description="Subnetwork of an existing network; empty is the network's own in the region",
     )
-    external_ip: str = Field(
+    external_ip: Annotated[str, formats.YES_NO] = Field(
         "",
         description=(
             "Whether VMs have external addresses, true or false; empty: in the default network only"
@@ -397,110 +410,111 @@ class WhatIsSharedAndHowVmsAreReached(Section):
     nat: bool = Field(
         False,
         description=(
-            "Whether VMs without external addresses reach the internet through a NAT; an "
-            "isolated network gets one, an existing network must have one"
+            "Whether VMs without external addresses reach the internet through a NAT; an isolated "
+            "network gets one, an existing network must have one"
         ),
     )
-    ssh: str = Field(
+    ssh: Annotated[str, one_of(*network_rules.SSH_MODES)] = Field(
         "",
         description="iap allows SSH through Identity-Aware Proxy and OS Login; empty allows none",
     )
-    health: str = Field(
-        "off",
+    health: Annotated[str, one_of(*network_rules.HEALTH_MODES)] = Field(
+        network_rules.OFF,
         description=(
             "off, observe (the group shows which VM makes no progress) or repair (and replaces it)"
         ),
     )
-    health_limit_sec: int = Field(
+    health_limit_sec: SecondsOr0 = Field(
         0,
         description=(
-            "Seconds without progress before a VM counts as unhealthy; 0: half of "
-            "maxStallMinutes for observe, maxStallMinutes plus 600 s for repair"
+            "Seconds without progress before a VM counts as unhealthy; 0: half of maxStallMinutes "
+            "for observe, maxStallMinutes plus 600 s for repair"
         ),
     )
     labels: dict[str, Any] = Field(
         default_factory=dict, description="Labels for every resource that can have labels"
     )
-    webhook: str = Field(
-        "",
+    webhook: Annotated[str, formats.HTTPS, formats.NO_PASSWORD] = Field(
+        RunSpec.webhook,
         description=(
             "An https address that gets a message when a run ends or needs a person; empty is none"
         ),
     )
     webhook_secret: str = Field(
-        "",
+        RunSpec.webhook_secret,
         description=(
-            "Secret of Secret Manager that holds the webhook's address, if the address itself"
-            " is a secret; NAME or projects/PROJECT/secrets/NAME; empty is none"
+            "Secret of Secret Manager that holds the webhook's address, if the address itself is "
+            "a secret; NAME or projects/PROJECT/secrets/NAME; empty is none"
         ),
     )
 
-
-class TimeoutsInSeconds(Section):
-    """Timeouts, in seconds"""
-
-    notice_sec: int = Field(
-        120, description="Seconds of notice before a preemption: 120, or 0 for none"
+    # Timeouts, in seconds
+    notice_sec: SecondsOr0 = Field(
+        int(Timeouts.notice),
+        description="Seconds of notice before a preemption: 120, or 0 for none",
     )
-    stop_sec: int = Field(
+    stop_sec: SecondsOr0 = Field(
         0,
         description=(
-            "Seconds from SIGTERM to the end of the machine; 0 is what the platform gives: 30"
-            " for a Spot VM, 90 for a standard one"
+            "Seconds from SIGTERM to the end of the machine; 0 is what the platform gives: 30 for "
+            "a Spot VM, 90 for a standard one"
         ),
     )
-    heartbeat_sec: int = Field(10, description="Seconds between two heartbeats in the bucket")
-    failure_grace_sec: int = Field(
-        45, description="A failure counts only if the machine keeps running for this many seconds"
+    heartbeat_sec: Seconds = Field(
+        int(Timeouts.heartbeat), description="Seconds between two heartbeats in the bucket"
     )
-    backoff_sec: int = Field(10, description="Seconds to wait after the first refused call")
-    iam_propagation_sec: int = Field(
-        600, description="Seconds that new permissions may take to reach the VM"
+    failure_grace_sec: SecondsOr0 = Field(
+        int(Timeouts.failure_grace),
+        description="A failure counts only if the machine keeps running for this many seconds",
     )
-    driver_install_sec: int = Field(
-        600, description="Seconds that a VM with GPUs may take to install its driver"
+    backoff_sec: Seconds = Field(
+        int(Timeouts.backoff), description="Seconds to wait after the first refused call"
     )
-    successor_silence_sec: int = Field(
-        600, description="Seconds without a heartbeat after which a successor counts as dead"
+    iam_propagation_sec: SecondsOr0 = Field(
+        int(Timeouts.iam_propagation),
+        description="Seconds that new permissions may take to reach the VM",
     )
-    storage_timeout_sec: int = Field(
-        30,
+    driver_install_sec: SecondsOr0 = Field(
+        int(Timeouts.driver_install),
+        description="Seconds that a VM with GPUs may take to install its driver",
+    )
+    successor_silence_sec: Seconds = Field(
+        int(Timeouts.successor_silence),
+        description="Seconds without a heartbeat after which a successor counts as dead",
+    )
+    storage_timeout_sec: Seconds = Field(
+        int(Timeouts.storage),
         description=(
-            "Seconds that the upload of a chunk of 8 MiB may take before it is sent again; an"
-            " answer may take twice as long"
+            "Seconds that the upload of a chunk of 8 MiB may take before it is sent again; an "
+            "answer may take twice as long"
         ),
     )
 
-
-class Keys(
-    TimeoutsInSeconds,
-    WhatIsSharedAndHowVmsAreReached,
-    WhereAndOnWhat,
-    Limits,
-    HowItContinues,
-    WhatIsTrained,
-):
-    """Every setting of a stack."""
+    def is_default(self, name: str) -> bool:
+        """Whether the field has its default."""
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return getattr(self, name) == default
 
 
-SECTIONS: tuple[type[Section], ...] = (
-    WhatIsTrained,
-    HowItContinues,
-    Limits,
-    WhereAndOnWhat,
-    WhatIsSharedAndHowVmsAreReached,
-    TimeoutsInSeconds,
-)
-"""In the order of the pages."""
+SECTIONS = {
+    "What is trained": "experiment",
+    "How it continues": "checkpoint_every",
+    "Limits": "max_run_minutes",
+    "Where and on what": "zone",
+    "What is shared, and how VMs are reached": "part",
+    "Timeouts, in seconds": "notice_sec",
+}
+"""The headings of the pages, each with the first of its keys."""
 
 
 @functools.cache
 def declared() -> Mapping[str, Mapping[str, Any]]:
-    """Description and default of every setting by its key."""
-    return {
-        to_camel(name): {
+    """Description and default of every setting by its key; a list's default is a list."""
+    found = {}
+    for name, field in Keys.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        found[to_camel(name)] = {
             "description": field.description,
-            "default": field.get_default(call_default_factory=True),
+            "default": list(default) if isinstance(default, tuple) else default,
         }
-        for name, field in Keys.model_fields.items()
-    }
+    return found

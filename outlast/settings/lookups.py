@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pulumi
 
-from outlast.settings.reader import NAMESPACE, SettingsError, bad, first_line
+from outlast.settings.errors import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
 from outlast.spec import labels as label_rules
 
@@ -36,10 +36,10 @@ def look_up(settings: Settings) -> FoundBucket:
     """What the program asks before it declares anything, side by side: whether the code and the
     secrets can be had, and where the bucket is. Raises SettingsError."""
     answers = lambda: []  # noqa: E731
-    if settings.delivery.git or settings.secrets:
+    if settings.git or settings.secrets:
         from outlast.settings import sources
 
-        answers = sources.ask(settings.delivery.git, settings.secrets)
+        answers = sources.ask(settings.git, settings.secrets)
     found = find_bucket(settings)
     for answer in answers():
         if answer.refusal:

@@ -12,9 +12,9 @@ from outlast.base.folders import PACKAGE, missing_data
 from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import Layout
 from outlast.cloud import recipe as recipes
-from outlast.settings import keys, lookups, reader
+from outlast.settings import errors, keys, lookups
 from outlast.settings.checks import check
-from outlast.settings.reader import SettingsError
+from outlast.settings.errors import SettingsError
 from outlast.settings.rules.code import requirement_files, source_files
 from outlast.settings.rules.place import foundation_name
 from outlast.settings.schema import Settings
@@ -50,7 +50,7 @@ def of_args(args: Mapping[str, Any]) -> Settings:
                 f"argument {name}: is an output, whose value is not known before the update; give"
                 " a plain value"
             )
-        values[f"{reader.NAMESPACE}:{names[name]}"] = _text(name, value)
+        values[f"{errors.NAMESPACE}:{names[name]}"] = _text(name, value)
     return _checked(values)
 
 
@@ -108,9 +108,9 @@ def bundle(settings: Settings) -> Code:
         extra = {
             f"{bundles.SOURCE}/{name}": data for name, data in source_files(settings.source).items()
         }
-        if settings.delivery.git is None:
+        if settings.git is None:
             extra |= requirement_files(settings.requirements)
-        packed = bundles.build(PACKAGE.parent, reader.project() / ".outlast" / "bundles", extra)
+        packed = bundles.build(PACKAGE.parent, errors.project() / ".outlast" / "bundles", extra)
     except bundles.BundleError as error:
         raise SettingsError(str(error)) from None
     name = Layout(settings.prefix, settings.run).bundle(packed.sha256)
@@ -121,7 +121,7 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
     """The stack's recipe with its files. Raises SettingsError."""
     assert settings.recipe is not None
     try:
-        return recipes.read(settings.recipe, reader.project(), bundle_sha256=code.sha256)
+        return recipes.read(settings.recipe, errors.project(), bundle_sha256=code.sha256)
     except recipes.RecipeError as error:
         raise SettingsError(str(error)) from None
 

@@ -176,10 +176,6 @@ def check(
     """The delivery that the settings ask for. `texts`: `delivery`, `requirements`, GIT_KEYS;
     `source` is the setting of that name. Raises DeliveryError."""
     kind = texts["delivery"]
-    if kind not in KINDS:
-        raise DeliveryError(
-            f"delivery {kind!r}: must be {BUCKET}, {IMAGE} or {GIT}; set outlast:delivery"
-        )
     if kind != GIT:
         for key in (*GIT_KEYS, "gitHostKeys"):
             if texts.get(key) or (key == "gitHostKeys" and host_keys):

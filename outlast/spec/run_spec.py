@@ -1,15 +1,17 @@
 """A run, from a stack's settings to the VM: one class for both sides of the instance metadata."""
 
+import functools
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from outlast.base.codec import format_time
 from outlast.protocol import parse_every
 from outlast.spec import secrets
+from outlast.spec.command_words import QUIET_SEC
 from outlast.spec.delivery import BUCKET, Git
 from outlast.spec.identity import canonical_json
 from outlast.spec.pin import Pin
@@ -83,7 +85,11 @@ class Timeouts:
 @dataclass(frozen=True)
 class RunSpec:
     """A run as its VM gets it: from a stack's settings, through the instance metadata, to the
-    supervisor."""
+    supervisor.
+
+    Each field is a key of the metadata, `outlast-` and its name with dashes. A field that has the
+    name of a setting gets that setting's value.
+    """
 
     prefix: str
     run: str
@@ -93,7 +99,7 @@ class RunSpec:
     trainer: str
     deadline: datetime
     args: dict[str, str] = field(default_factory=dict)
-    """Flag without dashes to its text; ``true`` a bare flag, ``false`` none."""
+    """Flag without dashes to its text; ``true`` a bare flag, ``false`` none. Each has a key."""
     checkpoint_every: str = "auto"
     timeouts: Timeouts = Timeouts()
     retries_failures: int = 0
@@ -111,8 +117,8 @@ class RunSpec:
     """As the stack's settings call it, for the records."""
     command: str | tuple[str, ...] | None = None
     """What trains instead of a trainer: a line for the shell, or a program and its arguments."""
-    quiet_sec: float = 10.0
-    """A command's checkpoint folder that held still for so long is complete."""
+    checkpoint_quiet_sec: int = QUIET_SEC
+    """A command's checkpoint folder without a change for so long is complete."""
     command_options: dict[str, Any] = field(default_factory=dict)
     """More options of a command's runner, by their flags."""
     data: tuple[str, ...] = ()
@@ -120,7 +126,7 @@ class RunSpec:
     delivery: str = BUCKET
     """Where the code comes from: `bucket`, `image` or `git`."""
     git: Git | None = None
-    """Where the code comes from that is none of the bundle's."""
+    """Where the code comes from if it is not in the bundle."""
     bucket: str = ""
     bundle: str = ""
     bundle_sha256: str = ""
@@ -132,7 +138,7 @@ class RunSpec:
     init: str = ""
     """Another run's checkpoint that this one begins with, pinned by its digest; empty for none."""
     model_output_path: str = ""
-    """Where a copy of the result goes besides; empty for nowhere."""
+    """Where a copy of the result goes; empty for none."""
     content: dict[str, Any] = field(default_factory=dict)
     """What the run's name is made of, or would be: it is recorded and decides nothing."""
     billed: dict[str, Any] = field(default_factory=dict)
@@ -142,110 +148,29 @@ class RunSpec:
     def from_metadata(cls, attributes: Mapping[str, str]) -> Self:
         """The spec in an instance's metadata; BadSpec with a sentence for the first value that is
         missing or wrong."""
-
-        def text(key: str) -> str:
-            value = attributes.get(key, "")
-            if not value:
-                raise BadSpec(f"metadata key {key}: missing; the instance template must carry it")
-            return value
-
-        def count(key: str, default: str | None = None) -> int:
-            value = attributes.get(key, "") or (default if default is not None else text(key))
-            if not re.fullmatch(r"[0-9]{1,9}", value):
-                raise BadSpec(f"metadata key {key} is {value!r}: must be a whole number, 0 or more")
-            return int(value)
-
-        run = text("outlast-run")
-        if not RUN_PATTERN.fullmatch(run):
-            raise BadSpec(f"metadata key outlast-run is {run!r}: must match {RUN_PATTERN.pattern}")
-        prefix = text("outlast-prefix")
-        if prefix.startswith("/") or prefix.endswith("/"):
-            raise BadSpec(f"metadata key outlast-prefix is {prefix!r}: no slash at either end")
-        return cls(
-            bucket=text("outlast-bucket"),
-            prefix=prefix,
-            run=run,
-            resume=count("outlast-resume"),
-            placement=count("outlast-placement"),
-            owner=text("outlast-owner"),
-            trainer=text("outlast-trainer"),
-            deadline=_parse_time("outlast-deadline", text("outlast-deadline")),
-            args={
-                key.removeprefix("outlast-arg-"): value
-                for key, value in attributes.items()
-                if key.startswith("outlast-arg-")
-            },
-            checkpoint_every=parse_checkpoint_every(attributes.get("outlast-checkpoint-every", "")),
-            timeouts=Timeouts.parse(attributes.get("outlast-timeouts", "") or "{}"),
-            retries_failures=count("outlast-retries-failures", "0"),
-            keep_every_steps=count("outlast-keep-every-steps", "0"),
-            trainer_python=attributes.get("outlast-trainer-python", ""),
-            trainer_user=_parse_trainer_user(attributes.get("outlast-trainer-user", "")),
-            processes=max(1, count("outlast-processes", "1")),
-            gpus=count("outlast-gpus", "0"),
-            mode=attributes.get("outlast-mode", "") or "survive",
-            command=_parse_command(attributes.get("outlast-command", "")),
-            quiet_sec=max(1, count("outlast-checkpoint-quiet-sec", "10")),
-            command_options=_parse_object(attributes, "outlast-command-options"),
-            data=tuple(attributes.get("outlast-data", "").split()),
-            delivery=attributes.get("outlast-delivery", "") or BUCKET,
-            git=_parse_git(attributes.get("outlast-git", "")),
-            bundle=attributes.get("outlast-bundle", ""),
-            bundle_sha256=attributes.get("outlast-bundle-sha256", ""),
-            secret_env=_parse_secret_env(attributes.get("outlast-secret-env", "")),
-            webhook=attributes.get("outlast-webhook", ""),
-            webhook_secret=attributes.get("outlast-webhook-secret", ""),
-            init=_parse_init(attributes.get("outlast-init", "")),
-            model_output_path=attributes.get("outlast-arg-model-output-path", ""),
-            content=_parse_object(attributes, "outlast-content"),
-            billed=_parse_object(attributes, "outlast-billed"),
-        )
+        found: dict[str, Any] = {}
+        for item in _items():
+            if text := attributes.get(item.key, ""):
+                found[item.name] = item.form.read(item.key, text)
+            elif item.is_required:
+                raise BadSpec(
+                    f"metadata key {item.key}: missing; the instance template must carry it"
+                )
+        args = {
+            key.removeprefix(_ARGUMENT): value
+            for key, value in attributes.items()
+            if key.startswith(_ARGUMENT)
+        }
+        return cls(args=args, model_output_path=args.get("model-output-path", ""), **found)
 
     def to_metadata(self) -> dict[str, str]:
-        """As `from_metadata` reads it: a key whose value is the default is left out, unless the
-        startup script needs it."""
-        items = {
-            "outlast-bucket": self.bucket,
-            "outlast-prefix": self.prefix,
-            "outlast-run": self.run,
-            "outlast-resume": str(self.resume),
-            "outlast-placement": str(self.placement),
-            "outlast-owner": self.owner,
-            "outlast-bundle": self.bundle,
-            "outlast-bundle-sha256": self.bundle_sha256,
-            "outlast-trainer": self.trainer,
-            "outlast-deadline": format_time(self.deadline),
-            "outlast-checkpoint-every": self.checkpoint_every,
-            "outlast-timeouts": self.timeouts.to_json(),
-            "outlast-mode": self.mode,
-            "outlast-retries-failures": str(self.retries_failures),
-            "outlast-content": canonical_json(self.content),
-            "outlast-billed": canonical_json(self.billed),
-        }
-        items |= {f"outlast-arg-{flag}": value for flag, value in self.args.items()}
-        return items | {key: text for key, text in self._chosen().items() if text}
-
-    def _chosen(self) -> dict[str, str]:
-        """What only some runs have; empty texts for the rest."""
-        found = {
-            "outlast-keep-every-steps": str(self.keep_every_steps or ""),
-            "outlast-trainer-python": self.trainer_python,
-            "outlast-trainer-user": "" if self.trainer_user == ROOT else self.trainer_user,
-            "outlast-gpus": str(self.gpus or ""),
-            "outlast-processes": str(self.processes) if self.processes > 1 else "",
-            "outlast-delivery": "" if self.delivery == BUCKET else self.delivery,
-            "outlast-git": self.git.to_json() if self.git else "",
-            "outlast-init": self.init,
-            "outlast-secret-env": secrets.to_json(self.secret_env) if self.secret_env else "",
-            "outlast-webhook-secret": self.webhook_secret,
-            "outlast-webhook": self.webhook,
-        }
-        if self.command is not None:
-            found["outlast-command"] = canonical_json(self.command)
-            found["outlast-checkpoint-quiet-sec"] = _number(self.quiet_sec)
-            if self.command_options:
-                found["outlast-command-options"] = canonical_json(self.command_options)
-            found["outlast-data"] = " ".join(self.data)
+        """As `from_metadata` reads it: a key whose value is the default is left out, except those
+        in _ALWAYS."""
+        found = {f"{_ARGUMENT}{flag}": value for flag, value in self.args.items()}
+        for item in _items():
+            value = getattr(self, item.name)
+            if item.is_required or item.name in _ALWAYS or value != item.default:
+                found[item.key] = item.form.write(value)
         return found
 
     def argv(self) -> list[str]:
@@ -254,65 +179,92 @@ class RunSpec:
 
     def to_json(self) -> dict[str, object]:
         """For the attempt's start record."""
-        return {
-            "owner": self.owner,
-            "trainer": self.trainer,
-            "args": self.args,
-            "resume": self.resume,
-            "placement": self.placement,
-            "deadline": format_time(self.deadline),
-            "checkpoint_every": self.checkpoint_every,
-            "retries_failures": self.retries_failures,
-            "keep_every_steps": self.keep_every_steps,
-            "trainer_python": self.trainer_python,
-            "trainer_user": self.trainer_user,
-            "processes": self.processes,
-            "gpus": self.gpus,
-            "mode": self.mode,
-            "init": self.init,
-            "model_output_path": self.model_output_path,
-            "command": self.command,
-            "quiet_sec": self.quiet_sec,
-            "command_options": self.command_options,
-            "secret_env": self.secret_env,
-            "git": None if self.git is None else asdict(self.git),
-            "data": self.data,
-            "timeouts": {spec.name: getattr(self.timeouts, spec.name) for spec in fields(Timeouts)},
-            "bundle": self.bundle,
-            "bundle_sha256": self.bundle_sha256,
-            "content": self.content,
-            "billed": self.billed,
-        }
+        found = {key: value for key, value in asdict(self).items() if key not in _NOT_RECORDED}
+        return {**found, "deadline": format_time(self.deadline)}
 
 
-def _parse_trainer_user(text: str) -> str:
-    if text not in ("", ROOT, OWN):
-        raise BadSpec(f"metadata key outlast-trainer-user is {text[:80]!r}: must be root or own")
-    return text or ROOT
+_ARGUMENT = "outlast-arg-"
+_ALWAYS = frozenset(
+    ("bundle", "bundle_sha256", "checkpoint_every", "timeouts", "mode", "retries_failures")
+    + ("content", "billed")
+)
+"""Fields that are written even if they have their default."""
+_NOT_RECORDED = ("bucket", "prefix", "run", "delivery", "webhook", "webhook_secret")
+"""What the record's own path says, and what is only for the VM."""
 
 
-def _parse_init(text: str) -> str:
-    """A pinned checkpoint, or nothing."""
-    try:
-        return str(Pin.parse(text)) if text else ""
-    except ValueError as error:
-        raise BadSpec(f"metadata key outlast-{error}") from None
+class Form(NamedTuple):
+    """How a value is a text of the metadata."""
+
+    read: Callable[[str, str], Any]
+    """From the key and a text that is not empty. Raises BadSpec."""
+    write: Callable[[Any], str] = str
 
 
-def parse_checkpoint_every(text: str) -> str:
-    """``auto``, seconds such as ``30s``, or steps such as ``200``; empty means ``auto``."""
-    text = text or "auto"
-    try:
-        parse_every(text)
-    except ValueError as error:
-        raise BadSpec(str(error)) from None
+class _Item(NamedTuple):
+    """A field and its key."""
+
+    name: str
+    key: str
+    form: Form
+    is_required: bool
+    default: Any
+
+
+@functools.cache
+def _items() -> list[_Item]:
+    """Of every field but the trainer's flags."""
+    found = []
+    for one in fields(RunSpec):
+        if one.name in ("args", "model_output_path"):
+            continue
+        made = one.default_factory
+        default = one.default if made is MISSING else made()
+        form = _FORMS.get(one.name) or _FORMS_OF_TYPES[one.type]
+        is_required = default is MISSING or one.name == "bucket"
+        key = f"outlast-{one.name.replace('_', '-')}"
+        found.append(_Item(one.name, key, form, is_required, default))
+    return found
+
+
+def _read_count(key: str, text: str, least: int = 0) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise BadSpec(f"metadata key {key} is {text!r}: must be a whole number, {least} or more")
+    return int(text)
+
+
+def _read_run(key: str, text: str) -> str:
+    if not RUN_PATTERN.fullmatch(text):
+        raise BadSpec(f"metadata key {key} is {text!r}: must match {RUN_PATTERN.pattern}")
     return text
 
 
-def _parse_command(text: str) -> str | tuple[str, ...] | None:
+def _read_prefix(key: str, text: str) -> str:
+    if text.startswith("/") or text.endswith("/"):
+        raise BadSpec(f"metadata key {key} is {text!r}: no slash at either end")
+    return text
+
+
+def _read_trainer_user(key: str, text: str) -> str:
+    if text not in (ROOT, OWN):
+        raise BadSpec(f"metadata key {key} is {text[:80]!r}: must be root or own")
+    return text
+
+
+def _read_by(read: Callable[[str], Any]) -> Callable[[str, str], Any]:
+    """With a function that begins its ValueError's sentence with the key's last part."""
+
+    def reading(key: str, text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise BadSpec(f"metadata key outlast-{error}") from None
+
+    return reading
+
+
+def _read_command(key: str, text: str) -> str | tuple[str, ...]:
     """JSON: a text is a line for the shell, a list of texts a program and its arguments."""
-    if not text:
-        return None
     try:
         found = json.loads(text)
     except ValueError:
@@ -322,29 +274,14 @@ def _parse_command(text: str) -> str | tuple[str, ...] | None:
     if isinstance(found, list) and found and all(isinstance(word, str) for word in found):
         return tuple(found)
     raise BadSpec(
-        f"metadata key outlast-command is {text[:80]!r}: must be JSON, a text for the shell or a "
-        "list of texts"
+        f"metadata key {key} is {text[:80]!r}: must be JSON, a text for the shell or a list of"
+        " texts"
     )
 
 
-def _parse_git(text: str) -> Git | None:
+def _read_object(key: str, text: str) -> dict[str, Any]:
     try:
-        return Git.from_json(text) if text else None
-    except ValueError as error:
-        raise BadSpec(f"metadata key outlast-{error}") from None
-
-
-def _parse_secret_env(text: str) -> dict[str, str]:
-    try:
-        return secrets.from_json(text)
-    except ValueError as error:
-        raise BadSpec(f"metadata key outlast-{error}") from None
-
-
-def _parse_object(attributes: Mapping[str, str], key: str) -> dict[str, Any]:
-    text = attributes.get(key, "")
-    try:
-        found = json.loads(text or "{}")
+        found = json.loads(text)
     except ValueError:
         found = None
     if isinstance(found, dict):
@@ -352,13 +289,47 @@ def _parse_object(attributes: Mapping[str, str], key: str) -> dict[str, Any]:
     raise BadSpec(f"metadata key {key} is {text[:80]!r}: must be a JSON object")
 
 
-def _parse_time(key: str, text: str) -> datetime:
+def _read_time(key: str, text: str) -> datetime:
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
         raise BadSpec(
             f"metadata key {key} is {text!r}: must be a UTC time such as 2026-11-27T23:59:59Z"
         ) from None
+
+
+_FROM_1 = Form(lambda key, text: _read_count(key, text, 1))
+_FORMS_OF_TYPES: dict[Any, Form] = {
+    str: Form(lambda key, text: text),
+    int: Form(_read_count),
+    dict[str, Any]: Form(_read_object, canonical_json),
+    tuple[str, ...]: Form(lambda key, text: tuple(text.split()), " ".join),
+}
+_FORMS = {
+    "checkpoint_every": Form(lambda key, text: parse_checkpoint_every(text)),
+    "checkpoint_quiet_sec": _FROM_1,
+    "command": Form(_read_command, canonical_json),
+    "deadline": Form(_read_time, format_time),
+    "git": Form(_read_by(Git.from_json), Git.to_json),
+    "init": Form(_read_by(lambda text: str(Pin.parse(text)))),
+    "prefix": Form(_read_prefix),
+    "processes": _FROM_1,
+    "run": Form(_read_run),
+    "secret_env": Form(_read_by(secrets.from_json), secrets.to_json),
+    "timeouts": Form(lambda key, text: Timeouts.parse(text), Timeouts.to_json),
+    "trainer_user": Form(_read_trainer_user),
+}
+"""Of fields that have more rules than their type."""
+
+
+def parse_checkpoint_every(text: str) -> str:
+    """``auto``, seconds such as ``30s``, or steps such as ``200``; empty means ``auto``."""
+    text = text or RunSpec.checkpoint_every
+    try:
+        parse_every(text)
+    except ValueError as error:
+        raise BadSpec(str(error)) from None
+    return text
 
 
 def argv(args: Mapping[str, str]) -> list[str]:
@@ -388,7 +359,3 @@ def flag_text(value: Argument) -> str:
 def whole(value: float) -> float | int:
     """A whole number as an integer, as settings have them."""
     return int(value) if float(value).is_integer() else value
-
-
-def _number(value: float) -> str:
-    return str(whole(float(value)))

@@ -290,7 +290,7 @@ def _trainer_argv(spec: RunSpec, code: Code) -> list[str]:
         return command_argv(
             spec.command,
             home=rooted(COMMAND_HOME),
-            quiet_sec=spec.quiet_sec,
+            quiet_sec=spec.checkpoint_quiet_sec,
             data=spec.data,
             more=spec.command_options,
             source=code.source,

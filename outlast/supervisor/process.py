@@ -206,7 +206,7 @@ def command_argv(
     command: str | tuple[str, ...],
     *,
     home: Path,
-    quiet_sec: float,
+    quiet_sec: int,
     data: Iterable[str] = (),
     more: Mapping[str, Any] | None = None,
     **options: Path | str | None,

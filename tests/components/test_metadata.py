@@ -63,10 +63,12 @@ def test_the_machines_gpus_and_the_mode_arrive():
 
 def test_a_command_arrives_as_it_was_written():
     items = composed(
-        command=("./train.sh", "{data}"), quiet_sec=30, data=("gs://b/rows/", "gs://b/names")
+        command=("./train.sh", "{data}"),
+        checkpoint_quiet_sec=30,
+        data=("gs://b/rows/", "gs://b/names"),
     )
     spec = RunSpec.from_metadata(items)
-    assert spec.command == ("./train.sh", "{data}") and spec.quiet_sec == 30
+    assert spec.command == ("./train.sh", "{data}") and spec.checkpoint_quiet_sec == 30
     assert spec.data == ("gs://b/rows/", "gs://b/names")
     assert RunSpec.from_metadata(composed()).command is None
     assert not {"outlast-command", "outlast-checkpoint-quiet-sec", "outlast-data"} & set(composed())

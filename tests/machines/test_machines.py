@@ -135,7 +135,6 @@ def test_where_nothing_is_said_the_mode_decides(mode, spot):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mode": "brisk"}, "outlast:mode 'brisk': must be survive, burst or dedicated"),
         ({"provisioning": "cheap"}, "must be spot or standard; set outlast:provisioning, or leave"),
         ({"mode": BURST, "retries_failures": 2}, "retriesFailures 2: a burst run ends with its"),
         # Custom types

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outlast import settings
-from outlast.settings import SettingsError, reader
+from outlast.settings import SettingsError, errors
 from outlast.spec.delivery import Git, Remote
 from tests.program import stack
 
@@ -126,7 +126,7 @@ def test_the_vm_is_told_the_secrets_name_and_may_read_that_secret():
     assert elsewhere.secret_owners == [("keys", "s")]
     assert from_git().secrets == {} and on_vm(check()) == ""
     ssh = from_git(gitUrl="git@git.example:team/code", gitSecret="key", gitHostKeys=[HOST_KEY])
-    assert ssh.delivery.git and ssh.delivery.git.host_keys == (HOST_KEY,)
+    assert ssh.git and ssh.git.host_keys == (HOST_KEY,)
 
 
 def test_a_run_from_git_is_named_by_commit_folder_and_raw_arguments():
@@ -149,7 +149,7 @@ def test_a_run_from_git_is_named_by_commit_folder_and_raw_arguments():
 
 
 def test_a_trainer_of_a_folder_is_named_by_its_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "project", lambda: tmp_path)
+    monkeypatch.setattr(errors, "project", lambda: tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code/mine.py").write_text("1\n")
     first = check(trainer="mine", source="code", args={"epochs": 5})

@@ -1,17 +1,15 @@
 """What counts as a checkpoint, a log or a result of a command: the keys, and advice on them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from outlast.settings import reader
+from outlast.settings import errors
 from tests.settings.test_settings import check, command, refusal
 
 
 def options(**values: str) -> dict[str, object]:
-    found = check(command(command="train {checkpoint}", **values)).command_options
-    return json.loads(found) if found else {}
+    return check(command(command="train {checkpoint}", **values)).command_options
 
 
 def test_keys_become_the_options_of_the_runner():
@@ -85,7 +83,7 @@ def test_a_trainer_has_none_of_them(key: str, value: str):
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that ``outlast:source`` names."""
-    monkeypatch.setattr(reader, "project", lambda: tmp_path)
+    monkeypatch.setattr(errors, "project", lambda: tmp_path)
     (tmp_path / "code").mkdir()
     return tmp_path / "code"
 

@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from outlast import settings
-from outlast.settings import FoundBucket, SettingsError, lookups, reader, sources
+from outlast.settings import FoundBucket, SettingsError, errors, lookups, sources
+from outlast.settings.keys import Keys
 from outlast.settings.rules import place
 from outlast.settings.rules.code import requirement_files
 from outlast.settings.sources import Answer
-from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, _parse_command, argv, texts_of
+from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, _read_command, argv, texts_of
 from tests.program import stack
 
 REAL = {"gcp:project": "acme-research", "gcp:zone": "europe-west4-a"}
@@ -64,10 +65,21 @@ def test_every_key_has_a_description_and_a_default_of_its_type():
 
 def test_every_declared_key_is_read():
     """A key that nothing reads would be a setting without effect."""
-    files = sorted((stack.ROOT / "outlast/settings").rglob("*.py"))
-    source = "".join(file.read_text() for file in files)
-    for key in settings.declared():
-        assert f'("{key}"' in source or f'"{key}",' in source, key
+    folders = ("outlast/settings", "components")
+    files = [file for folder in folders for file in (stack.ROOT / folder).rglob("*.py")]
+    read = set(re.findall(r"\b(?:given|config|settings|self)\.(\w+)", "".join(map(text_of, files))))
+    read |= set(RunSpec.__dataclass_fields__)
+    for name in Keys.model_fields:
+        assert name in read, name
+
+
+def text_of(file):
+    return file.read_text()
+
+
+def test_every_field_of_the_settings_has_a_value():
+    found = check()
+    assert all(hasattr(found, name) for name in type(found).model_fields)
 
 
 def test_the_runtime_is_the_checkouts_own_environment():
@@ -878,7 +890,7 @@ def test_a_command_is_a_line_or_a_list():
 
 
 def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "project", lambda: tmp_path)
+    monkeypatch.setattr(errors, "project", lambda: tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("1\n")
     (tmp_path / "needs.txt").write_text("keras==3.15.0\n")
@@ -893,11 +905,11 @@ def test_a_commands_files_and_requirements_are_part_of_its_name(tmp_path, monkey
     assert len(set(names)) == 4
     # A machine is none; neither is how the end of a save is seen.
     found = check({**values, **command(machineType="n2-standard-8", checkpointQuietSec="30")})
-    assert found.run == names[-1] and found.quiet_sec == 30
+    assert found.run == names[-1] and found.checkpoint_quiet_sec == 30
 
 
 def test_a_requirements_file_is_delivered_with_all_that_it_includes(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "project", lambda: tmp_path)
+    monkeypatch.setattr(errors, "project", lambda: tmp_path)
     (tmp_path / "req").mkdir()
     (tmp_path / "req" / "train.txt").write_text("-r ../base.txt\n-c limits.txt\nkeras\n")
     (tmp_path / "base.txt").write_text("numpy>=2\n")
@@ -941,7 +953,7 @@ def test_a_requirements_file_is_delivered_with_all_that_it_includes(tmp_path, mo
 
 
 def test_a_folder_of_requirements_is_read_at_preview(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "project", lambda: tmp_path)
+    monkeypatch.setattr(errors, "project", lambda: tmp_path)
     (tmp_path / "train" / "lib").mkdir(parents=True)
     values = command(command="python train.py", requirements="train")
     (tmp_path / "train" / "requirements.txt").write_text("-e ./lib\nnumpy\n")
@@ -1014,11 +1026,14 @@ def test_a_command_that_cannot_be_is_a_sentence(values, sentence):
 
 
 def test_the_supervisor_reads_the_command():
-    assert _parse_command(check(command(command="a b")).command) == "a b"
-    assert _parse_command(check(command(command='["a", "b"]')).command) == ("a", "b")
+    assert _read_command("outlast-command", check(command(command="a b")).command) == "a b"
+    assert _read_command("outlast-command", check(command(command='["a", "b"]')).command) == (
+        "a",
+        "b",
+    )
     for text in ("a b", "[]", "[1]", "{}", '""'):
         with pytest.raises(BadSpec, match="outlast-command is "):
-            _parse_command(text)
+            _read_command("outlast-command", text)
 
 
 def test_a_trainer_of_its_own_user_hears_what_it_cannot_read():

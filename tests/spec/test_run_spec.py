@@ -53,7 +53,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
     of_command: dict[str, Any] = {}
     if command is not None:
         of_command = {
-            "quiet_sec": float(draw(st.integers(1, 86_400))),
+            "checkpoint_quiet_sec": draw(st.integers(1, 86_400)),
             "command_options": draw(OBJECTS),
             "data": tuple(draw(st.lists(st.just("gs://b/rows/"), max_size=2))),
         }

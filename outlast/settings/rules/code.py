@@ -2,20 +2,28 @@
 
 from pathlib import Path
 
-from outlast.settings import reader
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+from outlast.settings import errors
+from outlast.settings.errors import NAMESPACE, SettingsError, bad
+from outlast.settings.keys import Keys
 from outlast.spec import bundle as bundles
 from outlast.spec import delivery, identity, project, requirements
 
 
-def delivery_of(read: Reader, cloud: str) -> delivery.Delivery:
-    texts = ["delivery", "gitUrl", "gitCommit", "gitPath", "gitRef", "gitSecret", "requirements"]
+def delivery_of(given: Keys, cloud: str) -> delivery.Delivery:
     try:
         return delivery.check(
-            {key: read.text(key) for key in texts},
-            read.array("gitHostKeys"),
+            {
+                "delivery": given.delivery,
+                "gitUrl": given.git_url,
+                "gitCommit": given.git_commit,
+                "gitPath": given.git_path,
+                "gitRef": given.git_ref,
+                "gitSecret": given.git_secret,
+                "requirements": given.requirements,
+            },
+            given.git_host_keys,
             project=cloud,
-            source=read.text("source"),
+            source=given.source,
         )
     except delivery.DeliveryError as error:
         raise SettingsError(f"{NAMESPACE}:{error}") from None
@@ -31,10 +39,10 @@ def requirement_files(name: str) -> dict[str, bytes]:
     if not name:
         return {}
     place = _of_checkout("requirements", name)
-    known = place.relative_to(reader.project().resolve()).as_posix()
+    known = place.relative_to(errors.project().resolve()).as_posix()
     try:
         if place.is_file():
-            if not bundles.may_leave(place, reader.project()):
+            if not bundles.may_leave(place, errors.project()):
                 raise bundles.BundleError(
                     f"{name}: is a key, or a file that git ignores, and these leave no machine;"
                     " name another"
@@ -49,7 +57,7 @@ def requirement_files(name: str) -> dict[str, bytes]:
 
 def _of_file(name: str) -> dict[str, bytes]:
     """A requirements file, which stands for all that it includes, and its constraints."""
-    found = project.read(name, _Checkout(reader.project()), alone=True).requirements
+    found = project.read(name, _Checkout(errors.project()), alone=True).requirements
     assert found is not None
     files = {bundles.USER_REQUIREMENTS: found.data}
     if found.constraints:
@@ -67,10 +75,10 @@ class _Checkout(requirements.Folder):
         )
 
 
-def grants(read: Reader, git: delivery.Git | None, email: str) -> tuple[str, ...]:
+def grants(given: Keys, git: delivery.Git | None, email: str) -> tuple[str, ...]:
     """A sentence for each index in Artifact Registry that the user's requirements name, which the
     VMs' service account must be allowed to read; or that only the VM sees what they name."""
-    name = read.text("requirements")
+    name = given.requirements
     if not name:
         return ()
     if git is not None:
@@ -80,7 +88,7 @@ def grants(read: Reader, git: delivery.Git | None, email: str) -> tuple[str, ...
         )
     place = _of_checkout("requirements", name)
     found = project.read(
-        place.relative_to(reader.project().resolve()).as_posix(), _Checkout(reader.project())
+        place.relative_to(errors.project().resolve()).as_posix(), _Checkout(errors.project())
     )
     indexes = found.requirements.indexes if found.requirements else ()
     return tuple(
@@ -91,12 +99,12 @@ def grants(read: Reader, git: delivery.Git | None, email: str) -> tuple[str, ...
     )
 
 
-def requirements_of(read: Reader, git: delivery.Git | None) -> str:
+def requirements_of(given: Keys, git: delivery.Git | None) -> str:
     """The digest of the user's requirements, or their name in the commit; empty for none."""
-    name = read.text("requirements")
+    name = given.requirements
     if not name:
         return ""
-    if read.text("trainerPython"):
+    if given.trainer_python:
         raise SettingsError(
             f"{NAMESPACE}:requirements beside {NAMESPACE}:trainerPython: an environment is made of"
             " the one, the other names one that is there; leave one of them out"
@@ -111,9 +119,9 @@ def requirements_of(read: Reader, git: delivery.Git | None) -> str:
 
 def _of_checkout(key: str, name: str) -> Path:
     """A folder of the checkout, or (`requirements`) a file."""
-    path = bundles.inside(reader.project(), name)
+    path = bundles.inside(errors.project(), name)
     of_files = key == "requirements"
-    if path is None or bundles.is_hidden(path, reader.project()) or not (of_files or path.is_dir()):
+    if path is None or bundles.is_hidden(path, errors.project()) or not (of_files or path.is_dir()):
         kind = "file or a folder" if of_files else "folder"
         rule = f"must be a {kind} in the checkout, and none that is hidden"
         raise bad(key, name, rule, "or leave it empty")

@@ -1,39 +1,13 @@
 """Rules of the data that a VM reads, and of the paths in a trainer's flags."""
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+from outlast.settings.errors import NAMESPACE, SettingsError, bad
+from outlast.settings.formats import GS_PATH
 from outlast.spec import identity
 from outlast.spec.run_spec import Argument
-
-DATA_PATHS_LIMIT = 16
-"""The platform takes 20 conditional bindings of one role and member; the bucket's own is one."""
-GS_PATH = re.compile(r"gs://[a-z0-9][-_.a-z0-9]*(?:/(?!\.{1,2}(?:/|$))[^/#'\\\\\s]+)+/?")
-
-
-def data_paths_of(read: Reader) -> tuple[str, ...]:
-    paths = read.array("dataPaths")
-    for path in paths:
-        if not isinstance(path, str) or not GS_PATH.fullmatch(path):
-            raise bad("dataPaths", path, "must be gs://BUCKET/PATH, an object or a folder")
-        if "*" in path:
-            raise bad(
-                "dataPaths",
-                path,
-                "takes no wildcards, a folder means all that is below it",
-                "to the folder",
-            )
-    if len(paths) > DATA_PATHS_LIMIT:
-        raise bad(
-            "dataPaths",
-            f"{len(paths)} paths",
-            f"at most {DATA_PATHS_LIMIT} are allowed, each is an IAM binding; name a folder above"
-            " them",
-        )
-    return tuple(dict.fromkeys(paths))
 
 
 def dests_of(flags: argparse.ArgumentParser | Mapping[str, Any]) -> dict[str, str]:

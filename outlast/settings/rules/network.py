@@ -1,32 +1,14 @@
 """Rules of the network and of who may come in."""
 
-import re
-
-from outlast.cloud import recipe as recipes
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad, matching
-from outlast.settings.rules.limits import LIMIT_RUN_MINUTES, LIMIT_WAIT_SEC
+from outlast.settings.errors import NAMESPACE, SettingsError
+from outlast.settings.keys import Keys
 from outlast.spec import delivery, network_rules
 
-_NETWORK = re.compile(
-    rf"(?:projects/{recipes.PROJECT}/global/networks/)?[a-z](?:[-a-z0-9]{{0,61}}[a-z0-9])?"
-)
-_SUBNETWORK = re.compile(
-    rf"(?:projects/{recipes.PROJECT}/regions/[-a-z0-9]+/subnetworks/)?"
-    r"(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)?"
-)
 
-
-def network_of(read: Reader, git: delivery.Git | None) -> network_rules.NetworkRules:
+def network_of(given: Keys, git: delivery.Git | None) -> network_rules.NetworkRules:
     """The network and who may come in. Raises SettingsError for what cannot be."""
-    network = matching(
-        "network",
-        read.text("network"),
-        _NETWORK,
-        "must be default, isolated or the name of an existing network",
-    )
-    stall_sec = read.integer("maxStallMinutes", 1, LIMIT_RUN_MINUTES) * 60
-    health = read.choice("health", *network_rules.HEALTH_MODES)
-    asked_sec = read.integer("healthLimitSec", 0, LIMIT_WAIT_SEC)
+    network, health, asked_sec = given.network, given.health, given.health_limit_sec
+    stall_sec = given.max_stall_minutes * 60
     if asked_sec and health == network_rules.OFF:
         raise SettingsError(
             f"{NAMESPACE}:healthLimitSec {asked_sec} beside {NAMESPACE}:health off: nothing asks"
@@ -34,20 +16,15 @@ def network_of(read: Reader, git: delivery.Git | None) -> network_rules.NetworkR
         )
     found = network_rules.NetworkRules(
         network=network,
-        subnetwork=matching(
-            "subnetwork",
-            read.text("subnetwork"),
-            _SUBNETWORK,
-            "must be the name of a subnetwork in the zone's region",
-        ),
-        external_ip=network_rules.has_address(network, _yes_no("externalIp", read)),
-        nat=read.boolean("nat"),
+        subnetwork=given.subnetwork,
+        external_ip=network_rules.has_address(network, given.external_ip.lower()),
+        nat=given.nat,
         health=health,
         health_limit_sec=asked_sec or network_rules.health_limit_sec(health, stall_sec),
-        ssh=read.choice("ssh", *network_rules.SSH_MODES) != "",
+        ssh=given.ssh != "",
     )
-    why = network_rules.refusal(found, _needs_internet(read, git))
-    if why and (base := read.text("foundation")):
+    why = network_rules.refusal(found, _needs_internet(given, git))
+    if why and (base := given.foundation):
         why += f"; the network is set in stack {base}"
     why = why or network_rules.health_refusal(health, found.health_limit_sec, stall_sec)
     if why:
@@ -55,26 +32,18 @@ def network_of(read: Reader, git: delivery.Git | None) -> network_rules.NetworkR
     return found
 
 
-def _yes_no(key: str, read: Reader) -> str:
-    """`true`, `false` or empty."""
-    text = read.text(key).lower()
-    if text not in ("true", "false", ""):
-        raise bad(key, text, "must be true or false", "or leave it empty")
-    return text
-
-
-def _needs_internet(read: Reader, git: delivery.Git | None) -> list[str]:
+def _needs_internet(given: Keys, git: delivery.Git | None) -> list[str]:
     """What a boot fetches from elsewhere than Google's APIs, in words."""
-    if read.text("part") == "foundation":
+    if given.part == "foundation":
         return []
     needs = []
     if git is not None:
         needs.append(f"the trainer is fetched from {git.url}")
-    if network_rules.is_stock(read.text("image")) and not read.mapping("imageRecipe"):
-        needs.append(f"a VM of the stock image {read.text('image')} installs its packages")
-    if read.text("delivery") == delivery.GIT:
-        needs.append(f"a VM fetches the code from {read.text('gitUrl').rpartition('@')[2]}")
-    packages = git.requirements if git is not None else read.text("requirements")
+    if network_rules.is_stock(given.image) and not given.image_recipe:
+        needs.append(f"a VM of the stock image {given.image} installs its packages")
+    if given.delivery == delivery.GIT:
+        needs.append(f"a VM fetches the code from {given.git_url.rpartition('@')[2]}")
+    packages = git.requirements if git is not None else given.requirements
     if packages:
         needs.append(f"what {packages} names is installed")
     return needs

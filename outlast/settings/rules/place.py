@@ -1,13 +1,14 @@
 """Rules of where a stack is: project, bucket, foundation and labels."""
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from outlast.cloud import recipe as recipes
-from outlast.settings import keys
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+from outlast.settings.errors import NAMESPACE, SettingsError, bad
+from outlast.settings.keys import Keys, declared, to_camel
 from outlast.spec import foundation, network_rules
 from outlast.spec import labels as label_rules
 
@@ -21,7 +22,7 @@ _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
 _LABELS_LIMIT = 64 - len(label_rules.RESERVED)
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OF_A_RUN = ("trainer", "args", "command", "source", "delivery", "init", "rerun", "run", "resume")
-_OF_A_RUN += ("secretEnv", "webhookSecret")
+_OF_A_RUN += ("secret_env", "webhook_secret")
 """What a foundation has no use for."""
 
 
@@ -61,56 +62,43 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
-def bucket_of(read: Reader, cloud: str) -> str:
-    name = read.text("bucket") or f"{cloud}-outlast"
+def bucket_of(given: Keys, cloud: str) -> str:
+    name = given.bucket or f"{cloud}-outlast"
     if rule := network_rules.bucket_rule(name):
         raise bad("bucket", name, rule)
     return name
 
 
-def soft_delete_days(read: Reader) -> int:
-    days = read.integer("softDeleteDays", 0, 90)
-    if days not in network_rules.SOFT_DELETE_DAYS:
-        raise bad("softDeleteDays", days, "must be 0, or 7 to 90 as the platform takes")
-    if days:
-        _refuse_of_managed(read, "softDeleteDays")
-    return days
+def refuse_for_existing(given: Keys) -> None:
+    """Refuses options of a bucket that is used as it is: they would do nothing."""
+    for key, value in (
+        ("softDeleteDays", given.soft_delete_days),
+        ("versioning", given.versioning),
+    ):
+        if value and given.bucket_mode == "existing":
+            raise SettingsError(
+                f"{NAMESPACE}:{key} {json.dumps(value)!r} beside {NAMESPACE}:bucketMode existing:"
+                " somebody else's bucket is used as it is; leave it out, or set it on the bucket"
+            )
 
 
-def versioning(read: Reader) -> bool:
-    kept = read.boolean("versioning")
-    if kept:
-        _refuse_of_managed(read, "versioning")
-    return kept
-
-
-def _refuse_of_managed(read: Reader, key: str) -> None:
-    """An option of a bucket that is not changed would do nothing."""
-    if read.text("bucketMode") == "existing":
-        raise SettingsError(
-            f"{NAMESPACE}:{key} {read.text(key)!r} beside {NAMESPACE}:bucketMode existing: somebody"
-            " else's bucket is used as it is; leave it out, or set it on the bucket"
-        )
-
-
-def part_of(read: Reader) -> str:
-    part = read.choice("part", EXPERIMENT, "foundation")
-    if part == "foundation" and read.text("foundation"):
+def check_part(given: Keys) -> None:
+    """Refuses what a foundation cannot have."""
+    if given.part == EXPERIMENT:
+        return
+    if given.foundation:
         raise SettingsError(
             f"{NAMESPACE}:foundation beside {NAMESPACE}:part foundation: a foundation stands on no"
             " other; leave one of them out"
         )
-    if part == "foundation":
-        known = keys.declared()
-        for key in _OF_A_RUN:
-            default = known[key]["default"]
-            given = read.text(key) if isinstance(default, str | int) else read.mapping(key)
-            if given != (str(default) if isinstance(default, int) else default):
-                raise SettingsError(
-                    f"{NAMESPACE}:{key} {given!r} beside {NAMESPACE}:part foundation: is a run's,"
-                    " and a foundation has none; leave it out here, and set it in the experiment"
-                )
-    return part
+    for name in _OF_A_RUN:
+        if not given.is_default(name):
+            value = getattr(given, name)
+            shown = value if isinstance(value, dict) else str(value)
+            raise SettingsError(
+                f"{NAMESPACE}:{to_camel(name)} {shown!r} beside {NAMESPACE}:part foundation: is a"
+                " run's, and a foundation has none; leave it out here, and set it in the experiment"
+            )
 
 
 def foundation_name(values: Mapping[str, Any], organization: str, project: str) -> str:
@@ -126,16 +114,16 @@ def foundation_name(values: Mapping[str, Any], organization: str, project: str) 
 
 
 def overlaid(
-    read: Reader,
+    given: Keys,
     values: Mapping[str, Any],
     outputs: Mapping[str, Any],
     cloud: str,
     region: str,
 ) -> dict[str, Any]:
-    defaults = {key: entry["default"] for key, entry in keys.declared().items()}
+    defaults = {key: entry["default"] for key, entry in declared().items()}
     try:
         return foundation.overlay(
-            values, outputs, defaults, stack=read.text("foundation"), project=cloud, region=region
+            values, outputs, defaults, stack=given.foundation, project=cloud, region=region
         )
     except ValueError as error:
         raise SettingsError(str(error)) from None

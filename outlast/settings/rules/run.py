@@ -3,24 +3,19 @@
 import json
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import EXPERIMENT_PATTERN
-from outlast.settings import keys
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError, bad
+from outlast.settings.errors import NAMESPACE, SettingsError, bad
+from outlast.settings.keys import Keys, to_camel
 from outlast.settings.rules.code import requirements_of, source_files
-from outlast.settings.rules.data import GS_PATH, data_paths_of
 from outlast.settings.rules.trainer import arguments_of, parser_of, source_of
 from outlast.spec import bundle as bundles
 from outlast.spec import delivery, identity
 from outlast.spec.pin import Pin
-from outlast.spec.run_spec import Argument, BadSpec, argv, parse_checkpoint_every, texts_of
+from outlast.spec.run_spec import Argument, argv, texts_of
 
-PROCESSES_LIMIT = 256
-RESUME_LIMIT = 9999
-"""More would not fit into the name of a VM."""
 _FLAG = re.compile(r"[a-z][-a-z0-9]*")
 _SET_ELSEWHERE = {
     "checkpoint-every": "set outlast:checkpointEvery",
@@ -61,9 +56,9 @@ def args_of(args: Mapping[str, Any]) -> dict[str, Argument]:
     return checked
 
 
-def command_of(read: Reader) -> str:
+def command_of(given: Keys) -> str:
     """The command as JSON, a text for the shell or a list of texts; empty if there is none."""
-    text = read.text("command")
+    text = given.command
     if not text:
         return ""
     command: Any = text
@@ -74,31 +69,27 @@ def command_of(read: Reader) -> str:
             command = None
         if not (command and isinstance(command, list) and all(isinstance(w, str) for w in command)):
             raise bad("command", text, 'a list must be JSON texts, such as ["python3", "train.py"]')
-    usual = {
-        "trainer": keys.declared()["trainer"]["default"],
-        "processes": "1",
-        "trainerPython": "",
-    }
     instead = {
         "trainer": "a run has a trainer or a command",
         "processes": "a command starts its own, with torchrun for example",
-        "trainerPython": "write the interpreter into the command",
+        "trainer_python": "write the interpreter into the command",
     }
-    for key, value in usual.items():
-        if read.text(key) != value:
+    for name, why in instead.items():
+        if not given.is_default(name):
+            value = getattr(given, name)
+            key = f"{NAMESPACE}:{to_camel(name)}"
             raise SettingsError(
-                f"{NAMESPACE}:{key} {read.text(key)!r} beside {NAMESPACE}:command: {instead[key]};"
-                f" leave {NAMESPACE}:{key} out"
+                f"{key} {str(value)!r} beside {NAMESPACE}:command: {why}; leave {key} out"
             )
-    if read.mapping("args"):
+    if given.args:
         raise SettingsError(
             f"{NAMESPACE}:args beside {NAMESPACE}:command: are a trainer's; write the command's own"
             " into it"
         )
-    if re.fullmatch("[0-9]+", read.text("checkpointEvery")):
+    if re.fullmatch("[0-9]+", given.checkpoint_every):
         raise bad(
             "checkpointEvery",
-            read.text("checkpointEvery"),
+            given.checkpoint_every,
             "a command makes no steps; must be auto, or seconds such as 60s, the least time"
             " between two checkpoints",
         )
@@ -118,7 +109,7 @@ def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def content_of(
-    read: Reader,
+    given: Keys,
     trainer: str,
     args: Mapping[str, Argument],
     command: str,
@@ -126,11 +117,11 @@ def content_of(
 ) -> dict[str, Any]:
     """What names the run, checked by the trainer's own parser even where it is pinned. A trainer
     that is none of the checkout's is not run here: its flags count as they are written."""
-    pin = Pin.parse(init_of(read, command)) if read.text("init") else None
+    pin = Pin.parse(given.init) if given.init else None
     init = None if pin is None else {"path": pin.path, "blake3": pin.digest}
-    if command or git or read.text("source"):
+    if command or git or given.source:
         try:
-            source = git.source if git else identity.files_digest(source_files(read.text("source")))
+            source = git.source if git else identity.files_digest(source_files(given.source))
         except bundles.BundleError as error:
             raise SettingsError(f"{NAMESPACE}:source {error}") from None
         spec = identity.Spec(
@@ -139,10 +130,10 @@ def content_of(
             if command
             else {"argv": argv(texts_of(args))},
             source=source,
-            data=_command_data(command, data_paths_of(read)) if command else (),
+            data=_command_data(command, given.data_paths) if command else (),
             init=init,
-            rerun=read.integer("rerun", 0),
-            requirements=requirements_of(read, git),
+            rerun=given.rerun,
+            requirements=requirements_of(given, git),
         )
         return identity.content(spec)
     parser = parser_of(trainer)
@@ -169,8 +160,8 @@ def content_of(
                 init=init,
                 source=source_of(trainer),
                 seed=seed,
-                rerun=read.integer("rerun", 0),
-                requirements=requirements_of(read, git),
+                rerun=given.rerun,
+                requirements=requirements_of(given, git),
             )
         )
     except identity.IdentityError as error:
@@ -187,47 +178,10 @@ def _own_module(name: str) -> str:
         raise SettingsError(f"{NAMESPACE}:{error}") from None
 
 
-def pinned_of(read: Reader) -> str:
-    pinned = read.text("run")
-    if pinned and not identity.RUN_PATTERN.fullmatch(pinned):
-        raise bad("run", pinned, "must be a run's ten digits, 0-9 and a-f", "or leave it empty")
-    return pinned
-
-
-def init_of(read: Reader, command: str) -> str:
-    text = read.text("init")
-    if not text:
-        return ""
-    if command:
+def check_init(given: Keys, command: str) -> None:
+    """Refuses another run's checkpoint for a command."""
+    if given.init and command:
         raise SettingsError(
             f"{NAMESPACE}:init beside {NAMESPACE}:command: is a trainer's; let the command read"
             " the other run's result"
         )
-    try:
-        pin = Pin.parse(text)
-    except ValueError:
-        pin = None
-    if pin is None or not GS_PATH.fullmatch(pin.path):
-        raise bad(
-            "init",
-            text,
-            "must be a run's checkpoint in a bucket with its digest, as outlast checkpoints"
-            " EXPERIMENT prints it",
-            "or leave it empty",
-        )
-    return str(pin)
-
-
-def checkpoint_every_of(text: str) -> str:
-    try:
-        return parse_checkpoint_every(text)
-    except BadSpec:
-        raise bad(
-            "checkpointEvery", text, "must be auto, seconds such as 30s, or steps such as 200"
-        ) from None
-
-
-def interpreter(path: str) -> str:
-    if path and not PurePosixPath(path).is_absolute():
-        raise bad("trainerPython", path, "must be an absolute path", "or leave it empty")
-    return path

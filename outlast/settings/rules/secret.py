@@ -5,7 +5,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError
+from outlast.settings.errors import NAMESPACE, SettingsError
+from outlast.settings.keys import Keys
 from outlast.spec import secrets
 
 _REMEDIES = {
@@ -94,18 +95,18 @@ def plain_tokens(command: str, args: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def secret_env_of(read: Reader, cloud: str) -> dict[str, str]:
+def secret_env_of(given: Keys, cloud: str) -> dict[str, str]:
     """Variable of the trainer to the secret that it holds."""
     try:
-        return secrets.check_variables(read.mapping("secretEnv"), cloud)
+        return secrets.check_variables(given.secret_env, cloud)
     except secrets.SecretNameError as error:
         raise SettingsError(f"{NAMESPACE}:{error}") from None
 
 
-def webhook_secret_of(read: Reader, cloud: str) -> str:
+def webhook_secret_of(given: Keys, cloud: str) -> str:
     """The secret that holds the webhook's address; empty for none."""
-    text = read.text("webhookSecret")
-    if text and read.text("webhook"):
+    text = given.webhook_secret
+    if text and given.webhook:
         raise SettingsError(
             f"{NAMESPACE}:webhookSecret beside {NAMESPACE}:webhook: both give the address; leave"
             " one of them out"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from outlast import trainers
 from outlast.base.folders import PACKAGE
 from outlast.base.suggest import did_you_mean
-from outlast.settings.reader import NAMESPACE, SettingsError, first_line
+from outlast.settings.errors import NAMESPACE, SettingsError, first_line
 from outlast.spec import identity
 from outlast.spec.changes import How
 

@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from outlast.settings.reader import NAMESPACE, Reader, SettingsError
-from outlast.spec.run_spec import OWN, ROOT
+from outlast.settings.errors import NAMESPACE, SettingsError
+from outlast.settings.keys import Keys
+from outlast.spec.run_spec import OWN
 
 _NEEDS = {
     "sudo": "cannot gain rights",
@@ -19,12 +20,10 @@ _NEEDS = {
 _OUTPUT_URI = re.compile(r"\{output_uri\}|\$\{?OUTPUT_URI\b")
 
 
-def trainer_user_of(read: Reader, command: str) -> str:
-    """The user that the trainer runs as. Refuses a command that needs rights which its own user
-    does not have."""
-    user = read.choice("trainerUser", ROOT, OWN)
-    if user != OWN or not command:
-        return user
+def check_trainer_user(given: Keys, command: str) -> None:
+    """Refuses a command that needs rights which the trainer's own user does not have."""
+    if given.trainer_user != OWN or not command:
+        return
     words = json.loads(command)
     text = words if isinstance(words, str) else " ".join(words)
     if _OUTPUT_URI.search(text):
@@ -36,13 +35,12 @@ def trainer_user_of(read: Reader, command: str) -> str:
     for program, why in _NEEDS.items():
         if re.search(rf"(?:^|[\s;&|(/]){program}(?=\s|$)", text):
             raise _refused(program, why, f"leave {program} out")
-    return user
 
 
-def gs_paths_read(read: Reader, command: str, args: Mapping[str, Any], is_own: bool) -> list[str]:
+def gs_paths_read(given: Keys, command: str, args: Mapping[str, Any], is_own: bool) -> list[str]:
     """A sentence about a gs:// path that the user's own trainer or command may try to read itself,
     which its user on the VM cannot."""
-    if read.text("trainerUser") != OWN or not (command or is_own):
+    if given.trainer_user != OWN or not (command or is_own):
         return []
     texts = [command, *(value for value in args.values() if isinstance(value, str))]
     found = re.search(r"gs://[^\s\"'\\,]+", " ".join(texts))

@@ -1,0 +1,35 @@
+"""How a setting is refused: a sentence with field, value and rule, then what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import pulumi
+
+from outlast.base import folders
+
+NAMESPACE = "outlast"
+
+
+class SettingsError(pulumi.RunError):
+    """Configuration that breaks a rule; the engine prints the message and no traceback."""
+
+
+def project() -> Path:
+    """The folder of the user's project, which settings name files of. Raises SettingsError."""
+    try:
+        return folders.project()
+    except FileNotFoundError as error:
+        raise SettingsError(str(error)) from None
+
+
+def bad(key: str, value: Any, rule: str, otherwise: str = "") -> SettingsError:
+    """The error of a value that breaks the rule. `otherwise` follows the key in what to do."""
+    action = f"set {NAMESPACE}:{key}"
+    return SettingsError(
+        f"{NAMESPACE}:{key} {value!r}: {rule}; {action}{' ' + otherwise if otherwise else ''}"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,96 @@
+"""From the engine's texts to Keys, and pydantic's errors in Outlast's words."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from outlast.base.suggest import did_you_mean
+from outlast.settings.errors import NAMESPACE, SettingsError, bad
+from outlast.settings.keys import Keys, declared
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+def parse(values: Mapping[str, Any]) -> Keys:
+    """The settings among the engine's values (full key to text), each checked by itself. Raises
+    SettingsError for the first that is wrong."""
+    prefix = f"{NAMESPACE}:"
+    given = {
+        key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)
+    }
+    try:
+        return Keys.model_validate({key: _typed(key, value) for key, value in given.items()})
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0], given) from None
+
+
+def _typed(key: str, value: Any) -> Any:
+    """The value of an engine's text by its setting's type; a text that has none stays."""
+    text = str(value).strip() if isinstance(value, str | int | float) else json.dumps(value)
+    kind = type(declared()[key]["default"]) if key in declared() else str
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind is int:
+        return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+    parsed = _json(text)
+    if kind is str:
+        # The engine makes a text of lists and objects. A command may be a list.
+        allowed = (str, list) if key == "command" else (str,)
+        return (
+            parsed if isinstance(parsed, list | dict) and not isinstance(parsed, allowed) else text
+        )
+    return tuple(parsed) if isinstance(parsed, list) else parsed
+
+
+def _json(text: str) -> Any:
+    """What a text in JSON holds; another text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _refusal(error: "ErrorDetails", given: Mapping[str, Any]) -> SettingsError:
+    """Pydantic's error in our words."""
+    key = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        hint = did_you_mean(key, declared(), "docs/configuration.md lists them")
+        return SettingsError(f"{NAMESPACE}:{key}: is not a setting of Outlast; {hint}")
+    if error["type"] == "rule":
+        words = error.get("ctx", {})
+        return bad(key, words["value"], words["rule"], words["otherwise"])
+    value = given[key].strip() if isinstance(given[key], str) else given[key]
+    kind = error["type"].partition("_")[0]
+    rules = {
+        "string": ("must be a text", ""),
+        "bool": ("must be true or false", ""),
+        "tuple": (
+            "must be a list",
+            f"by its items: pulumi config set --path '{NAMESPACE}:{key}[0]' VALUE",
+        ),
+        "dict": (
+            "must be an object",
+            f"by its parts: pulumi config set --path {NAMESPACE}:{key}.NAME VALUE",
+        ),
+    }
+    return bad(key, value, *rules.get(kind, (_number_rule(key), "")))
+
+
+def _number_rule(key: str) -> str:
+    limits = {
+        name: getattr(one, name)
+        for field in Keys.model_fields.values()
+        if field.alias == key
+        for one in field.metadata
+        for name in ("ge", "le")
+        if hasattr(one, name)
+    }
+    least, most = limits.get("ge"), limits.get("le")
+    if least is None:
+        return "must be a whole number"
+    how = f", {least} or more" if most is None else f" from {least} to {most}"
+    return f"must be a whole number{how}"
