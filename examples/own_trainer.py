@@ -1,4 +1,4 @@
-"""A PyTorch training as one writes it: handwritten digits, a small network, and it survives."""
+"""A PyTorch training that survives interruptions: handwritten digits, a small network."""
 
 import argparse
 
@@ -11,7 +11,7 @@ import outlast
 
 
 def train_step(model, optimizer, scheduler, rows, labels):
-    """One update of the model; the loss of the batch before it."""
+    """Updates the model once; returns the batch's loss before the update."""
     model.train()
     loss = nn.functional.cross_entropy(model(rows), labels)
     optimizer.zero_grad()
@@ -23,7 +23,7 @@ def train_step(model, optimizer, scheduler, rows, labels):
 
 @torch.no_grad()
 def accuracy(model, data):
-    """The share of rows that the model names rightly."""
+    """The share of rows that the model classifies correctly."""
     model.eval()
     rows, labels = data[:]
     return (model(rows).argmax(dim=1) == labels).float().mean().item()

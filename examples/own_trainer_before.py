@@ -1,4 +1,4 @@
-"""A PyTorch training as one writes it: handwritten digits, a small network, no checkpoints."""
+"""A typical PyTorch training: handwritten digits, a small network, no checkpoints."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
 def train_step(model, optimizer, scheduler, rows, labels):
-    """One update of the model; the loss of the batch before it."""
+    """Updates the model once; returns the batch's loss before the update."""
     model.train()
     loss = nn.functional.cross_entropy(model(rows), labels)
     optimizer.zero_grad()
@@ -21,7 +21,7 @@ def train_step(model, optimizer, scheduler, rows, labels):
 
 @torch.no_grad()
 def accuracy(model, data):
-    """The share of rows that the model names rightly."""
+    """The share of rows that the model classifies correctly."""
     model.eval()
     rows, labels = data[:]
     return (model(rows).argmax(dim=1) == labels).float().mean().item()

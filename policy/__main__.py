@@ -27,7 +27,9 @@ import rules  # noqa: E402
 from outlast.costs import pricing  # noqa: E402
 
 UNKNOWN = "unknown before up"
-"""Stands for what the engine does not know yet: a value like any other to the rules."""
+"""Placeholder for values that the engine does not know yet; the rules treat it like any other
+value.
+"""
 
 GPUS = PolicyConfigSchema(
     properties={"gpus": {"type": "integer", "minimum": 0, "default": rules.Limits().gpus}}
@@ -42,7 +44,7 @@ HOUR = PolicyConfigSchema(properties={"dollars": {"type": "number", "minimum": 0
 
 
 def plain(value: Any) -> Any:
-    """A resource's inputs without the wrapper that raises where a value is not known yet."""
+    """A resource's inputs without the wrapper that raises if a value is not known yet."""
     try:
         if isinstance(value, Mapping):
             return dict(_items(value))
@@ -110,7 +112,7 @@ def _resources(args: StackValidationArgs) -> list[rules.Resource]:
 
 
 def _zone(inputs: Mapping[str, Any]) -> str:
-    """A zone, since prices are its region's; empty if the resource has no place."""
+    """A zone, because prices depend on its region; empty if the resource has no location."""
     region = inputs.get("region")
     return str(inputs.get("zone") or (f"{region}-a" if region else ""))
 
@@ -122,13 +124,13 @@ PolicyPack(
         *(of_resource(name, rule) for name, rule in rules.RULES.items()),
         StackValidationPolicy(
             name=rules.GPU_CEILING,
-            description="A stack's VMs have no more GPUs than are allowed together.",
+            description="The VMs of a stack together have at most the allowed number of GPUs.",
             validate=gpu_ceiling,
             config_schema=GPUS,
         ),
         StackValidationPolicy(
             name=rules.HOUR_CEILING,
-            description="A stack's VMs cost no more an hour than is allowed together.",
+            description="The VMs of a stack together cost at most the allowed dollars an hour.",
             validate=hour_ceiling,
             config_schema=HOUR,
         ),

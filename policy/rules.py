@@ -1,9 +1,10 @@
-"""What a reviewer refuses, as pure functions over what the engine is asked to make.
+"""The rules that a reviewer applies, as pure functions of the resources that the engine would
+create.
 
-A resource is its type, its name and its inputs, as the engine has them (camelCase). Values that
-are unknown before `up` are texts like any other: a deadline that is still to be set is set.
-A document that grants rights is read; what cannot be judged, because its type or its document is
-not known here, is refused. `outlast preview` and the policy pack beside this file call `check`.
+A resource has a type, a name and inputs, as the engine has them (camelCase). Values that are
+unknown before `up` count as set, such as a deadline. Policy documents are read; a resource of an
+unknown type, or with a document that cannot be read, is refused. `outlast preview` and the policy
+pack beside this file call `check`.
 """
 
 import json
@@ -22,20 +23,20 @@ TEMPLATES = (
 MACHINES = (*TEMPLATES, "gcp:compute/instance:Instance")
 BUCKET = "gcp:storage/bucket:Bucket"
 RANKED_GROUP = "gcp:compute/regionInstanceGroupManager:RegionInstanceGroupManager"
-"""The one kind of group that chooses among machine types."""
+"""The only kind of group that can choose among machine types."""
 
 REASON_LABEL = "external-ip"
 """The label that says why a VM has an external address."""
 
 STACK_LABELS = ("managed-by", "project", "stack", "component", "experiment")
 SHARED_LABELS = ("managed-by", "component")
-"""Of what serves several stacks."""
+"""Labels required of resources that serve several stacks."""
 
 EVERYONE = frozenset({"allUsers", "allAuthenticatedUsers", "principalSet://goog/public:all"})
 PRIMITIVE_ROLES = frozenset({"roles/owner", "roles/editor", "roles/admin", "roles/writer"})
-"""Owner and editor, and the basic roles that are to take their place."""
+"""Owner and editor, and the basic roles that replace them."""
 PUBLIC_ACLS = frozenset({"publicread", "publicreadwrite", "authenticatedread"})
-"""Predefined lists of access that name everyone, without case and separators."""
+"""Predefined access lists that include everyone, without case and separators."""
 
 JUDGED = frozenset(
     {
@@ -63,14 +64,15 @@ JUDGED = frozenset(
         "gcp:projects/iAMCustomRole:IAMCustomRole",
     }
 )
-"""Types that the rules can judge, besides every grant whose role and members they can read."""
+"""Types that the rules can judge, besides grants with readable role and members."""
 _MAY_HOLD = re.compile(
     r"(?:gcp|google-native|kubernetes|docker|docker-build|command|aws|aws-native|awsx|azure"
     r"|azure-native|azuread):.*",
     re.I,
 )
-"""Whatever may make machines, buckets or rights, or run a program: a provider has new types every
-month, so those that are neither judged nor known to be harmless are refused."""
+"""Types that may create machines, buckets or rights, or run a program. Providers add types every
+month, so a type that is neither judged nor known to be harmless is refused.
+"""
 _GRANT = re.compile(r"iam(?:member|binding|policy)$", re.I)
 _HARMLESS = frozenset(
     f"gcp:{module}/{name[0].lower()}{name[1:]}:{name}"
@@ -86,7 +88,7 @@ _HARMLESS = frozenset(
     }.items()
     for name in names
 )
-"""Types that make no machines, buckets and rights."""
+"""Types that do not create machines, buckets or rights."""
 
 _G2 = {"24": 2, "48": 4, "96": 8}
 _G4 = {"96": 2, "192": 4, "384": 8}
@@ -94,41 +96,43 @@ _G4 = {"96": 2, "192": 4, "384": 8}
 
 @dataclass(frozen=True)
 class Resource:
-    """One resource, as the engine is asked to make it."""
+    """One resource that the engine would create."""
 
     type: str
     name: str
     inputs: Mapping[str, Any]
     before: Mapping[str, Any] = field(default_factory=dict)
-    """What it has until now; empty for a new one, and in the policy pack, which does not know."""
+    """Its current inputs; empty for a new resource, and in the policy pack, which does not know
+    them.
+    """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an organisation sets; the pack and `outlast preview` have the same defaults."""
+    """An organisation's limits; the policy pack and `outlast preview` have the same defaults."""
 
     gpus: int = 8
-    """GPUs that the VMs of one stack may have together."""
+    """The most GPUs of one stack's VMs together."""
     labels: tuple[str, ...] = ()
-    """Labels that VMs must bear beside Outlast's own."""
+    """Labels that VMs must have besides Outlast's own."""
     hour: float | None = None
-    """Dollars that the stack's VMs may cost an hour together; None: whatever they cost."""
+    """The most dollars an hour for one stack's VMs together; None for no limit."""
     allowed: tuple[str, ...] = ()
-    """Types that an organisation has looked at, and that the rules cannot judge."""
+    """Types that the rules cannot judge and that the organisation allows."""
 
 
 MANDATORY, ADVISORY, DISABLED = "mandatory", "advisory", "disabled"
 LEVELS = {MANDATORY: MANDATORY, "remediate": MANDATORY, ADVISORY: ADVISORY, DISABLED: DISABLED}
-"""The engine's enforcement levels: what each means here, if nothing is remediated."""
+"""The engine's enforcement levels, and what each means here, without remediation."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a file for `--policy-pack-config` says."""
+    """The content of a file for `--policy-pack-config`."""
 
     limits: Limits = Limits()
     levels: Mapping[str, str] = field(default_factory=dict)
-    """By rule, if it is not mandatory."""
+    """Enforcement levels by rule, unless mandatory."""
 
     def level(self, rule: str) -> str:
         return self.levels.get(rule, MANDATORY)
@@ -136,17 +140,17 @@ class Config:
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that a resource breaks."""
+    """A broken rule."""
 
     rule: str
     resource: str
-    """Its name; empty: the stack as a whole."""
+    """The resource's name; empty for the stack as a whole."""
     why: str
     """A sentence with what to do."""
 
 
 def run_limit(resource: Resource, _limits: Limits) -> str | None:
-    """Every VM has an end that the platform keeps."""
+    """Every VM has a time limit that the platform enforces."""
     if resource.type not in MACHINES:
         return None
     scheduling = resource.inputs.get("scheduling") or {}
@@ -156,22 +160,22 @@ def run_limit(resource: Resource, _limits: Limits) -> str | None:
     if scheduling.get("terminationTime") or duration:
         return None
     return (
-        "scheduling has neither terminationTime nor maxRunDuration: a VM that hangs would bill for"
-        " ever; set outlast:maxRunMinutes, or give it a maxRunDuration"
+        "scheduling has neither terminationTime nor maxRunDuration: a VM that hangs would bill"
+        " forever; set outlast:maxRunMinutes, or give it a maxRunDuration"
     )
 
 
 def public_access(resource: Resource, _limits: Limits) -> str | None:
-    """Nothing is open to everyone."""
+    """Nothing is public."""
     if resource.type == BUCKET:
         if resource.inputs.get("publicAccessPrevention") != "enforced":
             return (
-                "publicAccessPrevention is not enforced; set it, runs are for the people of the"
-                " project alone"
+                "publicAccessPrevention is not enforced; set it: runs are for the people of the"
+                " project only"
             )
         if resource.inputs.get("uniformBucketLevelAccess") is not True:
             return (
-                "uniformBucketLevelAccess is not true: objects may have rights of their own; set it"
+                "uniformBucketLevelAccess is not true, so objects may have their own rights; set it"
             )
         return None
     acl = re.sub(r"[^a-z]", "", str(resource.inputs.get("predefinedAcl", "")).lower())
@@ -185,7 +189,7 @@ def public_access(resource: Resource, _limits: Limits) -> str | None:
 
 
 def external_ip(resource: Resource, _limits: Limits) -> str | None:
-    """An external address has a reason."""
+    """An external address needs a reason."""
     if resource.type not in MACHINES:
         return None
     interfaces = resource.inputs.get("networkInterfaces") or ()
@@ -198,8 +202,8 @@ def external_ip(resource: Resource, _limits: Limits) -> str | None:
     if not has_address or (resource.inputs.get("labels") or {}).get(REASON_LABEL):
         return None
     return (
-        "VMs get an external address and no reason is given; set outlast:network isolated, or say"
-        f" why in outlast:labels.{REASON_LABEL}"
+        "VMs get an external address without a reason; set outlast:network isolated, or give"
+        f" the reason in outlast:labels.{REASON_LABEL}"
     )
 
 
@@ -214,7 +218,7 @@ def primitive_role(resource: Resource, _limits: Limits) -> str | None:
 
 
 def unjudged(resource: Resource, limits: Limits) -> str | None:
-    """What may make VMs, buckets or rights is of a type that these rules can read."""
+    """Resources that may create VMs, buckets or rights have a type that these rules can read."""
     kind = resource.type
     if kind in limits.allowed or kind in _HARMLESS or not _MAY_HOLD.fullmatch(kind):
         return None
@@ -222,19 +226,20 @@ def unjudged(resource: Resource, limits: Limits) -> str | None:
         if "policyData" not in resource.inputs or _bindings(resource) is not None:
             return None
         return (
-            "policyData is not a policy document that can be read before up; write it out, or grant"
+            "policyData is not a policy document that can be read before up; write it as a"
+            " literal, or grant"
             " with members and bindings"
         )
     if kind in JUDGED:
         return None
     return (
-        f"no rule can judge {kind}, which may make VMs, buckets or rights; use another type, or"
-        " have it allowed (unjudged: allowed)"
+        f"no rule can judge {kind}, which may create VMs, buckets or rights; use another type, or"
+        " allow it (unjudged: allowed)"
     )
 
 
 def labels(resource: Resource, limits: Limits) -> str | None:
-    """What bills bears labels."""
+    """Resources that bill have labels."""
     if resource.type == BUCKET:
         wanted: tuple[str, ...] = SHARED_LABELS
     elif resource.type in MACHINES:
@@ -249,7 +254,9 @@ def labels(resource: Resource, limits: Limits) -> str | None:
 
 
 def secret(resource: Resource, _limits: Limits) -> str | None:
-    """No secret in metadata, which every process of the VM and many people of the project read."""
+    """Metadata holds no secret: every process of the VM and many people of the project can read
+    it.
+    """
     for key, value in _metadata(resource.inputs):
         found = keys.find(value)
         if found is not None:
@@ -261,7 +268,7 @@ def secret(resource: Resource, _limits: Limits) -> str | None:
 
 
 def weaker_bucket(resource: Resource, _limits: Limits) -> str | None:
-    """A bucket that others may share keeps its versions and what was deleted as long as before."""
+    """A bucket that others may share keeps versions and deleted objects as long as before."""
     if resource.type != BUCKET or not resource.before:
         return None
     had, has = (_protection(inputs) for inputs in (resource.before, resource.inputs))
@@ -279,7 +286,7 @@ def weaker_bucket(resource: Resource, _limits: Limits) -> str | None:
 
 
 def _protection(inputs: Mapping[str, Any]) -> dict[str, float]:
-    """How a bucket protects what is in it, as far as that is said: what is left out stays."""
+    """How a bucket protects its content; settings that are left out stay as they are."""
     blocks = {key: inputs.get(key) for key in ("versioning", "softDeletePolicy")}
     values = {key: block for key, block in blocks.items() if isinstance(block, Mapping)}
     versions = values.get("versioning", {}).get("enabled")
@@ -317,7 +324,7 @@ def gpu_ceiling(resources: Iterable[Resource], limits: Limits) -> str | None:
         return None
     return (
         f"its VMs have {total} GPUs, and {limits.gpus} are allowed; choose a smaller machine, or"
-        " have the ceiling raised"
+        " raise the ceiling"
     )
 
 
@@ -326,17 +333,17 @@ NAMES = (*RULES, GPU_CEILING, HOUR_CEILING)
 
 
 def hour_ceiling(hour: float, limits: Limits) -> str | None:
-    """A stack's VMs cost no more an hour than is allowed."""
+    """The VMs of a stack cost at most the allowed dollars an hour."""
     if limits.hour is None or hour <= limits.hour:
         return None
     return (
         f"its VMs cost ${hour:,.2f} an hour at least, and ${limits.hour:,.2f} are allowed; choose a"
-        " smaller machine or Spot, or have the ceiling raised"
+        " smaller machine or Spot, or raise the ceiling"
     )
 
 
 def parse(config: Any) -> Config:
-    """A policy pack's configuration: by rule, its limits and its enforcement level.
+    """Reads a policy pack's configuration: limits and enforcement levels by rule.
 
     ValueError: one sentence with what is wrong.
     """
@@ -361,7 +368,7 @@ def parse(config: Any) -> Config:
             raise ValueError(f"{rule}: enforcementLevel {level!r} must be {', '.join(LEVELS)}")
         levels[rule] = LEVELS[level]
     gpus = own[GPU_CEILING].get("gpus", Limits().gpus)
-    # The engine hands whole numbers over as 8.0.
+    # The engine passes whole numbers as 8.0.
     if not _is_number(gpus) or gpus != int(gpus):
         raise ValueError(f"{GPU_CEILING}: gpus {gpus!r} must be a whole number from 0")
     required = own["labels"].get("required", [])
@@ -381,7 +388,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check(resources: Iterable[Resource], limits: Limits = Limits()) -> list[Broken]:
-    """Every rule that is broken, in the resources' order."""
+    """All broken rules, in the resources' order."""
     known = list(resources)
     broken = [
         Broken(name, resource.name, why)
@@ -394,8 +401,9 @@ def check(resources: Iterable[Resource], limits: Limits = Limits()) -> list[Brok
 
 
 def choices(resource: Resource, resources: Iterable[Resource]) -> list[Resource]:
-    """The resource with each machine type that its VMs may have: a template's own, and those that
-    the stack's groups rank: which of them uses the template is not known before `up`."""
+    """The resource with each machine type that its VMs may have: the template's own, and those that
+    the stack's groups rank, because before `up` it is unknown which group uses the template.
+    """
     if resource.type not in TEMPLATES:
         return [resource]
     ranked = {
@@ -462,8 +470,9 @@ def _texts(value: Any) -> list[str]:
 
 
 def _bindings(resource: Resource) -> list[dict[str, Any]] | None:
-    """Role and members of each binding of a policy document; None: there is none, or none that can
-    be read (https://cloud.google.com/iam/docs/reference/rest/v1/Policy)."""
+    """Role and members of each binding of a policy document; None if there is no readable one
+    (https://cloud.google.com/iam/docs/reference/rest/v1/Policy).
+    """
     try:
         policy = json.loads(resource.inputs["policyData"], object_pairs_hook=_once)
         bindings = policy.get("bindings") or ()
@@ -482,15 +491,16 @@ _BINDING = frozenset({"condition", "members", "role"})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; ValueError for a key that is there twice, in whatever case: the provider reads
-    names without it, and takes another one than Python does."""
+    """Parses a JSON object. Raises ValueError for a key that occurs twice, ignoring case: the
+    provider ignores case and would take another value than Python does.
+    """
     if len({key.lower() for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return dict(pairs)
 
 
 def _metadata(inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A VM's own, and what a group sets on all of its VMs."""
+    """A VM's own metadata, and what a group sets on all of its VMs."""
     whole = inputs.get("allInstancesConfig")
     for of in (inputs, whole if isinstance(whole, Mapping) else {}):
         found = of.get("metadata")

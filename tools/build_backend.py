@@ -1,4 +1,4 @@
-"""Builds the wheel with setuptools, and puts the commit that it is built from into it."""
+"""Builds the wheel with setuptools, and records the commit in it."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ COMMIT = ROOT / "outlast" / "cli" / "commit.txt"
 
 
 def build_wheel(wheel_directory: str, *args: Any, **kwargs: Any) -> str:
-    """As PEP 517 has it."""
+    """The hook of PEP 517."""
     try:
         COMMIT.write_text(commit_of(ROOT))
         return build_meta.build_wheel(wheel_directory, *args, **kwargs)

@@ -19,12 +19,12 @@ from outlast.machines.machines import parse  # noqa: E402
 
 PAGE = ROOT / "docs" / "machine-types.md"
 _SIZE = re.compile(r"-(\d+)(?=g?(?:-|$))")
-WAYS = {"": "moved, or stopped as the mode has it", MIGRATE: "moved", TERMINATE: "stopped"}
+WAYS = {"": "moved or stopped, depending on the mode", MIGRATE: "moved", TERMINATE: "stopped"}
 BEGIN, END = "<!-- machines: written by tools/machines_table.py -->\n", "<!-- /machines -->\n"
 
 
 def table() -> str:
-    """One row a family, then the GPUs that N1 takes, then the sizes."""
+    """One row for each family, then the GPUs for N1, then the sizes."""
     rows = [
         "| family | GPU | local SSDs | boot disks | CPU platforms, newest last | custom | Spot |"
         " standard VM while its host is maintained |",
@@ -45,7 +45,7 @@ def table() -> str:
 
 
 def written(page: str) -> str:
-    """The page with the table of today."""
+    """The page with the current tables."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 
@@ -56,7 +56,7 @@ def _row(name: str, family: Family) -> Sequence[str]:
         gpu = "attached, below"
     spot = "yes" if family.spot else "no"
     if family.only_spot:
-        spot = f"yes; nothing else for {', '.join(family.only_spot)}"
+        spot = f"yes; only Spot for {', '.join(family.only_spot)}"
     return (
         name,
         gpu,
@@ -80,9 +80,9 @@ def _maintenance(family: Family) -> str:
 
 def _ssds(family: Family) -> str:
     if family.own_ssds == "all":
-        return "its own"
+        return "included"
     if family.own_ssds:
-        return f"its own, of types in {family.own_ssds}"
+        return f"included in {family.own_ssds} types"
     if family.ssds is None:
         return ""
     if len(family.ssds) == 1:
@@ -91,7 +91,9 @@ def _ssds(family: Family) -> str:
 
 
 def _types(types: Sequence[str]) -> str:
-    """`n2-standard-` and its numbers; what has no number as it is."""
+    """Groups names such as `n2-standard-` with their numbers; names without a number stay as they
+    are.
+    """
     kinds: dict[str, list[str]] = {}
     for name in types:
         size = _SIZE.search(name)

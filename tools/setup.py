@@ -3,17 +3,17 @@
     python3 tools/setup.py           what `make setup` runs
     python3 tools/setup.py --print   JSON: the paths of engine, hosts, image, wheels, python
 
-Standard library only, since it runs before the virtual environment exists. What is expensive lies
+Standard library only, because it runs before the virtual environment exists. Expensive results are
 in a cache outside the checkout, `${OUTLAST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/outlast}`, so that
-other checkouts reuse it; each entry appears whole or not at all, and a lock keeps two from
-making one twice.
+other checkouts reuse it; each entry appears complete or not at all, and a lock keeps two processes
+from making the same one.
 
 The engine is the first of: `pulumi` on PATH, at least the version of the pinned SDK and below 4;
 one already in the cache; the one that the SDK's installer fetches; a build, through the Go module
 proxy, of the version that `tools/engine/go.mod` pins.
 """
 
-from __future__ import annotations  # so that an old Python gets as far as the sentence about it
+from __future__ import annotations  # So that an old Python reaches the sentence about it.
 
 import argparse
 import importlib.util
@@ -42,7 +42,7 @@ INSTALL_TIMEOUT_SEC = 600
 ENGINE_PACKAGE = "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi"
 ENGINE_VERSION_VARIABLE = "github.com/pulumi/pulumi/sdk/v3/go/common/version.Version"
 
-if sys.version_info[:2] >= PYTHONS[0]:  # an older one cannot read the module
+if sys.version_info[:2] >= PYTHONS[0]:  # An older one cannot read the module.
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from outlast.cli.parts import (
@@ -100,11 +100,13 @@ def built_engine_dir() -> Path:
 
 
 def check_machine() -> None:
-    """Raises SetupError with one sentence for each thing that is missing; takes no second."""
+    """Raises SetupError with one sentence for each missing requirement; takes less than a
+    second.
+    """
     missing = list(_missing_tools())
     if not _engine_at_hand() and not _go() and not _reachable(INSTALLER):
         missing.append(
-            "no Pulumi engine: no fitting `pulumi` is on PATH, its installer's site cannot be "
+            "no Pulumi engine: no suitable `pulumi` is on PATH, its installer's site cannot be "
             "reached and Go is not installed; install Pulumi or Go 1.26, or go online."
         )
     if missing:
@@ -140,7 +142,7 @@ def _engine_at_hand() -> bool:
 
 
 def _reachable(url: str) -> bool:
-    """Whether a first byte comes from url in a few seconds, however slow its name resolves."""
+    """Whether url answers within a few seconds, however slowly its name resolves."""
     answer: list[bool] = []
 
     def ask() -> None:
@@ -148,7 +150,7 @@ def _reachable(url: str) -> bool:
             with urllib.request.urlopen(url, timeout=REACH_TIMEOUT_SEC) as response:
                 answer.append(bool(response.read(1)))
         except (OSError, ValueError):
-            pass  # no answer is the answer
+            pass  # No answer means that it cannot be reached.
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
@@ -256,7 +258,7 @@ def _build_engine(say: Progress) -> Path:
         )
         reason = unfit_reason(engine_version_text(engine))
         if reason:
-            raise SetupError(f"the engine that was built does not fit: {reason}.")
+            raise SetupError(f"the built engine is not suitable: {reason}.")
     return target / "bin" / "pulumi"
 
 
@@ -287,7 +289,7 @@ def ensure_venv(say: Progress) -> None:
     try:
         uv = _installed_uv(pip, lock, say)
         run([*uv, "install", "--compile-bytecode", *locked], say, what, env=_uv_environment(pip))
-    except SetupError as error:  # a mirror or a proxy that only pip knows how to use
+    except SetupError as error:  # The index may be a mirror or proxy that only pip can use.
         say.line(f".venv: uv cannot install; pip does it, which takes longer. {error}")
         run([*pip, "install", *locked], say, what)
     editable = ["install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT)]
@@ -297,8 +299,9 @@ def ensure_venv(say: Progress) -> None:
 
 
 def _installed_uv(pip: Sequence[str], lock: Path, say: Progress) -> list[str]:
-    """`uv pip`, which installs a hundred packages in the time in which pip installs ten. pip brings
-    it, by the lock's hashes."""
+    """`uv pip`, which is ten times as fast as pip. pip installs it, checked by the lock's
+    hashes.
+    """
     block = match(r"(^uv==.*(?:\n    .*)*)", lock.read_text(), "requirements/dev.txt", "uv")
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as only:
         only.write(f"{block}\n")
@@ -308,7 +311,7 @@ def _installed_uv(pip: Sequence[str], lock: Path, say: Progress) -> list[str]:
 
 
 def _uv_environment(pip: Sequence[str]) -> dict[str, str]:
-    """This environment, with the package index that pip uses."""
+    """The environment variables that give uv the package index of pip."""
     found = dict(os.environ)
     found["VIRTUAL_ENV"] = str(ROOT / ".venv")
     names = {"UV_DEFAULT_INDEX": "index-url", "UV_INDEX": "extra-index-url"}
@@ -324,13 +327,14 @@ def _uv_environment(pip: Sequence[str]) -> dict[str, str]:
 
 
 def compile_bytecode() -> None:
-    """The project's own bytecode, as pip makes that of the packages: where Python may write none
-    (PYTHONDONTWRITEBYTECODE, which many containers set), each process would compile it again,
-    which takes as long as all its imports. What changes later is compiled as it is imported."""
+    """Compiles the project's bytecode, as pip does for packages. If Python may not write it
+    (PYTHONDONTWRITEBYTECODE, which many containers set), each process would compile it again, which
+    takes as long as all its imports. Files that change later are compiled at import.
+    """
     command = [str(venv_python()), "-m", "compileall", "-q", *COMPILED]
     subprocess.run(
         command, cwd=ROOT, capture_output=True, check=False
-    )  # a checkout may be read-only
+    )  # A checkout may be read-only.
 
 
 def _same_python(python: Path) -> bool:
@@ -353,7 +357,7 @@ def stamp_path() -> Path:
 
 
 def _state() -> dict[str, object]:
-    """What a finished setup depends on; equal to the stamp's as long as nothing is to be done."""
+    """What a finished setup depends on; it equals the stamp if there is nothing to do."""
     files = [ROOT / "requirements" / name for name in ("dev.txt", "vm.txt", "runtime.in")]
     files += [ROOT / "tools" / "engine" / name for name in ("go.mod", "go.sum", "tools.go")]
     files += [
@@ -371,7 +375,7 @@ def _state() -> dict[str, object]:
 
 
 def finished() -> dict[str, Any] | None:
-    """The parts of an earlier setup that still holds; None if something is to be done."""
+    """The parts of an earlier setup that is still valid; None if there is something to do."""
     try:
         stamp = json.loads(stamp_path().read_text())
         state, made = stamp["state"], stamp["parts"]
@@ -393,7 +397,7 @@ def parts() -> dict[str, Any]:
 
 
 def make(say: Progress) -> dict[str, Any]:
-    """The whole setup; does only what is not done."""
+    """Runs the setup; skips what is done."""
     check_python()
     done = finished()
     if done:

@@ -1,4 +1,4 @@
-"""Handwritten digits with Lightning: ModelCheckpoint writes, ckpt_path="last" goes on.
+"""Handwritten digits with Lightning: ModelCheckpoint writes, ckpt_path="last" resumes.
 
 python lightning_digits.py --checkpoints DIR --model FILE.ckpt
 """

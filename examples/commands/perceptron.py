@@ -1,4 +1,4 @@
-"""Trains a perceptron on points of a line, in plain Python; it knows nothing but its two folders.
+"""Trains a perceptron on points of a line, in plain Python; it knows only its two folders.
 
     python perceptron.py --checkpoints DIR --output FILE
 

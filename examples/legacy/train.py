@@ -1,5 +1,5 @@
 """Trains a small network on scikit-learn's scans, as many scripts do: flags, a loop, now and then a
-file of weights. It resumes from that file where there is one, and knows nothing of Outlast.
+file of weights. It resumes from that file if it exists, and does not know Outlast.
 
     python train.py --output DIR/model.pt
 """

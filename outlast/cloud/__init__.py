@@ -1,1 +1,1 @@
-"""Google's APIs as the program and the commands call them: Compute Engine, images, bakes."""
+"""Clients of Google's APIs for the program and the commands: Compute Engine, images, bakes."""

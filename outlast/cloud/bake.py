@@ -1,11 +1,10 @@
-"""Bakes an image: a temporary VM installs the recipe, its disk joins the family as an image.
+"""Bakes an image: a temporary VM installs the recipe, and its disk becomes an image of the family.
 
-Everything has a name that follows from the recipe's hash, so that an `up` after a bake that
-was killed, at whatever stage, finds what it left: a builder that is at work is gone on with, one
-whose disk is ready becomes the image, anything else is deleted. The builder is a standard VM that
-runs until a bake stops it, so that the platform deletes an abandoned one at
-its time limit, with its disk. Only the insertion of the image moves the family, in one step;
-nothing that fails before it does.
+Every name is derived from the recipe's hash, so the next `up` after a killed bake finds what it
+left: it continues with a working builder, makes the image from a finished disk, and deletes
+anything else. The builder is a standard VM that runs until a bake stops it, so the platform deletes
+an abandoned one, with its disk, at its time limit. Only the insertion of the image changes the
+family, in one step; a failure before it does not.
 """
 
 import logging
@@ -30,19 +29,19 @@ _log = logging.getLogger(__name__)
 COMPONENT = "image-family"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 HASH_LABEL = 40
-"""Digits of the recipe's hash in labels, which have at most 63."""
+"""Digits of the recipe's hash in labels, which may have at most 63 characters."""
 
 LEFT = "left by an earlier bake, deleted"
-"""Said of a builder."""
+"""Message about a builder."""
 
 KEPT_IMAGES = 1
-"""Deprecated ones that stay whatever names them: the way back."""
+"""Deprecated images that are always kept, so that you can go back."""
 
 VM_LIMIT_SEC = 600
 IMAGE_LIMIT_SEC = 3600
 STOP_LIMIT_SEC = 300
 SILENT_SEC = 300
-"""How long the API may refuse to answer while something is waited for."""
+"""Seconds that the API may fail to answer during a wait."""
 
 POLL_SEC = (0.2, 5.0)
 POLL_GROWTH = 1.3
@@ -54,23 +53,23 @@ T = TypeVar("T")
 
 
 class BakeError(Exception):
-    """A bake that came to nothing: a sentence, and the last lines of a step that failed."""
+    """A bake failed: a sentence, and the last lines of the failed step."""
 
 
 cancelled = threading.Event()
-"""Set where this process is asked to end what it does: a bake stops at its next look."""
+"""Set to cancel the bakes of this process; a bake stops at its next check."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a bake needs beside the recipe."""
+    """What a bake needs besides the recipe."""
 
     labels: Mapping[str, str]
-    """The stack's."""
+    """The stack's labels."""
     service_account: str = ""
-    """Of the builder, where it reads the bucket."""
+    """The builder's account, if it reads the bucket."""
     bundle: str = ""
-    """`gs://` path of the bundle, where the trainers are baked in."""
+    """`gs://` path of the bundle, if the trainers are baked in."""
     bundle_sha256: str = ""
     timeouts: str = "{}"
     network: str = "default"
@@ -84,18 +83,20 @@ class Order:
 
 
 def bake(baked: recipe.Baked, order: Order) -> str:
-    """The self link of the recipe's image, which is the family's newest when this returns.
+    """Bakes the recipe's image if needed; returns its self link. The image is then the newest of
+    its family.
 
-    Raises BakeError or ComputeError; then nothing of the bake is left, but for what the platform
-    does not answer to be rid of, which the next bake is.
+    Raises BakeError or ComputeError. Then it has deleted what the bake left, unless the platform
+    did not answer; in that case the next bake deletes it.
     """
     return _Bake(baked, order).run()
 
 
 def remove(family: str, project: str, labels: Mapping[str, str]) -> None:
-    """Deletes a stack's images of a family, and builders that were left, when the stack goes.
+    """Deletes a destroyed stack's images of a family, and leftover builders.
 
-    What a template still names, itself or by the family, stays and is said. Raises ComputeError.
+    Images that a template still names, directly or by the family, are kept and reported. Raises
+    ComputeError.
     """
     compute = Compute(project)
     for vm in _builders(compute, labels):
@@ -105,14 +106,15 @@ def remove(family: str, project: str, labels: Mapping[str, str]) -> None:
         if not _is_of(labels, image):
             continue
         if named & {image["name"], f"family/{family}"}:
-            _log.info(f"image {image['name']}: stays, a template names it")
+            _log.info(f"image {image['name']}: is kept, because a template names it")
             continue
         _delete(compute, f"global/images/{image['name']}", IMAGE_LIMIT_SEC)
 
 
 def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -> bool:
-    """Whether a bake of the stack that was killed has left something: a builder, or an image
-    other than `image`, a self link, as the family's newest. Raises ComputeError."""
+    """Whether a killed bake of the stack has left something: a builder, or, as the family's newest,
+    another image than the self link `image`. Raises ComputeError.
+    """
     compute = Compute(project)
     if _builders(compute, labels):
         return True
@@ -135,7 +137,7 @@ class _Bake:
         self._disk = f"zones/{baked.recipe.zone}/disks/{baked.builder}"
         self._image = f"global/images/{baked.image}"
         self._is_ours = False
-        """Whether the image that is there or on its way is this bake's."""
+        """Whether the existing or pending image is this bake's."""
 
     def run(self) -> str:
         left = None
@@ -162,14 +164,14 @@ class _Bake:
     # The image
 
     def _finished_image(self) -> Json | None:
-        """The image, where an earlier bake has made it; None if there is none to use."""
+        """The image, if an earlier bake has made it; None if there is none to use."""
         try:
             found = self._compute.call("GET", self._image)
         except Missing:
             return None
         if found.get("labels", {}).get("recipe") != self._baked.hash[:HASH_LABEL]:
             raise BakeError(
-                f"image {self._baked.image}: is there and was not baked by this recipe; delete it,"
+                f"image {self._baked.image}: exists and was not baked by this recipe; delete it,"
                 " or name another family in outlast:imageRecipe"
             )
         if found.get("status") == "FAILED":
@@ -181,7 +183,7 @@ class _Bake:
         if (found.get("deprecated") or {}).get("state") not in (None, "ACTIVE"):
             # The recipe is an earlier one again.
             self._order_call("POST", f"{self._image}/deprecate", {"state": "ACTIVE"})
-        _log.info(f"image {self._baked.image}: is there already")
+        _log.info(f"image {self._baked.image}: exists already")
         return found
 
     def _make_image(self) -> Json:
@@ -198,11 +200,11 @@ class _Bake:
         except OperationFailed as error:
             raise BakeError(f"image {self._baked.image}: could not be made ({error})") from None
         except CannotAsk as error:
-            _log.info(f"image {self._baked.image}: {error}; asking whether it is being made")
+            _log.info(f"image {self._baked.image}: {error}; checking whether it is being created")
         except ComputeError as error:
             if error.status != 409:
                 raise
-            self._is_ours = False  # another bake of the same recipe was quicker
+            self._is_ours = False  # Another bake of the same recipe was faster.
         found = self._wait_for_image()
         _log.info(f"image {self._baked.image}: made, the newest of family {self._recipe.family}")
         return found
@@ -213,20 +215,21 @@ class _Bake:
                 found = self._patiently(lambda: self._compute.call("GET", self._image))
             except Missing:
                 raise BakeError(
-                    f"image {self._baked.image}: is not there; run pulumi up again"
+                    f"image {self._baked.image}: does not exist; run pulumi up again"
                 ) from None
             if found.get("status") == "READY":
                 return found
             if found.get("status") == "FAILED":
                 break
         raise BakeError(
-            f"image {self._baked.image}: the platform could not make it in"
+            f"image {self._baked.image}: the platform could not create it in"
             f" {IMAGE_LIMIT_SEC // 60} minutes; run pulumi up again"
         )
 
     def _base_labels(self) -> dict[str, str]:
-        """Which image the builder booted from, and whether the family is known to have no GPU
-        driver."""
+        """Description of the image: which image the builder booted from, and whether the family is
+        known to have no GPU driver.
+        """
         try:
             source = str(self._compute.call("GET", self._disk).get("sourceImage") or "")
         except Missing:
@@ -257,7 +260,7 @@ class _Bake:
     # The builder
 
     def _build(self) -> None:
-        """The builder has done its work and is off."""
+        """Waits until the builder has done its work and is off."""
         found = self._builder()
         if found and not self._is_usable(found):
             _log.info(f"builder {self._baked.builder}: {LEFT}")
@@ -266,9 +269,9 @@ class _Bake:
         if found is None:
             self._make_builder()
         elif found["status"] in ALIVE:
-            _log.info(f"builder {self._baked.builder}: at work already")
+            _log.info(f"builder {self._baked.builder}: already at work")
         else:
-            _log.info(f"builder {self._baked.builder}: has done its work already, and is off")
+            _log.info(f"builder {self._baked.builder}: has already done its work, and is off")
         self._watch()
         _log.info(f"builder {self._baked.builder}: done, stopping")
         self._turn_off()
@@ -281,7 +284,7 @@ class _Bake:
             return None
 
     def _is_usable(self, vm: Json) -> bool:
-        """Whether a builder that is there is at work or done."""
+        """Whether an existing builder is at work or done."""
         state = self._told().get("state", "")
         return state == "done" or (vm["status"] in ALIVE and not state.startswith("failed"))
 
@@ -379,19 +382,20 @@ class _Bake:
         }
 
     def _watch(self) -> None:
-        """Waits until the builder says that it is done. Raises BakeError if it will not."""
+        """Waits until the builder reports that it is done. Raises BakeError if it fails."""
         said = log = ""
         for _ in _polls(None):
             vm, told = self._patiently(lambda: (self._builder(), self._told()))
             state, log = told.get("state", ""), told.get("log", log).rstrip()
             if vm is not None and not state:
-                log = self._serial() or log  # no report so far: is it booting?
+                log = self._serial() or log  # No report so far; it may be booting.
             last = f"; its last lines:\n{log}" if log else ""
             if vm is None:
                 raise BakeError(
-                    f"builder {self._baked.builder}: is gone{f' ({said})' if said else ''}; it had"
-                    f" {self._recipe.limit_minutes} minutes, set limitMinutes in"
-                    f" outlast:imageRecipe where that is too little{last}"
+                    f"builder {self._baked.builder}: does not exist any"
+                    f" more{f' ({said})' if said else ''}; it had"
+                    f" {self._recipe.limit_minutes} minutes; set limitMinutes in"
+                    f" outlast:imageRecipe if that is too short{last}"
                 )
             if state == "done":
                 return
@@ -403,12 +407,12 @@ class _Bake:
                 _log.info(f"builder {self._baked.builder}: {state}")
             if vm["status"] not in ALIVE:
                 raise BakeError(
-                    f"builder {self._baked.builder}: went off without having finished"
+                    f"builder {self._baked.builder}: was powered off before it had finished"
                     f"{f' ({said})' if said else ''}{last}"
                 )
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """An answer, asked for until there is one or for SILENT_SEC. Raises ComputeError."""
+        """Repeats a call until it is answered, or for SILENT_SEC. Raises ComputeError."""
         for _ in _polls(SILENT_SEC):
             try:
                 return ask()
@@ -417,7 +421,7 @@ class _Bake:
         return ask()
 
     def _told(self) -> dict[str, str]:
-        """The builder's guest attributes: `state`, and the `log` of the step that it is at."""
+        """The builder's guest attributes: `state`, and the `log` of its current step."""
         try:
             answer = self._compute.call(
                 "GET", f"{self._vm}/getGuestAttributes?queryPath=outlast%2F"
@@ -426,7 +430,7 @@ class _Bake:
             return {}
         except CannotAsk:
             raise
-        except ComputeError:  # of a VM that is off, on some days
+        except ComputeError:  # Some days the platform answers so for a VM that is off.
             return {}
         items = (answer.get("queryValue") or {}).get("items") or []
         return {one["key"]: str(one.get("value") or "") for one in items}
@@ -442,7 +446,9 @@ class _Bake:
         for _ in _polls(STOP_LIMIT_SEC):
             vm = self._patiently(self._builder)
             if vm is None:
-                raise BakeError(f"builder {self._baked.builder}: is gone before its image was made")
+                raise BakeError(
+                    f"builder {self._baked.builder}: was deleted before its image was created"
+                )
             if vm["status"] in ("TERMINATED", "STOPPED"):
                 return
             if vm["status"] in ALIVE:
@@ -450,14 +456,14 @@ class _Bake:
         raise BakeError(f"builder {self._baked.builder}: does not stop; run pulumi up again")
 
     def _abandon(self) -> None:
-        """Removes all that a failed bake left, as far as the platform answers."""
+        """Deletes everything that a failed bake left, as far as the platform answers."""
         try:
             if self._is_ours:
                 _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
             self._clear_builder()
         except ComputeError as error:
             _log.info(
-                f"builder {self._baked.builder}: may be left ({error}); it is deleted"
+                f"builder {self._baked.builder}: may still exist ({error}); it is deleted"
                 f" {self._recipe.limit_minutes} minutes after its start while it runs, and by the"
                 " next pulumi up"
             )
@@ -483,7 +489,7 @@ class _Bake:
 
 
 def base_refusal(base: str, found: images.Image | images.ImageMissing | images.Unknown) -> str:
-    """Why a base cannot be used for a bake; empty if it can, or if that is unknown."""
+    """Why an image cannot be the base of a bake; empty if it can, or if that is unknown."""
     if isinstance(found, images.ImageMissing):
         return f"{recipe.KEY}.base {base!r}: {found.why}"
     if isinstance(found, images.Image) and not found.usable:
@@ -493,12 +499,12 @@ def base_refusal(base: str, found: images.Image | images.ImageMissing | images.U
 
 
 def _builders(compute: Compute, labels: Mapping[str, str]) -> list[Json]:
-    """The builders that this stack has made, wherever they are and for whatever family."""
+    """The builders of this stack, in any zone and for any family."""
     return [vm for vm in compute.aggregated("instances") if _is_of(labels, vm)]
 
 
 def _is_of(labels: Mapping[str, str], made: Json) -> bool:
-    """Whether a bake of the stack with these labels has made it."""
+    """Whether a bake of the stack with these labels created it."""
     found = made.get("labels") or {}
     return found.get("component") == COMPONENT and all(
         found.get(key) == labels.get(key) for key in ("project", "stack")
@@ -506,7 +512,7 @@ def _is_of(labels: Mapping[str, str], made: Json) -> bool:
 
 
 def _images(compute: Compute, family: str) -> list[Json]:
-    """The images of a family that Outlast has baked."""
+    """The images of a family that Outlast baked."""
     return [
         image
         for image in compute.listed("global/images")
@@ -516,7 +522,7 @@ def _images(compute: Compute, family: str) -> list[Json]:
 
 
 def _named_images(compute: Compute) -> set[str]:
-    """What the project's templates boot from: names of images, and `family/NAME`."""
+    """The images that the project's templates name, as names or `family/NAME`."""
     return {
         source.partition("global/images/")[2]
         for template in compute.aggregated("instanceTemplates")
@@ -530,7 +536,7 @@ def _zone_of(vm: Json) -> str:
 
 
 def _clear_left(compute: Compute, vm: Json) -> None:
-    """Deletes a builder that no bake continues, once no image is being made of its disk."""
+    """Deletes a builder that no bake continues, once no image is being created from its disk."""
     image = f"global/images/{vm['name'].removeprefix(recipe.BUILDER)}"
     for _ in _polls(IMAGE_LIMIT_SEC):
         try:
@@ -547,7 +553,7 @@ def _delete_vm(compute: Compute, zone: str, name: str) -> None:
 
 
 def _delete(compute: Compute, path: str, limit_sec: float) -> None:
-    """Deletes what may be gone already."""
+    """Deletes a resource that may already be deleted."""
     try:
         compute.order("DELETE", path, limit_sec=limit_sec)
     except Missing:
@@ -555,7 +561,7 @@ def _delete(compute: Compute, path: str, limit_sec: float) -> None:
 
 
 def _polls(limit_sec: float | None) -> Iterator[None]:
-    """One more look, and again after growing waits, until the limit. Raises BakeError."""
+    """Waits longer and longer between checks, until the limit. Raises BakeError."""
     end = None if limit_sec is None else time.monotonic() + limit_sec
     wait_sec, longest = POLL_SEC
     while True:

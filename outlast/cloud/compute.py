@@ -1,12 +1,12 @@
-"""Compute Engine's API as this machine's commands and the program's providers call it.
+"""A client of Compute Engine's API, for commands and dynamic providers.
 
-Where it is follows the provider's own variable (`GOOGLE_COMPUTE_CUSTOM_ENDPOINT`), so that a local
-cloud serves it too; who asks, the provider's `GOOGLE_OAUTH_ACCESS_TOKEN` or else Google's default
-credentials. Nothing here waits long: a call has one try and its own time limit.
+The endpoint comes from the provider's own variable (`GOOGLE_COMPUTE_CUSTOM_ENDPOINT`), so that a
+local cloud can serve it; the token from the provider's `GOOGLE_OAUTH_ACCESS_TOKEN`, or else from
+Google's default credentials. Nothing here waits long: a call has one try and its own time limit.
 
-ComputeError          an answer that is not a success, or none
+ComputeError an answer that is not a success, or no answer
 ├── Missing           404
-└── CannotAsk         no network, no credentials, no permission, no sense in the answer
+└── CannotAsk         no network, no credentials, no permission, or an answer that makes no sense
 """
 
 import functools
@@ -30,13 +30,13 @@ TOKEN_VARIABLE = "GOOGLE_OAUTH_ACCESS_TOKEN"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ANSWER_TIMEOUT_SEC = 10.0
 OPERATION_WAIT_SEC = 150.0
-"""The platform's own wait lasts up to two minutes."""
+"""Seconds; the platform's own wait lasts up to two minutes."""
 
 Json = dict[str, Any]
 
 
 class ComputeError(Exception):
-    """An answer that is not a success; `status` 0 without any."""
+    """An answer that is not a success; `status` is 0 without an answer."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -44,7 +44,7 @@ class ComputeError(Exception):
 
 
 class Missing(ComputeError):
-    """There is no such thing."""
+    """The resource does not exist."""
 
 
 class CannotAsk(ComputeError):
@@ -52,7 +52,7 @@ class CannotAsk(ComputeError):
 
 
 class OperationFailed(ComputeError):
-    """The platform took an order and could not carry it out."""
+    """The platform accepted an operation and it failed."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Compute:
     """The API for one project."""
 
     def __init__(self, project: str, *, endpoint: str = "") -> None:
-        """`endpoint` as `gcp:computeCustomEndpoint`; empty: as the environment says."""
+        """`endpoint` as in `gcp:computeCustomEndpoint`; empty: from the environment."""
         found = endpoint or os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT
         self._base = found.rstrip("/") + "/"
         self.project = project
@@ -83,7 +83,7 @@ class Compute:
         project: str = "",
         timeout_sec: float = ANSWER_TIMEOUT_SEC,
     ) -> Json:
-        """The answer to one call of a path below the project. Raises ComputeError."""
+        """Calls a path below the project and returns the answer. Raises ComputeError."""
         request = urllib.request.Request(
             f"{self._base}projects/{project or self.project}/{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -111,8 +111,9 @@ class Compute:
     def order(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, limit_sec: float
     ) -> None:
-        """A call that the platform carries out later; returns when it has. Raises ComputeError,
-        OperationFailed with the platform's words."""
+        """Starts an operation and waits for it. Raises ComputeError, and OperationFailed with the
+        platform's message.
+        """
         operation = self.call(method, path, body, timeout_sec=OPERATION_WAIT_SEC)
         deadline = time.monotonic() + limit_sec
         while operation.get("status") != "DONE":
@@ -129,13 +130,14 @@ class Compute:
             raise OperationFailed(int(operation.get("httpErrorStatusCode") or 0), said)
 
     def listed(self, path: str, *, filter: str = "") -> Iterator[Json]:
-        """The items of a list, whatever pages it has. Raises ComputeError."""
+        """All items of a list, from all its pages. Raises ComputeError."""
         for answer in self._pages(path, filter=filter):
             yield from answer.get("items") or []
 
     def aggregated(self, kind: str) -> Iterator[Json]:
-        """What the project has of a kind, such as `instances`, in whatever place and on whatever
-        page. Raises ComputeError."""
+        """All resources of a kind, such as `instances`, in all zones and pages. Raises
+        ComputeError.
+        """
         for answer in self._pages(f"aggregated/{kind}"):
             for scope in (answer.get("items") or {}).values():
                 yield from scope.get(kind) or []
@@ -153,7 +155,7 @@ class Compute:
 
 
 def _token() -> str:
-    """The access token of who asks. Raises CannotAsk."""
+    """The access token. Raises CannotAsk."""
     given = os.environ.get(TOKEN_VARIABLE)
     if given:
         return given
@@ -173,8 +175,9 @@ def _token() -> str:
 
 @functools.cache
 def _credentials() -> "Credentials | str":
-    """The default credentials, or why there are none: looked for once, since that takes seconds
-    if there are none."""
+    """The default credentials, or why there are none; looked up once, because that takes seconds if
+    there are none.
+    """
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 

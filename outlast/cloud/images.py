@@ -1,9 +1,9 @@
-"""What an image or an image family means now: the concrete image, or why there is none.
+"""Looks up images and image families: the concrete image, or why there is none.
 
-A template that names a family boots whatever is newest when a VM is made; a run that is to stay
-reproducible names the image. There are four answers: an image (that may be deprecated or
-obsolete), a family or image that is gone, and *cannot be asked* (no network, no credentials, no
-permission), which is not an error: a preview needs no cloud.
+A template that names a family boots its newest image whenever a VM is created; a reproducible run
+names the image. The answer is an image (which may be deprecated or obsolete), a family or image
+that does not exist, or *cannot be asked* (no network, no credentials, no permission), which is not
+an error: a preview needs no cloud.
 """
 
 import fnmatch
@@ -21,8 +21,9 @@ COMMON_GPU = f"{DEEP_LEARNING}common-cu129-ubuntu-2404-nvidia-580"
 PYTORCH_GPU = f"{DEEP_LEARNING}pytorch-2-9-cu129-ubuntu-2404-nvidia-580"
 
 RETIRED = (
-    # As of November 2026: (project, families, gone since, what to name instead); the first match
-    # counts. It only explains: what the cloud still has is none of these.
+    # As of November 2026: (project, families, ended when, what to name instead); the first match
+    # counts. It only explains why a lookup failed; images that the cloud still has are not looked
+    # up here.
     ("deeplearning-platform-release", "*-cu129-*", "", ""),
     ("deeplearning-platform-release", "*cpu*", "July 2024", UBUNTU),
     ("deeplearning-platform-release", "pytorch-*", "13 April 2026", PYTORCH_GPU),
@@ -38,15 +39,15 @@ WITHOUT_DRIVER = frozenset(
     | {"centos-cloud", "almalinux-cloud", "fedora-cloud", "fedora-coreos-cloud", "cos-cloud"}
     | {"suse-cloud", "opensuse-cloud", "oracle-linux-cloud"}
 )
-"""Projects of stock images, none of which has a GPU driver. Those that have one are in projects of
-their own: deeplearning-platform-release, ubuntu-os-accelerator-images,
-rocky-linux-accelerator-cloud."""
+"""Projects of stock images without a GPU driver. Images with a driver are in other projects:
+deeplearning-platform-release, ubuntu-os-accelerator-images, rocky-linux-accelerator-cloud.
+"""
 
 DRIVER_LABEL, NO_DRIVER = "gpu-driver", "none"
-"""What a bake writes on an image that it knows to have none."""
+"""Text that a bake writes into the description of an image without a driver."""
 
 PROJECTS = (("debian", "debian-cloud"), ("ubuntu", "ubuntu-os-cloud"))
-"""The provider looks up bare names with these beginnings in the stock projects too."""
+"""Name prefixes that the provider also looks up in the stock projects."""
 
 _PATH = re.compile(
     r"(?:https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/)?"
@@ -57,7 +58,7 @@ _SHORT = re.compile(r"(?:(?P<project>[^/]+)/)?(?P<name>[^/]+)")
 
 @dataclass(frozen=True)
 class Image:
-    """The image that a reference means now."""
+    """The image that a reference currently means."""
 
     self_link: str
     project: str
@@ -66,7 +67,7 @@ class Image:
     state: str = "ACTIVE"
     """ACTIVE, DEPRECATED (usable), OBSOLETE or DELETED (no VM can boot from it)."""
     replacement: str = ""
-    """What its owner names instead, once it is not active."""
+    """The replacement that its owner names, once it is not active."""
     labels: Mapping[str, str] = field(default_factory=dict)
     size_gb: int = 0
 
@@ -82,26 +83,26 @@ class Image:
 
     @property
     def usable(self) -> bool:
-        """Whether VMs can be made of it."""
+        """Whether VMs can boot from it."""
         return self.state in ("ACTIVE", "DEPRECATED")
 
 
 @dataclass(frozen=True)
 class ImageMissing:
-    """There is no such image or family: it never was, or its owner took it away."""
+    """No such image or family: it never existed, or its owner deleted it."""
 
     reference: str
     successor: str
     """What to name instead; empty if unknown."""
     since: str
-    """When it went, in words; with a successor only."""
+    """When it ended, in words; only with a successor."""
 
     @property
     def why(self) -> str:
-        """The rest of a sentence that begins with the field and the reference."""
+        """The end of a sentence that starts with the field and the reference."""
         if not self.successor:
             return "there is no such image or image family; name one that exists"
-        return f"is gone since {self.since}; its successor is {self.successor}"
+        return f"has not existed since {self.since}; its successor is {self.successor}"
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,10 @@ class Unknown:
 
 
 def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | ImageMissing | Unknown:
-    """The image that `reference` means now, in any of the forms that the provider takes.
+    """Looks up the image that `reference`, in any form that the provider accepts, means now.
 
-    `project`: where references without one are looked up. One or two calls, ten seconds each at
-    most.
+    `project` is for references without a project. Makes one or two calls of at most ten seconds
+    each.
     """
     compute = Compute(project, endpoint=endpoint)
     candidates = _candidates(reference, project)
@@ -137,7 +138,7 @@ def named_project(reference: str) -> str:
 
 
 def _candidates(reference: str, project: str) -> list[tuple[str, str]]:
-    """(project, path below global/images) of what a reference may mean, in the provider's order."""
+    """(project, path below global/images) of each possible meaning, in the provider's order."""
     if match := _PATH.fullmatch(reference):
         family = "family/" if match["family"] else ""
         return [(match["project"] or project, family + match["name"])]

@@ -1,7 +1,7 @@
-"""What an image is made of: the recipe in `outlast:imageRecipe`, checked, and its hash.
+"""Checks the recipe in `outlast:imageRecipe` and computes its hash.
 
-Pure but for the files of the checkout that a recipe names. The hash covers what the image will
-hold and nothing of how its builder runs, so that a larger builder causes no new bake.
+It reads nothing but the recipe's files in the checkout. The hash covers the image's content but not
+how its builder runs, so a larger builder causes no new bake.
 """
 
 import base64
@@ -25,18 +25,19 @@ DEFAULT_MACHINE_TYPE = "e2-standard-4"
 DEFAULT_LIMIT_MINUTES = 120
 DEFAULT_DISK_GB = 50
 DISK_TYPE = "pd-balanced"
-"""Of the builder."""
+"""The builder's defaults."""
 LIMIT_MINUTES = 1440
 
 FAMILY_LIMIT = 40
-"""The platform allows names of 63 characters; the builder's and the image's are longer than the
-family's."""
+"""The longest family: the platform allows names of 63 characters, and those of builder and image
+are longer.
+"""
 
 BUILDER = "bake-"
-"""The builder's name is the image's behind this."""
+"""Prefix of the builder's name, before the image's name."""
 
 KEY = "outlast:imageRecipe"
-"""The setting that a sentence about a recipe begins with."""
+"""The setting with which a message about a recipe begins."""
 
 WHAT = "packages, requirements, driver, cuda, script, data or trainers"
 _KEYS = frozenset(
@@ -64,7 +65,7 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class Data:
-    """A file that the image holds, at /opt/outlast/data/`path`."""
+    """A data file of the image, at /opt/outlast/data/`path`."""
 
     url: str
     sha256: str
@@ -77,7 +78,7 @@ class Recipe:
 
     family: str
     base: str
-    """Image or family, in any of the provider's forms."""
+    """Image or family, in any form that the provider accepts."""
     packages: tuple[str, ...] = ()
     requirements: str = ""
     """File of the checkout, locked with hashes."""
@@ -87,11 +88,11 @@ class Recipe:
     """File of the checkout."""
     data: tuple[Data, ...] = ()
     trainers: bool = False
-    """Whether the bundle lies in the image."""
+    """Whether the image contains the bundle."""
     project: str = ""
-    """Of the image and its builder."""
+    """Project of the image and its builder."""
     share_with: tuple[str, ...] = ()
-    """Who else may boot from the project's images."""
+    """Members that may also boot from the project's images."""
     machine_type: str = DEFAULT_MACHINE_TYPE
     zone: str = ""
     limit_minutes: int = DEFAULT_LIMIT_MINUTES
@@ -104,7 +105,7 @@ class Recipe:
 
     @property
     def installs_driver(self) -> bool:
-        """Whether it installs a GPU driver, or may: what a script does is not known."""
+        """Whether it installs a GPU driver, or might, because a script's effects are unknown."""
         packaged = any(one.startswith(_DRIVER_PACKAGES) for one in self.packages)
         return bool(self.driver or self.script) or packaged
 
@@ -115,8 +116,9 @@ class Recipe:
 
 
 def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Recipe:
-    """The recipe that a stack's configuration gives; `base`, `project` and `zone` are the stack's,
-    for what it leaves out. Raises RecipeError."""
+    """Checks the recipe in a stack's configuration; `base`, `project` and `zone` are the stack's
+    defaults. Raises RecipeError.
+    """
     for key in given:
         if key not in _KEYS:
             hint = did_you_mean(key, sorted(_KEYS), f"its parts are {_words(_KEYS)}")
@@ -156,7 +158,7 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
     installed = (recipe.packages, recipe.requirements, recipe.driver, recipe.cuda, recipe.script)
     if not (any(installed) or recipe.data or recipe.trainers):
         raise RecipeError(
-            f"{KEY}: installs nothing; add {WHAT}, or leave imageRecipe out, since stock images"
+            f"{KEY}: installs nothing; add {WHAT}, or leave out imageRecipe, because stock images"
             " work without a bake"
         )
     return recipe
@@ -165,8 +167,9 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
 def network_refusal(
     recipe: Recipe, *, project: str, region: str, network: str, subnetwork: str, internet: bool
 ) -> str | None:
-    """Why the recipe's builder cannot work in the stack's network; `project` and `region` are the
-    stack's, `internet` is whether a VM reaches more than Google's APIs."""
+    """Why the recipe's builder cannot work in the stack's network. `project` and `region` are the
+    stack's; `internet` says whether a VM reaches more than Google's APIs.
+    """
     if not internet:
         return (
             f"{KEY} beside outlast:network {network!r}: the builder installs from the internet, and"
@@ -176,19 +179,19 @@ def network_refusal(
     if recipe.project != project and network != "default" and "/" not in network:
         return (
             f"{KEY}.project {recipe.project!r}: the builder is in that project, and outlast:network"
-            f" {network!r} in {project}; leave project out, or set outlast:network to default"
+            f" {network!r} in {project}; leave out project, or set outlast:network to default"
         )
     if recipe.zone.rpartition("-")[0] != region and (subnetwork or network == "isolated"):
         return (
             f"{KEY}.zone {recipe.zone!r}: the builder's subnetwork is in {region}; set it to a zone"
-            " of that, or leave it out"
+            " of that region, or leave it out"
         )
     return None
 
 
 @dataclass(frozen=True)
 class Baked:
-    """A recipe with its files: what the image will be called, and what its builder is sent."""
+    """A recipe with its files: the image's name, and what its builder receives."""
 
     recipe: Recipe
     hash: str
@@ -202,18 +205,19 @@ class Baked:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The recipe for a stack's state; files by their names."""
+        """The recipe as stored in a stack's state, with files by name."""
         return asdict(self.recipe)
 
     @property
     def builder(self) -> str:
-        """The name of the VM that bakes it, and of that one's disk."""
+        """The name of the builder and of its disk."""
         return f"{BUILDER}{self.image}"
 
 
 def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
-    """The recipe with the files of the project `root`; `bundle_sha256` where the trainers are
-    baked in. Raises RecipeError."""
+    """The recipe with its files from the project `root`; `bundle_sha256` if the trainers are baked
+    in. Raises RecipeError.
+    """
     files = {"vm": (PACKAGE / bundles.REQUIREMENTS).read_bytes()}
     if recipe.requirements:
         files["requirements"] = _locked(root, recipe.requirements)
@@ -241,7 +245,7 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
 
 
 def _locked(root: Path, name: str) -> bytes:
-    """A requirements file with hashes, which stands for all that it includes."""
+    """A requirements file with hashes, which must name every package that it includes."""
     _file(root, "requirements", name)
     try:
         requirements.refuse_other_forms(name)
@@ -255,17 +259,17 @@ def _locked(root: Path, name: str) -> bytes:
 
 
 def image_name(family: str, hash: str) -> str:
-    """What the image of a recipe with this hash is called."""
+    """The name of the image of a recipe with this hash."""
     return f"{family}-{hash[:10]}"
 
 
 def encoded(data: bytes) -> str:
-    """A file as the builder's metadata carries it."""
+    """A file, compressed for the builder's metadata."""
     return base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
 def from_dict(given: Mapping[str, Any]) -> Recipe:
-    """The recipe of a stack's state, whose numbers may have become floats."""
+    """The recipe from a stack's state, whose numbers may have become floats."""
     return Recipe(
         **{
             **given,
@@ -279,7 +283,7 @@ def from_dict(given: Mapping[str, Any]) -> Recipe:
 
 
 def _file(root: Path, key: str, name: str) -> bytes:
-    """A file of the checkout that may leave this machine."""
+    """Reads a file of the checkout that may leave this machine."""
     path = bundles.inside(root, name)
     if path is None or not path.is_file():
         raise _bad(key, name, "must be a file in the checkout")
@@ -287,12 +291,15 @@ def _file(root: Path, key: str, name: str) -> bytes:
         raise _bad(
             key,
             name,
-            "must be no key, no hidden file and none that git ignores, for these enter no image",
+            "must not be a key, a hidden file or a file that git ignores: these never enter an"
+            " image",
         )
     data = path.read_bytes()
     found = keys.find(data)
     if found is not None:
-        raise _bad(key, name, f"line {found.line} holds {found.what}, and no key enters an image")
+        raise _bad(
+            key, name, f"line {found.line} holds {found.what}, and keys never enter an image"
+        )
     return data
 
 

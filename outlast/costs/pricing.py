@@ -1,7 +1,7 @@
-"""What resources cost, by the dated list prices of `prices.yaml`.
+"""Computes what resources cost, from the dated list prices in `prices.yaml`.
 
-A price that the list does not have is unknown and stays so: a sum with an unknown part is a lower
-bound, and says "at least". Pure but for the one file that is read.
+A price that is not in the list is unknown: a sum with an unknown part is a lower bound and says "at
+least". It reads nothing but that file.
 """
 
 import functools
@@ -23,7 +23,7 @@ Rates = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that is paid for by the hour."""
+    """One item that is paid for by the hour."""
 
     what: str
     hour: float | None
@@ -32,22 +32,22 @@ class Item:
 
 @dataclass(frozen=True)
 class Sum:
-    """What several things cost."""
+    """The cost of several items."""
 
     items: tuple[Item, ...] = ()
 
     @property
     def hour(self) -> float:
-        """Dollars an hour of what is known."""
+        """Dollars an hour of the items with a known price."""
         return sum(item.hour or 0.0 for item in self.items)
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What has no known price."""
+        """The items without a known price."""
         return tuple(item.what for item in self.items if item.hour is None)
 
     def said(self, hours: float = 1.0) -> str:
-        """The dollars of so many hours: `at least` where a part is unknown."""
+        """The dollars for a number of hours; `at least` if a part is unknown."""
         if self.items and len(self.unknown) == len(self.items):
             return "unknown"
         return ("at least " if self.unknown else "") + dollars(self.hour * hours)
@@ -55,10 +55,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Shape:
-    """A machine type, taken apart as far as its price needs it."""
+    """A machine type, split into what its price depends on."""
 
     keys: tuple[str, ...]
-    """Where its price may stand, the most special first."""
+    """Keys of its price, the most specific first."""
     cpus: float
     gib: float | None
     gpu: str = ""
@@ -74,12 +74,12 @@ def prices() -> Rates:
 
 
 def date() -> str:
-    """When the list was put together."""
+    """The list's date."""
     return str(prices()["date"])
 
 
 def dollars(amount: float) -> str:
-    """`$0.0123`, `$1.23`, `$1,234`: three digits or so that matter."""
+    """`$0.0123`, `$1.23`, `$1,234`: about three significant digits."""
     if amount and abs(amount) < 0.1:
         return f"${amount:.4f}"
     return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"
@@ -91,7 +91,7 @@ def region_of(zone: str) -> str:
 
 
 def shape(machine_type: str) -> Shape | None:
-    """None: a name that says nothing of its size."""
+    """None if the name does not say the size."""
     known = prices()["shapes"].get(machine_type)
     words = machine_type.split("-")
     if known:
@@ -101,7 +101,7 @@ def shape(machine_type: str) -> Shape | None:
         )
     custom = _CUSTOM.fullmatch(machine_type)
     if custom:
-        # With extended memory (-ext) their price differs and is not listed here.
+        # Extended memory (-ext) has another price, which is not listed here.
         keys = (f"{custom['family'] or 'n1'}-custom",)
         return Shape(keys, int(custom["cpus"]), int(custom["mib"]) / 1024)
     predefined = _PREDEFINED.fullmatch(machine_type)
@@ -131,8 +131,9 @@ def vm(template: Mapping[str, Any], zone: str) -> Sum:
 
 
 def dearest(templates: Sequence[Mapping[str, Any]], zone: str) -> Sum:
-    """The VM that costs most of several, one of which is made. What has no known price in the
-    others may cost more yet, and is unknown in the sum."""
+    """The most expensive of several VMs, of which one is created. Items of the others without a
+    known price might cost more, so they are unknown in the sum.
+    """
     sums = [vm(template, zone) for template in templates]
     most = max(sums, key=lambda one: one.hour)
     unknown = dict.fromkeys(what for one in sums for what in one.unknown)
@@ -141,19 +142,19 @@ def dearest(templates: Sequence[Mapping[str, Any]], zone: str) -> Sum:
 
 
 def nat(vms: int = 1) -> Sum:
-    """A NAT gateway before so many VMs, without what passes through it."""
+    """A NAT gateway for a number of VMs, without its traffic."""
     network = prices()["network"]
     hour = network["nat_vm"] * vms + network["nat_address"]
     return Sum((Item(f"NAT (and {dollars(network['nat_gib'])} for each GiB through it)", hour),))
 
 
 def storage_gib_month(location: str) -> float | None:
-    """A GiB of a bucket for a month; None: unknown."""
+    """A GiB in a bucket for a month; None if unknown."""
     return prices()["storage"]["gib_month"].get(location.lower())
 
 
 def transfer_gib(one: str, other: str) -> float | None:
-    """A GiB between two locations that are not the same, at most; None: unknown."""
+    """The most that a GiB between two different locations costs; None if unknown."""
     rates = prices()["transfer"]
     ends = {rates["continents"].get(place.lower().partition("-")[0]) for place in (one, other)}
     if None in ends:
@@ -164,12 +165,12 @@ def transfer_gib(one: str, other: str) -> float | None:
 
 
 def added(sums: Iterable[Sum]) -> Sum:
-    """All of them together."""
+    """The items together."""
     return Sum(tuple(item for one in sums for item in one.items))
 
 
 def _machine(name: str, region: str, spot: str) -> tuple[Item, bool]:
-    """The machine, and whether its price holds its GPUs."""
+    """The machine, and whether its price includes its GPUs."""
     what = f"{name} {'Spot' if spot == 'spot' else 'on demand'}"
     found, rates = shape(name), prices()["machines"].get(region, {})
     if found is None:

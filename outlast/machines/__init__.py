@@ -1,1 +1,1 @@
-"""Which machines and regions there are, and what goes together."""
+"""Machine types and regions, and the rules for combining them."""

@@ -1,8 +1,7 @@
 """The families of machine types, as data: sizes, GPUs, local SSDs, disks, platforms, custom types.
 
-`machines.py` has the rules that read it. What a family has not here is refused, and what may be
-newer than these pages passes by `outlast:allowUnlisted`; a family that is not here passes with a
-word.
+`machines.py` has the rules. What a family here does not list is refused, unless
+`outlast:allowUnlisted` names it because it is newer. A family that is not here passes with a note.
 
 Sources. Read from Google's pages: sizes of the general-purpose families, their custom types, and
 what boots C4, N4, C3D, H3 and M: "General-purpose machine family", "Compute-optimized machine
@@ -11,7 +10,7 @@ Local SSD disks", last updated 14 April 2026; that Hyperdisk Balanced is the onl
 that boots, and of which series: "About Hyperdisk Balanced" and "About Google Cloud Hyperdisk",
 2025. Read from Google's own list of machine types in the GKE autoscaler (k8s.io/gke-autoscaling,
 copyright 2026): sizes of the GPU families, boot disks and CPU platforms, and that H3 is not a Spot
-VM. Where the two differ in sizes, both count. Scheduling of A3 and A4X: the Compute API's discovery
+VM. If the two differ in sizes, both count. Scheduling of A3 and A4X: the Compute API's discovery
 document, revision 20261106. How many CPUs N2's custom types may have, and the most memory of N1's
 and N2D's: Google's sample `create_custom_machine_type`.
 
@@ -21,9 +20,9 @@ metal and Z3 above 18,000 GiB of Titanium SSD are only stopped; of any series bu
 otherwise); that H3 is moved by default: "Compute-optimized machine family", last updated 10 April
 2026; and the API's own refusals of E2, Z3 and H4D in public reports.
 
-From memory: the CPU platforms of A3, the memory of a GB300, `pd-extreme` as a boot disk of N2, how
-many CPUs an N1 machine may have beside a GPU. Where the API takes what is refused here, the table
-is wrong.
+From memory: the CPU platforms of A3, the memory of a GB300, `pd-extreme` as a boot disk of N2, and
+the most CPUs of an N1 machine with a GPU. If the API accepts what is refused here, the table is
+wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +34,15 @@ AS_OF = "April 2026"
 PERSISTENT = ("pd-standard", "pd-balanced", "pd-ssd")
 BALANCED_SSD = ("pd-balanced", "pd-ssd")
 HYPERDISK = ("hyperdisk-balanced",)
-"""Other Hyperdisks are attached and do not boot."""
+"""Other Hyperdisks can be attached but do not boot."""
 
 MIGRATE, TERMINATE = "migrate", "terminate"
-"""What happens to a standard VM when its host is maintained: it is moved as it runs, or stopped and
-booted again."""
+"""What happens to a standard VM when its host is maintained: it is moved while it runs, or stopped
+and booted again.
+"""
 
 Counts = Mapping[int, tuple[int, ...]]
-"""By the most CPUs that it holds for: how many local SSDs may be attached."""
+"""Allowed numbers of local SSDs, by the largest number of CPUs that each entry applies to."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Gpu:
     """A GPU model with its own machine family, or for N1."""
 
     name: str
-    """As the API names it."""
+    """The API's name for it."""
     memory_gb: int
     cpus: Mapping[int, int] = field(default_factory=dict)
-    """For N1: by how many are attached, the most CPUs of the machine."""
+    """For N1: the most CPUs of the machine, by number of attached GPUs."""
     most_ssds: int = 24
-    """For N1: local SSDs beside them."""
+    """For N1: the most local SSDs beside them."""
 
 
 @dataclass(frozen=True)
@@ -65,46 +65,47 @@ class Custom:
     least_cpus: int
     most_cpus: int
     steps: Mapping[int, int]
-    """By the most CPUs that it holds for: CPUs come in multiples of it."""
+    """Step between numbers of CPUs, by the largest number of CPUs that it applies to."""
     least_gb: float
     most_gb: float
-    """Memory by CPU; `-ext` lifts the upper bound."""
+    """GB of memory per CPU; `-ext` lifts the upper bound."""
     total_gb: int
-    """No machine has more, with `-ext` either."""
+    """The most GB of memory of any machine, even with `-ext`."""
     extended: bool = True
 
 
 @dataclass(frozen=True)
 class Family:
-    """What goes with the machine types whose names begin with the family's."""
+    """The rules for machine types whose names begin with the family's."""
 
     types: tuple[str, ...]
     """Every predefined machine type."""
     disks: tuple[str, ...] = PERSISTENT
-    """What its machines boot from."""
+    """Boot disk types."""
     ssds: Counts | None = None
-    """None: a count is not taken, since the family has none, or they come by themselves."""
+    """None if you cannot attach any: the family has none, or includes them."""
     own_ssds: str = ""
-    """Which of its types bring local SSDs by themselves: `all`, or a suffix of their names."""
+    """Which of its types include local SSDs: `all`, or a suffix of their names."""
     platforms: tuple[str, ...] = ()
-    """CPU platforms that can be asked for, the newest last."""
+    """CPU platforms that can be requested, newest last."""
     gpu: Gpu | None = None
-    """The model that its machines have already."""
+    """The GPU model that its machines include."""
     gpus: Mapping[str, int] | None = None
-    """By machine type where the name does not say it (`-8g`): how many it has."""
+    """Number of GPUs by machine type, if the name does not say it (`-8g`)."""
     gb_per_cpu: Mapping[str, float] | None = None
-    """Memory by CPU of its predefined types, by their middle word; where it is advised on."""
+    """GB of memory per CPU of its predefined types, by the middle word; used for advice."""
     custom: Custom | None = None
     spot: bool = True
     only_spot: tuple[str, ...] = ()
-    """Its machine types that come as Spot (or flex-start) VMs and no other way."""
+    """Its machine types that exist only as Spot (or flex-start) VMs."""
     arm: bool = False
-    """Its CPUs run no x86 image."""
+    """Its CPUs do not run x86 images."""
     maintenance: str = ""
-    """MIGRATE or TERMINATE where the platform takes only that of a standard VM; empty: either.
-    Machines with GPUs and bare metal are stopped in any family."""
+    """MIGRATE or TERMINATE if the platform accepts only that for a standard VM; empty for either.
+    Machines with GPUs and bare metal are stopped in any family.
+    """
     stopped: tuple[str, ...] = ()
-    """Its machine types that are stopped, where the rest of the family is moved."""
+    """Its machine types that are stopped, while the rest of the family is moved."""
 
 
 def _types(series: str, suffix: str = "", **sizes: Sequence[int]) -> tuple[str, ...]:
@@ -115,12 +116,12 @@ def _types(series: str, suffix: str = "", **sizes: Sequence[int]) -> tuple[str, 
 
 
 def _alike(series: str, counts: Sequence[int], suffix: str = "") -> tuple[str, ...]:
-    """The sizes of a series whose three words have the same."""
+    """The machine types of a series whose three words have the same sizes."""
     return _types(series, suffix, standard=counts, highmem=counts, highcpu=counts)
 
 
 def _gpu_types(series: str, *counts: int) -> tuple[str, ...]:
-    """With `-nolssd`, which leaves the local SSDs out that they bring."""
+    """The same types with `-nolssd`, without the included local SSDs."""
     return tuple(f"{series}-{count}g{end}" for count in counts for end in ("", "-nolssd"))
 
 
@@ -130,7 +131,7 @@ N1_GPUS = {
     "nvidia-tesla-p100": Gpu("nvidia-tesla-p100", 16, {1: 16, 2: 32, 4: 96}),
     "nvidia-tesla-v100": Gpu("nvidia-tesla-v100", 16, {1: 12, 2: 24, 4: 48, 8: 96}),
 }
-"""What an N1 machine takes, and nothing else does."""
+"""GPUs that only an N1 machine can have attached."""
 
 _H100 = Gpu("nvidia-h100-80gb", 80)
 _A100 = Gpu("nvidia-tesla-a100", 40)
@@ -337,7 +338,7 @@ FAMILIES: Mapping[str, Family] = {
         ssds={6: (), 12: (1,), 24: (2,), 48: (4,), 96: (8,), 192: (16,), 384: (32,)},
         platforms=_TURIN,
         gpu=Gpu("nvidia-rtx-pro-6000", 96),
-        # Below 48 CPUs the machine has a part of one.
+        # Below 48 CPUs, the machine has a part of a GPU.
         gpus={"6": 1, "12": 1, "24": 1, "48": 1, "96": 2, "192": 4, "384": 8},
     ),
     "a2-highgpu": Family(

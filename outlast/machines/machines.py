@@ -1,8 +1,8 @@
-"""Which machines there are, and what goes together: pure rules that `outlast/settings` asks.
+"""Checks machine types and combinations of settings: pure rules for `outlast/settings`.
 
-`families.py` is the one table. What it does not know it does not refuse: a machine type of a new
-family passes with a word of advice, and one that is newer than the table by
-`outlast:allowUnlisted`. Where machines are, `regions.py` says.
+`families.py` is the table. A machine type of an unknown family passes with a note, and one that is
+newer than the table passes if `outlast:allowUnlisted` names it. `regions.py` says where machines
+are.
 """
 
 import math
@@ -25,16 +25,18 @@ SPOT, STANDARD, FLEX = "spot", "standard", "flex-start"
 SURVIVE, BURST, DEDICATED = "survive", "burst", "dedicated"
 MODES = (SURVIVE, BURST, DEDICATED)
 STOP_SPOT_SEC, STOP_STANDARD_SEC = 30, 90
-"""What the platform gives a system to go down: to a standard VM 90 s by Google's page on shutdown
-scripts, 120 by the API's own text (`skipGuestOsShutdown`, revision 20261106); the less counts."""
+"""Seconds that the platform gives a system to shut down. For a standard VM, Google's page on
+shutdown scripts says 90, the API's own text 120 (`skipGuestOsShutdown`, revision 20261106); the
+lower counts.
+"""
 MOST_GPUS, MOST_SSDS = 16, 32
-"""Of any machine that there is; what a family of the table takes is less."""
+"""The most of any machine; a family in the table may allow fewer."""
 RANKED_LIMIT = 10
-"""Machine types of one group; more choices than that are a slip."""
+"""The most machine types of one group; more are surely a mistake."""
 
 
 class MachineError(ValueError):
-    """A combination that cannot be: the setting, the value found, the rule and what to do."""
+    """An impossible combination: the setting, the value found, the rule and what to do."""
 
     def __init__(self, key: str, value: object, rule: str, action: str = "") -> None:
         """`action`: what to do, if it is not just to set the key."""
@@ -55,11 +57,11 @@ _SHARED_E2_GB = {"micro": (1, 2), "small": (1, 4), "medium": (1, 8)}
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine type, taken apart."""
+    """A parsed machine type."""
 
     type: str
     family: str
-    """Its key in `FAMILIES`, or the first word of its name where the table has none."""
+    """Its key in `FAMILIES`, or the first word of its name if the table does not have it."""
     cpus: int
     """0 if the name does not say."""
     memory_gb: float
@@ -67,12 +69,14 @@ class Machine:
 
     @property
     def rules(self) -> Family | None:
-        """None: a family that the table does not know."""
+        """None for a family that is not in the table."""
         return FAMILIES.get(self.family)
 
     @property
     def maintenance(self) -> str:
-        """MIGRATE or TERMINATE if nothing else can be asked for; empty: either, or unknown."""
+        """MIGRATE or TERMINATE if the platform accepts nothing else; empty for either, or
+        unknown.
+        """
         rules = self.rules
         if self.gpus or self.type.endswith("-metal"):
             return TERMINATE
@@ -82,7 +86,7 @@ class Machine:
 
     @property
     def gpus(self) -> int:
-        """GPUs that it has without being asked."""
+        """GPUs that it includes."""
         rules = self.rules
         if rules is None or rules.gpu is None:
             return 0
@@ -94,14 +98,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a stack asks for; `check` says whether it can be."""
+    """A stack's choice of machines; `check` says whether it is possible."""
 
     mode: str = SURVIVE
     provisioning: str = ""
-    """Empty: as the mode has it."""
+    """Empty: the mode's."""
     machine_type: str = "e2-standard-2"
     more_types: tuple[str, ...] = ()
-    """By rank after the first."""
+    """The other machine types, by rank."""
     accelerator: str = ""
     accelerator_count: int = 0
     local_ssd: int = 0
@@ -111,29 +115,30 @@ class Choice:
     retries_failures: int = 0
     image: str = ""
     unlisted: tuple[str, ...] = ()
-    """Machine types that are newer than the table: nothing about them is checked."""
+    """Machine types that are newer than the table; nothing about them is checked."""
 
     @property
     def types(self) -> tuple[str, ...]:
-        """All of them, by rank."""
+        """All machine types, by rank."""
         return (self.machine_type, *self.more_types)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What follows from a choice that can be."""
+    """What follows from a possible choice."""
 
     spot: bool
     gpus: int
-    """GPUs that each of its VMs has at least."""
+    """The least number of GPUs of its VMs."""
     restarts: bool
-    """A standard VM whose host is maintained stops and boots again; any other is moved. What mode
-    dedicated wants is the first, where its machine types can be stopped."""
+    """Whether a standard VM stops and boots again when its host is maintained; otherwise it is
+    moved. Mode dedicated prefers stopping, if its machine types can be stopped.
+    """
     advice: tuple[str, ...]
 
 
 def check(choice: Choice) -> Checked:
-    """MachineError: the first thing that cannot be."""
+    """Raises MachineError for the first impossible setting."""
     spot = _provisioning(choice)
     if choice.mode == BURST and choice.retries_failures:
         raise MachineError(
@@ -146,7 +151,7 @@ def check(choice: Choice) -> Checked:
         raise MachineError(
             "machineTypes",
             list(choice.more_types),
-            "a zonal group takes one machine type",
+            "a zonal group can have only one machine type",
             "set outlast:zones to zones of one region, or leave it out",
         )
     if len(set(choice.types)) < len(choice.types) or len(choice.types) > RANKED_LIMIT:
@@ -174,7 +179,7 @@ def check(choice: Choice) -> Checked:
 
 
 def _stops(choice: Choice, machines: Sequence[Machine]) -> bool:
-    """Whether a standard VM is stopped for its host's maintenance: all types share one template."""
+    """Whether a standard VM is stopped for its host's maintenance; all types share one template."""
     if choice.accelerator:
         return True
     only = {machine.type: machine.maintenance for machine in machines}
@@ -192,7 +197,7 @@ def _stops(choice: Choice, machines: Sequence[Machine]) -> bool:
 
 
 def check_builder(key: str, name: str, disk_type: str, unlisted: Sequence[str] = ()) -> None:
-    """MachineError: no standard VM of this type with such a boot disk can be made."""
+    """Raises MachineError if no standard VM of this type can have such a boot disk."""
     machine = parse(name)
     rules = machine.rules
     if name in unlisted:
@@ -205,18 +210,18 @@ def check_builder(key: str, name: str, disk_type: str, unlisted: Sequence[str] =
     if disk_type not in rules.disks:
         why = f"the builder's disk is {disk_type}, and it takes {either(rules.disks)}"
     elif name in rules.only_spot:
-        why = "is there as a Spot VM only, and a builder is a standard one"
+        why = "exists only as a Spot VM, and a builder is a standard VM"
     if why:
         raise MachineError(key, name, why, f"set outlast:{key} to e2-standard-8 for example")
 
 
 def stop_sec(*, spot: bool) -> int:
-    """From SIGTERM to the end of the machine."""
+    """Seconds from SIGTERM to the end of the machine."""
     return STOP_SPOT_SEC if spot else STOP_STANDARD_SEC
 
 
 def parse(name: str) -> Machine:
-    """Takes a machine type's name apart."""
+    """Parses a machine type's name."""
     custom = _CUSTOM.fullmatch(name)
     if custom:
         family = custom["family"] or "n1"
@@ -237,7 +242,7 @@ def parse(name: str) -> Machine:
 
 
 def _cpus(name: str) -> int:
-    """The number in its name, which is GPUs where a `g` follows it; 0 if there is none."""
+    """The number in its name, which counts GPUs if a `g` follows; 0 if there is none."""
     found = _SIZE.search(name)
     return int(found[0][1:]) if found else 0
 
@@ -253,8 +258,9 @@ def _provisioning(choice: Choice) -> bool:
         raise MachineError(
             "provisioning",
             FLEX,
-            "flex-start VMs come once, by a resize request, to a group that repairs nothing: a VM"
-            " that is lost is not recreated, and the run would stand still",
+            "flex-start VMs are created once, by a resize request, in a group that repairs"
+            " nothing: a VM"
+            " that is lost is not recreated, and the run would stop",
             "set outlast:provisioning spot or standard",
         )
     if wanted not in (SPOT, STANDARD):
@@ -275,7 +281,7 @@ def _provisioning(choice: Choice) -> bool:
 
 
 def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
-    """One machine type against the family's rules."""
+    """Checks one machine type against its family's rules."""
     machine = parse(name)
     rules = machine.rules
     if name in choice.unlisted:
@@ -289,14 +295,14 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
         raise MachineError(
             "provisioning",
             SPOT,
-            f"{name} is not there as a Spot VM",
+            f"{name} does not exist as a Spot VM",
             "set outlast:provisioning standard",
         )
     if not spot and name in rules.only_spot:
         raise MachineError(
             "provisioning",
             STANDARD,
-            f"{name} is there as a Spot VM only",
+            f"{name} exists only as a Spot VM",
             "set outlast:provisioning spot, or a whole machine such as a3-highgpu-8g",
         )
     if choice.disk_type not in rules.disks:
@@ -308,7 +314,7 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
     if choice.local_ssd:
         _check_ssds(choice, machine, rules)
     if choice.min_cpu_platform and choice.min_cpu_platform not in rules.platforms:
-        which = either(rules.platforms) if rules.platforms else "no other than its own"
+        which = either(rules.platforms) if rules.platforms else "only its own"
         raise MachineError(
             "minCpuPlatform",
             choice.min_cpu_platform,
@@ -319,7 +325,7 @@ def _machine(key: str, name: str, choice: Choice, *, spot: bool) -> Machine:
 
 
 def _check_name(key: str, name: str) -> None:
-    """A family that the table does not know: a size must follow it all the same."""
+    """A family that is not in the table: a size must still follow."""
     if "-" not in name:
         hint = did_you_mean(name, (t for f in FAMILIES.values() for t in f.types))
         rule = f"must be a family and a size, such as e2-standard-2{hint and '; '}{hint}"
@@ -331,13 +337,13 @@ def _check_shared(choice: Choice, machine: Machine) -> None:
         raise MachineError(
             "accelerator",
             choice.accelerator,
-            f"{machine.type} has part of a CPU and takes no GPU",
+            f"{machine.type} has a part of a CPU and takes no GPU",
             "set outlast:machineType n1-standard-4 for example",
         )
 
 
 def _check_size(key: str, machine: Machine, rules: Family) -> None:
-    """A family's machine types are those of the table, or custom ones."""
+    """Checks that the type is in the table, or is a custom type."""
     custom = _CUSTOM.fullmatch(machine.type)
     if custom:
         _check_custom(key, machine, custom, rules.custom)
@@ -364,7 +370,7 @@ def _check_size(key: str, machine: Machine, rules: Family) -> None:
 
 
 def _nearest(machine: Machine, rules: Family) -> list[str]:
-    """The next smaller and larger of the same kind, or names that look alike."""
+    """The next smaller and larger type of the same kind, or similar names."""
     kind = _SIZE.sub("-#", machine.type)
     alike = [(_cpus(name), name) for name in rules.types if _SIZE.sub("-#", name) == kind]
     wanted = _cpus(machine.type)
@@ -394,7 +400,7 @@ def _check_custom(key: str, machine: Machine, custom: re.Match[str], rules: Cust
         )
     if custom["ext"] and not rules.extended:
         raise MachineError(key, machine.type, f"{machine.family} has no extended memory (-ext)")
-    # Memory comes in steps of 256 MB.
+    # Memory is a multiple of 256 MB.
     least_mb = math.ceil(rules.least_gb * cpus * 4) * 256
     most_mb = round(min(rules.most_gb * cpus, rules.total_gb) * 1024)
     if machine.memory_gb > rules.total_gb:
@@ -426,9 +432,9 @@ def _check_ssds(choice: Choice, machine: Machine, rules: Family) -> None:
         return
     suffix = "" if rules.own_ssds == "all" else rules.own_ssds
     if rules.own_ssds and suffix in name and not name.endswith("-nolssd"):
-        why = f"{name} brings its local SSDs, which are mounted by themselves"
+        why = f"{name} includes local SSDs, which are mounted automatically"
     elif suffix:
-        why = f"{name} takes none; a type whose name ends in {suffix} brings its own"
+        why = f"{name} takes none; a type whose name ends in {suffix} includes its own"
     else:
         why = f"{name} takes none"
     raise MachineError("localSsd", count, why, "leave it out")
@@ -441,7 +447,7 @@ def _check_accelerator(choice: Choice, machines: Sequence[Machine]) -> None:
             raise MachineError(
                 "acceleratorCount",
                 count,
-                "there is no outlast:accelerator that it counts",
+                "outlast:accelerator, which it counts, is not set",
                 "leave it out, or set outlast:accelerator",
             )
         return
@@ -452,7 +458,7 @@ def _check_accelerator(choice: Choice, machines: Sequence[Machine]) -> None:
             raise MachineError(
                 "accelerator",
                 name,
-                f"{one.type} has {one.gpus} {FAMILIES[one.family].gpu.name} already",  # type: ignore[union-attr]
+                f"{one.type} already has {one.gpus} {FAMILIES[one.family].gpu.name}",  # type: ignore[union-attr]
                 "leave it out",
             )
     if attached:
@@ -516,7 +522,7 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
         if rules.arm and "arm64" not in choice.image:
             said.append(
                 f"outlast:machineType {machine.type}: its CPUs are Arm; outlast:image"
-                f" {choice.image} must be an Arm image, and what is installed must be there for Arm"
+                f" {choice.image} must be an Arm image, and packages must exist for Arm"
             )
         gpu = N1_GPUS.get(choice.accelerator) or rules.gpu
         count = choice.accelerator_count or machine.gpus
@@ -525,20 +531,20 @@ def _advice(choice: Choice, machines: Sequence[Machine]) -> list[str]:
             if not 2 * graphics_gb <= machine.memory_gb <= 4 * graphics_gb:
                 said.append(
                     f"outlast:machineType {machine.type}: has {machine.memory_gb:g} GB of memory"
-                    f" beside {graphics_gb} GB on its GPUs; 2 to 4 times as much is a good measure"
+                    f" beside {graphics_gb} GB on its GPUs; 2 to 4 times as much is a good rule"
                 )
         if len(rules.platforms) > 1 and (gpu or choice.min_cpu_platform):
             newest = rules.platforms[-1]
             if choice.min_cpu_platform != newest:
                 said.append(
                     f"outlast:minCpuPlatform {choice.min_cpu_platform or 'is empty'}:"
-                    f" {machine.family} machines come with CPUs as new as {newest}; where the zone"
-                    " has them, they are faster, and all VMs of the run are alike"
+                    f" {machine.family} machines have CPUs as new as {newest}; if the zone"
+                    " has them, they are faster, and all VMs of the run are the same"
                 )
     return said
 
 
 def either(words: Sequence[object], last: str = "or") -> str:
-    """The words as a sentence has them: `a, b or c`."""
+    """Joins words for a sentence: `a, b or c`."""
     texts = [str(word) for word in words]
     return f" {last} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

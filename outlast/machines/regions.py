@@ -1,8 +1,8 @@
-"""Where machines can be: Google's regions with their zones, and what a stack may say of them.
+"""Google's regions and zones, and the rules for a stack's zone, zones and region.
 
 Source: Compute Engine's page "Available regions and zones", early 2026, of which public code keeps
 copies; asia-southeast3 from the release notes of 20 January 2026; AI zones (`us-central1-ai1a`)
-from the page "AI zones". A region or zone that is newer passes by `outlast:allowUnlisted`.
+from the page "AI zones". A newer region or zone passes if `outlast:allowUnlisted` names it.
 """
 
 import re
@@ -38,18 +38,18 @@ REGIONS: Mapping[str, str] = {
         *("us-west1", "us-west2", "us-west3", "us-west4"),
     )
 }
-"""By region: the letters of its zones."""
+"""The letters of each region's zones."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where the group is: in a zone, or in zones of a region."""
+    """The group's location: a zone, or zones of a region."""
 
     region: str
     zone: str = ""
     """Empty if the group is regional."""
     zones: tuple[str, ...] = ()
-    """Of a regional group; empty: all of the region's."""
+    """Zones of a regional group; empty for all of the region's."""
 
 
 def locate(
@@ -60,8 +60,9 @@ def locate(
     default: str = "",
     unlisted: Sequence[str] = (),
 ) -> Location:
-    """`default`: the engine's zone, if nothing is said; `unlisted`: regions and zones that are
-    newer than the list. MachineError: they cannot be, or contradict each other."""
+    """`default`: the engine's zone, if none is set; `unlisted`: regions and zones that are newer
+    than the list. Raises MachineError if one does not exist or they contradict each other.
+    """
     for one in zones:
         check_zone("zones", one, unlisted)
     if region:
@@ -77,7 +78,7 @@ def locate(
             "zone",
             zone,
             f"is one zone, beside outlast:{key} {value}",
-            f"leave outlast:zone or outlast:{key} out",
+            f"leave out outlast:zone or outlast:{key}",
         )
     regions = sorted({one.rpartition("-")[0] for one in zones} | ({region} if region else set()))
     if len(regions) > 1:
@@ -95,8 +96,9 @@ def locate(
 
 
 def check_engine(region: str, zone: str, unlisted: Sequence[str] = ()) -> None:
-    """The engine's own region beside its zone; either may be empty. MachineError: there is no such
-    region or zone, or the zone is in another."""
+    """Checks the engine's own region and zone; either may be empty. Raises MachineError if one does
+    not exist, or if the zone is in another region.
+    """
     if zone:
         check_zone("gcp:zone", zone, unlisted)
     if not region:
@@ -113,7 +115,7 @@ def check_engine(region: str, zone: str, unlisted: Sequence[str] = ()) -> None:
 
 
 def check_zone(key: str, zone: str, unlisted: Sequence[str]) -> None:
-    """MachineError: it is none that Google has."""
+    """Raises MachineError if Google does not have it."""
     if not ZONE.fullmatch(zone):
         rule = "must be zones such as" if key == "zones" else "must be a zone such as"
         action = "set outlast:zone, or set gcp:zone" if key == "zone" else ""

@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 
 class ExperimentArgs(TypedDict, total=False):
-    """Settings by their names in Python; each that is left out has its default."""
+    """Settings by their Python names; each one that is left out has its default."""
 
     # What is trained
     experiment: str

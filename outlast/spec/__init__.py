@@ -1,1 +1,3 @@
-"""What a run is: its identity, its bundle, where its code comes from, what may change midway."""
+"""The spec of a run: its identity, its bundle, where its code comes from, what may change
+midway.
+"""

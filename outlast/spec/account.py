@@ -1,4 +1,4 @@
-"""What the service account of a stack's VMs is called."""
+"""Names of the service account of a stack's VMs."""
 
 import hashlib
 
@@ -21,5 +21,5 @@ def account_email(experiment: str, project: str) -> str:
 
 
 def short_digest(text: str) -> str:
-    """A few characters that tell texts apart in names."""
+    """A few characters of a digest, which distinguish texts in names."""
     return hashlib.sha256(text.encode()).hexdigest()[:7]

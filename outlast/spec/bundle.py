@@ -1,14 +1,14 @@
 """The bundle: one reproducible zip of the code that a VM runs.
 
-It holds of `outlast/` what a VM runs (not `LEFT_OUT`), with all of `outlast/trainers/`, and
+It contains what a VM runs of `outlast/` (without `LEFT_OUT`), all of `outlast/trainers/`, and
 `requirements/{vm,pip}.txt`: stored, sorted, with fixed times and modes, so that the same sources
-give the same bytes in every checkout. Only Python sources are taken, by name, so that a key, an
-`.env` or a `.git` that lies among them never leaves the machine.
+give the same bytes in every checkout. It takes only Python sources, by name, so a key, an `.env` or
+a `.git` among them never leaves the machine.
 
-A command's or a trainer's own files come under `source/`, the user's requirements as
-`requirements/user.txt` or, of a folder, under `package/`. In a git repository nothing is taken that
-git ignores; names that begin with a dot and names of keys are left out everywhere, and a file that
-holds a key is refused.
+The files of a command or trainer are under `source/`, the user's requirements in
+`requirements/user.txt` or, for a folder, under `package/`. In a git repository, files that git
+ignores are left out; names that begin with a dot and names of keys are left out everywhere, and a
+file that holds a key is refused.
 """
 
 import fnmatch
@@ -26,7 +26,9 @@ from outlast.spec import keys
 
 TRAINERS = "outlast/trainers"
 PACKAGES = ("outlast", TRAINERS)
-"""Each with its own list of files: in a checkout, the second is a link to `trainers/`."""
+"""Packages of the bundle, each listed separately: in a checkout, the second is a link to
+`trainers/`.
+"""
 LEFT_OUT = frozenset(
     f"outlast/{part}"
     for part in (
@@ -34,16 +36,16 @@ LEFT_OUT = frozenset(
         *("policy", "requirements", "settings", "startup"),
     )
 )
-"""What only the user's machine needs."""
+"""Folders that only the user's machine needs."""
 REQUIREMENTS = "requirements/vm.txt"
 PIP_REQUIREMENTS = "requirements/pip.txt"
 USER_REQUIREMENTS = "requirements/user.txt"
 USER_CONSTRAINTS = "requirements/outlast-constraints.txt"
-"""Beside the user's requirements, where a file of theirs names constraints."""
+"""Name beside the user's requirements, if they use constraints."""
 SOURCE = "source"
 PACKAGE = "package"
 SOURCE_BYTES_MAX = 100 << 20
-"""More is data, which a VM reads from the bucket."""
+"""The most bytes of source; anything larger is data, which a VM reads from the bucket."""
 
 KEY_FILES = (
     *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.keystore", "*.jks", "*.ppk", "*.kdbx"),
@@ -53,7 +55,7 @@ KEY_FILES = (
     *("secrets.json", "secrets.toml", "secrets.yml", "secrets.yaml"),
     *("*.env", "*.tfvars", "*.keytab", "*.netrc", "_netrc", "credentials", "kubeconfig*"),
 )
-"""Names of files that never leave the machine, whatever a repository says of them."""
+"""Names of files that never leave the machine, even if a repository contains them."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
@@ -61,7 +63,7 @@ _UNIX = 3
 
 
 class BundleError(ValueError):
-    """A checkout of which no bundle can be made; the message is a sentence."""
+    """No bundle can be made of the checkout; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,10 @@ class Bundle:
 
 
 def build(root: Path, into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
-    """Write the bundle to `into/<sha256>.zip`; written once, whole.
+    """Writes the bundle to `into/<sha256>.zip`, once and complete.
 
-    `root` is the folder that the package `outlast` is in: a checkout, or where a wheel is
-    installed. `extra` are more files by their names in the bundle. Raises BundleError if a part is
-    missing.
+    `root` is the folder of the package `outlast`: a checkout, or where a wheel is installed.
+    `extra` are more files, by their names in the bundle. Raises BundleError if a part is missing.
     """
     data = pack(root, extra)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -96,7 +97,7 @@ def build(root: Path, into: Path, extra: Mapping[str, bytes] | None = None) -> B
 
 
 def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
-    """The bundle's bytes; a function of the sources' names and bytes alone."""
+    """The bundle's bytes, which depend only on the sources' names and bytes."""
     extra = extra or {}
     names = sorted({*members(root), *extra})
     buffer = io.BytesIO()
@@ -104,7 +105,7 @@ def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
         for name in names:
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.external_attr = _MODE
-            entry.create_system = _UNIX  # else the bytes would name the packing system
+            entry.create_system = _UNIX  # Otherwise the bytes would depend on the operating system.
             data = extra.get(name)
             if data is None:
                 data = _path(root, name).read_bytes()
@@ -122,27 +123,27 @@ def members(root: Path) -> Iterator[str]:
                 " checkout"
             )
         listed = _listed_by_git(root / package)
-        # A checkout inside another repository's ignored folder: git says nothing about it.
+        # In a checkout inside another repository's ignored folder, git lists nothing.
         known = None if not listed or "__init__.py" not in listed else set(listed)
         for name in _sources(root, package):
             if known is None or name.removeprefix(f"{package}/") in known:
                 yield name
     for name in (PIP_REQUIREMENTS, REQUIREMENTS):
         if not _path(root, name).is_file():
-            raise BundleError(f"{name}: is missing in {root}; restore it, a VM installs from it")
+            raise BundleError(f"{name}: is missing in {root}; restore it: a VM installs from it")
         yield name
 
 
 def _path(root: Path, name: str) -> Path:
-    """Where a member of the bundle lies."""
+    """The path of a member of the bundle."""
     return root / name if name.startswith("outlast/") else root / "outlast" / name
 
 
 def source_files(folder: Path) -> dict[str, bytes]:
     """The user's own files, by their names below `folder`.
 
-    Raises BundleError for a folder that holds none or too much, for a link, and for a file that
-    holds a key or a token: a bundle stays in the bucket for good.
+    Raises BundleError for a folder without files or with too many bytes, for a link, and for a file
+    that holds a key or a token, because a bundle stays in the bucket.
     """
     found: dict[str, bytes] = {}
     total = 0
@@ -156,15 +157,16 @@ def source_files(folder: Path) -> dict[str, bytes]:
         path = folder / name
         if path.is_symlink():
             raise BundleError(
-                f"{folder.name}/{name}: is a link, which the bundle cannot hold; put the file there"
+                f"{folder.name}/{name}: is a link, which the bundle cannot hold; replace it by the"
+                " file"
             )
-        if not path.is_file():  # deleted, and git does not know yet; or another repository
+        if not path.is_file():  # It was deleted without telling git, or is another repository.
             continue
         total += path.stat().st_size
         if total > SOURCE_BYTES_MAX:
             raise BundleError(
                 f"{folder.name}: has more than {SOURCE_BYTES_MAX >> 20} MiB of files; keep data in"
-                " the bucket, or let git ignore what is none of the code"
+                " the bucket, or let git ignore what is not code"
             )
         found[name] = path.read_bytes()
         _refuse_keys(f"{folder.name}/{name}", found[name])
@@ -181,19 +183,19 @@ def _refuse_keys(name: str, data: bytes) -> None:
     key = keys.find(data)
     if key is not None:
         raise BundleError(
-            f"{name}: line {key.line} holds {key.what}, and what is delivered stays in the bucket;"
+            f"{name}: line {key.line} holds {key.what}, and delivered files stay in the bucket;"
             " keep it as a secret of Secret Manager, name that in outlast:secretEnv, and let git"
-            " ignore the file or take the line out (if it is none, write"
+            " ignore the file, or remove the line (if it is not a key, write"
             f" '{keys.ALLOWED.decode()}' in that line)"
         )
 
 
 def inside(root: Path, name: str) -> Path | None:
-    """The file or folder of the checkout `root` that a setting names; None if there is none."""
+    """The file or folder of the checkout `root` that a setting names; None if it does not exist."""
     try:
         path, top = (root / name).resolve(), root.resolve()
         there = path.exists()
-    except (OSError, ValueError):  # no system has such a name
+    except (OSError, ValueError):  # No file system has such a name.
         return None
     return path if there and path != top and path.is_relative_to(top) else None
 
@@ -204,8 +206,9 @@ def is_hidden(path: Path, root: Path) -> bool:
 
 
 def may_leave(path: Path, root: Path) -> bool:
-    """Whether a file of the checkout `root` may leave this machine: no key, not hidden, not ignored
-    by git."""
+    """Whether a file of the checkout `root` may leave this machine: not a key, not hidden, not
+    ignored by git.
+    """
     name = path.name
     if is_hidden(path, root) or path.is_symlink():
         return False

@@ -1,9 +1,9 @@
-"""What may change in the middle of a run, and how it is said.
+"""What may change in the middle of a run, and how messages describe it.
 
-The content of a run (`identity.content`) is its name; a run that goes on under its old name with
-another content has changed in its middle. Corrected code and other packages are the user's to
-answer for; an argument may change where its trainer says so, in `MUTABLE`: how the arguments that
-it lists may change. Everything else makes another run. Standard library only.
+The content of a run (`identity.content`) determines its name; a run that continues under its old
+name with other content has changed. Code and packages may change, at the user's risk. An argument
+may change if its trainer lists it in `MUTABLE`, in the way that is given there. Everything else
+makes another run. Standard library only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from enum import StrEnum
 from typing import Any
 
 CODE = {"source": "the code", "requirements": "the requirements"}
-"""What may always change; the values are digests."""
+"""Keys that may always change; the values are digests."""
 
 
 class How(StrEnum):
     """How an argument may change in the middle of a run."""
 
     RAISED = "raised"
-    """Upwards only."""
+    """It may only be raised."""
     ANY = "any"
 
 
@@ -34,7 +34,7 @@ class Change:
 
     @property
     def flag(self) -> str | None:
-        """The argument's flag; None for what is not an argument."""
+        """The argument's flag; None if it is not an argument."""
         return self.what.removeprefix("args.") if self.what.startswith("args.") else None
 
     def __str__(self) -> str:
@@ -44,24 +44,26 @@ class Change:
 
 
 def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """What differs, arguments first, one by one."""
+    """All differences, arguments first."""
     old, new = _flat(before), _flat(now)
     keys = sorted(old.keys() | new.keys(), key=lambda key: (not key.startswith("args."), key))
     return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
 
 def said(changes: Sequence[Change]) -> str:
-    """All of them in one line."""
+    """The changes in one line."""
     return ", ".join(map(str, changes))
 
 
 def refusal(changes: Sequence[Change], mutable: Mapping[str, str]) -> str | None:
-    """Why a run may not go on with these: the first that it cannot take, and those it can."""
+    """Why a run may not continue with these changes: the first that it cannot take, and those that
+    it can.
+    """
     for change in changes:
         if change.what in CODE:
             continue
         if change.flag is None:
-            return f"{change}: is another run's, and no run can take it over in its middle"
+            return f"{change}: makes another run, and cannot change in the middle of a run"
         how = mutable.get(change.flag)
         if how == How.ANY:
             continue
@@ -80,10 +82,10 @@ def _is_raised(change: Change) -> bool:
 
 
 def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
-    """By name: the arguments by their flags (the seed is one of them), then the rest."""
+    """The content by name: arguments by flag (including the seed), then the rest."""
     flat = {key: value for key, value in content.items() if key not in ("arguments", "seed")}
     arguments = {**(content.get("arguments") or {}), "seed": content.get("seed")}
-    # Numbers come back from the engine's state as floats, which compare equal to whole ones.
+    # The engine's state returns numbers as floats, which compare equal to integers.
     return {**flat, **{f"args.{key.replace('_', '-')}": value for key, value in arguments.items()}}
 
 
@@ -97,7 +99,7 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """As it was before the engine's state made floats of all numbers."""
+    """Undoes the engine state's conversion of all numbers to floats."""
     if isinstance(value, list | tuple):
         return [_whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

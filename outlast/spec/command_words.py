@@ -1,6 +1,6 @@
-"""What the words of a command say before it runs: its fields in braces, and the scripts it names.
+"""Analyses a command before it runs: its fields in braces, and the scripts that it names.
 
-A stack's settings and the process that runs the command read them alike.
+The stack's settings and the process that runs the command share this code.
 """
 
 import re
@@ -13,9 +13,9 @@ from outlast.spec.file_kinds import Kinds
 from outlast.spec.globs import GlobError, compiled
 
 QUIET_SEC = 10
-"""A checkpoint folder without a change for this long is complete."""
+"""Seconds without a change after which a checkpoint folder is complete."""
 RESULT_GB_MAX = 20
-"""Files of the working folder become the result up to this size."""
+"""Limit in GB for files of the working folder that become the result."""
 FIELDS = ("data", "checkpoint", "result", "output_uri")
 OPTIONAL = ("latest", "resume")
 FIELD = re.compile(rf"(?<!\$)\{{({'|'.join(FIELDS)})\}}")
@@ -33,17 +33,17 @@ _SCRIPT_BYTES_MAX = 1 << 20
 _SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 _SHELLS = re.compile(r"(?:ba|da|k|z)?sh")
 _INSIDE = re.compile(r"""\$\([^()'"]*\)|`[^`]*`|'[^']*'|"[^"$`]*"|(?<!\S)#.*""")
-"""What is not part of a line's own pipe: substitutions, quoted text and comments."""
+"""Text that is not part of a line's pipe: substitutions, quoted text and comments."""
 _PIPED = re.compile(
     r"\|&?\s*tee\b"
     r"|\b(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|uv run|poetry run)\s[^|;]*\|(?!\|)"
 )
-"""A training before a pipe: what writes its log, or what starts it."""
+"""A training before a pipe, recognised by what writes its log or what starts it."""
 
 
 @dataclass(frozen=True)
 class CommandWords:
-    """A command by its words alone."""
+    """A command, judged by its words alone."""
 
     text: str
     """All its words."""
@@ -54,21 +54,22 @@ class CommandWords:
 
     @property
     def fields(self) -> list[str]:
-        """The fields in it that always have a value."""
+        """Its fields that always have a value."""
         return FIELD.findall(self.text)
 
     def refusal(self) -> str:
-        """Why no machine can start it as it is written; empty if that is not known."""
+        """Why no machine can start it as written; empty if no reason is known."""
         if not self.data and "data" in self.fields:
             return (
                 "command {data}: the run has no data; name it (outlast:dataPaths, or --data on "
-                "this machine), or leave {data} out"
+                "this machine), or leave out {data}"
             )
         names = [path.rstrip("/").rpartition("/")[2] for path in self.data]
         for path, name in zip(self.data, names, strict=True):
             if names.count(name) > 1:
                 return (
-                    f"data {path}: another one ends in {name} too; name the folder that both are in"
+                    f"data {path}: another path ends in {name} too; name the folder that contains"
+                    " both"
                 )
         try:
             self.kinds.check()
@@ -80,20 +81,21 @@ class CommandWords:
         return ""
 
     def near_misses(self) -> Iterator[str]:
-        """Sentences about words in braces that look like a mistyped field."""
+        """Warnings about words in braces that look like a mistyped field."""
         known = [*FIELDS, *OPTIONAL]
         for word in dict.fromkeys(re.findall(r"(?<!\$)\{([a-z_]+)(?::[^{}]*)?\}", self.text)):
             near = nearest(word, known, cutoff=0.8)
             if near and word not in known:
-                yield f"command {{{word}}}: stays as it is; did you mean {{{near[0]}}}?"
+                yield f"command {{{word}}}: is left as it is; did you mean {{{near[0]}}}?"
 
     def scripts(self, folder: Path | None) -> list[tuple[str, str]]:
-        """The files in ``folder`` that its words name, and their texts."""
+        """The files in ``folder`` that its words name, with their texts."""
         return list(_scripts(self.text, folder))
 
     def lost_failures(self, folder: Path | None) -> Iterator[str]:
-        """Sentences about bash scripts in ``folder`` that end with 0 if their training fails before
-        a pipe."""
+        """Warnings about bash scripts in ``folder`` that end with 0 if their training fails before
+        a pipe.
+        """
         for _, shown, in_bash in self._losing(folder):
             if in_bash:
                 yield (
@@ -102,19 +104,19 @@ class CommandWords:
                 )
 
     def script_refusal(self, folder: Path | None) -> str:
-        """Why such a script of another shell cannot run: it would hide its failure. Empty if there
-        is none."""
+        """Why such a script for another shell is refused: it would hide its failure. Empty if there
+        is none.
+        """
         for name, shown, in_bash in self._losing(folder):
             if not in_bash:
                 return (
                     f"{shown} crash before the | would look like an end with 0, and its shell "
-                    f"has no way to tell; run it with bash, as in bash -eo pipefail {name}"
+                    f"cannot detect it; run it with bash, as in bash -eo pipefail {name}"
                 )
         return ""
 
     def _losing(self, folder: Path | None) -> Iterator[tuple[str, str, bool]]:
-        """Scripts that hide a failed training: name, the begin of a sentence, whether bash runs
-        it."""
+        """Scripts that hide a failed training: name, start of a sentence, whether bash runs it."""
         if "pipefail" in self.text:
             return
         words = list(words_of(self.text))
@@ -124,8 +126,9 @@ class CommandWords:
                 yield name, shown, _runs_in_bash(words, name, text)
 
     def cannot_save(self, folder: Path | None) -> str | None:
-        """A sentence if nothing says that the command saves what could be kept: neither its
-        words nor the files in ``folder`` that they name. None if something does."""
+        """A warning if neither the command's words nor the files in ``folder`` that they name show
+        that it saves anything that can be kept; None otherwise.
+        """
         names_field = any(field in _SAVES for field in self.fields)
         if self.checkpoint_dir or names_field or CHANGING.search(self.text):
             return None
@@ -141,8 +144,9 @@ class CommandWords:
 
 
 def glob_of(text: str) -> str:
-    """The glob of a field: ``.pt`` matches names that end so, ``checkpoint-`` names that begin so,
-    because a shell would expand asterisks."""
+    """The glob of a field: ``.pt`` matches names that end with it, ``checkpoint-`` names that begin
+    with it, because a shell would expand asterisks.
+    """
     if any(letter in text for letter in "*?["):
         return text
     if text.startswith("."):
@@ -151,13 +155,14 @@ def glob_of(text: str) -> str:
 
 
 def words_of(line: str) -> Iterator[str]:
-    """The words of a line, roughly: what lies between spaces, quotes and operators."""
+    """The words of a line, roughly: text between spaces, quotes and operators."""
     yield from (word for word in re.split(r"[\s;|&<>()'\"]+", line) if word)
 
 
 def losing_lines(name: str, text: str) -> list[str]:
-    """The lines of a shell's script that hide a failed training behind a pipe; empty if none is
-    seen, or the file is not a shell's script. A guess."""
+    """The lines of a shell script that hide a failed training behind a pipe, as far as can be
+    guessed; empty if there are none, or if the file is not a shell script.
+    """
     first = text.partition("\n")[0]
     if not (name.endswith((".sh", ".bash")) or _SHELL.match(first)):
         return []

@@ -1,7 +1,7 @@
-"""Where a VM takes its code from: the rules of the `delivery` and `git…` settings, and what of them
-the VM gets.
+"""Where a VM gets its code: the rules of the `delivery` and `git…` settings, and the part that the
+VM gets.
 
-The program and the supervisor read it alike. Of a secret only the name is ever known here.
+The program and the supervisor share it. It knows only the names of secrets.
 """
 
 import json
@@ -19,18 +19,17 @@ GIT = "git"
 KINDS = (BUCKET, IMAGE, GIT)
 
 GIT_KEYS = ("gitUrl", "gitCommit", "gitPath", "gitRef", "gitSecret")
-"""Texts; `gitHostKeys` beside them is a list."""
+"""Settings that are strings; `gitHostKeys` is a list."""
 
 VALUE_LIMIT = 262_144
 """Bytes that the platform allows one metadata value."""
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-# Nothing in it begins with a dash, which would be an option to ssh.
+# No part begins with a dash, which ssh would read as an option.
 _SCP = re.compile(
     r"(?P<user>(?!-)[\w.-]+)@(?P<host>(?!-)[\w.-]+):(?P<path>(?!//|-)[^\s:]+)", re.ASCII
 )
-# One that begins with a dash would be an option to ssh; a shell may read what ssh's own
-# configuration does with them.
+# ssh would read a leading dash as an option, and its configuration may pass the name to a shell.
 _HOST = re.compile(r"(?!-)[\w.-]+|[0-9A-Fa-f:.]+", re.ASCII)
 _USER = re.compile(r"(?!-)[\w.+%~-]*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,11 +54,11 @@ class Remote:
     host: str
     port: int | None
     path: str
-    """Without a slash at the start where an address such as git@host:path has none."""
+    """Without a slash at the start if the address, such as git@host:path, has none."""
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """DeliveryError for what no VM could or should fetch from."""
+        """Raises DeliveryError for an address that no VM could or should use."""
         scp = _SCP.fullmatch(url)
         if scp is not None and "://" not in url:
             return cls("ssh", scp["user"], scp["host"], None, scp["path"])
@@ -68,7 +67,7 @@ class Remote:
             port, password = parts.port, parts.password
         except ValueError:
             parts, port, password = urlsplit(""), None, None
-        # An address with a password is never repeated.
+        # An address with a password is never shown.
         user = parts.username or ""
         if password is not None or secrets.looks_secret(user):
             raise DeliveryError(
@@ -105,19 +104,19 @@ class Remote:
 
 @dataclass(frozen=True)
 class Git:
-    """A commit of a repository, and how it is got."""
+    """A commit of a repository, and how to fetch it."""
 
     url: str
     commit: str
     """All 40 digits."""
     path: str = ""
-    """Folder of the repository that is worked in; empty for the whole."""
+    """Folder of the repository to work in; empty for the whole repository."""
     requirements: str = ""
     """File or folder below `path` whose packages the trainer needs; empty for none."""
     secret: str = ""
     """`projects/P/secrets/NAME/versions/V` of a token, or of a deploy key; empty for none."""
     host_keys: tuple[str, ...] = ()
-    """Lines as known_hosts has them, of an ssh host."""
+    """Lines of known_hosts for an ssh host."""
 
     @property
     def remote(self) -> Remote:
@@ -125,26 +124,28 @@ class Git:
 
     @property
     def source(self) -> str:
-        """What stands for the digest of the source in the run's identity: where the repository
-        lies is not part of it."""
+        """Replaces the digest of the source in the run's identity; the repository's address is not
+        part of it.
+        """
         return f"git:{self.commit}:{self.path}"
 
     def lend(self, other: "Git") -> "Git":
-        """Another repository with this one's secret, where both are read by https from the same
-        host and port: a token goes nowhere else."""
+        """Another repository, with this one's secret if both are read by https from the same host
+        and port: a token is sent nowhere else.
+        """
         here, there = self.remote, other.remote
         if here.scheme == "ssh" or (here.scheme, here.authority) != (there.scheme, there.authority):
             return other
         return replace(other, secret=self.secret)
 
     def to_json(self) -> str:
-        """For the metadata; what is empty is left out."""
+        """JSON for the metadata; empty fields are left out."""
         kept = {key: value for key, value in asdict(self).items() if value}
         return json.dumps(kept, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """ValueError for anything that `to_json` did not write."""
+        """Raises ValueError for anything that `to_json` did not write."""
         try:
             found = json.loads(text)
             kept = cls(**{**found, "host_keys": tuple(found.get("host_keys", ()))})
@@ -181,7 +182,7 @@ def check(
             if texts.get(key) or (key == "gitHostKeys" and host_keys):
                 raise DeliveryError(
                     f"{key} beside outlast:delivery {kind}: is for code from git; set"
-                    f" outlast:delivery to {GIT}, or leave {key} out"
+                    f" outlast:delivery to {GIT}, or leave out {key}"
                 )
         return Delivery(kind)
     if not texts["gitUrl"]:
@@ -193,7 +194,7 @@ def check(
     if source:
         raise DeliveryError(
             f"source {source!r} beside outlast:delivery git: is a folder of this checkout; name"
-            " the repository's own in outlast:gitPath, and leave outlast:source out"
+            " the repository's own in outlast:gitPath, and leave out outlast:source"
         )
     git = Git(
         url=texts["gitUrl"],
@@ -214,7 +215,7 @@ def check(
 
 
 def check_module(name: str) -> str:
-    """The name of a trainer of the user's own, a module in the folder that is delivered."""
+    """Checks the name of the user's trainer, a module in the delivered folder."""
     if not _MODULE.fullmatch(name):
         raise DeliveryError(
             f"trainer {name!r}: must be the name of a Python module, NAME.py or NAME/ in the"
@@ -231,7 +232,7 @@ def _commit(text: str, ref: str) -> str:
         )
     if not _COMMIT.fullmatch(text):
         raise DeliveryError(
-            f"gitCommit {text!r}: must be all 40 digits, 0-9 and a-f, since a short name or a"
+            f"gitCommit {text!r}: must be all 40 digits, 0-9 and a-f, because a short name or a"
             " branch may mean another commit tomorrow; set outlast:gitCommit, in quotes, to what"
             " git rev-parse prints"
         )
@@ -269,8 +270,8 @@ def _host_keys(remote: Remote, lines: Sequence[Any]) -> tuple[str, ...]:
     if remote.scheme != "ssh":
         if lines:
             raise DeliveryError(
-                f"gitHostKeys beside an address of {remote.scheme}: are an ssh host's; leave"
-                " outlast:gitHostKeys out"
+                f"gitHostKeys beside an address of {remote.scheme}: are for ssh hosts; leave"
+                " out outlast:gitHostKeys"
             )
         return ()
     for line in lines:
@@ -282,7 +283,7 @@ def _host_keys(remote: Remote, lines: Sequence[Any]) -> tuple[str, ...]:
             )
         if remote.known_as not in match["hosts"].split(","):
             raise DeliveryError(
-                f"gitHostKeys of {match['hosts']}: are not of {remote.known_as}, which"
+                f"gitHostKeys of {match['hosts']}: do not belong to {remote.known_as}, which"
                 " outlast:gitUrl names; set outlast:gitHostKeys"
             )
     if not lines:

@@ -1,7 +1,7 @@
-"""What a file in a command's checkpoint folder is: a checkpoint's, a log, a by-product, temporary.
+"""The kinds of files in a command's checkpoint folder: checkpoint, log, by-product, temporary.
 
-Only a checkpoint's files make a checkpoint, and only they hold one up until they rest. Logs and
-by-products are kept with it. The globs of a user go before those that are known here.
+Only checkpoint files make a checkpoint, and a checkpoint waits only for them to rest. Logs and
+by-products are kept with it. The user's globs take precedence over the known ones.
 """
 
 import functools
@@ -13,29 +13,29 @@ from outlast.spec.globs import GlobError, common_name, compiled, matches
 
 
 class Kind(Enum):
-    """What a file is."""
+    """The kind of a file."""
 
     CHECKPOINT = "checkpoint"
-    """Makes a checkpoint, which is complete once it rests."""
+    """Makes a checkpoint, which is complete when the file rests."""
     LOG = "log"
-    """Only grows: kept as far as it goes."""
+    """Only grows; kept up to its current end."""
     BY_PRODUCT = "by-product"
-    """A plot, a configuration: kept as it is when a checkpoint is made."""
+    """A plot or configuration, kept as it is when a checkpoint is made."""
     TEMPORARY = "temporary"
-    """On its way to another name: never kept."""
+    """Will be renamed; never kept."""
 
 
 TEMPORARY = (
     *("*.tmp", "*.tmp.*", "*.tmp-*", "*.temp", "tmp-*", ".tmp*", "*~", ".~*", "*.swp", "*.lock"),
-    # Downloads that are not over.
+    # Unfinished downloads.
     *("*.part", "*.partial", "*.incomplete", "*.crdownload", "*.download"),
-    # Orbax and TensorFlow while they save; what network file systems keep of deleted files.
+    # Orbax and TensorFlow while they save; deleted files on network file systems.
     *("*.orbax-checkpoint-tmp*", "*_temp", "*.tempstate*", ".nfs*", ".fuse_hidden*"),
 )
 """Names of files and folders that are never part of a checkpoint."""
 
 JOURNALS = ("*journal*.log", "*optuna*.log")
-"""Optuna's journals: named like logs, and all that a study is resumed from."""
+"""Optuna's journals: named like logs, but a study resumes from them."""
 
 LOGS = (
     *(
@@ -56,11 +56,11 @@ PICTURES = ("*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp", "*.mp4", "*.
 
 BY_PRODUCTS = (
     *PICTURES,
-    # Written once, before there is anything to resume from.
+    # Written once, before the first checkpoint.
     *("*.yaml", "*.yml", "*.toml", "*.ini", "*.cfg", "*.md", "*.py", "*.ipynb"),
     *("config.json", "args.json", "hparams.json", ".gitattributes", ".gitignore"),
 )
-"""Names of files that come with a training and are never all that it is resumed from."""
+"""Names of files that accompany a training, which cannot resume from them alone."""
 
 
 OPTIONS = {kind.value: f"--{kind.value}" for kind in (Kind.CHECKPOINT, Kind.LOG, Kind.BY_PRODUCT)}
@@ -69,7 +69,7 @@ OPTIONS = {kind.value: f"--{kind.value}" for kind in (Kind.CHECKPOINT, Kind.LOG,
 
 @dataclass(frozen=True)
 class Kinds:
-    """A user's globs; where there are some for checkpoints, no other file is a checkpoint's."""
+    """A user's globs; if there are any for checkpoints, no other file is a checkpoint file."""
 
     checkpoint: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
@@ -85,9 +85,9 @@ class Kinds:
         }
 
     def check(self, fields: Mapping[str, str] = OPTIONS) -> None:
-        """GlobError for a glob that cannot be used, or for two kinds that claim the same name.
+        """Raises GlobError for a glob that cannot be used, or if two kinds claim the same name.
 
-        ``fields`` has the name of the option or setting that each kind's globs come from.
+        ``fields`` names the option or setting that each kind's globs come from.
         """
         every = [(fields[kind], glob) for kind, globs in self.given.items() for glob in globs]
         for field, glob in every:
@@ -109,7 +109,7 @@ class Kinds:
 
 
 DEFAULT = Kinds()
-"""Where a user has said nothing."""
+"""The kinds without globs of a user."""
 
 
 @functools.lru_cache(maxsize=65536)

@@ -1,7 +1,7 @@
-"""What several experiments share, as the stack that declares it tells in its outputs.
+"""What several experiments share, read from the outputs of the stack that declares it.
 
-An experiment reads a foundation's outputs as if they were its own settings: `overlay` puts them
-among its values, so that every rule holds for them too.
+An experiment treats a foundation's outputs as its own settings: `overlay` adds them to its values,
+so that every rule applies to them too.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ OUTPUTS = {
     "externalIp": "externalIp",
     "nat": "nat",
 }
-"""Settings that a foundation decides, by the output that has the value."""
+"""Settings that a foundation decides, by output."""
 
 OWN_ONLY = ("bucketMode", "softDeleteDays", "versioning")
-"""Settings of what the foundation declares: an experiment that names one has none of them."""
+"""Settings for what the foundation declares; an experiment of a foundation must not set them."""
 
 USERS = "foundations"
 """Folder of the bucket where each experiment of a foundation has a note."""
@@ -40,7 +40,7 @@ def overlay(
     if outputs.get("part") != "foundation":
         raise ValueError(
             f"{namespace}:foundation {stack!r}: declares no foundation; set it to a stack with"
-            f" {namespace}:part foundation that is up, or leave it out"
+            f" {namespace}:part foundation that has been brought up, or leave it out"
         )
     if outputs["project"] != project:
         raise ValueError(
@@ -68,12 +68,12 @@ def overlay(
 
 
 def note(stack: str, experiment: str) -> str:
-    """The object by which an experiment says that it uses the foundation of that stack."""
+    """The note by which an experiment says that it uses that stack's foundation."""
     return f"{notes(stack)}{experiment}"
 
 
 def notes(stack: str) -> str:
-    """The folder of all of them, with its slash. `stack`: `organization/project/stack`."""
+    """The folder of all notes, with its slash. `stack`: `organization/project/stack`."""
     _, project, name = stack.split("/")
     return f"{USERS}/{project}-{name}/"
 

@@ -1,10 +1,10 @@
 """Talking to the host of a git repository: whether it has a commit, and the commit's objects.
 
-A program asks before it creates anything, a VM fetches. A token goes into a header of the one
-connection; a deploy key is in a file of root's for the time of the fetch. Needs no git program.
+The program asks before it creates anything; a VM fetches. A token is sent in a header of one
+connection; a deploy key is in a file of root's during the fetch. Needs no git program.
 
     GitRefused      the same try fails again: no such commit, no access; one sentence for people
-    GitUnreachable  the host did not answer; another time, or another machine, may do
+    GitUnreachable the host did not answer; a later try or another machine may succeed
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _NOT_LET_IN = re.compile(
 _CAUSE = re.compile(
     r"\(Caused by \w+\((?P<quote>['\"])(?:HTTPS?Connection\(.*?\): )?(?P<cause>.*)(?P=quote)\)\)$"
 )
-"""What urllib3 tells of a connection that came to nothing."""
+"""urllib3's message about a failed connection."""
 _STRANGE_HOST = re.compile(r"host key verification failed|host identification has changed", re.I)
 
 
@@ -47,13 +47,14 @@ class GitRefused(Exception):
 
 
 class GitUnreachable(Exception):
-    """The host did not answer, or not to the end."""
+    """The host did not answer, or not completely."""
 
 
 def ask(git: Git, *, answer_sec: float) -> None:
-    """Whether a repository by https, that is read without a secret, gives the commit out: no more
-    than the first bytes of it are fetched. Raises GitRefused and GitUnreachable; a host that gives
-    out the tips of branches alone says nothing of other commits, and neither is raised."""
+    """Checks whether a public https repository serves the commit, by fetching its first bytes.
+    Raises GitRefused and GitUnreachable, but neither for a host that serves only the tips of
+    branches, because it says nothing about other commits.
+    """
     from dulwich.errors import GitProtocolError, HangupException
     from dulwich.repo import MemoryRepo
 
@@ -82,7 +83,7 @@ def ask(git: Git, *, answer_sec: float) -> None:
             except GitProtocolError as error:
                 if not (_NO_COMMIT.search(str(error)) or _NOT_ADVERTISED.search(str(error))):
                     raise
-                if version == 0:  # by the newer protocol any commit is given out
+                if version == 0:  # With the newer protocol, a host serves any commit.
                     raise GitRefused(no_commit(git)) from None
             return
 
@@ -92,7 +93,7 @@ class _Given(Exception):
 
 
 def fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> None:
-    """The commit's objects into a bare repository of dulwich's; `scratch` is for the key. Raises
+    """Fetches the commit's objects into dulwich's bare repository; `scratch` is for the key. Raises
     GitRefused and GitUnreachable."""
     from dulwich.errors import GitProtocolError, HangupException
 
@@ -100,7 +101,7 @@ def fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> N
     wanted = [git.commit.encode()]
 
     def every(refs: Any, depth: Any = None) -> list[Any]:
-        # A host that gives out no commit by its name has it, if at all, in a branch or a tag.
+        # A host that serves no commit by name may still have it in a branch or tag.
         return [
             sha for name, sha in refs.items() if name.startswith((b"refs/heads/", b"refs/tags/"))
         ]
@@ -117,7 +118,7 @@ def fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> N
             # The client cannot read this protocol's refusal; the older one's it can.
             client.fetch(path, repo, determine_wants=only, depth=1, protocol_version=0)
         except BrokenPipeError:
-            # The host had refused, and hung up while it was still being asked.
+            # The host had refused and closed the connection during the request.
             client.fetch(path, repo, determine_wants=every)
         except GitProtocolError as error:
             hung_up = isinstance(error.__cause__, BrokenPipeError)  # the same, as dulwich has it
@@ -129,7 +130,7 @@ def fetch_objects(git: Git, secret: bytes | None, repo: Any, scratch: Path) -> N
 
 @contextlib.contextmanager
 def _classified(git: Git) -> Iterator[None]:
-    """Turns what talking to the host raises into GitRefused and GitUnreachable."""
+    """Converts the errors of a connection into GitRefused and GitUnreachable."""
     from dulwich.client import HTTPUnauthorized
     from dulwich.errors import GitProtocolError, NotGitRepository
     from urllib3.exceptions import HTTPError
@@ -184,11 +185,11 @@ def _client(
 
 
 def _ssh_options(git: Git, key: bytes, scratch: Path) -> list[str]:
-    """No configuration of the machine's, no other key, no host but the one that is known."""
+    """Ignores the machine's configuration; uses only this key and this known host."""
     key_file, hosts = scratch / "key", scratch / "known_hosts"
     descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(key.strip() + b"\n")  # without the line break at its end it is not a key
+        file.write(key.strip() + b"\n")  # A key needs the line break at its end.
     hosts.write_text("".join(f"{line}\n" for line in git.host_keys))
     options = {
         "IdentityFile": key_file,
@@ -208,7 +209,7 @@ def _ssh_options(git: Git, key: bytes, scratch: Path) -> list[str]:
 
 
 def _meaning(git: Git, said: str) -> Exception:
-    """What the host's own words mean for the run; unknown ones may be the network's."""
+    """What the host's message means for the run; an unknown message may come from the network."""
     if _UNREACHABLE.search(said):
         return GitUnreachable(f"git host {git.remote.host}: {_first_line(said)}")
     if _STRANGE_HOST.search(said):
@@ -226,7 +227,7 @@ def _meaning(git: Git, said: str) -> Exception:
 
 
 def no_commit(git: Git) -> str:
-    """The sentence about a commit that the repository does not have."""
+    """The message about a commit that the repository does not have."""
     return (
         f"gitCommit {git.commit}: is not in {git.url}; push it, or set outlast:gitCommit to one"
         " that is"

@@ -1,7 +1,7 @@
 """Globs of file names: how they match, and whether two of them can match the same name.
 
 A glob without a slash matches a file or a folder of that name anywhere, one with a slash the path
-from the top. A folder that matches covers all that is in it. ``*`` and ``?`` do not match a slash,
+from the top. A matching folder covers everything in it. ``*`` and ``?`` do not match a slash,
 ``**`` matches any number of folders, ``[abc]`` one character of a set.
 """
 
@@ -46,9 +46,9 @@ def common_name(one: str, other: str) -> str | None:
     return None
 
 
-# One part of a glob: (what it is, the characters that it takes). "one" takes one of them, "not" any
-# other, "many" any number, "folders" any number of whole folders, "any" all that is left; the last
-# part is always "below": nothing more, or all that is in a folder of this name.
+# One part of a glob: (kind, characters). "one" matches one of the characters, "not" any other,
+# "many" any number, "folders" any number of whole folders, "any" the rest; the last part is always
+# "below": nothing more, or everything in a folder of this name.
 _Part = tuple[str, frozenset[str] | None]
 
 
@@ -134,7 +134,7 @@ class _Machine:
         self.letters = {"/"}.union(*(letters or () for _, letters in parts))
 
     def closed(self, states: Iterable[int]) -> frozenset[int]:
-        """With the states that are reached without a character."""
+        """Adds the states that are reached without a character."""
         found = set(states)
         waiting = list(found)
         while waiting:

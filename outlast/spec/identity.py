@@ -1,9 +1,9 @@
-"""The name of a run: a digest of what is trained, never of where or with what it is trained.
+"""The name of a run: a digest of what is trained, independent of where and on what.
 
 `run_id` hashes the canonical JSON of a `Spec`: the trainer, its arguments as its own parser reads
 them, the data paths, the seed, the digest of the trainer's source, the checkpoint it starts from
-and a rerun counter. Machine, zone, image, limits and the `outlast` library are no part of it, so
-that changing them resumes the same run; a changed hyperparameter is a new run.
+and a rerun counter. Machine, zone, image, limits and the `outlast` library are not part of it, so
+changing them resumes the same run; a changed hyperparameter is a new run.
 
 Standard library only, and the same digits on every supported Python: the source digest is our own
 serialisation of the syntax tree, because `ast.dump` differs between releases.
@@ -23,26 +23,28 @@ from typing import Any
 from outlast.base import codec
 
 RUN_PATTERN = re.compile(r"[0-9a-f]{10}")
-"""What a run is called: ten hexadecimal digits."""
+"""A run's name: ten hexadecimal digits."""
 
 COMMAND = "command"
-"""What stands for the trainer's name where any command trains."""
+"""Replaces the trainer's name for a command."""
 
 OPERATIONAL = frozenset({"mode", "run_dir", "checkpoint_every", "model_output_path"})
-"""Arguments that say where and how often, not what is trained; no part of the identity."""
+"""Arguments that say where and how often, not what is trained; they are not part of the
+identity.
+"""
 
 
 class IdentityError(ValueError):
-    """A spec or a trainer's source of which no run can be named; the message is a sentence."""
+    """No run can be named from the spec or the trainer's source; the message is a sentence."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that makes a run this run and no other."""
+    """Everything that identifies a run."""
 
     trainer: str
     arguments: Mapping[str, Any]
-    """After the trainer's parser, so that a default written out is the same run."""
+    """The arguments after the trainer's parser, so that an explicit default is the same run."""
     source: str
     """`source_digest` of the trainer."""
     data: Sequence[str] = ()
@@ -60,7 +62,7 @@ def run_id(spec: Spec) -> str:
 
 
 def content(spec: Spec) -> dict[str, Any]:
-    """What the spec's name is made of, in JSON's own types."""
+    """The content of the spec, in JSON's types."""
     document = {
         "arguments": dict(spec.arguments),
         "data": list(spec.data),
@@ -81,7 +83,7 @@ def name_of(content: Mapping[str, Any]) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces and ASCII only; one value has one text.
+    """Canonical JSON: sorted keys, no spaces, ASCII only, so that equal values have equal texts.
 
     Paths and tuples are written as text and lists. NaN and infinities are refused.
     """
@@ -107,9 +109,9 @@ def _plain(value: Any) -> Any:
 
 
 def arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    """What `parser` makes of `argv`, without the operational arguments.
+    """The arguments that `parser` reads from `argv`, without the operational ones.
 
-    Raises IdentityError with the parser's own words where it refuses; prints and exits never.
+    Raises IdentityError with the parser's message if it refuses; never prints or exits.
     """
 
     def refuse(message: str) -> None:
@@ -129,10 +131,10 @@ def files_digest(files: Mapping[str, bytes]) -> str:
 
 
 def source_digest(entry: Path) -> str:
-    """The sha256 of the trainer `entry` with all that it imports from its own folder.
+    """The sha256 of the trainer `entry` and everything that it imports from its own folder.
 
-    Comments, docstrings, bare strings and layout do not count; names, values and order do.
-    Only written imports are followed, wherever in the file they stand.
+    Comments, docstrings, bare strings and layout do not count; names, values and order do. It
+    follows import statements anywhere in the file.
     """
     folder = entry.resolve().parent
     trees = {
@@ -170,8 +172,8 @@ def _parse(path: Path) -> ast.Module:
 def _imported(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:
     """The files of `folder` that `tree` imports.
 
-    The `__init__` of the folder itself counts only if a name of this file is imported: it runs for
-    every trainer alike, and a trainer added beside this one must not rename this one's runs.
+    The folder's own `__init__` counts only if a name is imported from it: it runs for every
+    trainer, and adding a trainer beside this one must not rename this one's runs.
     """
     is_package = (folder / "__init__.py").is_file()
     here = path.parent.relative_to(folder).parts
@@ -199,7 +201,7 @@ def _imported(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:
 
 
 def _inside(module: str, folder: Path, is_package: bool) -> tuple[str, ...] | None:
-    """The absolute module's parts below `folder`, or None if it lies elsewhere."""
+    """The absolute module's parts below `folder`; None if it is elsewhere."""
     parts = tuple(module.split("."))
     if is_package:
         if parts[:2] == ("outlast", folder.name):  # outlast.trainers, from a file in it
@@ -210,7 +212,7 @@ def _inside(module: str, folder: Path, is_package: bool) -> tuple[str, ...] | No
 
 
 def _module_files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """The files that run when the module is imported: itself, and the packages on the way."""
+    """The files that run when the module is imported: the module, and the packages above it."""
     if not parts:
         if (folder / "__init__.py").is_file():
             yield folder / "__init__.py"
@@ -234,7 +236,7 @@ def _name_files(folder: Path, parts: Sequence[str], name: str) -> Iterator[Path]
 
 
 def serialise(tree: ast.AST) -> str:
-    """One text for one meaning of a syntax tree, equal on Python 3.11 to 3.13.
+    """The text of a syntax tree, equal on Python 3.11 to 3.13.
 
     Left out: positions, contexts, type comments, docstrings and bare strings, `u` prefixes, what a
     call of `train` declares constant, and absent or empty fields (so that a field that a later

@@ -1,9 +1,9 @@
-"""How tokens and keys look, so that none is delivered, stored or shown by mistake.
+"""Patterns of tokens and keys, so that none is delivered, stored or shown by mistake.
 
 One table for the bundle, the settings, the metadata and the policy pack. The shapes are those that
 issuers document so that scanners find them (GitHub, GitLab, Hugging Face, Slack and others give
-their tokens a prefix for it). A line that holds the words ``pragma: allowlist secret``, which
-detect-secrets reads too, is somebody's word that it holds none.
+their tokens a prefix for it). A line with ``pragma: allowlist secret``, which detect-secrets also
+reads, is declared free of keys.
 """
 
 import re
@@ -92,7 +92,7 @@ _WORD = re.compile(rb"[0-9A-Za-z_]")
 
 
 def find(text: bytes | str) -> Found | None:
-    """The first key in a text or a file, of the first kind that is there; None: none was seen."""
+    """The first key in a text or file, of the first kind that matches; None if none was found."""
     data = _bytes(text)
     for what, shapes in LOOKS:
         for match in (match for shape in shapes for match in shape.finditer(data)):

@@ -1,10 +1,10 @@
-"""Labels: whose a resource is, said the same way on every one of them."""
+"""Labels that say to whom each resource belongs."""
 
 import re
 from collections.abc import Mapping
 
 MANAGED_BY = "outlast"
-"""Value of `managed-by` on everything that Outlast declares."""
+"""Value of `managed-by` on every resource that Outlast declares."""
 
 RESERVED = frozenset({"managed-by", "project", "stack", "component", "experiment"})
 """Keys that the program sets itself."""
@@ -19,7 +19,7 @@ def sanitise(text: str) -> str:
 
 
 def of_stack(project: str, stack: str, experiment: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """The labels of one stack's resources; `extra` are the user's, checked already."""
+    """The labels of one stack's resources; `extra` are the user's, already checked."""
     return {
         **extra,
         "managed-by": MANAGED_BY,
@@ -30,7 +30,7 @@ def of_stack(project: str, stack: str, experiment: str, extra: Mapping[str, str]
 
 
 def of_shared(component: str) -> dict[str, str]:
-    """The labels of what outlives a stack and serves many: no stack's name on it."""
+    """The labels of resources that outlive a stack and serve many, without a stack's name."""
     return {"managed-by": MANAGED_BY, "component": component}
 
 

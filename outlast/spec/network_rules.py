@@ -1,6 +1,6 @@
-"""How VMs are reached and what they reach, their bucket among it: the rules, as pure functions.
+"""Rules for how VMs are reached and what they reach, including their bucket, as pure functions.
 
-A refusal is a sentence without the name of the setting's namespace; `outlast/settings` raises it.
+A refusal is a sentence without the setting's namespace; `outlast/settings` raises it.
 """
 
 import re
@@ -8,23 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT, ISOLATED = "default", "isolated"
-"""Networks that are meant by a word; any other is an existing one's name."""
+"""Networks with a special name; anything else names an existing network."""
 
 HEALTH_SOURCES = ("130.211.0.0/22", "35.191.0.0/16")
-"""Whence the platform's health checks ask."""
+"""Source addresses of the platform's health checks."""
 
 IAP_SOURCES = ("35.235.240.0/20",)
-"""Whence Identity-Aware Proxy forwards."""
+"""Source addresses of Identity-Aware Proxy."""
 
 OFF, OBSERVE, REPAIR = "off", "observe", "repair"
 HEALTH_MODES = (OFF, OBSERVE, REPAIR)
 
 HEALTH_PORT = 8099
-"""Of the VM's health process."""
+"""Port of the VM's health process."""
 
 REPAIR_MARGIN_SEC = 600
-"""From the moment when the supervisor itself deals with a trainer that is stuck to the one when
-the group replaces the VM: the kill, the held verdict and the next attempt's restore lie between."""
+"""Seconds between the supervisor's own handling of a stuck trainer and the group's replacement of
+the VM: room for the kill, the held verdict and the next attempt's restore.
+"""
 
 SSH_MODES = ("", "iap")
 SOFT_DELETE_DAYS = (0, *range(7, 91))
@@ -32,7 +33,9 @@ SOFT_DELETE_DAYS = (0, *range(7, 91))
 
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]*[a-z0-9]")
 _BUCKET_CHARACTERS, _BUCKET_DOTTED = 63, 222
-"""Of a bucket's name, or of each part between two dots; of a whole name with dots."""
+"""The most characters of a bucket's name, or of each part between dots; and of a whole name with
+dots.
+"""
 _NUMBERS = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 
 _STOCK_IMAGE = re.compile(
@@ -42,21 +45,21 @@ _STOCK_IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """A stack's network and who may come in."""
+    """A stack's network and who may connect."""
 
     network: str
-    """A word of the above, or an existing network's name."""
+    """One of the special names above, or an existing network's name."""
     subnetwork: str
     """Empty for the network's own in the region."""
     external_ip: bool
-    """Whether each VM has its own address on the internet."""
+    """Whether each VM has an external address."""
     nat: bool
-    """Whether VMs without such an address have a way out."""
+    """Whether VMs without such an address reach the internet."""
     health: str
     health_limit_sec: int
-    """A VM without a sign of progress for so long is UNHEALTHY."""
+    """Seconds without progress before a VM counts as UNHEALTHY."""
     ssh: bool
-    """Whether SSH through Identity-Aware Proxy is let in."""
+    """Whether SSH through Identity-Aware Proxy is allowed."""
 
     @property
     def isolated(self) -> bool:
@@ -70,12 +73,12 @@ class NetworkRules:
 
     @property
     def checked(self) -> bool:
-        """Whether VMs are asked for their health."""
+        """Whether VMs have health checks."""
         return self.health != OFF
 
     @property
     def tagged(self) -> bool:
-        """Whether a firewall rule is meant for these VMs."""
+        """Whether these VMs need a firewall rule."""
         return self.checked or self.ssh
 
 
@@ -90,13 +93,16 @@ def is_stock(image: str) -> bool:
 
 
 def has_address(network: str, asked: str) -> bool:
-    """Whether VMs have addresses of their own where `asked` (`true`, `false` or empty) leaves it
-    open: in the default network, VMs without them cannot reach a bucket."""
+    """Whether VMs have external addresses; if `asked` (`true`, `false` or empty) is empty, they
+    have them in the default network, because without them VMs there cannot reach a bucket.
+    """
     return asked == "true" if asked else network == DEFAULT
 
 
 def refusal(rules: NetworkRules, needs: Sequence[str]) -> str | None:
-    """Why this cannot be. `needs`: what of the run lies on the internet, in words."""
+    """Why this network cannot work; empty if it can. `needs`: what the run needs from the internet,
+    in words.
+    """
     if rules.isolated and rules.subnetwork:
         return (
             f"subnetwork {rules.subnetwork!r}: an isolated network has its own; leave it out, or"
@@ -122,23 +128,23 @@ def refusal(rules: NetworkRules, needs: Sequence[str]) -> str | None:
 
 
 def health_limit_sec(mode: str, stall_sec: int) -> int:
-    """How old the last sign of progress may be, by the time after which the supervisor restarts a
-    trainer that is stuck.
+    """How old the last sign of progress may be, derived from the time after which the supervisor
+    restarts a stuck trainer.
 
-    Observed, a VM turns UNHEALTHY before, so that somebody sees it in time. To be repaired, it does
-    long after: only a VM whose supervisor has not acted is replaced.
+    With `observe`, a VM turns UNHEALTHY earlier, so that people see it in time. With `repair`, much
+    later: only a VM whose supervisor has not acted is replaced.
     """
     return stall_sec // 2 if mode == OBSERVE else stall_sec + REPAIR_MARGIN_SEC
 
 
 def health_refusal(mode: str, limit_sec: int, stall_sec: int) -> str | None:
-    """Why a limit of the user's own cannot be."""
+    """Why the user's limit cannot work; empty if it can."""
     least = health_limit_sec(REPAIR, stall_sec)
     if mode == REPAIR and limit_sec < least:
         return (
             f"healthLimitSec {limit_sec}: with health repair must be at least {least}, which is"
             f" maxStallMinutes and {REPAIR_MARGIN_SEC} s, or the group would replace a VM whose"
-            " supervisor is just restarting a stuck trainer; raise it, or leave it out"
+            " supervisor is restarting a stuck trainer; raise it, or leave it out"
         )
     return None
 
@@ -163,5 +169,5 @@ def bucket_rule(name: str) -> str | None:
     if _NUMBERS.fullmatch(name):
         return "must not look like an IP address"
     if name.startswith("goog") or "google" in name.replace("0", "o"):
-        return "must not begin with goog and not contain google, Google keeps such names"
+        return "must not begin with goog or contain google: Google reserves such names"
     return None

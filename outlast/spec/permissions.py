@@ -1,7 +1,7 @@
-"""What a VM may do, by the names of Google's permissions."""
+"""What a VM may do, in Google's permissions."""
 
 LEAVE_GROUP = (
     "compute.instanceGroupManagers.get",
     "compute.instanceGroupManagers.update",
 )
-"""What a VM needs to take itself out of its group when a run ends."""
+"""Permissions that a VM needs to leave its group when a run ends."""

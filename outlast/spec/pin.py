@@ -1,4 +1,4 @@
-"""How one run names another's checkpoint: by where it is and by its digest."""
+"""Names another run's checkpoint, by its place and digest."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _PIN = re.compile(
 
 @dataclass(frozen=True)
 class Pin:
-    """A checkpoint of any run, named by where it is and what it is:
+    """A checkpoint of any run, named by its place and digest:
     `gs://BUCKET/experiments/NAME/RUN/t000001/s000000000010-0a1b/#<digest>`, or in a run's folder.
     """
 
@@ -31,7 +31,7 @@ class Pin:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """ValueError with a sentence for anything else."""
+        """Raises ValueError with a sentence for anything else."""
         match = _PIN.fullmatch(text)
         if match is None:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""What a trainer's packages are made of: a requirements file, or a folder with one, with a
-`pyproject.toml`, or with both; and whether the project in it can be built.
+"""Reads the packages of a trainer from a requirements file, or from a folder with one, with a
+`pyproject.toml`, or with both; and says whether its project can be built.
 
-The program reads it at preview and the supervisor on the VM, with the same answer.
+The program calls it at preview and the supervisor on the VM, with the same answer.
 """
 
 import configparser
@@ -38,20 +38,21 @@ class Need:
     """The packages of a trainer."""
 
     requirements: Requirements | None = None
-    """What is asked for; None if only a build of the project tells."""
+    """The requirements; None if only a build of the project shows them."""
     name: str = "requirements"
     """What they are called: `requirements`, or `dependencies` of a project."""
     is_project: bool = False
     """Whether the project itself is built."""
     with_dependencies: bool = False
-    """Whether the build tells what it depends on."""
+    """Whether only the build shows its dependencies."""
     unbuilt: str = ""
     """Why the project is not built; empty if it is, or there is none."""
 
 
 def read(name: str, tree: Tree, *, alone: bool = False) -> Need:
-    """What the file or the folder `name` of `tree` asks for; `alone` as `requirements.read` has it.
-    Raises RequirementsError."""
+    """Reads what the file or folder `name` of `tree` asks for; `alone` as in `requirements.read`.
+    Raises RequirementsError.
+    """
     if not tree.is_folder(name):
         requirements.refuse_other_forms(name)
         return Need(_not_empty(requirements.read(name, tree, alone=alone)))
@@ -80,7 +81,7 @@ def _nothing(name: str, tree: Tree) -> str:
 def _not_empty(found: Requirements) -> Requirements:
     if not found.wanted:
         raise RequirementsError(
-            f"{found.files[0]}: asks for no package; name one, or leave outlast:requirements out"
+            f"{found.files[0]}: asks for no package; name one, or leave out outlast:requirements"
         )
     return found
 
@@ -95,7 +96,7 @@ def _project(folder: str, file: str, tree: Tree, asked: Requirements | None) -> 
         raise RequirementsError(f"{file}: is not valid TOML ({error}); correct it") from None
     table = stated.get("project")
     if not isinstance(table, dict) and "build-system" not in stated:
-        if asked is not None:  # settings of tools; the requirements are what counts
+        if asked is not None:  # A file with tool settings only; the requirements count.
             return Need(_not_empty(asked))
         if _table(stated, "tool", "poetry"):
             raise RequirementsError(
@@ -128,7 +129,7 @@ def _project(folder: str, file: str, tree: Tree, asked: Requirements | None) -> 
     _refuse_other_sources(file, stated, found)
     if unbuilt and not found.wanted:
         raise RequirementsError(
-            f"{file}: {unbuilt}, and it has no dependencies; leave outlast:requirements out"
+            f"{file}: {unbuilt}, and it has no dependencies; leave out outlast:requirements"
         )
     return Need(found, "dependencies", is_own, False, unbuilt)
 
@@ -139,7 +140,7 @@ def _names_itself(asked: Requirements | None) -> bool:
 
 
 def _refuse_other_sources(file: str, stated: Mapping[str, Any], found: Requirements) -> None:
-    """uv takes packages from places that pip does not know, and pip would install another."""
+    """uv may take packages from sources that pip does not know, and pip would install others."""
     named = _table(stated, "tool", "uv", "sources")
     names = {one.name for one in found.wanted}
     for name in named:
@@ -158,8 +159,9 @@ def _refuse_other_sources(file: str, stated: Mapping[str, Any], found: Requireme
 def _why_not_built(
     folder: str, stated: Mapping[str, Any], table: Mapping[str, Any], tree: Tree
 ) -> str:
-    """Why pip could not, or need not, make a wheel of the project; empty if it can. Of builders
-    that are not known here, only a build tells."""
+    """Why pip cannot, or need not, build a wheel of the project; empty if it can. For unknown build
+    backends, only a build shows it.
+    """
     if _table(stated, "tool", "uv").get("package") is False:
         return "[tool.uv] says package = false"
     if _table(stated, "tool", "poetry").get("package-mode") is False:

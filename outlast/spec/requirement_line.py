@@ -1,7 +1,7 @@
 """One line of a requirements file: a package, an address, a path, or options, as pip reads them.
 
-`packaging` knows names, versions, markers and extras; here are the words around them. What no VM
-can install is refused with the line and the remedy.
+`packaging` parses names, versions, markers and extras; this module parses the rest. What no VM can
+install is refused with the line and the remedy.
 """
 
 import posixpath
@@ -18,10 +18,10 @@ from packaging import requirements as pep508
 from outlast.spec.delivery import DeliveryError, Git, Remote
 
 SHOWN = 120
-"""Characters of a line that a message repeats."""
+"""The most characters of a line that a message shows."""
 
 PACKAGE_OPTIONS = {"--hash", "--global-option", "--config-settings", "--config-setting", "-C"}
-"""Of one package, on its own line."""
+"""Options of one package, on its own line."""
 FLAGS = {"--no-index", "--pre", "--prefer-binary", "--require-hashes"}
 _VALUES = {
     "-i": "--index-url",
@@ -59,8 +59,9 @@ PKG_DEV = re.compile(r"(?P<location>[a-z0-9-]+)-python\.pkg\.dev")
 
 
 class RequirementsError(ValueError):
-    """Packages that no VM can install as they are asked for; the message is a sentence that begins
-    with the file, and the line where there is one."""
+    """Packages that no VM can install as requested; the message is a sentence that begins with the
+    file and, if known, the line.
+    """
 
 
 class Tree(Protocol):
@@ -73,7 +74,7 @@ class Tree(Protocol):
     def is_folder(self, name: str) -> bool: ...
 
     def names(self, folder: str) -> set[str]:
-        """What lies in a folder; a folder in it with a slash at its end."""
+        """The names in a folder; folders end with a slash."""
         ...
 
 
@@ -91,25 +92,25 @@ class Source:
 
 @dataclass(frozen=True)
 class Requirement:
-    """One package that is asked for, or constrained."""
+    """One requested or constrained package."""
 
     place: str
     """File and line, for messages."""
     text: str
-    """As pip takes it, without hashes and other options: the same for the same meaning."""
+    """In pip's form, without hashes and other options; equal for the same meaning."""
     name: str = ""
-    """Canonical; empty if only a build would tell."""
+    """Canonical name; empty if only a build would show it."""
     extras: str = ""
     """`[a,b]`, or empty."""
     marker: str = ""
     source: Source = field(default_factory=Source)
     hashes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    """Of this package, as pip takes them."""
+    """Its options, in pip's form."""
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it can be one version only."""
+        """Whether it allows only one version."""
         if self.source != Source():
             return bool(self.source.url)
         versions = list(pep508.Requirement(self.text).specifier)
@@ -123,7 +124,7 @@ class Requirement:
         return not self.marker or markers.Marker(self.marker).evaluate()
 
     def line(self, path: str = "") -> str:
-        """The line for pip; `path` is where a commit was put."""
+        """The line for pip; `path` is the folder of a fetched commit."""
         text = self.text
         if path:
             text = f"{path}{self.extras}" + (f" ; {self.marker}" if self.marker else "")
@@ -132,7 +133,7 @@ class Requirement:
 
 
 def shown(text: str) -> str:
-    """A line as a message repeats it: short, and without a password."""
+    """A line as shown in a message: short, and without a password."""
     clean = _USERINFO.sub("***@", " ".join(text.split()))
     return repr(clean if len(clean) <= SHOWN else f"{clean[:SHOWN]}…")
 
@@ -189,22 +190,21 @@ class Line:
             known = _VALUES.get(option) or _FILES.get(option)
             if known is None and option not in PACKAGE_OPTIONS:
                 raise self.bad(
-                    f"{word.partition('=')[0]} is nothing that pip reads in a file; leave it out"
+                    f"{word.partition('=')[0]} is not an option in a requirements file; leave it"
+                    " out"
                 )
             if not equals:
                 if not rest:
-                    raise self.bad(f"{option} has no value; add it, or leave the option out")
+                    raise self.bad(f"{option} has no value; add it, or leave out the option")
                 value = rest.pop(0)
             yield known or option, value
 
     def own_options(self, given: Sequence[tuple[str, str]]) -> Own:
-        """Options after a package, of it alone."""
+        """Options after a package, which apply only to it."""
         hashes, options = [], []
         for option, value in given:
             if option not in PACKAGE_OPTIONS:
-                raise self.bad(
-                    f"pip passes over {option} on the line of a package; put it on its own line"
-                )
+                raise self.bad(f"pip ignores {option} on a package's line; put it on its own line")
             if option == "--hash":
                 if not _HASH.fullmatch(value):
                     raise self.bad(
@@ -221,7 +221,7 @@ class Line:
             raise self.bad(f"{option} must be alone on its line; put the rest on another")
 
     def included(self, file: str, value: str, chain: tuple[str, ...]) -> str:
-        """The name of a file that this line includes."""
+        """The file that this line includes."""
         if "://" in value:
             raise self.bad(
                 "a file at an address may change while the run stays the same; keep a copy beside"
@@ -236,7 +236,8 @@ class Line:
             raise self.bad(f"{value} includes this file again; leave one of them out")
         if self.tree.read(name) is None:
             raise self.bad(
-                f"{name} is not there, or is ignored by git or no file that leaves this machine;"
+                f"{name} does not exist, or is ignored by git or is a file that must not leave"
+                " this machine;"
                 " check its name"
             )
         return name
@@ -280,7 +281,7 @@ class Line:
             return _named(one, found.name, "".join(_extras(found.extras)), found.url)
         if utils.canonicalize_name(found.name) == "python":
             raise self.bad(
-                "Python is not a package of the index, it comes with the VM's image; leave the line"
+                "Python is not a package of the index; it comes with the VM's image; leave out the"
                 " out"
             )
         return Requirement(
@@ -303,7 +304,7 @@ class Line:
         return _named(one, name, extras, url)
 
     def _at(self, url: str, marker: str) -> Requirement:
-        """What lies at an address."""
+        """A package at an address."""
         match = _ADDRESS.match(url)
         vcs, scheme = (match["vcs"] or "", match["scheme"] or "") if match else ("", "")
         tail = f" ; {marker}" if marker else ""
@@ -321,10 +322,10 @@ class Line:
                 " write the name and the version, NAME==VERSION"
             )
         if not scheme:
-            raise self.bad("what follows @ must be an address; write a path alone, such as ./lib")
+            raise self.bad("the part after @ must be an address; write a path alone, such as ./lib")
         if scheme.lower() not in ("https", "http"):
             raise self.bad(
-                f"pip reads nothing from {scheme}:; name a wheel or an archive by https, or put it"
+                f"pip cannot read {scheme}:; name a wheel or an archive by https, or put it"
                 " into the folder that outlast:requirements names"
             )
         self._refuse_password(url)
@@ -346,7 +347,7 @@ class Line:
         if not _COMMIT.fullmatch(commit):
             found = commit or "no commit"
             raise self.bad(
-                f"names {found}, and must name a commit by its 40 digits, since a branch or a tag"
+                f"names {found}, and must name a commit by its 40 digits, because a branch or a tag"
                 f" may move; write git+{before}@COMMIT, which git ls-remote {before} prints"
             )
         folder = re.search(r"(?:^|&)subdirectory=([^&]+)", fragment)
@@ -377,15 +378,15 @@ class Line:
         )
 
     def _local(self, path: str) -> str:
-        """A path that pip finds where it runs."""
+        """A path relative to where pip runs."""
         if path.startswith(("/", "~")):
             raise self.bad(
-                "names a place of your machine, which no VM has; put it into the folder that"
+                "names a path on your machine, which no VM has; put it into the folder that"
                 " outlast:requirements names, and write a relative path"
             )
         if self.is_alone:
             raise self.bad(
-                "names what lies beside this file, which is delivered alone; set"
+                "names a file beside this one, which is delivered alone; set"
                 " outlast:requirements to the folder that holds both"
             )
         local = posixpath.normpath(path)
@@ -393,7 +394,7 @@ class Line:
         if name == ".." or name.startswith("../"):
             raise self.bad(f"{path} is outside of what is delivered; put it into the folder")
         if not self._is_there(local):
-            raise self.bad(f"{name} is not there, or is not delivered; check its name")
+            raise self.bad(f"{name} does not exist, or is not delivered; check its name")
         return local
 
     def _is_there(self, local: str) -> bool:
@@ -420,9 +421,9 @@ class Line:
         if "@" not in parts.netloc or parts.netloc.startswith("oauth2accesstoken@"):
             return
         if PKG_DEV.fullmatch(parts.hostname or ""):
-            raise self.bad("holds a key; take it out, a VM reads this host with its own token")
+            raise self.bad("holds a key; remove it: a VM reads this host with its own token")
         raise self.bad(
-            "holds a password or a token, which must not stand in a file; take it out, and keep"
+            "holds a password or a token, which must not be in a file; remove it, and keep"
             " private packages in Artifact Registry, which a VM reads with its own token, or as"
             " wheels beside this file"
         )

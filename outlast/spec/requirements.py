@@ -1,10 +1,10 @@
-"""Requirements files, read as pip reads them: the one place that knows their form.
+"""Reads requirements files as pip does.
 
 The program reads them at preview, so that a line that no VM can install is refused before anything
-is made; the supervisor reads them again and writes one file for pip. `packaging` knows names,
-versions, markers and extras; here are lines, options, includes, paths and addresses.
+is created; the supervisor reads them again and writes one file for pip. `packaging` parses names,
+versions, markers and extras; this module parses lines, options, includes, paths and addresses.
 
-Included files become lines of the one that includes them, so that a file can be delivered alone.
+Included files become lines of the including file, so that a file can be delivered alone.
 """
 
 import codecs
@@ -32,12 +32,12 @@ from outlast.spec.requirement_line import (
 
 NAME = "requirements.txt"
 CONSTRAINTS = "outlast-constraints.txt"
-"""Beside the one file for pip: the constraints of all files."""
+"""Name of the file with all constraints, beside the file for pip."""
 FILE_BYTES_MAX = 4 << 20
 
 _ENCODINGS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # Before UTF-16, whose mark is a prefix of this one.
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -53,7 +53,7 @@ _OTHER_FORMS = {
     "Pipfile": "pipenv requirements --hash >requirements.txt",
     "Pipfile.lock": "pipenv requirements --hash >requirements.txt",
 }
-"""Files that pip cannot install from, each with the command that writes one from which it can."""
+"""Files that pip cannot install from, with the command that writes one that it can."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Folder:
     def _inside(self, name: str) -> Path | None:
         try:
             path = (self.root / name).resolve()
-        except (OSError, ValueError):  # no system has such a name
+        except (OSError, ValueError):  # No file system has such a name.
             return None
         return path if path.is_relative_to(self.root.resolve()) else None
 
@@ -103,18 +103,18 @@ class Files:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a requirements file asks for, with all that it includes."""
+    """The content of a requirements file and its includes."""
 
     wanted: tuple[Requirement, ...] = ()
     constraints: tuple[Requirement, ...] = ()
     options: tuple[str, ...] = ()
-    """Lines for pip: indexes and the like."""
+    """Lines with pip's options, such as indexes."""
     indexes: tuple[str, ...] = ()
-    """Addresses among them that packages are looked up in."""
+    """The addresses of indexes among them."""
     files: tuple[str, ...] = ()
-    """Every file that was read, the asked one first."""
+    """Every file that was read, the requested one first."""
     data: bytes = b""
-    """That file as it is, where it includes no other; else one that asks for the same."""
+    """The file itself, if it includes no other; otherwise an equivalent one."""
 
     @property
     def is_hashed(self) -> bool:
@@ -123,7 +123,7 @@ class Requirements:
 
     @property
     def locals(self) -> tuple[str, ...]:
-        """Files and folders that must lie beside it."""
+        """Files and folders that must be beside it."""
         found = [one.source.local for one in self.wanted if one.source.local]
         links = [line.removeprefix("--find-links ") for line in self.options]
         found += [link for link in links if link.startswith("./")]
@@ -131,28 +131,29 @@ class Requirements:
 
     @property
     def text(self) -> str:
-        """One file that asks for the same, if no commit was fetched yet."""
+        """One equivalent file, before any commit was fetched."""
         return self.render([one.line() for one in self.wanted])
 
     @property
     def constraints_text(self) -> str:
-        """The file CONSTRAINTS beside it; empty for none."""
+        """The content of CONSTRAINTS; empty for none."""
         return "".join(f"{line}\n" for line in dict.fromkeys(c.line() for c in self.constraints))
 
     def render(self, lines: Sequence[str]) -> str:
-        """One file for pip, of the requirements `lines`."""
+        """One file for pip with the requirements `lines`."""
         constraints = [f"-c {CONSTRAINTS}"] if self.constraints else []
         return "".join(f"{line}\n" for line in dict.fromkeys([*self.options, *constraints, *lines]))
 
     def place_of(self, name: str) -> str:
-        """File and line of a package; empty if it is needed by another one only."""
+        """File and line of a package; empty if only another package needs it."""
         wanted = utils.canonicalize_name(name)
         return next((one.place for one in self.wanted if one.name == wanted), "")
 
 
 def read(name: str, tree: Tree, *, alone: bool = False) -> Requirements:
-    """The requirements file `name` of `tree`. `alone`: no file beside it is delivered, but those
-    that it includes. Raises RequirementsError."""
+    """Reads the requirements file `name` of `tree`. `alone`: only files that it includes are
+    delivered beside it. Raises RequirementsError.
+    """
     found = _Reader(tree, posixpath.dirname(name), alone)
     found.file(name, constraint=False, chain=())
     whole = Requirements(
@@ -169,8 +170,9 @@ def read(name: str, tree: Tree, *, alone: bool = False) -> Requirements:
 
 
 def of_list(place: str, texts: Sequence[object], *, tree: Tree) -> Requirements:
-    """The requirements of a list in a pyproject.toml, which has names and addresses and no options.
-    Raises RequirementsError."""
+    """Reads a list of requirements in a pyproject.toml, which cannot have options. Raises
+    RequirementsError.
+    """
     found = []
     for number, text in enumerate(texts):
         at = f"{place}[{number}]"
@@ -181,7 +183,7 @@ def of_list(place: str, texts: Sequence[object], *, tree: Tree) -> Requirements:
 
 
 def refuse_other_forms(name: str) -> None:
-    """RequirementsError for the name of a file that only another installer reads."""
+    """Raises RequirementsError for a file that only another installer reads."""
     last = posixpath.basename(name)
     if last in _OTHER_FORMS:
         raise RequirementsError(
@@ -196,8 +198,7 @@ def refuse_other_forms(name: str) -> None:
 
 
 def repository(index: str) -> tuple[str, str, str] | None:
-    """(project, location, name) of the Artifact Registry repository that an index is; None for any
-    other."""
+    """(project, location, name) if the index is an Artifact Registry repository, else None."""
     parts = urlsplit(index)
     match = PKG_DEV.fullmatch(parts.hostname or "")
     names = parts.path.strip("/").split("/")
@@ -215,7 +216,7 @@ def grant(index: str, email: str) -> str:
 
 
 def hosts_of_google(indexes: Sequence[str]) -> list[str]:
-    """The hosts among the indexes that take a VM's own token."""
+    """The hosts of indexes that accept the VM's token."""
     hosts = (urlsplit(index).hostname or "" for index in indexes)
     return sorted({host for host in hosts if PKG_DEV.fullmatch(host)})
 
@@ -225,7 +226,7 @@ def hosts_of_google(indexes: Sequence[str]) -> list[str]:
 
 
 class _Reader:
-    """Collects what a file and its includes ask for."""
+    """Collects the requirements of a file and its includes."""
 
     def __init__(self, tree: Tree, base: str, alone: bool) -> None:
         self.wanted: list[Requirement] = []
@@ -240,7 +241,7 @@ class _Reader:
     def file(self, name: str, *, constraint: bool, chain: tuple[str, ...]) -> None:
         data = self._tree.read(name)
         if data is None:
-            raise RequirementsError(f"{name}: is not there; check its name")
+            raise RequirementsError(f"{name}: does not exist; check its name")
         self.files.setdefault(name, data)
         text = _decoded(name, data)
         _refuse_conda(name, text)
@@ -289,7 +290,7 @@ class _Reader:
         elif option == "--find-links":
             self.options.append(f"{option} {line.links(file, value)}")
         elif option in PACKAGE_OPTIONS:
-            raise line.bad(f"{option} must follow the package that it is of; put them on one line")
+            raise line.bad(f"{option} must follow its package; put them on one line")
         else:
             self.options.append(f"{option} {shlex.quote(value)}")
 

@@ -198,12 +198,14 @@ def test_an_image_whose_answer_was_lost_is_asked_for(platform: Platform):
     said = log_lines()
     assert made(platform) == "https://x/own-0123456789"
     assert list(platform.there) == ["global/images/own-0123456789"]
-    assert any("asking whether it is being made" in one for one in said)
+    assert any("checking whether it is being created" in one for one in said)
 
 
 def test_an_image_that_was_not_made_leaves_nothing(platform: Platform):
     platform.refused = ("POST global/images",)
-    with pytest.raises(BakeError, match="image own-0123456789: is not there; run pulumi up again"):
+    with pytest.raises(
+        BakeError, match="image own-0123456789: does not exist; run pulumi up again"
+    ):
         made(platform)
     assert platform.there == {}
 
@@ -216,7 +218,8 @@ def test_a_platform_that_falls_silent_is_told_by_the_first_error_and_what_may_be
     with pytest.raises(CannotAsk, match="no answer"):
         made(platform)
     assert said == [
-        "builder bake-own-0123456789: may be left (no answer); it is deleted 120 minutes after its"
+        "builder bake-own-0123456789: may still exist (no answer); it is deleted 120 minutes after"
+        " its"
         " start while it runs, and by the next pulumi up"
     ]
 
@@ -256,7 +259,7 @@ def leave(platform: Platform, name: str, status: str, image: str | None = None) 
 @pytest.mark.parametrize(
     ("report", "said"),
     [
-        ({"state": "done"}, "has done its work already, and is off"),
+        ({"state": "done"}, "has already done its work, and is off"),
         ({}, "left by an earlier bake, deleted"),  # off, it tells nothing on some days
     ],
 )
@@ -282,7 +285,7 @@ def test_a_builder_whose_image_is_there_is_deleted_and_that_is_said(platform: Pl
     words = log_lines()
     assert made(platform) == "https://x/own-0123456789"
     assert words == [
-        "image own-0123456789: is there already",
+        "image own-0123456789: exists already",
         "builder bake-own-0123456789: left by an earlier bake, deleted",
     ]
     assert list(platform.there) == ["global/images/own-0123456789"]

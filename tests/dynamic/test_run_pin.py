@@ -488,7 +488,7 @@ def test_a_run_that_cannot_be_read_is_guarded_too(store):
             "args.hidden 4 → 8: cannot change in the middle of a run; those that can: epochs,"
             " threads",
         ),
-        ({"rerun": 1.0}, "rerun unset → 1: is another run's"),
+        ({"rerun": 1.0}, "rerun unset → 1: makes another run"),
     ],
 )
 def test_a_run_named_by_hand_takes_only_what_it_can(store, change, words):
@@ -512,7 +512,8 @@ def test_a_run_named_by_hand_takes_only_what_it_can(store, change, words):
     [
         (
             "gone",
-            "'gone': is gone since 2025; its successor is projects/p/global/images/family/new",
+            "'gone': has not existed since 2025; its successor is"
+            " projects/p/global/images/family/new",
         ),
         ("obsolete", "image old-1 is obsolete, no VM can boot from it; name projects/p/global/"),
     ],
@@ -562,7 +563,7 @@ def test_a_newer_image_of_the_family_waits_for_a_resume_and_is_said_then(
 
 GPU = {"gpus": 1.0, "machine_type": "g2-standard-8"}
 TOO_SMALL = (
-    "outlast:bootDiskGb 50: image l-1 has 51 GB, and a disk is never smaller than its image; set"
+    "outlast:bootDiskGb 50: image l-1 has 51 GB, and a disk cannot be smaller than its image; set"
     " outlast:bootDiskGb to 51 or more"
 )
 

@@ -227,7 +227,7 @@ def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(
         assert set(changed.values()) == {"update"}, changed
     with bakery.up() as up:
         assert up.wait() == 0, up.said
-    assert f"image {first}: is there already" in up.said
+    assert f"image {first}: exists already" in up.said
     assert bakery.newest() == first
     bakery.check_that_nothing_bills()
 

@@ -695,7 +695,7 @@ def test_a_try_that_never_came_to_a_checkpoint_makes_way(tmp_path: Path) -> None
     failed = programs.run(tmp_path, [*argv, "echo {resutl} > {resutl}; exit 2"])
     assert failed.returncode == 2
     said = failed.stderr.splitlines()
-    assert said.count("outlast: command {resutl}: stays as it is; did you mean {result}?") == 1
+    assert said.count("outlast: command {resutl}: is left as it is; did you mean {result}?") == 1
     line = "echo 1 > {checkpoint}/a; outlast mark; exit 3"
     mended = programs.run(tmp_path, [*argv, line])
     assert mended.returncode == 3

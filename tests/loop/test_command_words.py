@@ -37,7 +37,7 @@ def test_latest_is_the_newest_file_and_drops_its_flag_on_the_first_start(tmp_pat
     with pytest.raises(CommandError, match="without its"):
         Command(("x", "{latest:[a}")).check()
     assert list(Command(("{lates:.pt}",)).words.near_misses()) == [
-        "command {lates}: stays as it is; did you mean {latest}?"
+        "command {lates}: is left as it is; did you mean {latest}?"
     ]
 
 

@@ -27,8 +27,8 @@ GPUS = {
 
 
 FLEX_IS = (
-    "outlast:provisioning 'flex-start': flex-start VMs come once, by a resize request, to a group"
-    " that repairs nothing: a VM that is lost is not recreated, and the run would stand still; set"
+    "outlast:provisioning 'flex-start': flex-start VMs are created once, by a resize request, in a"
+    " group that repairs nothing: a VM that is lost is not recreated, and the run would stop; set"
     " outlast:provisioning spot or standard"
 )
 DEDICATED_IS = (
@@ -177,7 +177,7 @@ def test_where_nothing_is_said_the_mode_decides(mode, spot):
         ),
         (
             {"machine_type": "g2-standard-8", "accelerator": "nvidia-l4", "accelerator_count": 1},
-            "accelerator 'nvidia-l4': g2-standard-8 has 1 nvidia-l4 already; leave it out",
+            "accelerator 'nvidia-l4': g2-standard-8 already has 1 nvidia-l4; leave it out",
         ),
         (
             {"machine_type": "n1-standard-4", "accelerator": "nvidia-t4", "accelerator_count": 1},
@@ -209,18 +209,21 @@ def test_where_nothing_is_said_the_mode_decides(mode, spot):
                 "accelerator": "nvidia-tesla-t4",
                 "accelerator_count": 1,
             },
-            "g1-small has part of a CPU and takes no GPU",
+            "g1-small has a part of a CPU and takes no GPU",
         ),
-        ({"accelerator_count": 1}, "acceleratorCount 1: there is no outlast:accelerator"),
+        (
+            {"accelerator_count": 1},
+            "acceleratorCount 1: outlast:accelerator, which it counts, is not set",
+        ),
         # Spot
         (
             {"machine_type": "a4x-highgpu-4g", "disk_type": "hyperdisk-balanced"},
-            "a4x-highgpu-4g is not there as a Spot VM; set outlast:provisioning standard",
+            "a4x-highgpu-4g does not exist as a Spot VM; set outlast:provisioning standard",
         ),
-        ({"machine_type": "h3-standard-88"}, "h3-standard-88 is not there as a Spot VM"),
+        ({"machine_type": "h3-standard-88"}, "h3-standard-88 does not exist as a Spot VM"),
         (
             {"machine_type": "a3-highgpu-1g", "provisioning": STANDARD},
-            "a3-highgpu-1g is there as a Spot VM only",
+            "a3-highgpu-1g exists only as a Spot VM",
         ),
         # Disks, SSDs, CPU platforms
         (
@@ -235,8 +238,8 @@ def test_where_nothing_is_said_the_mode_decides(mode, spot):
         ({"machine_type": "g2-standard-48", "local_ssd": 1}, "localSsd 1: g2-standard-48 takes 4"),
         ({"machine_type": "n2-standard-16", "local_ssd": 1}, "takes 2, 4, 8, 16 or 24"),
         ({"machine_type": "c3-standard-8", "local_ssd": 1}, "a type whose name ends in -lssd"),
-        ({"machine_type": "c3-standard-8-lssd", "local_ssd": 1}, "brings its local SSDs"),
-        ({"machine_type": "a2-ultragpu-1g", "local_ssd": 1}, "brings its local SSDs"),
+        ({"machine_type": "c3-standard-8-lssd", "local_ssd": 1}, "includes local SSDs"),
+        ({"machine_type": "a2-ultragpu-1g", "local_ssd": 1}, "includes local SSDs"),
         (
             {"machine_type": "a2-ultragpu-1g-nolssd", "local_ssd": 1},
             "localSsd 1: a2-ultragpu-1g-nolssd takes none; leave it out",
@@ -254,7 +257,7 @@ def test_where_nothing_is_said_the_mode_decides(mode, spot):
             {"machine_type": "n2-standard-8", "disk_type": "hyperdisk-throughput"},
             "n2-standard-8 takes pd-standard, pd-balanced, pd-ssd or pd-extreme",
         ),
-        ({"min_cpu_platform": "Intel Skylake"}, "e2-standard-2 has no other than its own"),
+        ({"min_cpu_platform": "Intel Skylake"}, "e2-standard-2 has only its own"),
         (
             {"machine_type": "n2-standard-2", "min_cpu_platform": "AMD Milan"},
             "n2-standard-2 has Intel Cascade Lake or Intel Ice Lake",
@@ -262,7 +265,7 @@ def test_where_nothing_is_said_the_mode_decides(mode, spot):
         # Several types
         (
             {"more_types": ("n2-standard-2",)},
-            "a zonal group takes one machine type; set outlast:zo",
+            "a zonal group can have only one machine type; set outlast:zo",
         ),
         ({"more_types": ("e2-standard-2",), "regional": True}, "none of them e2-standard-2"),
         (

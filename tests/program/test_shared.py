@@ -227,7 +227,7 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
         ),
         (
             {"imageRecipe": '{"packages": ["gcc"], "machineType": "a3-highgpu-1g"}'},
-            "'a3-highgpu-1g': is there as a Spot VM only, and a builder is a standard one; set"
+            "'a3-highgpu-1g': exists only as a Spot VM, and a builder is a standard VM; set"
             " outlast:imageRecipe.machineType to e2-standard-8 for example",
         ),
         (

@@ -220,7 +220,7 @@ def test_an_image_that_is_gone_is_refused_with_its_successor(changed):
     family = "projects/deeplearning-platform-release/global/images/family/common-cu110"
     pulumi = changed("outlast:image", family)
     said = pulumi("preview", fails=True)
-    assert "is gone since 13 April 2026; its successor is projects/deeplearning-" in said
+    assert "has not existed since 13 April 2026; its successor is projects/deeplearning-" in said
     assert "Traceback" not in said
 
 

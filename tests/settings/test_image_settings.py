@@ -89,8 +89,8 @@ def test_a_recipe_with_a_script_may_install_one():
 def test_a_boot_disk_that_is_smaller_than_the_image_that_is_baked():
     said = refusal({**baked(diskGb=60)})
     assert said == (
-        "outlast:bootDiskGb 50: the image of outlast:imageRecipe (its diskGb) has 60 GB, and a disk"
-        " is never smaller than its image; set outlast:bootDiskGb to 60 or more"
+        "outlast:bootDiskGb 50: the image of outlast:imageRecipe (its diskGb) has 60 GB, and a"
+        " disk cannot be smaller than its image; set outlast:bootDiskGb to 60 or more"
     )
     assert check({**baked(diskGb=60), "outlast:bootDiskGb": "60"}).recipe
     # A foundation has no VMs; an experiment on it is asked by the image that it names.

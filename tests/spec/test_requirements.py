@@ -187,7 +187,7 @@ def test_a_commit_of_a_public_repository_is_fetched_for_pip(line: str, git: tupl
 
 REFUSED = [
     # Includes and paths.
-    ("-r nowhere.txt", "needs.txt line 1 '-r nowhere.txt': nowhere.txt is not there"),
+    ("-r nowhere.txt", "needs.txt line 1 '-r nowhere.txt': nowhere.txt does not exist"),
     ("a\n-r needs.txt", "needs.txt line 2 '-r needs.txt': needs.txt includes this file again"),
     ("-r ../base.txt", "../base.txt is outside of what is delivered"),
     ("-r /home/me/base.txt", "must be a path relative to this file"),
@@ -195,13 +195,13 @@ REFUSED = [
     ("-c https://h/constraints.txt", "may change while the run stays the same"),
     ("-r a.txt -i https://h/simple", "-r must be alone on its line"),
     ("-r", "-r has no value"),
-    ("/home/me/pkg", "names a place of your machine"),
-    ("./nowhere", "nowhere is not there, or is not delivered"),
+    ("/home/me/pkg", "names a path on your machine"),
+    ("./nowhere", "nowhere does not exist, or is not delivered"),
     ("-e ../pkg", "../pkg is outside of what is delivered"),
     (".\\pkg", "a path must be relative and with forward slashes"),
     ("numpy @ file:///croot/numpy/work", "(pip freeze writes such lines); write the name"),
     ("file:///home/me/x.whl", "names a file of your machine"),
-    ("x @ ./sub", "what follows @ must be an address; write a path alone"),
+    ("x @ ./sub", "the part after @ must be an address; write a path alone"),
     # Repositories.
     ("git+https://github.com/openai/CLIP.git", "names no commit, and must name a commit by its 40"),
     ("git+https://github.com/openai/CLIP.git@main#egg=clip", "names main, and must name a commit"),
@@ -222,9 +222,9 @@ REFUSED = [
     ("-i https://${USER}:${TOKEN}@h/simple", "pip on a VM has no variable ${USER}"),
     ("-i ftp://h/simple", "--index-url must be an address with https"),
     ("-i http://h/simple\na", "pip passes over an index by http"),
-    ("a --extra-index-url https://h/simple", "pip passes over --extra-index-url on the line of a"),
-    ("-f gs://b/wheels\na", "is not there"),
-    ("gs://b/a-1-py3-none-any.whl", "pip reads nothing from gs:"),
+    ("a --extra-index-url https://h/simple", "pip ignores --extra-index-url on a"),
+    ("-f gs://b/wheels\na", "does not exist"),
+    ("gs://b/a-1-py3-none-any.whl", "pip cannot read gs:"),
     # Hashes.
     (f"a==1 --hash={SHA}\nb==1", "needs.txt line 2 'b==1': has no --hash, and others have"),
     ("--require-hashes\na==1", "needs.txt line 2 'a==1': has no --hash"),
@@ -236,7 +236,7 @@ REFUSED = [
         f"a==1 --hash={SHA}\ngit+https://h/o/n@{COMMIT}",
         "pip checks none of a folder or a repository",
     ),
-    ("--hash=" + SHA, "--hash must follow the package that it is of"),
+    ("--hash=" + SHA, "--hash must follow its package"),
     # Other installers' files.
     ("numpy=1.26.4=py311h_0", "needs.txt line 1 'numpy=1.26.4=py311h_0': is conda's form"),
     ("numpy=1.26", "write numpy==1.26"),
@@ -252,8 +252,8 @@ REFUSED = [
     ("numpy; python_version >", "is not a requirement"),
     ("./sub ; python_version >", "its condition is not valid"),
     ("numpy\u200b==1", "is not a requirement"),
-    ("numpy==1 --foo", "--foo is nothing that pip reads in a file"),
-    ("--install-option=x", "--install-option is nothing that pip reads in a file"),
+    ("numpy==1 --foo", "--foo is not an option in a requirements file"),
+    ("--install-option=x", "--install-option is not an option in a requirements file"),
     ('-r "base.txt', "its quotes do not match"),
     ("pip install numpy", "is not a requirement"),
     ("<html>", "is not a requirement"),
@@ -334,7 +334,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path):
     folder.mkdir()
     (folder / "needs.txt").write_text("-r base.txt\n")
     (folder / "base.txt").symlink_to("../secret.txt")
-    with pytest.raises(RequirementsError, match=r"base\.txt is not there"):
+    with pytest.raises(RequirementsError, match=r"base\.txt does not exist"):
         read("needs.txt", Folder(folder))
 
 
