@@ -10,6 +10,7 @@ import yaml
 from outlast.base.folders import PACKAGE
 from outlast.cli.app import cli
 from outlast.cli.review import rules
+from tests.cli.called import command_of
 
 ROOT = PACKAGE.parent
 
@@ -61,8 +62,9 @@ def test_every_command_of_ours_exists_with_its_flags():
     found = commands("outlast")
     assert {"preview", "resume"} <= {words[0] for words in found}
     for name, *words in found:
-        assert name in cli.commands, name
-        flags = {flag for param in cli.commands[name].params for flag in param.opts}
+        command = command_of([name])
+        assert command is not cli, name
+        flags = {flag for param in command.params for flag in param.opts}
         wanted = {word for word in words if word.startswith("--")}
         assert wanted <= flags, (name, wanted - flags)
 

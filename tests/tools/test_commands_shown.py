@@ -21,6 +21,7 @@ import pytest
 from outlast.cli.app import cli
 from outlast.loop.command.__main__ import parser as train_parser
 from outlast.loop.command.errors import CommandError
+from tests.cli.called import command_of
 from tests.tools import gcloud_words
 from tests.tools.gcloud_words import Unknown
 from tests.tools.shown import PROGRAMS, Shown, commands, simple
@@ -175,10 +176,8 @@ def test_every_command_of_outlast_is_parsed_by_itself(
     monkeypatch.chdir(tmp_path)
     for one in of("outlast"):
         name, *words = one.words[1:]
-        command: click.Command = cli
         words = [name, *words]
-        while isinstance(command, click.Group) and words and words[0] in command.commands:
-            command = command.commands[words.pop(0)]
+        command = command_of(words)
         if words == ["--version"]:
             continue
         assert command is not cli, one
@@ -345,7 +344,7 @@ def test_a_line_is_taken_apart_as_a_shell_does() -> None:
 
 def test_an_option_that_does_not_exist_is_found() -> None:
     with pytest.raises(click.UsageError):
-        cli.commands["rehearse"].make_context("rehearse", ["dev"])
+        command_of(["rehearse"]).make_context("rehearse", ["dev"])
     with pytest.raises(CommandError):
         train_parser().parse_known(["--no-such"])
     with pytest.raises(Unknown):

@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 
 from outlast.base.folders import PACKAGE
 from outlast.cli.app import cli
 from outlast.loop.command.__main__ import parser
+from tests.cli.called import command_of
 
 ROOT = PACKAGE.parent
 
@@ -68,9 +68,7 @@ def test_every_command_that_a_page_names_is_there_with_its_options():
     own = {option for action in parser()._actions for option in action.option_strings}
     for page in PAGES:
         for words in commands(page):
-            command: click.Command = cli
-            while isinstance(command, click.Group) and words and words[0] in command.commands:
-                command = command.commands[words.pop(0)]
+            command = command_of(words)
             assert command is not cli, f"{page.name}: outlast {' '.join(words)}"
             seen.add(command.name)
             offered = {option for one in command.params for option in one.opts} or own

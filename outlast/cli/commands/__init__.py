@@ -1,0 +1,1 @@
+"""The commands of `outlast`, one a module, imported when they are needed."""

@@ -1,0 +1,30 @@
+"""`outlast checkpoints`."""
+
+import json
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiment")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def checkpoints(experiment: str, as_json: bool) -> None:
+    """List a run's checkpoints, and how another run begins with one.
+
+    EXPERIMENT may also be a run's folder or gs:// path. The name under a checkpoint is what
+    outlast:init takes, and init of outlast.train.
+    """
+    from outlast.cli.runs import OpenedRun, find
+
+    found = [dict(row) for row in OpenedRun(find(experiment)).checkpoints()]
+    if as_json:
+        say(json.dumps(found, indent=2))
+        return
+    for row in found:
+        tags = f"  {row['tags']}" if row["tags"] else ""
+        part = f"{row['part']}  " if "part" in row else ""
+        say(f"{part}step {row['step']}  term {row['term']}{tags}\n  {row['init']}")
+    if not found:
+        say(f"{experiment}: no checkpoint is committed yet")

@@ -1,0 +1,165 @@
+"""`outlast cloud`."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outlast.cli.terminal import say
+
+if TYPE_CHECKING:
+    from outlast.cli.cloud import LocalCloud
+
+
+@click.group()
+def cloud() -> None:
+    """A small Compute Engine on this machine, for `pulumi up` without an account."""
+
+
+def _state_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder of the local cloud; default .outlast/cloud in the project.",
+    )(function)
+
+
+def _state_folder(state: Path | None) -> Path:
+    from outlast.cli.engine import project
+
+    return (state or project() / ".outlast" / "cloud").absolute()
+
+
+def _stack_ready(found: "LocalCloud") -> dict[str, str]:
+    """Makes the checkout's stack known to the cloud's backend; the variables that lead there."""
+    from outlast.cli import engine
+    from outlast.cli.rehearsal import settings
+
+    path = os.environ.get("PATH", os.defpath)
+    variables = found.variables(engine.find_parts(), found.state / "pulumi", path)
+    engine.ensure_stack(settings.STACK, {**engine.scrubbed(), **variables})
+    return variables
+
+
+def _running(state: Path | None) -> "LocalCloud":
+    from outlast.cli.cloud import find
+    from outlast.cli.errors import CloudError
+
+    found = find(_state_folder(state))
+    if found is None:
+        raise CloudError(
+            f"local cloud: none runs on {_state_folder(state)}; start one: outlast cloud start."
+        )
+    return found
+
+
+@cloud.command()
+@_state_option
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free one.")
+def start(state: Path | None, port: int) -> None:
+    """Serve the local cloud in the background and print what to export.
+
+    If it runs already, only print it.
+
+    \b
+    eval "$(outlast cloud start)"
+    pulumi up
+    """
+    import shlex
+
+    from outlast.cli import cloud as clouds
+    from outlast.cli import engine
+    from outlast.cli.errors import CloudError
+    from outlast.cli.rehearsal import settings
+
+    parts = engine.find_parts()
+    folder = _state_folder(state)
+    found = clouds.find(folder)
+    if found is not None and port not in (0, found.port):
+        raise CloudError(
+            f"--port {port}: the local cloud {found.pid} runs already at {found.url}; "
+            "stop it first (outlast cloud stop)."
+        )
+    started = found is None
+    if found is None:
+        pace = settings.pace_of(settings.LOCAL_SETTINGS)
+        found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
+    try:
+        variables = _stack_ready(found)
+    except BaseException:
+        if started:
+            found.stop()
+        raise
+    for name in sorted(engine.foreign(os.environ, variables)):
+        say(f"unset {name}")
+    for name, value in variables.items():
+        say(f"export {name}={shlex.quote(value)}")
+    say(
+        f"# local cloud {found.pid} at {found.url}, state in {folder}\n"
+        '# to use it in this shell: eval "$(outlast cloud start)"; to end it: outlast cloud stop',
+    )
+
+
+@cloud.command()
+@_state_option
+def stop(state: Path | None) -> None:
+    """End the local cloud and every VM of it; its state stays."""
+    found = _running(state)
+    found.stop()
+    say(f"local cloud {found.pid}: ended; its state stays in {found.state}")
+
+
+@cloud.command()
+@_state_option
+def reset(state: Path | None) -> None:
+    """End every VM and forget all that exists in the local cloud, buckets and stacks too.
+
+    It keeps its address; the next `pulumi up` finds nothing.
+    """
+    import shutil
+
+    found = _running(state)
+    found.reset()
+    # The engine's own record of what it has made there; nothing of that is left.
+    shutil.rmtree(found.state / "pulumi" / "backend", ignore_errors=True)
+    _stack_ready(found)
+    say(f"local cloud {found.pid}: empty, at {found.url} as before")
+
+
+@cloud.command(name="status")
+@_state_option
+def cloud_status(state: Path | None) -> None:
+    """List the local cloud's VMs, groups and buckets."""
+    found = _running(state)
+    say(f"local cloud {found.pid} at {found.url}, state in {found.state}")
+    vms = found.vms()
+    for vm in vms:
+        group = f"group {vm['group']}" if vm["group"] else "of no group"
+        say(f"{vm['name']}  {vm['status']}  {vm['zone']}  {group}")
+    if not vms:
+        say("no VM")
+    exists = found.audit()
+    for group in exists["groups"]:
+        say(f"group {group}")
+    for bucket in exists["buckets"]:
+        say(f"bucket {bucket['name']}: {bucket['objects']} objects")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def kill(vm: str, state: Path | None) -> None:
+    """Cut a VM without a notice, as a host error does."""
+    _running(state).act(vm, "kill")
+    say(f"{vm}: killed")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def preempt(vm: str, state: Path | None) -> None:
+    """Preempt a VM: the notice, then SIGTERM, then SIGKILL."""
+    _running(state).act(vm, "preempt")
+    say(f"{vm}: preempted")

@@ -1,0 +1,47 @@
+"""`outlast preview`."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiment", required=False)
+@click.option("--markdown", is_flag=True, help="Print it as a pull request's comment.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option(
+    "--policy-pack-config",
+    "config",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Limits of the rules, as the engine takes them with --policy-pack.",
+)
+def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path | None) -> None:
+    """Say what pulumi up would do: to each run, to the bill, and against which rule.
+
+    EXPERIMENT is a stack; default the selected one. Nothing is changed.
+
+    \b
+    Exit codes
+      0   no rule is broken
+      3   a rule is broken
+      1   there is no preview: the program refuses the settings, or the engine failed
+      64  bad usage
+    """
+    from outlast.cli.render import as_markdown, show_review
+    from outlast.cli.review import preview as previews
+
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json: print one of them.")
+    found = previews.review(experiment, config=config)
+    if as_json:
+        say(json.dumps(found.as_json(), indent=2))
+    elif markdown:
+        say(as_markdown(found))
+    else:
+        show_review(found)
+    sys.exit(found.exit_code)

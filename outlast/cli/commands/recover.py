@@ -1,0 +1,25 @@
+"""`outlast recover`."""
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiment")
+def recover(experiment: str) -> None:
+    """Recover a stack whose pulumi up was killed: its lock, and what was being made."""
+    if recovered(experiment):
+        say(f"{experiment}: recovered; continue with pulumi up")
+    else:
+        say(f"{experiment}: nothing to recover")
+
+
+def recovered(experiment: str | None) -> bool:
+    """Whether there was something to recover; says what."""
+    from outlast.cli import recover as recovery
+
+    done = recovery.recover(experiment)
+    for name in done.taken_up if done else ():
+        say(f"{name}: was being made when pulumi was killed; taken up, if it exists")
+    return done is not None

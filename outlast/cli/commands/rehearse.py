@@ -1,0 +1,76 @@
+"""`outlast rehearse`."""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from outlast.base import exits
+from outlast.cli.terminal import say
+
+if TYPE_CHECKING:
+    from outlast.cli.rehearsal.report import Report
+
+
+@click.command()
+@click.option("--scenario", metavar="NAME|FILE", help="What happens to it; default storm.")
+@click.option("--list", "lists", is_flag=True, help="List the named scenarios.")
+@click.option("--stack", metavar="NAME", help="Rehearse your own stack, Pulumi.NAME.yaml.")
+@click.option(
+    "--data",
+    metavar="gs://BUCKET/PATH=FOLDER",
+    multiple=True,
+    help="Files that the local bucket has before; repeatable.",
+)
+@click.option("--limit-rows", type=click.IntRange(min=64), help="Train on the first rows only.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def rehearse(
+    scenario: str | None,
+    lists: bool,
+    stack: str | None,
+    data: tuple[str, ...],
+    limit_rows: int | None,
+    epochs: int | None,
+    as_json: bool,
+) -> None:
+    """Run the stack on this machine, in a scenario, and check the guarantees.
+
+    Without a scenario, the run is preempted once and killed twice. docs/scenarios.md has the
+    scenarios, and how to write one.
+
+    \b
+    Exit codes
+      0   every guarantee was seen held
+      1   a guarantee is broken
+      2   none is broken, and nothing put some of them to the test
+    """
+    from outlast.cli.rehearsal import rehearse as rehearsal
+    from outlast.cli.rehearsal import scenario as scenarios
+    from outlast.cli.rehearsal.guarantees import Verdict
+    from outlast.cli.render import Screen, show_report, show_scenarios
+
+    if lists or scenario == "list":
+        listed = scenarios.listed()
+        if as_json:
+            say(json.dumps(dict(listed), indent=2))
+        else:
+            show_scenarios(listed)
+        return
+    with Screen(quiet=as_json) as screen:
+        report: Report = rehearsal.rehearse(
+            watcher=screen,
+            name=scenario,
+            stack=stack,
+            data=data,
+            limit_rows=limit_rows,
+            args={} if epochs is None else {"epochs": epochs},
+        )
+    if as_json:
+        say(json.dumps(report.as_json(), indent=2))
+    else:
+        show_report(report)
+    if report.count(Verdict.BROKEN):
+        sys.exit(1)
+    sys.exit(exits.DONE if report.held else 2)

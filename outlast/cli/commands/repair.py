@@ -1,0 +1,33 @@
+"""`outlast repair`."""
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiment")
+def repair(experiment: str) -> None:
+    """Repair a HEAD that is gone, unreadable, or names no checkpoint that can be read.
+
+    EXPERIMENT may also be the folder or gs:// path of a run without a stack.
+    """
+    from outlast.bucket.layout import is_run_path
+    from outlast.cli import repair as repairing
+    from outlast.cli import runs, stack
+    from outlast.cli.errors import reading
+
+    alone = is_run_path(experiment)
+    with reading(experiment):
+        if alone:
+            done = repairing.repair_alone(runs.find_damaged(experiment))
+        else:
+            deployed = stack.find(experiment)
+            done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
+    if done.set_aside:
+        say(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
+    if alone:
+        then = f"at step {done.head.step}; its own command resumes from there"
+    else:
+        then = f"stopped at step {done.head.step}; continue with: outlast resume {experiment}"
+    say(f"{experiment}: HEAD is repaired, {then}")
