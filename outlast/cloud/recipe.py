@@ -17,7 +17,7 @@ from typing import Any
 from outlast.base.folders import PACKAGE
 from outlast.base.suggest import did_you_mean
 from outlast.spec import bundle as bundles
-from outlast.spec import keys, requirements
+from outlast.spec import keys
 from outlast.spec.delivery import VALUE_LIMIT
 
 DEFAULT_FAMILY = "outlast"
@@ -246,6 +246,8 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
 
 def _locked(root: Path, name: str) -> bytes:
     """A requirements file with hashes, which must name every package that it includes."""
+    from outlast.spec import requirements  # most recipes have none, and it loads slowly
+
     _file(root, "requirements", name)
     try:
         requirements.refuse_other_forms(name)

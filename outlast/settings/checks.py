@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from outlast.settings.errors import bad
+from outlast.settings.keys import Keys
 from outlast.settings.parsing import parse
-from outlast.settings.rules.code import delivery_of, grants
+from outlast.settings.rules.code import delivery_of
 from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, dests_of
 from outlast.settings.rules.limits import timeouts_of
@@ -36,6 +37,7 @@ from outlast.settings.schema import Settings
 from outlast.spec import identity
 from outlast.spec import labels as label_rules
 from outlast.spec.account import account_email
+from outlast.spec.delivery import Git
 
 
 def check(
@@ -112,10 +114,19 @@ def check(
             *slips(command, given),
             *plain_tokens(command, args),
             *gs_paths_read(given, command, args, is_own),
-            *grants(given, git, account_email(experiment, cloud)),
+            *_grants(given, git, account_email(experiment, cloud)),
         ),
     }
     found = Settings.model_construct(**{**dict(given), **follows})
     if found.part == EXPERIMENT:
         check_image(found.image, found.recipe, found.needs)
     return found
+
+
+def _grants(given: Keys, git: Git | None, email: str) -> tuple[str, ...]:
+    """Sentences on what the VMs' service account must be allowed to install."""
+    if not given.requirements:
+        return ()
+    from outlast.settings.rules import packages
+
+    return packages.grants(given, git, email)

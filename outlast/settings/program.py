@@ -15,7 +15,7 @@ from outlast.cloud import recipe as recipes
 from outlast.settings import errors, keys, lookups
 from outlast.settings.checks import check
 from outlast.settings.errors import SettingsError
-from outlast.settings.rules.code import requirement_files, source_files
+from outlast.settings.rules.code import source_files
 from outlast.settings.rules.place import foundation_name
 from outlast.settings.schema import Settings
 from outlast.spec import bundle as bundles
@@ -108,8 +108,10 @@ def bundle(settings: Settings) -> Code:
         extra = {
             f"{bundles.SOURCE}/{name}": data for name, data in source_files(settings.source).items()
         }
-        if settings.git is None:
-            extra |= requirement_files(settings.requirements)
+        if settings.requirements and settings.git is None:
+            from outlast.settings.rules import packages
+
+            extra |= packages.requirement_files(settings.requirements)
         packed = bundles.build(PACKAGE.parent, errors.project() / ".outlast" / "bundles", extra)
     except bundles.BundleError as error:
         raise SettingsError(str(error)) from None

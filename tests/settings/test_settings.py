@@ -15,7 +15,7 @@ from outlast import settings
 from outlast.settings import FoundBucket, SettingsError, errors, lookups, sources
 from outlast.settings.keys import Keys
 from outlast.settings.rules import place
-from outlast.settings.rules.code import requirement_files
+from outlast.settings.rules.packages import requirement_files
 from outlast.settings.sources import Answer
 from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, _read_command, argv, texts_of
 from tests.program import stack

@@ -9,7 +9,7 @@ from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import EXPERIMENT_PATTERN
 from outlast.settings.errors import NAMESPACE, SettingsError, bad
 from outlast.settings.keys import Keys, to_camel
-from outlast.settings.rules.code import requirements_of, source_files
+from outlast.settings.rules.code import source_files
 from outlast.settings.rules.trainer import arguments_of, parser_of, source_of
 from outlast.spec import bundle as bundles
 from outlast.spec import delivery, identity
@@ -133,7 +133,7 @@ def content_of(
             data=_command_data(command, given.data_paths) if command else (),
             init=init,
             rerun=given.rerun,
-            requirements=requirements_of(given, git),
+            requirements=_requirements_of(given, git),
         )
         return identity.content(spec)
     parser = parser_of(trainer)
@@ -161,7 +161,7 @@ def content_of(
                 source=source_of(trainer),
                 seed=seed,
                 rerun=given.rerun,
-                requirements=requirements_of(given, git),
+                requirements=_requirements_of(given, git),
             )
         )
     except identity.IdentityError as error:
@@ -169,6 +169,15 @@ def content_of(
             f"{NAMESPACE}:args of trainer {trainer}: {error}; run python -m outlast.trainers"
             f" {trainer} --help for the rules"
         ) from None
+
+
+def _requirements_of(given: Keys, git: delivery.Git | None) -> str:
+    """What stands for the user's requirements in the run's name; empty for none."""
+    if not given.requirements:
+        return ""
+    from outlast.settings.rules import packages
+
+    return packages.digest(given, git)
 
 
 def _own_module(name: str) -> str:
