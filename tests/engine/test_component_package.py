@@ -1,7 +1,10 @@
-"""The components as a Pulumi package: their schema, and a program in YAML that uses them."""
+"""The components as a Pulumi package: their schema, and programs in YAML and for Node.js that use
+them."""
 
 import json
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -72,6 +75,72 @@ ARGS = {
     "noticeSec": 3,
     "stopSec": 2,
 }
+
+
+NODE_HOST = "pulumi-language-nodejs"
+NODE_PROGRAM = """
+const pulumi = require("@pulumi/pulumi");
+
+class Experiment extends pulumi.ComponentResource {
+    constructor(name, args, opts) {
+        super("outlast:index:Experiment", name, {...args, group: undefined, runPath: undefined},
+              opts, true);
+    }
+}
+
+const first = new Experiment("first", ARGS);
+exports.group = first.group;
+exports.runPath = first.runPath;
+"""
+"""As `pulumi package add` writes the class, which is all that a program needs of it."""
+
+
+def node_modules() -> Path:
+    """The folder that has Pulumi's package for Node.js; skips the test without one."""
+    if shutil.which(NODE_HOST) is None:
+        pytest.skip(f"{NODE_HOST} is not on PATH; it comes with Pulumi's installer")
+    found = subprocess.run(
+        ["node", "-p", "require.resolve('@pulumi/pulumi/package.json')"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if found.returncode:
+        pytest.skip("@pulumi/pulumi is not in NODE_PATH; npm install @pulumi/pulumi")
+    return Path(found.stdout.strip()).parents[2]
+
+
+def of_node(project: Project, args: dict) -> None:
+    """Makes the project's program one for Node.js."""
+    definition = {
+        "name": "throwaway",
+        "runtime": "nodejs",
+        "config": {"gcp:project": clouds.PROJECT, "gcp:zone": "europe-west4-a"},
+        "plugins": {"providers": [{"name": "outlast", "path": str(PLUGIN)}]},
+    }
+    (project.folder / "__main__.py").unlink()
+    (project.folder / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
+    (project.folder / "package.json").write_text('{"name": "throwaway", "main": "index.js"}')
+    (project.folder / "index.js").write_text(NODE_PROGRAM.replace("ARGS", json.dumps(args)))
+    (project.folder / "node_modules").symlink_to(node_modules())
+
+
+def test_a_program_for_node_creates_an_experiment(throwaway: Project) -> None:
+    of_node(throwaway, {**ARGS, "experiment": "node"})
+    throwaway.pulumi("up", "--yes")
+    outputs = json.loads(throwaway.pulumi("stack", "output", "--json"))
+    assert outputs["runPath"].startswith("experiments/node/")
+    groups = throwaway.cloud.audit()["groups"]
+    assert [name for name in groups if outputs["group"] in name]
+    assert "unchanged" in throwaway.pulumi("preview", "--expect-no-changes")
+    throwaway.pulumi("destroy", "--yes")
+
+
+def test_a_wrong_setting_for_node_is_one_sentence(throwaway: Project) -> None:
+    of_node(throwaway, {**ARGS, "processes": 0})
+    said = throwaway.pulumi("preview", fails=True)
+    assert "outlast:processes '0': must be a whole number from 1" in said
+    assert "Traceback" not in said and 'File "' not in said
 
 
 @needs_yaml_host
