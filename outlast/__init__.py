@@ -1,4 +1,4 @@
-"""Outlast: training on preemptible VMs so that preemption does not matter.
+"""Outlast: training on preemptible VMs that survives preemption.
 
 Public names, imported on first use so that ``import outlast`` costs nothing:
 
@@ -7,7 +7,7 @@ Public names, imported on first use so that ``import outlast`` costs nothing:
 ``data``
     a local path for a local or gs:// path, see :mod:`outlast.loop.data`.
 ``BatchSampler``
-    batches in an order whose place is one number, see :mod:`outlast.loop.sampler`.
+    batches in an order whose position is one number, see :mod:`outlast.loop.sampler`.
 ``open``, ``load``
     a run, or an object of its result, for notebooks and scripts, see :mod:`outlast.notebook`.
 """
@@ -32,7 +32,7 @@ _HOMES = {
     "train": "outlast.loop",
 }
 _NAMES = {"open": "open_run"}
-"""What a public name is called at its home, if that differs."""
+"""The name inside the module, if it differs from the public name."""
 
 
 def __getattr__(name: str) -> object:

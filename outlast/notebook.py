@@ -1,7 +1,7 @@
 """``outlast.open`` and ``outlast.load``: a run in a notebook or a script.
 
-Reading an object of a result may need the loop's own format and any of the frameworks, which no
-command does.
+Unlike the commands, reading an object of a result may need the loop's format and any of the
+frameworks.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ KERAS_BACKENDS = ("tensorflow", "torch", "jax")
 
 
 class NotebookRun(OpenedRun):
-    """A run that also gives the objects of its result."""
+    """A run that can also load the objects of its result."""
 
     def load(self, name: str) -> Any:
         """An object of the result, by the name of its file with or without the ending:
         ``load("model")`` reads what our trainers write. ``.json`` with ``.bin`` (of
         outlast.loop.snapshot.write_values) gives the object, ``.safetensors`` and ``.npz`` a dict
         of arrays, ``.npy`` an array, ``.ubj`` and XGBoost's JSON a Booster, ``.keras`` a model,
-        ``.pt`` what torch.load(weights_only=True) does, another JSON file its values. OperateError:
-        there is none of that name, it is a pickle, or it has another format."""
+        ``.pt`` what torch.load(weights_only=True) does, another JSON file its values. Raises
+        OperateError if there is none of that name, it is a pickle, or it has another format."""
         folder = self.result()
         files = sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
@@ -46,7 +46,7 @@ class NotebookRun(OpenedRun):
         if found.suffix in PICKLES:
             raise OperateError(
                 f"{found.name}: is a pickle, which may run any program when it is read, and is not "
-                f"read here; where you trust who wrote it, load {found} yourself"
+                f"read here; if you trust its author, load {found} yourself"
             )
         if found.suffix not in _READERS:
             raise OperateError(
@@ -60,16 +60,16 @@ class NotebookRun(OpenedRun):
             raise OperateError(
                 f"{found.name}: {missing} is not installed; pip install {missing}"
             ) from None
-        except Exception as error:  # each library has its own for a file that it cannot read
+        except Exception as error:  # each library raises its own
             raise OperateError(f"{found}: cannot be read: {error}") from None
 
 
 def open_run(where: str | Path, *, bucket: str | None = None) -> NotebookRun:
-    """The run of an experiment's name, a ``gs://`` path or a folder.
+    """Opens a run by an experiment's name, a ``gs://`` path or a folder.
 
-    An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else
-    in the outputs of the Pulumi stack of that name; of several runs the newest is opened. A
-    ``gs://`` path is a run's or an experiment's. UsageError, OperateError: there is no run.
+    An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else in
+    the outputs of the Pulumi stack of that name; of several runs the newest is opened. A ``gs://``
+    path is a run's or an experiment's. Raises UsageError or OperateError if there is no run.
     """
     return NotebookRun(find(where, bucket=bucket))
 
@@ -80,7 +80,7 @@ def load(where: str | Path, name: str = "model", *, bucket: str | None = None) -
 
 
 def _values(path: Path) -> Any:
-    """JSON: of write_values where there is a ``.bin`` beside it, of XGBoost, or plain."""
+    """JSON from write_values (with a ``.bin`` beside it), from XGBoost, or plain."""
     if path.with_suffix(".bin").is_file():
         _import_frameworks()
         values = snapshot.read_values(path)
@@ -128,7 +128,7 @@ def _weights(path: Path) -> Any:
 
 
 def _demand(library: str, version: str, least: tuple[int, int]) -> None:
-    """RuntimeError for a version in which a crafted file runs a program all the same."""
+    """Raises RuntimeError for a library version in which a crafted file can run a program."""
     found = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
     if found < least:
         raise RuntimeError(
@@ -150,7 +150,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def _import_frameworks() -> None:
-    """What a saved object may need is known to the state's reader once it is imported."""
+    """The state's reader knows an object's classes only after they are imported."""
     for name in ("numpy", "sklearn"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

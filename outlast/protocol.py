@@ -1,4 +1,4 @@
-"""What a trainer and its supervisor say to each other: JSON lines on a Unix socket.
+"""The messages between a trainer and its supervisor: JSON lines on a Unix socket.
 
 One line is one message: ``{"type": "snapshot", "id": "000001", ...}``. The trainer connects to the
 socket that ``OUTLAST_SOCKET`` names and speaks first:
@@ -9,7 +9,7 @@ from trainer    means                                      answer
 ``hello``       here I am, with this protocol version      ``welcome``, ``ended`` or ``error``
 ``snapshot``    this folder is complete, it is yours now   ``accepted`` or ``busy``; later
                                                            ``committed`` or ``failed`` is pushed
-``warn``        what people should look at                 none
+``warn`` a warning for people none
 ``tick``        still alive: the step and what I am doing  none
 ``complete``    training is over, this is the result       ``accepted`` (id ``complete``)
 ``error``       what I cannot do, before I exit            none
@@ -26,8 +26,8 @@ A program that trains named parts of a run sends ``hello`` for each on the same 
 ``complete`` of the one before was answered with ``accepted`` and then ``committed``. A part's steps
 are its own in every message.
 
-The supervisor also pushes ``stop`` (hand over a snapshot and exit 75 within so many seconds) and
-``checkpoint`` (hand over a snapshot at the next step boundary and train on).
+The supervisor also pushes ``stop`` (hand over a snapshot and exit with 75 within the given seconds)
+and ``checkpoint`` (hand over a snapshot at the next step boundary and continue).
 
 A folder answered with ``busy`` stays the trainer's; one answered with ``accepted`` belongs to the
 supervisor, which deletes it. At most one snapshot is in flight.
@@ -60,7 +60,7 @@ SOCKET_VARIABLE = "OUTLAST_SOCKET"
 COMPLETE_ID = "complete"
 LINE_BYTES_MAX = 1 << 20
 ERROR_LINES_MAX = 100
-"""Of an error's lines the last ones are sent, each cut to ERROR_LINE_CHARS_MAX."""
+"""The most lines of an error, the last ones, each cut to ERROR_LINE_CHARS_MAX."""
 ERROR_LINE_CHARS_MAX = 1000
 
 _SECONDS = re.compile(r"([0-9]*\.?[0-9]+)s", re.ASCII)
@@ -70,7 +70,7 @@ _TAKEN_NAMES = ("RESULT.json",)
 
 
 class ProtocolError(Exception):
-    """The conversation between trainer and supervisor cannot go on."""
+    """The conversation between trainer and supervisor cannot continue."""
 
 
 class UnknownMessage(ProtocolError):
@@ -90,7 +90,7 @@ class Every:
 
 
 def parse_every(text: str) -> Every:
-    """``auto``, ``30s`` or ``200``; a ValueError with a sentence for anything else."""
+    """Parses ``auto``, ``30s`` or ``200``. Raises ValueError with a sentence for anything else."""
     if text == "auto":
         return Every()
     if (match := _SECONDS.fullmatch(text)) and float(match[1]) > 0:
@@ -103,7 +103,9 @@ def parse_every(text: str) -> Every:
 
 
 def check_part_name(name: str) -> str:
-    """``name`` itself, if it can name a part; a ValueError with a sentence for anything else."""
+    """Returns ``name`` if it can name a part. Raises ValueError with a sentence for anything
+    else.
+    """
     if not isinstance(name, str) or not _PART_NAME.fullmatch(name) or name in _TAKEN_NAMES:
         raise ValueError(
             f"part {name!r}: must be letters, digits, '_', '.' and '-', begin with a letter or a "
@@ -113,14 +115,14 @@ def check_part_name(name: str) -> str:
 
 
 def row_part(part: str, before: int) -> list[typing.Any]:
-    """The `part` of a row as it is in the bucket, where its step counts through all parts: the
-    name, and the steps of the parts before it."""
+    """The `part` of a row in the bucket, whose step counts through all parts: the name, and the
+    steps of the parts before it.
+    """
     return [part, before]
 
 
 def own_row(row: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
-    """A row of the bucket with the name and the steps of its part; one of a run without parts
-    as it is."""
+    """A row of the bucket with its part's name and steps; unchanged in a run without parts."""
     match row.get("part"):
         case [str(part), int(before)]:
             return {**row, "step": row["step"] - before, "part": part}
@@ -137,11 +139,11 @@ class Hello:
     version: int
     pid: int
     total: int | None = None
-    """Steps of the whole training, where the trainer knows it; for progress only."""
+    """Total steps, if the trainer knows them; only to show progress."""
     part: str = ""
-    """Name of the part of the run that is to be trained; empty for the whole run."""
+    """Name of the part to train; empty for the whole run."""
     restore_done: bool = True
-    """Whether the state of the part is wanted also where the part is done."""
+    """Whether to restore the part's state even if the part is done."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,12 @@ class Snapshot:
     tags: list[str]
     rows_offset: int
     last: bool = False
-    """Whether the loop is over: it may wait in line behind others."""
+    """Whether the loop is over; such a snapshot may wait behind others."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A sign of life. ``phase`` names a long piece of work that makes no steps."""
+    """A sign of life. ``phase`` names long work that makes no steps."""
 
     step: int
     phase: str = "train"
@@ -167,32 +169,34 @@ class Tick:
 
 @dataclass(frozen=True)
 class Warn:
-    """Something about the training that people should look at; it goes on."""
+    """A warning about the training, which continues."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Complete:
-    """Training is over; ``result`` is a folder with model files and metrics.json. Of a part it is
-    one with those files in ``result``, and ``part.json``."""
+    """The training is over; ``result`` is a folder with model files and metrics.json or, for a
+    part, with those files in ``result`` and with ``part.json``.
+    """
 
     step: int
     result: str
     rows_offset: int
     why: str = ""
-    """Why it is over before all steps were made, where the trainer ended it so."""
+    """Why the trainer ended it before its last step, if it did."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Where are the files of this part's result? Said once, of a part that is done."""
+    """Asks for the files of a finished part's result; sent once."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """The program ends with this exit code; 0 says that no other part follows. Said where the
-    supervisor cannot see it, as it is the trainer's child."""
+    """The program ends with this exit code; 0 means that no other part follows. Sent if the
+    supervisor, as the trainer's child, cannot see it.
+    """
 
     code: int
 
@@ -205,16 +209,16 @@ class Error:
     message: str
     kind: str
     lines: list[str] = field(default_factory=list)
-    """What a person reads of it, such as a traceback: at most ERROR_LINES_MAX lines."""
+    """Lines for people, such as a traceback: at most ERROR_LINES_MAX."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """The data of ``url``, a ``gs://`` path or a local one, is needed as a local path."""
+    """Asks for the data of ``url``, a ``gs://`` or local path, as a local path."""
 
     url: str
     path: str = ""
-    """Where the trainer has it already; the supervisor then only looks at what it is."""
+    """The trainer's own path to it; the supervisor then only checks it."""
 
 
 # From the supervisor.
@@ -222,7 +226,9 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Where to begin. ``restore`` is a verified snapshot folder, or null for a fresh start."""
+    """Says where to begin. ``restore`` is a verified snapshot folder, or null for a start from
+    scratch.
+    """
 
     restore: str | None
     step: int
@@ -242,22 +248,24 @@ class Welcome:
     result: str = ""
     """Existing folder for the result's files, on a disk; empty for in ``work``."""
     scratch: list[str] = field(default_factory=list)
-    """Other existing folders for snapshots, in order, where ``work`` has no room for two."""
+    """Other existing folders for snapshots, in order, if ``work`` has no room for two."""
     machine_age_sec: float = 0.0
-    """Since this machine was started."""
+    """Seconds since this machine was started."""
     commit_sec: float | None = None
-    """What the last commit of an earlier attempt took; null if none is known."""
+    """Seconds of an earlier attempt's last commit; null if unknown."""
     init: bool = False
-    """``restore`` holds another run's state: take it, and start at step 0 without a history."""
+    """Whether ``restore`` holds another run's state: start from it at step 0, without a history."""
     before: int = 0
     """Steps of the parts before this one; a row's step counts them."""
     done: str | None = None
-    """Folder of what a part ended with that is done, as its ``complete`` named it but without the
-    result's files: ``restore`` is its last state, if that was wanted, and no step is to be made."""
+    """Folder that a finished part ended with, as in its ``complete`` but without the result's
+    files. ``restore`` is its last state, if requested; make no steps.
+    """
 
     def environment(self) -> dict[str, str]:
-        """What every trainer finds in its environment; one that began before this welcome, on a
-        laptop, sets it by itself."""
+        """Environment variables of every trainer; one that was started before this welcome, on a
+        laptop, sets them itself.
+        """
         found = {"RUN_ID": self.run_id, "LOG_DIR": self.log_dir, "ATTEMPT": str(self.term)}
         return {name: value for name, value in found.items() if value}
 
@@ -271,19 +279,19 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Ended:
-    """Instead of ``welcome``: there is nothing to train here, and no use in asking again."""
+    """Sent instead of ``welcome``: there is nothing to train, and asking again is useless."""
 
     state: str
-    """done, failed, stopped or pruned; ``refused`` where the folder is not to be used."""
+    """done, failed, stopped or pruned; ``refused`` if the folder must not be used."""
     exit: int
-    """The code the trainer exits with."""
+    """The trainer's exit code."""
     message: str
     """One sentence for people."""
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The folder is the supervisor's now. ``id`` is the snapshot's, or ``complete``."""
+    """The folder now belongs to the supervisor. ``id`` is the snapshot's, or ``complete``."""
 
     id: str
 
@@ -305,7 +313,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The snapshot could not be committed; the trainer must not go on unaware."""
+    """The snapshot could not be committed; the trainer must know before it continues."""
 
     id: str
     message: str
@@ -317,12 +325,12 @@ class Stop:
 
     seconds: float
     snapshot: bool = True
-    """False if none could be committed in time any more: exit 75 at once."""
+    """False if no commit is possible in time: exit with 75 at once."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Hand over a snapshot at the next step boundary and train on."""
+    """Hand over a snapshot at the next step boundary and continue."""
 
     reason: str = field(default="maintenance")
 
@@ -354,12 +362,12 @@ _CLASSES: dict[str, type] = {cls.__name__.lower(): cls for cls in typing.get_arg
 def encode(message: Message) -> bytes:
     """One line, with its newline."""
     body = {"type": type(message).__name__.lower(), **dataclasses.asdict(message)}
-    # ASCII: any text can be said, half a surrogate pair of a file's name too.
+    # ASCII, so that any text can be sent, even half a surrogate pair in a file name.
     return json.dumps(body, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The message of one line; UnknownMessage with a sentence for anything else."""
+    """Parses one line. Raises UnknownMessage with a sentence if it is not a message."""
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -419,7 +427,7 @@ class Channel:
                     raise Closed(
                         f"{SOCKET_VARIABLE} {path}: no supervisor answers there ({error.strerror})"
                     ) from None
-                time.sleep(0.02)  # nothing to wait on: a socket file appears without an event
+                time.sleep(0.02)  # There is no event for a new socket file.
             except BaseException:
                 connection.close()
                 raise
@@ -429,7 +437,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Write one message; Closed if the other side has gone."""
+        """Sends one message. Raises Closed if the other side has closed the connection."""
         try:
             with self._sending:
                 self._socket.sendall(encode(message))
@@ -437,9 +445,9 @@ class Channel:
             raise Closed(f"connection lost while sending ({error.strerror or error})") from None
 
     def receive(self, timeout_sec: float | None = None) -> Message | None:
-        """The next message; None after ``timeout_sec`` without one (0 only looks).
+        """The next message; None after ``timeout_sec`` without one (0 does not wait).
 
-        One thread at a time. Closed once everything that was sent has been read.
+        For one thread at a time. Raises Closed once everything that was sent has been read.
         """
         deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
         while b"\n" not in self._pending:
@@ -460,7 +468,7 @@ class Channel:
         return decode(bytes(line))
 
     def is_waiting(self) -> bool:
-        """Whether ``receive`` finds anything now, if only that the connection is gone."""
+        """Whether ``receive`` would return or raise at once."""
         return b"\n" in self._pending or self._socket.fileno() < 0 or bool(self._poll.poll(0))
 
     def _is_readable(self, timeout_sec: float | None) -> bool:
@@ -479,13 +487,13 @@ class Channel:
                 yield message
 
     def detach(self) -> socket.socket:
-        """The bare connection, for another conversation than this module's; use no other method
-        of the channel before or after."""
+        """The raw connection, for another protocol; use no other method of the channel."""
         return self._socket
 
     def close(self, *, hang_up: bool = True) -> None:
-        """Close both directions; a thread blocked in ``receive`` gets Closed. Without ``hang_up``
-        only this process's hold on the connection, which a forked child shares."""
+        """Closes both directions; a thread blocked in ``receive`` gets Closed. Without ``hang_up``,
+        closes only this process's descriptor, which a forked child shares.
+        """
         if hang_up:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -503,7 +511,7 @@ class ServerSocket:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.unlink(missing_ok=True)  # left behind by a supervisor that was killed
+        self.path.unlink(missing_ok=True)  # A killed supervisor left it behind.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with unix_socket.address(self.path) as address:
@@ -519,7 +527,7 @@ class ServerSocket:
         return self._socket.fileno()
 
     def accept(self, timeout_sec: float | None = None) -> Channel | None:
-        """The next connection, before its hello was read; None after ``timeout_sec``."""
+        """The next connection, before its hello is read; None after ``timeout_sec``."""
         try:
             if not _readable(self._socket, timeout_sec):
                 return None
@@ -531,7 +539,7 @@ class ServerSocket:
     def close(self) -> None:
         """Stop listening and remove the socket file; a thread blocked in ``accept`` gets Closed."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # closing alone does not wake a poll
+            self._socket.shutdown(socket.SHUT_RDWR)  # Closing alone does not wake a poll.
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
@@ -545,7 +553,7 @@ class ServerSocket:
 def greet(channel: Channel, *, timeout_sec: float | None = None) -> Hello | Fetch | None:
     """Read the first message on a new connection; None after ``timeout_sec`` without one.
 
-    One that is neither hello nor fetch, or another version, is answered with ``error`` and raised.
+    Any message but hello and fetch, or another version, is answered with ``error`` and raised.
     """
     message = channel.receive(timeout_sec)
     if message is None:

@@ -1,19 +1,20 @@
 #!/bin/bash
 #
-# What the builder of an image does, as root, once, started by the guest agent as the VM's
-# `startup-script`: installs what the recipe names under /opt/outlast, takes away what is this
-# machine's alone, says how it went, and waits to be stopped. The disk then becomes the image. A VM
-# that is off keeps its disk for ever if no bake comes back; one that runs is deleted at its limit, with its disk.
+# Bakes an image, as root, once, started by the guest agent as the builder's `startup-script`:
+# installs what the recipe names under /opt/outlast, removes what belongs to this machine alone,
+# reports the outcome, and waits to be stopped. The disk then becomes the image. The VM keeps
+# running because a stopped one would keep its disk forever if no bake came back; a running one is
+# deleted at its limit, with its disk.
 #
 # Metadata (instance/attributes): outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's
-#   requirements), and what the recipe has of: outlast-bake-packages (names, by spaces),
+#   requirements), and, as far as the recipe has them: outlast-bake-packages (names, by spaces),
 #   outlast-bake-driver, outlast-bake-cuda (versions), outlast-bake-requirements, outlast-bake-script, outlast-bake-data
 #   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`).
 #   Files come compressed by gzip and in base64.
 # Environment: lib.sh lists it; PIP_* reaches pip.
 #
-# The platform sees no exit code: guest attributes tell. outlast/state is `baking STEP`, `done` or
-# `failed STEP`; outlast/log has the last lines of the step, whether it failed or is at work.
+# The platform sees no exit code, so guest attributes report: outlast/state is `baking STEP`, `done`
+# or `failed STEP`; outlast/log has the last lines of the current or failed step.
 #
 # Exit codes: 0 done; 75 stopped by a signal; else the failing step's.
 
@@ -55,13 +56,13 @@ bake::tell() {
     "$METADATA_URL/instance/guest-attributes/outlast/$1"
 }
 
-# bake::tell_state TEXT...: a missing listener is not a failure.
+# bake::tell_state TEXT...: reports the state; failing to send it is not a failure.
 bake::tell_state() {
   printf '%s' "$*" | bake::tell state || log::warn tell "state: not sent"
 }
 
-# bake::report: what the step at work has said last, in case this VM ends before the step does.
-# A log may vanish at any moment, which ends no report.
+# bake::report: sends the current step's last lines, in case this VM ends before the step. A log may
+# vanish at any moment; the reports continue.
 bake::report() {
   local file
   set +e
@@ -73,13 +74,13 @@ bake::report() {
     if [[ -n $file ]]; then
       {
         tail -n "$LAST_LINES" "${file#* }" | tail -c "$LOG_BYTES"
-        echo # of a step that has said nothing too
+        echo # For a step without output, too.
       } | bake::tell log
     fi
   done
 }
 
-# bake::start_reporter: in a separate process group, so that what it waits for ends with it.
+# bake::start_reporter: in a separate process group, so that its sleep ends with it.
 bake::start_reporter() {
   : >"$BAKE_DIR/sent"
   set -m
@@ -116,7 +117,7 @@ bake::ask() {
   return "$((rc == STATUS_ABSENT ? 0 : rc))"
 }
 
-# bake::get_file KEY FILE: the file that a key carries; none for an absent key.
+# bake::get_file KEY FILE: writes the file in a key's value; none for an absent key.
 bake::get_file() {
   bake::get "$1" >"$BAKE_DIR/encoded" || return
   if [[ -s $BAKE_DIR/encoded ]]; then
@@ -130,7 +131,7 @@ bake::get_file() {
 bake::read() {
   BUNDLE_DIR="$BAKE_DIR/files"
   if [[ -L $TARGET ]]; then
-    rm -f "$TARGET" # what it leads to is not this machine's
+    rm -f "$TARGET" # It may link to another machine's path.
   fi
   mkdir -p "$BUNDLE_DIR/requirements" "$TARGET"
   chmod -R u+w "$TARGET"
@@ -143,7 +144,7 @@ bake::read() {
   fi
 }
 
-# bake::keep_still: no upgrade by itself, now or in a VM of the image, and the kernel that is here.
+# bake::keep_still: turns off automatic upgrades, now and in VMs of the image, and holds the kernel.
 bake::keep_still() {
   local kernels
   system::quiet
@@ -242,7 +243,7 @@ bake::run_script() {
   return "$rc"
 }
 
-# bake::fetch SHA256 URL FILE: whole and of these bytes, or not there.
+# bake::fetch SHA256 URL FILE: the file appears complete and verified, or not at all.
 bake::fetch() {
   local found path="${2#gs://}"
   mkdir -p "${3%/*}"
@@ -269,7 +270,7 @@ bake::fetch_data() {
   done
 }
 
-# bake::clean: what is this machine's or somebody's own, and what must never be in an image.
+# bake::clean: removes what belongs to this machine or a person, and what must never be in an image.
 bake::clean() {
   local name uid
   rm -rf "$STATE_DIR" "$LOG_DIR"
@@ -313,8 +314,8 @@ bake::clear_folder() {
   fi
 }
 
-# bake::seal: root's, readable by all, writable by none. A local cloud whose owner is not root could
-# not delete such a disk.
+# bake::seal: makes files root's, readable by all and writable by none. A local cloud that does not
+# run as root skips this: it could not delete such a disk.
 bake::seal() {
   local mode=a+rX,go-w
   printf '%s\n' "$1" >"$TARGET/recipe" || return
@@ -379,7 +380,7 @@ bake::run() {
   if [[ -n $driver$cuda ]]; then
     bake::step driver bake::install_driver "$driver" "$cuda"
   fi
-  # An image that is baked upon has an environment already; this one's takes its place.
+  # A baked base already has an environment; the new one replaces it.
   rm -rf "$TARGET/venv" "$TARGET/recipe"
   bake::step find-python python::find
   bake::step environment bake::make_environment

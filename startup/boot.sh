@@ -1,8 +1,8 @@
 #!/bin/bash
 #
-# What a VM does at every boot, as root, started by the guest agent as its `startup-script`:
-# writes the boot record, fetches the bundle, makes the interpreter ready, starts the supervisor.
-# Each step may be cut at any line and is repeated at the next boot.
+# Runs at every boot of a VM, as root, started by the guest agent as its `startup-script`: writes
+# the boot record, fetches the bundle, prepares the interpreter, starts the supervisor. Each step
+# may be cut off at any line and is repeated at the next boot.
 #
 # Usage: boot.sh                           the boot
 #        boot.sh supervise PYTHON BUNDLE   run the supervisor to its end; the systemd unit's command
@@ -123,8 +123,8 @@ boot::record() {
 }
 
 # boot::fetch_bundle: BUNDLE_DIR has the bundle whose sha256 the metadata gives, from the bucket or,
-# where the delivery says so, from the image. A folder of that name is complete: it was moved there
-# in one piece.
+# if the delivery says so, from the image. A folder of that name is complete, because it was moved
+# there in one piece.
 boot::fetch_bundle() {
   local wanted="$BUNDLE_SHA256" where="bundle gs://$BUCKET/$BUNDLE_NAME" found work baked=""
   if [[ ! $wanted =~ ^[0-9a-f]{64}$ ]]; then

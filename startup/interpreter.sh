@@ -38,9 +38,9 @@ python::find() {
 
 # python::make_environment VENV FILE HINT [PIP ARGUMENTS...]: a virtual environment of the bundle's
 # requirements/FILE. Its marker holds their sha256: without it, or with another one, the environment
-# is incomplete or of another bundle, and is built again. The first boot takes the packages from the
-# index and keeps them in the bucket; later ones install those, hashes checked as ever, and ask no
-# index.
+# is incomplete or belongs to another bundle, and is rebuilt. The first boot gets the packages from
+# the index and keeps them in the bucket; later boots install those, with the same hash checks, and
+# use no index.
 python::make_environment() {
   local venv="$1" file="$2" hint="$3" python="$1/bin/python" wanted kept
   local requirements="$BUNDLE_DIR/requirements/$file" wheels="$STATE_DIR/boot-wheels"
@@ -96,7 +96,7 @@ print(sys.implementation.cache_tag, platform.machine(), *platform.libc_ver())')"
 }
 
 # wheels::fetch NAME FOLDER: the packages that an earlier boot has kept. Fails if there are none;
-# whether they are the right ones is for pip to say, by their hashes.
+# pip checks them by their hashes.
 wheels::fetch() {
   local rc=0
   rm -rf "$2"
@@ -108,8 +108,8 @@ wheels::fetch() {
   return "$rc"
 }
 
-# wheels::unpack ZIP FOLDER: the file is not checked yet, so that it must be no larger unpacked than
-# it is: wheels are stored as they are, and pip asks each for its hash.
+# wheels::unpack ZIP FOLDER: the file is not checked yet, so it must not grow when unpacked: wheels
+# are stored uncompressed, and pip checks the hash of each.
 wheels::unpack() {
   "$BASE_PYTHON" -I -c 'import os, sys, zipfile
 packed, folder = sys.argv[1:]
@@ -120,7 +120,7 @@ with zipfile.ZipFile(packed) as archive:
     archive.extractall(folder)' "$1" "$2"
 }
 
-# wheels::keep NAME FOLDER: for later boots; the first to come counts. One that fails is said.
+# wheels::keep NAME FOLDER: keeps them for later boots; the first write counts, a failure is logged.
 wheels::keep() {
   if ! "$BASE_PYTHON" -I -c 'import pathlib, sys, zipfile
 with zipfile.ZipFile(sys.argv[1], "w") as archive:

@@ -1,6 +1,6 @@
 #!/bin/bash
 #
-# How a VM leaves its group for good when nothing but the shell is there to do it. Sourced by
+# Lets a VM leave its group from the shell, without Python. Sourced by
 # boot.sh after lib.sh; sets no shell options and does nothing by itself.
 #
 # A group heals whatever powers off, so leaving comes first: deleteInstances takes the VM out and
@@ -9,7 +9,7 @@
 #
 # Metadata: instance/id, instance/attributes/created-by (set by the group itself).
 
-# A membership that stays unknown, or a refusal that stays, is asked again at most so rarely.
+# The longest pause between questions while the membership stays unknown or the group refuses.
 readonly LEAVE_DELAY_MAX_TENTHS=3000
 
 readonly GROUP_RULE='^projects/[^/]+/((zones|regions)/[^/]+/instanceGroupManagers/[^/]+)$'
@@ -46,8 +46,8 @@ leave::group() {
 }
 
 # leave::find_group: prints projects/P/zones/Z/instanceGroupManagers/NAME (or regions/R), with the
-# project's id for its number; 22 when the VM is in no group. Any other trouble of the metadata
-# server is waited out.
+# project's id for its number; 22 when the VM is in no group. Any other error of the metadata server
+# is retried.
 leave::find_group() {
   local group project rc
   while :; do
@@ -105,8 +105,8 @@ leave::find_self() {
   done
 }
 
-# leave::ask_out GROUP SELF: 0 once the group accepted that this VM goes: by deleteInstances, or
-# where that is refused by a target size of 0 (a run's group has one VM).
+# leave::ask_out GROUP SELF: 0 once the group has accepted that this VM leaves: by deleteInstances
+# or, if that is refused, by a target size of 0 (a run's group has one VM).
 leave::ask_out() {
   local group="$1" self="$2"
   if leave::post "$group/deleteInstances" "{\"instances\": [$(json::quote "$self")]}"; then

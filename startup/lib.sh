@@ -1,6 +1,6 @@
 #!/bin/bash
 #
-# What the startup scripts share: log lines, metadata, HTTP with the VM's own token, objects of the
+# Shared by the startup scripts: log lines, metadata, HTTP with the VM's own token, objects of the
 # bucket, JSON. Sourced first; sets no shell options and does nothing by itself.
 #
 # Environment (all optional, empty on Compute Engine):
@@ -13,7 +13,7 @@
 # This file is read by its neighbours:
 # shellcheck disable=SC2034
 
-# outlast/base/exits.py is the list; tests/startup holds the two together.
+# outlast/base/exits.py has the list; tests/startup compares the two.
 readonly EXIT_DONE=0
 readonly EXIT_USAGE=64
 readonly EXIT_INTERRUPTED=75
@@ -32,7 +32,7 @@ readonly LOG_DIR="$ROOT/var/log/outlast"
 readonly LOG_FILE="$LOG_DIR/boot.log"
 readonly SERIAL_PORT="$ROOT/dev/ttyS0"
 
-# Its age is how long ago this VM got on; there only if VMs are asked for their health.
+# Its age is the time since this VM's last progress; exists only with health checks.
 readonly SIGN_FILE="$RUN_DIR/sign"
 
 readonly METADATA_URL="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}"
@@ -45,16 +45,16 @@ readonly CURL=(curl -q --silent --connect-timeout 5)
 # Values of metadata::load: by path below instance/, so `id` or `attributes/outlast-run`.
 declare -gA METADATA=()
 
-# Answer to the last http::call: three digits, 000 when there was none.
+# Status of the last http::call: three digits, 000 without an answer.
 HTTP_STATUS=000
 
 # What the bucket still refuses after the boot's whole `iam_propagation` wait; set by http::persist.
 REFUSED=""
 
-# The last error that log::write saw; what a boot's end record says.
+# The last error that was logged; the boot's end record contains it.
 LAST_ERROR=""
 
-# The file that the step at work writes its output to; empty if it has none.
+# The file with the current step's output; empty if it has none.
 STEP_LOG=""
 
 readonly METADATA_TRIES=14
@@ -88,7 +88,7 @@ time::sleep_tenths() {
 # ---- log ----------------------------------------------------------------------------------------
 
 # log::write LEVEL STEP MESSAGE...: one line to stderr, the serial port and the log file, and a sign
-# of life. A place that cannot be written never fails the boot.
+# of life. A failed write never fails the boot.
 log::write() {
   local level="$1" step="$2"
   shift 2

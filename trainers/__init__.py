@@ -1,11 +1,10 @@
-"""What trains: one module a trainer, all of the same shape. No cloud, no signals.
+"""The trainers: one module for each, all with the same functions. No cloud, no signals.
 
 A trainer has ``parser()``, a frozen ``Config``, ``build``, ``next_batch``, ``train_step``,
 ``evaluate``, ``state_dict``, ``parameters``, ``save_model``, ``load_model`` and ``main(argv)``;
-``dummy`` explains each of them and is the file to copy; ``MUTABLE``, if there is one, lists what
-may change in the middle of a run. What they share is in ``flags``,
-``training`` and ``datasets``. A trainer's module imports its framework only inside functions, so
-that the parser can be asked without it.
+``dummy`` explains each of them and is the file to copy; ``MUTABLE``, if present, lists what may
+change in the middle of a run. Shared code is in ``flags``, ``training`` and ``datasets``. A
+trainer's module imports its framework only inside functions, so that its parser works without it.
 """
 
 import importlib
@@ -18,7 +17,7 @@ _NO_TRAINERS = frozenset({"__main__", "datasets", "flags", "training"})
 
 
 def names() -> list[str]:
-    """The trainers there are, sorted."""
+    """The names of all trainers, sorted."""
     return sorted(
         module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NO_TRAINERS
     )
@@ -30,8 +29,9 @@ def load(name: str) -> ModuleType:
 
 
 def load_from(path: Path) -> ModuleType:
-    """The module or package that `path` names without an ending; its folder comes first on the
-    path, as a script's does. ModuleNotFoundError: it is not there."""
+    """Imports the module or package that `path` names without an ending; its folder comes first on
+    the path, as for a script. Raises ModuleNotFoundError if it does not exist.
+    """
     sys.path.insert(0, str(path.parent))
     return importlib.import_module(path.name)
 

@@ -1,9 +1,9 @@
 """``python -m outlast.trainers NAME --flag …``: train, or with ``--mode eval`` evaluate.
 
-A name with a slash is the path of a trainer that lies elsewhere, without its ``.py``.
+A name with a slash is the path of another trainer, without its ``.py``.
 
 Exit codes are those of outlast/base/exits.py: 0 done, 64 bad usage, 75 interrupted and to be
-resumed by the same command, 76 another process has taken the run's folder over, 1 anything else.
+resumed by the same command, 76 another process has taken over the run's folder, 1 anything else.
 """
 
 import os
@@ -20,7 +20,7 @@ from outlast.trainers.flags import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the trainer that the first argument names on the rest."""
+    """Runs the trainer that the first argument names with the other arguments."""
     known = ", ".join(trainers.names())
     if not argv or argv[0] in ("-h", "--help"):
         print(f"usage: python -m outlast.trainers NAME --flag …\n\ntrainers: {known}")
@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> int:
         path = Path(name)
         if not (path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file()):
             print(
-                f"trainer {name!r}: no {path.name}.py and no package {path.name}/ lies in"
-                f" {path.parent}; name (on a VM: set outlast:trainer to) one that does",
+                f"trainer {name!r}: no {path.name}.py and no package {path.name}/ in"
+                f" {path.parent}; name (on a VM: set outlast:trainer to) one that exists",
                 file=sys.stderr,
             )
             return exits.USAGE
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
         module = trainers.load_from(Path(name)) if os.sep in name else trainers.load(name)
         if not callable(getattr(module, "main", None)):
             print(
-                f"trainer {name!r}: has no function main(argv), which trains; write it as"
-                " trainers/dummy.py has it, or run the script itself: outlast train -- python"
+                f"trainer {name!r}: has no function main(argv), which trains; write it as in"
+                " trainers/dummy.py, or run the script itself: outlast train -- python"
                 f" {name}.py",
                 file=sys.stderr,
             )
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     except LoopError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return exit_code(error)
-    except KeyboardInterrupt:  # within the steps, Ctrl-C is the loop's
+    except KeyboardInterrupt:  # During the steps, the loop handles Ctrl-C.
         print(f"{name}: interrupted before the first step", file=sys.stderr)
         return exits.INTERRUPTED
 

@@ -1,6 +1,6 @@
 """Census income: gradient boosted trees on UCI "Adult", their parameters found by random search.
 
-Two phases, one step each time:
+Two kinds of steps, one after the other:
 
 1. *Search*: ``--cv-iterations`` candidates, all drawn before the first step, each judged by
    5-fold cross-validation on the training rows. A step is one fold of one candidate, and its
@@ -9,13 +9,13 @@ Two phases, one step each time:
    ``SEGMENT_ROUNDS`` boosting rounds.
 
 XGBoost draws its rows and columns from a generator that it neither saves nor lets us set, so a
-model continued with ``xgb_model=`` is another one than an uninterrupted run's. A segment therefore
-always starts from a fresh ``Booster`` made of the saved bytes, with a seed that is a function of
-the segment: then it makes no difference whether the process is a new one.
+model continued with ``xgb_model=`` differs from an uninterrupted run's. A segment therefore always
+starts from a fresh ``Booster`` made of the saved bytes, with a seed that is a function of the
+segment, so a new process makes no difference.
 
-The columns are in ``NUMBERS`` and ``CATEGORIES``. A category is coded as its place in the list
-here, which no order of the rows can change; XGBoost splits sets of categories by itself. ``?`` is
-a missing value. ``fnlwgt`` is read and left out: it says how many people a row stands for.
+The columns are in ``NUMBERS`` and ``CATEGORIES``. A category is coded as its position in this list,
+independent of the order of the rows; XGBoost splits sets of categories by itself. ``?`` is a
+missing value. ``fnlwgt`` is read and left out: it says how many people a row stands for.
 """
 
 import json
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "census"
 NEEDS = {"xgboost": "xgboost-cpu", "sklearn": "scikit-learn", "numpy": "numpy"}
 MUTABLE = {"threads": "any"}
-"""Not the epochs: the candidates that are scored already were trained with theirs."""
+"""Not the epochs: the scored candidates were trained with the old number."""
 
 FOLDS = 5
 SEGMENT_ROUNDS = 10
@@ -50,7 +50,7 @@ COLUMNS = (
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
     "native-country", "income",
 )  # fmt: skip
-"""Of the file, in its order. Income is the label."""
+"""The columns of the file, in order. Income is the label."""
 
 NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 """Years; years of schooling; dollars; dollars; hours."""
@@ -101,26 +101,26 @@ SPACE = {
     "min_child_weight": [1, 2, 5, 10],
     "reg_lambda": [0.5, 1.0, 2.0, 5.0],
 }
-"""What candidates are drawn from."""
+"""The values from which candidates are drawn."""
 CANDIDATES_MOST = 1000
 
 
 @dataclass(frozen=True)
 class Config(flags.Config):
-    """What is trained, from the flags."""
+    """The settings of a training, from the flags."""
 
     cv_iterations: int
 
 
 class Fold(NamedTuple):
-    """A step of the search: train on four fifths of the training rows, score the rest."""
+    """A step of the search: trains on four fifths of the training rows and scores the rest."""
 
     candidate: int
     fold: int
 
 
 class Segment(NamedTuple):
-    """Boosting rounds that follow one another; a step of the final model."""
+    """Consecutive boosting rounds: a step of the final model."""
 
     start: int
     rounds: int
@@ -128,18 +128,18 @@ class Segment(NamedTuple):
 
 @dataclass
 class State:
-    """A training in memory: what changes (scores, model) and what does not."""
+    """A training in memory: what changes (scores, model) and what stays."""
 
     config: Config
     train: "xgboost.DMatrix"
     test: "xgboost.DMatrix"
     rows: "tuple[np.ndarray, np.ndarray]"
-    """The training rows once more, for the folds: values of shape (rows, features), labels."""
+    """The training rows for the folds: values of shape (rows, features), and labels."""
     candidates: list[dict[str, Any]]
     search: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"scores": []})
     """One score for each finished fold, in order."""
     final: dict[str, Any] = field(default_factory=lambda: {"model": None, "rounds": 0})
-    """The model's bytes after so many rounds."""
+    """The model's bytes after the finished rounds."""
 
     @property
     def total(self) -> int:
@@ -193,7 +193,7 @@ def build(config: Config) -> State:
 
 
 def next_batch(state: State) -> Fold | Segment:
-    """What the next step is about."""
+    """The next step."""
     done = len(state.search["scores"])
     if done < len(state.candidates) * FOLDS:
         return Fold(*divmod(done, FOLDS))
@@ -201,7 +201,7 @@ def next_batch(state: State) -> Fold | Segment:
 
 
 def train_step(state: State, batch: Fold | Segment) -> dict[str, float]:
-    """One fold of the search, or one segment of the final model."""
+    """Runs one fold of the search, or one segment of the final model."""
     if isinstance(batch, Fold):
         score = _score(state, batch)
         state.search["scores"].append(score)
@@ -224,8 +224,9 @@ def evaluate(state: State) -> dict[str, float]:
 
 
 def results(state: State) -> dict[str, Any]:
-    """The search so far: each wholly judged candidate with the scores of its folds and their mean,
-    and ``best``, the number of the first with the highest mean accuracy."""
+    """The search so far: each completely scored candidate with its folds' scores and their mean,
+    and ``best``, the number of the first one with the highest mean accuracy.
+    """
     import numpy as np
 
     scores = state.search["scores"]
@@ -269,19 +270,19 @@ def save_model(state: State, result: Callable[[str], Path]) -> None:
 
 
 def load_model(state: State, folder: Path) -> None:
-    """Take over the finished model of a result."""
+    """Loads the finished model of a result."""
     import numpy as np
 
     state.final["model"] = np.frombuffer((folder / MODEL_FILE).read_bytes(), np.uint8)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say."""
+    """Trains or evaluates, as the flags say."""
     return training.main(sys.modules[__name__], argv)
 
 
 def _score(state: State, batch: Fold) -> dict[str, Any]:
-    """Train without the fold's rows and judge on them. The row's number decides its fold."""
+    """Trains without the fold's rows and scores them. A row's number decides its fold."""
     import numpy as np
 
     values, labels = state.rows
@@ -309,7 +310,7 @@ def _boosted(
     saved: "np.ndarray | None",
     segment: Segment,
 ) -> "xgboost.Booster":
-    """The model after one segment more."""
+    """The model after one more segment."""
     seed = training.seed_of(config.seed, segment.start)
     model = _booster(config, {**candidate, "seed": seed}, saved, train)
     for number in range(segment.start, segment.start + segment.rounds):
@@ -327,7 +328,7 @@ def _booster(
     saved: "np.ndarray | None",
     train: "xgboost.DMatrix | None" = None,
 ) -> "xgboost.Booster":
-    """A model made of the saved bytes, or a fresh one for the rows of ``train``."""
+    """A model from the saved bytes, or a new one for the rows of ``train``."""
     import xgboost  # pyright: ignore[reportMissingImports]  # an extra
 
     fixed = {
@@ -408,7 +409,7 @@ def read(file: Path, limit_rows: int = 0) -> "tuple[np.ndarray, np.ndarray]":
     """Values (NaN where missing) and labels of a file in UCI's form.
 
     Lines that are empty or begin with ``|`` are comments; labels may end in a full stop, as those
-    of adult.test do. UsageError with the line for what the form does not have.
+    of adult.test do. Raises UsageError with the line if it does not have this form.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """Images of digits for the trainers that classify them: scikit-learn's, a CSV, or MNIST's files.
 
-Every reader gives pixels from 0 to 1 as float32 of shape (rows, side, side) and labels as int64,
-and refuses what it cannot use with a UsageError.
+Every reader returns pixels from 0 to 1 as float32 of shape (rows, side, side) and labels as int64,
+and raises UsageError for unusable data.
 """
 
 import gzip
@@ -22,9 +22,9 @@ CLASSES = tuple(range(10))
 SIDE = 8
 """Of scikit-learn's scans."""
 INK_MOST = 16
-"""The darkest of their pixels."""
+"""The darkest pixel value."""
 SIDE_LEAST = 4
-"""Below it nothing is left for the second layer of a convolutional network."""
+"""The least side: below it, nothing is left for the second convolutional layer."""
 SPLIT_SEED = 1797
 TEST_SHARE = 0.2
 ROWS_LEAST = 50
@@ -34,9 +34,9 @@ IDX_UNSIGNED_BYTE = 8
 
 @dataclass(frozen=True)
 class Split:
-    """Rows to train on and rows to test on, each pixels and labels.
+    """Training rows and test rows, each with pixels and labels.
 
-    UsageError if the former have one class only, or both are not images of one size.
+    Raises UsageError if the training rows have only one class, or if the images differ in size.
     """
 
     train: "Rows"
@@ -53,13 +53,14 @@ class Split:
             )
         if size != other:
             raise flags.UsageError(
-                f"data: images of {size} pixels, to test on of {other}; must be equal"
+                f"data: images of {size} pixels, but test images of {other}; must be equal"
             )
 
 
 def split(rows: "Rows", limit_rows: int) -> Split:
-    """Every fifth of the first ``limit_rows`` rows (0: of all) for testing, drawn once with a
-    constant seed, so that every seed is tested on the same rows."""
+    """Holds out a fifth of the first ``limit_rows`` rows (0: all) for testing, drawn once with a
+    constant seed, so that every seed is tested on the same rows.
+    """
     import numpy as np
 
     pixels, labels = limited(rows, limit_rows)
@@ -69,7 +70,9 @@ def split(rows: "Rows", limit_rows: int) -> Split:
 
 
 def limited(rows: "Rows", limit_rows: int) -> "Rows":
-    """The first ``limit_rows`` rows, 0 for all; UsageError if they are too few to train with."""
+    """The first ``limit_rows`` rows, 0 for all. Raises UsageError if they are too few for a
+    training.
+    """
     pixels, labels = rows
     count = limit_rows or len(labels)
     if min(count, len(labels)) < ROWS_LEAST:
@@ -101,7 +104,7 @@ def csv(path: str) -> "Rows":
 
 
 def images(config: flags.Config) -> Split:
-    """MNIST's rows of the folder ``config.data``, scikit-learn's scans if none is given.
+    """MNIST's rows from the folder ``config.data``, or scikit-learn's scans without one.
 
     A folder has four files in MNIST's own names and format (IDX), plain or with ``.gz``; with
     ``config.eval_data`` the test rows come from that folder.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NAME = "digits"
 NEEDS = {"sklearn": "scikit-learn", "numpy": "numpy", "threadpoolctl": "threadpoolctl"}
 MUTABLE = flags.MUTABLE
-"""Not the learning rate: the optimiser that is saved keeps its own."""
+"""Not the learning rate: the saved optimiser keeps its own."""
 BATCH_SIZE_MOST = 200  # MLPClassifier cuts larger ones into several updates
 LAYERS_MOST = 8
 LAYER_SIZE_MOST = 4096

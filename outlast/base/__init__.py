@@ -1,1 +1,1 @@
-"""What every part may use: exit codes, process trees, room on disks. Standard library only."""
+"""Shared by all parts: exit codes, process trees, disk space. Standard library only."""

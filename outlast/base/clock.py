@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time that passes; tests give one that does not wait."""
+    """A clock; tests pass one that does not wait."""
 
     def monotonic(self) -> float: ...
 

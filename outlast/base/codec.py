@@ -1,8 +1,9 @@
 """The strict JSON codec of the bucket's records.
 
-An unknown field, a missing one or a value of another type is a `ValueError` that names the record,
-the field and the value found; so is a text or number that its field's type in `outlast.base.names`
-or `outlast.base.numbers` does not allow. Times are RFC 3339 in UTC. Standard library only.
+An unknown or missing field, or a value of another type, raises a `ValueError` that names the
+record, the field and the value found; so does a text or number that its field's type in
+`outlast.base.names` or `outlast.base.numbers` does not allow. Times are RFC 3339 in UTC. Standard
+library only.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ FORMAT = 1
 
 _WHOLE_MAX = (1 << 63) - 1
 _LEVELS_MAX = 100
-"""Of a field that may hold any JSON."""
+"""Type of a field that may hold any JSON."""
 
 # ---------------------------------------------------------------------------------------------
 # Times
@@ -37,7 +38,7 @@ def format_time(moment: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """The time that `format_time` wrote; any RFC 3339 time with a zone is read."""
+    """Parses what `format_time` wrote, or any RFC 3339 time with a zone."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -55,9 +56,9 @@ def parse_time(text: str) -> datetime:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one JSON text of a value: sorted keys, no spaces, ASCII, no NaN.
+    """The canonical JSON of a value: sorted keys, no spaces, ASCII, no NaN.
 
-    ASCII, so that any text can be written, half a surrogate pair of a file's name too.
+    ASCII, so that any text can be written, even half a surrogate pair in a file name.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
@@ -79,10 +80,10 @@ def check_format(what: str, found: Any, reads: int = FORMAT) -> None:
 
 
 class Record:
-    """Base of the frozen dataclasses that are kept as one JSON object each."""
+    """Base of frozen dataclasses that are stored as one JSON object each."""
 
     def to_json(self) -> bytes:
-        """Canonical JSON with the format's number, a line break at the end."""
+        """Canonical JSON with the format's number and a final line break."""
         return canonical_json({"format": FORMAT, **_plain(self)}) + b"\n"
 
     @classmethod
@@ -136,7 +137,7 @@ class _Field(typing.NamedTuple):
 
     name: str
     key: str
-    """Its name in JSON: `from_step` is kept as `from`, which Python reserves."""
+    """Its name in JSON: `from_step` is stored as `from`, which is a keyword in Python."""
     omitted: bool
     """Whether the JSON leaves it out if it has its default."""
     default: Any
@@ -159,12 +160,12 @@ def _fields(kind: type) -> tuple[_Field, ...]:
 
 
 _Decode = Callable[[Any, str], Any]
-"""Converts a JSON value to a field's type; ValueError names the place and the value."""
+"""Converts a JSON value to a field's type. Raises ValueError with the place and the value."""
 
 
 @functools.cache
 def _decoder(kind: Any) -> _Decode:
-    """Decodes values as `kind`; made once a type, as HEAD is read with each heartbeat."""
+    """Decodes values as `kind`; cached for each type, because HEAD is read with each heartbeat."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return _checked
@@ -249,7 +250,7 @@ def _decoded_float(value: Any, where: str) -> float:
 
 
 def _checked(value: Any, where: str) -> Any:
-    """A value of whatever form, if JSON has all of its numbers and it can be written again."""
+    """Any JSON value whose numbers are finite and that can be written again."""
     level, depth = [value], 0
     while level:
         if depth > _LEVELS_MAX:
@@ -292,7 +293,7 @@ def _decoded_record(kind: type, value: Any, where: str) -> Any:
 
 
 def _expected(kind: type, value: Any, where: str) -> Any:
-    """The value, if it is of exactly this type: True is not a number here."""
+    """The value if it has exactly this type: True is not a number here."""
     if type(value) is not kind:
         raise ValueError(
             f"{where} {value!r}: must be {kind.__name__}, found {type(value).__name__}"

@@ -9,8 +9,9 @@ from outlast.base.visible import visible
 
 
 def write_stderr(text: str) -> None:
-    """Write to stderr whatever the text is. Never raises: a full disk behind it, a reader that has
-    gone or a closed stderr is not a reason to end a run."""
+    """Writes any text to stderr. Never raises: a full disk, a reader that has exited or a closed
+    stderr must not end a run.
+    """
     stream = sys.stderr
     try:
         try:
@@ -28,26 +29,28 @@ def write_line(text: str) -> None:
 
 
 def flush_streams() -> None:
-    """Flush stdout and stderr before the process ends. Never raises, as `write_stderr`."""
+    """Flushes stdout and stderr before the process ends. Never raises, like `write_stderr`."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or None
             stream.flush()
 
 
 def fill_descriptors() -> None:
-    """Let the descriptors 0 to 2 that are closed lead nowhere: the next file or socket would get
-    such a number, and what is meant for stderr would be written into it."""
+    """Opens closed descriptors 0 to 2 on /dev/null: otherwise the next file or socket would get
+    such a number, and text for stderr would be written into it.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # It gets the lowest number that is free; and a child has one then, too.
+            # It gets the lowest free number; children inherit it.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def fill_streams() -> None:
-    """For a process that is Outlast's own: `fill_descriptors`, and streams that lead nowhere for
-    those that Python has not got."""
+    """For Outlast's own processes: `fill_descriptors`, and null streams for those that Python
+    lacks.
+    """
     fill_descriptors()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -55,8 +58,7 @@ def fill_streams() -> None:
 
 
 def crash_report(error: BaseException) -> str:
-    """What a supervisor reports about its own crash: the traceback, and one last line with the
-    reason."""
+    """Reports the supervisor's own crash: the traceback, and a last line with the reason."""
     trace = "".join(traceback.format_exception(error))
     return f"{trace}outlast: the supervisor crashed: {reason_of_crash(error)}\n"
 

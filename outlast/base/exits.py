@@ -1,7 +1,7 @@
-"""Exit codes, states of a run and reasons of an end: the closed lists that every part agrees on.
+"""Exit codes, states of a run and reasons of an end: closed lists that all parts share.
 
-The shell reads the same words: `startup/` writes reasons into boot records, and a test holds the
-two lists together. Standard library only.
+The shell uses the same words: `startup/` writes reasons into boot records, and a test compares the
+two lists. Standard library only.
 """
 
 from enum import StrEnum
@@ -11,25 +11,27 @@ DONE = 0
 USAGE = 64
 """Bad flags or configuration; the same input fails again, so it is never retried."""
 INTERRUPTED = 75
-"""Stopped on request between two steps; the run goes on in its next attempt."""
+"""Stopped on request between two steps; the next attempt continues the run."""
 FENCED = 76
 """A higher term holds the run; this process changed nothing after that."""
 CTRL_C = 130
-"""A command on somebody's own machine that Ctrl-C has ended, as shells have it."""
+"""A command that Ctrl-C ended, as shells report it."""
 OUT_OF_MEMORY = 137
-"""Killed by SIGKILL on a machine that lives on: the kernel's answer to too much memory."""
+"""Killed by SIGKILL while the machine keeps running: the kernel ran out of memory."""
 
 MAX_NO_PROGRESS = 10
-"""Terms without progress, driver or restore errors, or boots without an attempt, in a row: the run
-ends."""
+"""The run ends after so many terms without progress, driver or restore errors, or boots without an
+attempt, in a row.
+"""
 
 BOOT_SEC = 1800
-"""A VM that has come to no attempt by then is late: its health is asked for, and status says that
-it never started."""
+"""Seconds after which a VM without an attempt is late: health checks begin, and status says that it
+never started.
+"""
 
 
 class State(StrEnum):
-    """What HEAD says about a run."""
+    """The state of a run in HEAD."""
 
     OPEN = "open"
     DONE = "done"
@@ -108,10 +110,10 @@ FINAL_USER_REASONS = frozenset(
         Reason.RESULT_TOO_LARGE,
     }
 )
-"""Ends of the user's own making that the same input meets again: they end the run at once."""
+"""Ends that the user's input causes and would cause again: they end the run at once."""
 
 NO_PROGRESS_REASONS = frozenset({Reason.DRIVER, Reason.RESTORE_ERROR, Reason.SETUP_FAILED})
-"""Ends that count as no progress however short the attempt lived."""
+"""Ends that count as no progress however short the attempt was."""
 
 BOOT_REASONS = frozenset(
     {
@@ -141,14 +143,14 @@ SHELL_BOOT_REASONS = frozenset(
 """The part of BOOT_REASONS that the startup scripts themselves may write."""
 
 SUPERVISOR_EXITS = frozenset({DONE, USAGE, INTERRUPTED, FENCED})
-"""Exit codes with which a supervisor ends on purpose; any other is its own crash."""
+"""Exit codes with which a supervisor ends on purpose; any other one is a crash."""
 
 
 def reason_of_exit(code: int) -> Reason:
-    """The reason that a trainer's exit code stands for on a machine that lives on.
+    """The reason for a trainer's exit code, if the machine keeps running.
 
-    The caller decides what goes before: a declared completion, a forwarded signal, a stopping
-    machine. A negative code is a signal, as `subprocess` reports it.
+    The caller checks first for a declared completion, a forwarded signal or a stopping machine. A
+    negative code is a signal, as `subprocess` reports it.
     """
     if code == USAGE:
         return Reason.USAGE

@@ -1,8 +1,8 @@
-"""Texts from outside that become part of a path, a pattern or a command: what they may look like.
+"""Checks texts from outside that become part of a path, a pattern or a command.
 
-The writer of a bucket, a record, an archive or a header chooses these texts. Each is checked where
-it is parsed, by its alphabet and its length, and never cleaned up: a text that breaks its rule is a
-`ValueError` that says where it stands and what it must be. Standard library only.
+The author of a bucket, a record, an archive or a header chooses these texts. Each is checked when
+it is parsed, by its alphabet and its length, and never corrected: a text that breaks its rule
+raises a `ValueError` that says where it is and what it must be. Standard library only.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Annotated
 _BAD = re.compile(r"[\\\x00]")
 _CONTROL = re.compile(r"[\x01-\x1f\x7f]")
 _USUAL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
-"""Names that break no rule, if they are short; most are."""
+"""Pattern of ordinary names: a short name that matches needs no further check."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -26,7 +26,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Form:
-    """What a text may look like: all of it matches ``pattern``; ``rule`` says so to people."""
+    """A rule for texts: the whole text matches ``pattern``; ``rule`` describes it in words."""
 
     pattern: str
     rule: str
@@ -35,7 +35,7 @@ class Form:
         return isinstance(text, str) and bool(_compiled(self.pattern).fullmatch(text))
 
     def check(self, text: str, where: str) -> str:
-        """``text`` itself, or a ValueError that begins with ``where``."""
+        """Returns ``text``, or raises a ValueError that begins with ``where``."""
         if not self.matches(text):
             shown = repr(text) if len(str(text)) <= 200 else f"{str(text)[:200]!r}…"
             raise ValueError(f"{where} {shown}: must be {self.rule}")
@@ -54,13 +54,13 @@ LABEL = Form(
     "at most 40 letters, digits, '_', '.' and '-', and begin with a letter or a digit",
 )
 
-# A field of a record that has one of these types is checked when the record is read.
+# Fields of a record with these types are checked when the record is read.
 Digest = Annotated[str, DIGEST]
 """A SHA-256 or BLAKE3 in hexadecimal digits."""
 Crc32c = Annotated[str, CRC32C]
 Nonce = Annotated[str, NONCE]
 Id = Annotated[str, ID]
-"""Of an instance or a boot; empty on a machine that is not a VM."""
+"""Id of an instance or a boot; empty on a machine that is not a VM."""
 Zone = Annotated[str, ZONE]
 """Empty on a machine that is not a VM."""
 Host = Annotated[str, HOST]
@@ -70,14 +70,15 @@ Label = Annotated[str, LABEL]
 
 
 _NAME_BYTES_MAX = 255
-"""Of a file's name; no file system of Linux takes a longer one."""
+"""The most bytes of a file's name on Linux."""
 _PATH_BYTES_MAX = 1024
-"""Of an object's name; no bucket takes a longer one."""
+"""The most bytes of an object's name in a bucket."""
 
 
 def number_of(name: str, width: int = 6, most: int = 9) -> int | None:
-    """The number that a name is, with ``width`` digits at least and ``most`` at most, as this
-    package writes it; None for any other name, one with other digits or more zeros among them."""
+    """Parses a number with at least ``width`` and at most ``most`` digits, exactly as this package
+    writes it; None for any other name, such as one with other digits or more zeros.
+    """
     if not re.fullmatch(r"[0-9]+", name) or len(name) > most:
         return None
     number = int(name)
@@ -85,8 +86,7 @@ def number_of(name: str, width: int = 6, most: int = 9) -> int | None:
 
 
 def check_relative(name: str, what: str) -> str:
-    """`name` itself, where it is a relative path of a file or folder; any byte but NUL may be in a
-    file's name."""
+    """Returns `name` if it is a relative path; a file's name may contain any byte but NUL."""
     parts = name.split("/")
     if "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{what} {name[:200]!r}: must be a relative path without '.' and '..'")
@@ -96,8 +96,9 @@ def check_relative(name: str, what: str) -> str:
 
 
 def fits_file_system(path: str, most: int = 4095) -> bool:
-    """Whether a path can be encoded as one, has at most so many bytes, and no longer part of it
-    than a file system takes."""
+    """Whether a path can be encoded, has at most this many bytes, and no part that is too long for
+    a file system.
+    """
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
@@ -108,7 +109,7 @@ def fits_file_system(path: str, most: int = 4095) -> bool:
 
 
 def check_object_name(name: str, what: str = "object name") -> str:
-    """`name` itself, where it is a plain relative path; it becomes a file on restore."""
+    """Returns `name` if it is a plain relative path; a restore makes it a file."""
     if len(name) <= _NAME_BYTES_MAX and _USUAL.fullmatch(name):
         return name
     if any(part in ("", ".", "..") for part in name.split("/")) or _BAD.search(name):
@@ -128,8 +129,9 @@ def check_object_name(name: str, what: str = "object name") -> str:
 
 
 def check_file_names(names: Iterable[str], what: str = "object name") -> None:
-    """Names that are to lie in one folder: each passes `check_object_name`, and none is both a file
-    and a folder of another."""
+    """Checks names for one folder: each passes `check_object_name`, and none is both a file and the
+    folder of another.
+    """
     known = set(map(check_object_name, names))
     for name in known:
         parent = name.rpartition("/")[0]

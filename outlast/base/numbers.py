@@ -1,5 +1,6 @@
-"""Numbers in JSON: those that are not finite are written as strings, and those that come from
-outside have bounds."""
+"""Numbers in JSON: those that are not finite are written as strings, and those from outside have
+bounds.
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,24 +9,24 @@ from typing import Annotated, Any
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from ``least`` to ``most``; NaN is none of them."""
+    """The numbers from ``least`` to ``most``, without NaN."""
 
     least: float
     most: float
 
     def check(self, value: float, where: str) -> float:
-        """``value`` itself, or a ValueError that begins with ``where``."""
+        """Returns ``value``, or raises a ValueError that begins with ``where``."""
         if not self.least <= value <= self.most:
             raise ValueError(f"{where} {value}: must be {self.least} to {self.most}")
         return value
 
 
-# A field of a record that has one of these types is checked when the record is read.
+# Fields of a record with these types are checked when the record is read.
 Size = Annotated[int, Range(0, (1 << 63) - 1)]
-"""Of bytes; a generation too."""
+"""A size in bytes, or a generation."""
 Steps = Annotated[int, Range(0, 10**15 - 1)]
 Ordinal = Annotated[int, Range(0, 999_999_999)]
-"""What the instance template can carry: the number of a resume, a placement or an attempt."""
+"""The number of a resume, a placement or an attempt, as the instance template can hold it."""
 Seconds = Annotated[float, Range(0, 10**10)]
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -41,5 +42,5 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `to_json` was given."""
+    """Reverses `to_json`."""
     return _WORDS.get(value, value) if isinstance(value, str) else value

@@ -2,9 +2,9 @@
 
     python3 -I outlast/base/pip_wheel.py REQUIREMENTS FOLDER...
 
-Prints the path of a wheel that has a pinned hash: one of the folders, or of those in
-PIP_FIND_LINKS, else the one that the index of PIP_INDEX_URL has, which is then in the first folder.
-Ends with 1 and a sentence if there is none.
+Prints the path of a wheel with a pinned hash, from one of the folders or of those in
+PIP_FIND_LINKS, otherwise downloaded from the index of PIP_INDEX_URL into the first folder. Ends
+with 1 and a sentence if there is none.
 
 Standard library only: it runs before any package is installed.
 """
@@ -42,14 +42,14 @@ class Pin:
         return f"pip-{self.version}-py3-none-any.whl"
 
     def fits(self, data: bytes) -> bool:
-        """Whether these are the bytes of a pinned file."""
+        """Whether the bytes have a pinned hash."""
         return hashlib.sha256(data).hexdigest() in self.sha256
 
 
 def find(
     requirements: Path, folders: Sequence[Path], environ: Mapping[str, str] = os.environ
 ) -> Path:
-    """The wheel's path; a download is kept in the first folder. Raises NoWheel."""
+    """The wheel's path; a download goes into the first folder. Raises NoWheel."""
     pin = _pinned(requirements)
     for folder in (*folders, *map(Path, environ.get("PIP_FIND_LINKS", "").split())):
         path = folder / pin.wheel
@@ -95,7 +95,7 @@ def _download(pin: Pin, index: str) -> bytes:
 
 
 def _get(address: str) -> tuple[str, bytes]:
-    """Where the answer came from, and its bytes."""
+    """The final address of the answer, and its bytes."""
     try:
         with urllib.request.urlopen(address, timeout=ANSWER_TIMEOUT_SEC) as answer:
             data = answer.read(SIZE_LIMIT + 1)

@@ -1,8 +1,9 @@
-"""Plain files below a folder that another program writes to: listed and opened through no link.
+"""Lists and opens plain files below a folder that another program writes to, without following
+links.
 
-That program may swap a file or a folder for a link at any moment, so each step from the folder down
-is opened by itself and never followed. With an ``owner`` a file must belong to that user: a hard
-link to another user's file does not.
+That program may replace a file or a folder by a link at any moment, so each step from the folder
+down is opened separately and never followed. With an ``owner``, a file must belong to that user,
+which excludes hard links to another user's file.
 """
 
 import contextlib
@@ -18,15 +19,15 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotPlain(ValueError):
-    """A link, a device, or another user's file, but a plain file was expected."""
+    """The file is a link, a device or another user's, but a plain file was expected."""
 
 
 @dataclass(frozen=True, order=True)
 class PlainFile:
-    """A file by its name below a folder; nothing is opened before `open`."""
+    """A file by its name below a folder; only `open` opens it."""
 
     folder: Path
-    """Only this last part of the path is checked: the folders above it are the caller's own."""
+    """Only this last part of the path is checked: the caller trusts the folders above it."""
     name: str
     """Parts are separated by slashes; none of them is empty, ``.`` or ``..``."""
     owner: int | None = None
@@ -36,7 +37,7 @@ class PlainFile:
         return f"{self.folder}/{self.name}"
 
     def open(self, mode: str = "rb", buffering: int = -1) -> BinaryIO:
-        """As ``Path.open``, in a binary mode that makes no file: ``rb`` or ``r+b``.
+        """Like ``Path.open``, in a binary mode that creates no file: ``rb`` or ``r+b``.
 
         Raises NotPlain, and OSError if it does not exist.
         """
@@ -54,12 +55,12 @@ class PlainFile:
             raise
 
     def stat(self) -> os.stat_result:
-        """Of the file that `open` opens; raises the same."""
+        """The status of the file that `open` opens; raises the same errors."""
         with self.open("rb", 0) as file:
             return os.fstat(file.fileno())
 
     def replace(self, data: bytes) -> None:
-        """Create the file, replacing anything of that name; it then belongs to ``owner``."""
+        """Creates the file for ``owner``, replacing anything with that name."""
         with _Folders(self.folder, self.name) as at:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(at.base, dir_fd=at.descriptor)
@@ -78,13 +79,16 @@ class PlainFile:
 
 
 def plain_files(folder: Path, owner: int | None = None) -> Iterator[PlainFile]:
-    """All files below a folder, in no order. Raises NotPlain at the first entry that is neither a
-    file nor a folder, and for a ``folder`` that is none or another user's."""
+    """All files below a folder, in any order. Raises NotPlain at the first entry that is neither a
+    file nor a folder, and for a ``folder`` that is not one or belongs to another user.
+    """
     yield from (file for file, problem in entries(folder, owner) if _none_or_raise(problem))
 
 
 def entries(folder: Path, owner: int | None = None) -> Iterator[tuple[PlainFile, NotPlain | None]]:
-    """As `plain_files`, with the reason why an entry is not a plain file instead of raising it."""
+    """Like `plain_files`, but yields the reason why an entry is not a plain file instead of
+    raising.
+    """
     _check_top(folder, owner)
     for path, _, _, descriptor in os.fwalk(folder, follow_symlinks=False, onerror=_raise):
         below = os.path.relpath(path, folder)

@@ -1,12 +1,12 @@
 """Process trees: found by their group, by descent and by a mark in their environment.
 
-A mark is a ``NAME=value`` that the first process of a tree was given: all that it starts inherit
-it, so a child in a separate session, whose parent has gone, is found by it. Where the system has
-no ``/proc`` only the group is.
+A mark is a ``NAME=value`` in the environment of a tree's first process. All its descendants inherit
+it, so it finds a child in a separate session whose parent has ended. Without ``/proc``, only the
+group is found.
 
-As a program (``python process_tree.py MARK``) it waits for the end of its stdin, which its starter
-holds open for as long as it lives, and then kills whatever carries the mark: so a tree does not
-outlive a starter that was killed. Standard library only.
+As a program (``python process_tree.py MARK``), it waits for the end of its stdin, which its starter
+keeps open as long as it lives, and then kills every process with the mark, so a tree does not
+outlive a killed starter. Standard library only.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 VARIABLE = "OUTLAST_TREE"
-"""Marks all that a supervisor's trainer has started."""
+"""Marks everything that a supervisor's trainer has started."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -27,8 +27,9 @@ KILL_ROUND_SEC = 0.01
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with ``NAME=value`` in their environment, this one left out; none where the
-    system has no /proc."""
+    """Processes with ``NAME=value`` in their environment, except this one; none if the system has
+    no /proc.
+    """
     wanted = mark.encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -39,10 +40,11 @@ def marked(mark: str) -> list[int]:
 
 
 def signal_tree(pid: int, mark: str, number: int, more: Iterable[int] = ()) -> None:
-    """Send a signal to the process group of ``pid``, to everybody else of its tree and to ``more``
-    processes, once each."""
+    """Sends a signal to the process group of ``pid``, to the rest of its tree and to ``more``
+    processes, once each.
+    """
     others = (set(marked(mark)) | _descendants(pid) | set(more)) - {pid}
-    # Before the group is signalled: a process that ends on it would hide its group.
+    # Collected before the group gets the signal: a process that ends would hide its group.
     with_group = {other for other in others if _group_of(other) == pid}
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
@@ -52,16 +54,18 @@ def signal_tree(pid: int, mark: str, number: int, more: Iterable[int] = ()) -> N
 
 
 def kill_tree(pid: int, mark: str) -> None:
-    """SIGKILL the process group of ``pid`` and all that carry ``mark`` in their environment, until
-    none is left that could have started another meanwhile."""
+    """Kills the process group of ``pid`` and all processes with ``mark``, until none is left that
+    could have started another.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     kill_marked(mark)
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL all that carry ``mark``, for about a second: a process that waits for a disk dies
-    later."""
+    """Kills all processes with ``mark``, for about a second: a process that waits for a disk dies
+    later.
+    """
     for _ in range(KILL_ROUNDS):
         left = marked(mark)
         if not left:
@@ -73,39 +77,41 @@ def kill_marked(mark: str) -> None:
 
 
 class Orphans:
-    """What the processes that this one starts leave behind, each found in whatever session and
-    with whatever environment it runs: a daemon too. Linux gives them to this process, which must
-    `reap` them; elsewhere there are none.
+    """Finds the orphans of the processes that this one starts, such as daemons, in any session and
+    with any environment. Linux makes them children of this process, which must `reap` them; other
+    systems have none.
     """
 
     def __init__(self) -> None:
         self._apart: set[int] = set()
 
     def adopt(self, *apart: int) -> None:
-        """From now on. The children that there are already, and ``apart``, are none of them."""
+        """Begins now; existing children, and ``apart``, are not included."""
         self._apart = {*apart, *_children().get(os.getpid(), {})}
         _adopt_orphans(True)
 
     def release(self) -> None:
-        """No more from now on."""
+        """Ends."""
         _adopt_orphans(False)
 
     def alive(self) -> set[int]:
-        """All below this process but for what is apart; its own new children are among them."""
+        """All descendants of this process except those apart; includes its own new children."""
         children = _children()
         roots = set(children.get(os.getpid(), {})) - self._apart
         found = {pid for root in roots for pid in {root, *_below(root, children)}}
         return {pid for pid in found if not _is_dead(pid, children)}
 
     def reap(self, *but: int) -> None:
-        """Forget those that have ended, ``but`` for the children that somebody waits for."""
+        """Reaps those that have ended, except the children in ``but``, which other code waits
+        for.
+        """
         for pid, state in _children().get(os.getpid(), {}).items():
             if state == "Z" and pid not in self._apart and pid not in but:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
     def kill(self, *but: int) -> None:
-        """SIGKILL all of them, for about a second, and reap them as `reap` does."""
+        """Kills them all, for about a second, and reaps them as `reap` does."""
         for _ in range(KILL_ROUNDS):
             left = self.alive()
             for pid in left:
@@ -126,11 +132,11 @@ def _adopt_orphans(wanted: bool) -> None:
 
 
 def _children() -> dict[int, dict[int, str]]:
-    """The state of each process, by its parent and its own number."""
+    """The state of each process, by parent and process id."""
     children: dict[int, dict[int, str]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in brackets may hold anything; state and parent are the fields after it.
+            # The name in brackets may contain anything; state and parent are the fields after it.
             after_name = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             children.setdefault(int(after_name[1]), {})[int(entry.name)] = after_name[0]
     return children
@@ -141,7 +147,7 @@ def _is_dead(pid: int, children: dict[int, dict[int, str]]) -> bool:
 
 
 def _descendants(pid: int) -> set[int]:
-    """All below ``pid``, by their parents."""
+    """All descendants of ``pid``."""
     return _below(pid, _children())
 
 

@@ -1,8 +1,7 @@
-"""Trouble that may pass by itself is tried again: one policy and its limits, for every phase of a
-run.
+"""Retries errors that may pass by themselves: one policy with its limits, for every phase of a run.
 
-An error says what kind of trouble it is in its attribute `trouble`; a full disk is known by its
-errno. Everything else is final at the first try.
+An error's attribute `trouble` says what kind it is; a full disk is recognised by its errno. Any
+other error is final at the first try.
 """
 
 import copy
@@ -22,25 +21,25 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SILENT_SEC = 900.0
-"""Storage that does not answer for so long ends an attempt: another machine may reach it."""
+"""Seconds without an answer from storage that end an attempt: another machine may reach it."""
 PERSON_SEC = 60.0
-"""The same where a person waits for the answer."""
+"""The same if a person waits for the answer."""
 FULL_SEC = 60.0
-"""A full disk is tried for so long: somebody may make room."""
+"""Seconds to retry on a full disk: someone may free space."""
 DOUBTFUL_SEC = 20.0
-"""A request that was called bad is tried for so long: it may have been damaged on its way."""
+"""Seconds to retry a request that was called bad: it may have been damaged on its way."""
 
 PAUSE_SEC = 1.0
-"""Before the second try; it doubles with each one."""
+"""Seconds before the second try; doubles with each try."""
 PAUSE_MAX_SEC = 30.0
 PERMISSION_PAUSE_MAX_SEC = 5.0
-"""A permission that has come is used soon: whole boots wait for it."""
+"""The longest pause while permissions spread: whole boots wait for them."""
 RETRY_AFTER_MAX_SEC = 60.0
-"""A server that asks for a longer pause is asked again after this one."""
+"""The longest pause, even if a server asks for more."""
 
 
 class Trouble(Enum):
-    """What may pass by itself."""
+    """Kinds of errors that may pass by themselves."""
 
     SILENT = "silent"
     """No answer, or too many requests."""
@@ -54,7 +53,7 @@ class Trouble(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """For how long each trouble is tried, in seconds."""
+    """How long each kind is retried, in seconds."""
 
     silent_sec: float = SILENT_SEC
     forbidden_sec: float = 0.0
@@ -70,7 +69,7 @@ class Limits:
         }[trouble]
 
     def within(self, seconds: float) -> "Limits":
-        """None of them longer than ``seconds``."""
+        """The same limits, none longer than ``seconds``."""
         return Limits(
             min(self.silent_sec, seconds),
             min(self.forbidden_sec, seconds),
@@ -83,7 +82,7 @@ _OWN = random.SystemRandom()
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """What trouble an error is; None if it is final, or was tried for long enough."""
+    """The kind of an error; None if it is final or was retried long enough."""
     if getattr(error, "tried_enough", False):
         return None
     if isinstance(error, OSError) and error.errno in FULL:
@@ -92,13 +91,13 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 
 def jittered(seconds: float) -> float:
-    """Between half of it and one and a half, so that two writers do not meet again."""
-    # Not Python's global generator, which is the trainer's.
+    """Multiplied by 0.5 to 1.5, so that two writers do not collide again."""
+    # Not Python's global generator: that one belongs to the trainer.
     return seconds * (0.5 + _OWN.random())
 
 
 def pause_after(error: BaseException, seconds: float) -> float:
-    """How long to wait before the next try: about ``seconds``, or what the server asked for."""
+    """The pause before the next try: about ``seconds``, or what the server asked for."""
     asked = getattr(error, "retry_after_sec", None)
     return max(jittered(seconds), min(asked or 0.0, RETRY_AFTER_MAX_SEC))
 
@@ -106,9 +105,9 @@ def pause_after(error: BaseException, seconds: float) -> float:
 class Patience:
     """Calls what may fail for a while, again and again until it goes through or a limit is reached.
 
-    Only for what may be done twice: reads, and writes that recognise their own earlier try. Safe to
-    share between threads: what they meet at the same time is said once. A call within a call is
-    tried once: what the inner one gave up the outer one gives up too.
+    Only for actions that may be repeated: reads, and writes that recognise their own earlier try.
+    Safe to share between threads: trouble that they meet at the same time is reported once. In
+    nested calls only the inner one retries: if it gives up, so does the outer one.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Patience:
         return Spell(self, what)
 
     def fresh(self) -> "Patience":
-        """Another with the same limits, which is not closed with this one."""
+        """Another one with the same limits, which is not closed with this one."""
         return Patience(self.clock, limits=self.limits)
 
     def within(self, seconds: float) -> "Patience":
@@ -157,13 +156,14 @@ class Patience:
         return other
 
     def close(self) -> None:
-        """From now on every error is final; who sleeps raises after the pause."""
+        """From now on every error is final; a sleeping caller raises after its pause."""
         self._closed.set()
 
 
 class Spell:
-    """One action's trouble, from its first failed try until it goes through; as a context manager
-    it is forgotten at the end, however that comes."""
+    """One action's trouble, from its first failed try until it succeeds; as a context manager, it
+    is forgotten at the end in any case.
+    """
 
     def __init__(self, patience: Patience, what: str) -> None:
         self._patience = patience
@@ -179,7 +179,7 @@ class Spell:
         self.forget()
 
     def wait(self, error: Exception) -> None:
-        """Sleep before the next try. Raises the error where it is final or its time is used up."""
+        """Sleeps before the next try. Raises the error if it is final or its time is used up."""
         patience, trouble = self._patience, trouble_of(error)
         self._tries += 1
         now = patience.clock.monotonic()
@@ -207,13 +207,13 @@ class Spell:
             self._told = True
 
     def over(self) -> None:
-        """It went through."""
+        """The action succeeded."""
         if self._told:
-            _log.info(f"{self._what or 'storage: '}went through at try {self._tries + 1}")
+            _log.info(f"{self._what or 'storage: '}succeeded at try {self._tries + 1}")
         self.forget()
 
     def forget(self) -> None:
-        """Nothing more is tried."""
+        """Gives up."""
         with self._patience._lock:
             tellers = self._patience._tellers
             for trouble in [trouble for trouble, spell in tellers.items() if spell is self]:
@@ -241,9 +241,9 @@ class Spell:
 
 
 def duration(seconds: float) -> str:
-    """For people: seconds, or minutes from two on."""
+    """A duration in words: seconds, or minutes from two on."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 BRIEF = Patience(limits=Limits(silent_sec=PERSON_SEC))
-"""Where a person waits for the answer."""
+"""Limits if a person waits for the answer."""

@@ -1,4 +1,4 @@
-"""Where there is room for snapshots: memory, a local SSD or the boot disk.
+"""Finds room for snapshots: in memory, on a local SSD or on the boot disk.
 
 Standard library only; used by the loop and by the supervisor.
 """
@@ -17,14 +17,14 @@ from outlast.base.plain_files import PlainFile
 
 
 class NotPrivate(OSError):
-    """A folder for one user alone is another's, or open to others."""
+    """A private folder belongs to another user, or is open to others."""
 
 
 STATES = 2
-"""Snapshots that must fit at the same time: one on its way to the bucket, one being written."""
+"""Snapshots that must fit at the same time: one being uploaded, one being written."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What writing to a full disk, or over a quota, raises."""
+"""Errors of a full disk or an exceeded quota."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """Modes of Linux's fallocate."""
@@ -33,10 +33,10 @@ _MEMORY_TYPES = frozenset({"tmpfs", "ramfs"})
 
 
 def room(folder: Path) -> int:
-    """Bytes that can be written below an existing folder.
+    """Free bytes below an existing folder.
 
-    In memory no more than the machine has left: a file system there may promise more, and a process
-    that takes it at its word is killed.
+    In memory, at most what the machine has left: the file system may report more, and a process
+    that used it would be killed.
     """
     free = shutil.disk_usage(folder).free
     if in_memory(folder):
@@ -46,8 +46,9 @@ def room(folder: Path) -> int:
 
 
 def choose(folders: Sequence[Path], size: int) -> Path:
-    """The first folder with room for ``STATES`` snapshots of ``size`` bytes, or else the one with
-    most room: one snapshot after the other may fit there yet."""
+    """The first folder with room for ``STATES`` snapshots of ``size`` bytes, otherwise the one with
+    the most room: one snapshot after the other may still fit.
+    """
     rooms = [room(folder) for folder in folders]
     for folder, found in zip(folders, rooms, strict=True):
         if found >= STATES * size:
@@ -56,14 +57,14 @@ def choose(folders: Sequence[Path], size: int) -> Path:
 
 
 def on_disk(folders: Sequence[Path]) -> Path:
-    """The first of the folders that is not in memory; the first one where all are."""
+    """The first folder that is not in memory; the first one if all are."""
     return next((folder for folder in folders if not in_memory(folder)), folders[0])
 
 
 def give_back(file: Path | PlainFile, until: int) -> None:
-    """Give the room of a file's first bytes back; its size and the bytes after them stay.
+    """Frees the disk space of a file's first bytes; its size and the bytes after them stay.
 
-    They read as zeros then. Where the file system cannot do that, nothing happens.
+    They then read as zeros. Does nothing if the file system cannot do that.
     """
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if fallocate is None or until <= 0:
@@ -79,12 +80,12 @@ def describe(folders: Sequence[Path]) -> str:
 
 
 def in_memory(folder: Path) -> bool:
-    """Whether what is written below the folder is kept in memory and nowhere else."""
+    """Whether files below the folder are kept only in memory."""
     return file_system_type(folder) in _MEMORY_TYPES
 
 
 def file_system_type(folder: Path) -> str | None:
-    """Type of the file system that holds the folder; None if the system does not tell."""
+    """Type of the folder's file system; None if unknown."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -101,8 +102,8 @@ def file_system_type(folder: Path) -> str | None:
 
 
 def local_ssds(rooted: Callable[[str], Path]) -> list[Path]:
-    """Where a VM's local SSDs are mounted, by the names that the guest environment gives them,
-    or an array of them, as startup/ssd.sh makes it.
+    """Mount points of a VM's local SSDs, by the names from the guest environment, or of their
+    array, made by startup/ssd.sh.
 
     ``rooted`` maps an absolute path of the VM to where it is found.
     """
@@ -126,7 +127,7 @@ def _unescaped(text: str) -> str:
 
 
 def _available_memory() -> int | None:
-    """Bytes that can be taken without swapping; None if the system does not tell."""
+    """Bytes of memory available without swapping; None if unknown."""
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
@@ -136,8 +137,9 @@ def _available_memory() -> int | None:
 
 
 def cache_home(name: str, variable: str) -> Path:
-    """A user's folder for what can be fetched again: the environment's ``variable``, else ``name``
-    below XDG_CACHE_HOME or ~/.cache. A user without a home gets one below the temporary folder."""
+    """A user's cache folder: the environment's ``variable``, else ``name`` below XDG_CACHE_HOME or
+    ~/.cache. A user without a home gets one below the temporary folder.
+    """
     given = os.environ.get(variable)
     if given:
         return Path(given)
@@ -151,8 +153,9 @@ def cache_home(name: str, variable: str) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """The folder, made if it is not there, which only this user can enter; NotPrivate where it
-    is a link, another user's, or open to others: anybody can make one in a temporary folder."""
+    """Creates the folder if needed, for this user only. Raises NotPrivate if it is a link, another
+    user's, or open to others: any user can create one in a temporary folder.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -1,12 +1,13 @@
-"""The known word that a person probably meant."""
+"""Finds the known word that a person probably meant."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest(word: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known words that look like ``word``, the most similar one first. ``cutoff`` is from 0,
-    when any is near enough, to 1, when only the word itself is."""
+    """The known words that look like ``word``, most similar first. ``cutoff`` is from 0 (any word)
+    to 1 (only the word itself).
+    """
     return difflib.get_close_matches(str(word), list(known), n=most, cutoff=cutoff)
 
 

@@ -1,4 +1,4 @@
-"""Unix sockets whose path may be of any length."""
+"""Unix sockets with paths of any length."""
 
 import contextlib
 import errno
@@ -11,9 +11,9 @@ PATH_BYTES_MAX = 100  # the kernel's own limit is 108 on Linux, 104 on macOS
 
 @contextlib.contextmanager
 def address(path: Path) -> Iterator[str]:
-    """A name of ``path`` that fits into a socket address; it holds for the time of one call.
+    """A name for ``path`` that fits into a socket address, valid for one call.
 
-    Raises OSError (ENAMETOOLONG) where the path is too long and the system has no shorter name.
+    Raises OSError (ENAMETOOLONG) if the path is too long and the system has no shorter name.
     """
     if len(os.fsencode(path)) <= PATH_BYTES_MAX:
         yield str(path)

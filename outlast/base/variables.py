@@ -1,4 +1,4 @@
-"""Environment variables for a while."""
+"""Sets environment variables temporarily."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set these in this process's environment; at the end each is what it was before."""
+    """Sets these in this process's environment, and restores them at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -59,7 +59,7 @@ def test_all_else_is_final(clock: FakeClock, error: Exception) -> None:
 def test_a_trouble_is_said_once_and_then_counted(clock: FakeClock, said: list[str]) -> None:
     Patience(clock)(failing(Unavailable("a: 503"), clock, 600.0), "restore")
     assert said[0] == "restore: a: 503; trying again for up to 15 min"
-    assert said[-1].startswith("restore: went through at try ")
+    assert said[-1].startswith("restore: succeeded at try ")
     assert 4 <= len(said) <= 7 and all("tried" in line for line in said[1:-1])
 
 

@@ -111,7 +111,7 @@ def test_without_an_engine_one_sentence_says_how_to_get_it(
 def test_outside_a_project_one_sentence_says_what_to_do(environment: Path, tmp_path: Path) -> None:
     done = called(environment, "outlast", "rehearse", cwd=tmp_path)
     assert done.returncode == 1
-    assert "has a Pulumi.yaml; go to your project, or make one with outlast init" in done.stderr
+    assert "has a Pulumi.yaml; go to your project, or create one with outlast init" in done.stderr
 
 
 def test_a_new_project_is_rehearsed_and_reviewed_and_comes_up(

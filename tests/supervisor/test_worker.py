@@ -33,7 +33,7 @@ def test_a_job_is_tried_until_it_is_done_and_its_error_is_posted() -> None:
     assert isinstance(crashed.error, UnicodeEncodeError)
     assert said[0] == "commit: no answer; trying again for up to 15 min"
     assert said[1].startswith("commit: no answer; trying again (tried 4 times in ")
-    assert said[2:] == ["commit: went through at try 6"]
+    assert said[2:] == ["commit: succeeded at try 6"]
 
 
 def test_a_closed_worker_waits_no_longer() -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         (["digitz"], "trainer 'digitz': unknown; did you mean digits? known are census, "),
         (["flags"], "trainer 'flags': unknown"),
-        (["../digits"], "trainer '../digits': no digits.py and no package digits/ lies in ..;"),
+        (["../digits"], "trainer '../digits': no digits.py and no package digits/ in ..;"),
         (["digits", "--epohcs", "3"], "digits: flag --epohcs: unknown; did you mean --epochs?"),
         (["digits", "--epoch", "3"], "did you mean --epochs?"),
         (["digits", "--zzz=1"], "digits: flag --zzz: unknown; see --help"),
