@@ -283,7 +283,7 @@ def _host_keys(remote: Remote, lines: Sequence[Any]) -> tuple[str, ...]:
             )
         if remote.known_as not in match["hosts"].split(","):
             raise DeliveryError(
-                f"gitHostKeys of {match['hosts']}: do not belong to {remote.known_as}, which"
+                f"gitHostKeys of {match['hosts']}: are not for {remote.known_as}, which"
                 " outlast:gitUrl names; set outlast:gitHostKeys"
             )
     if not lines:
