@@ -79,7 +79,7 @@ def test_what_is_no_mnist_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "test_side", "label", "says"),
     [
-        (28, 14, None, "images of 28 by 28 pixels, to test on of 14 by 14; must be equal"),
+        (28, 14, None, "images of 28 by 28 pixels, but test images of 14 by 14; must be equal"),
         (1, 1, None, "images of 1 by 1 pixels; must be squares of 4 by 4 or more"),
         (28, 28, 3, "60 rows to train on, all of class 3"),
     ],
