@@ -32,7 +32,7 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import seen
-from outlast.settings import scripts
+from outlast.spec import startup_script
 from outlast.spec import bundle as bundles
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -375,7 +375,7 @@ class CloudSite:
         pairs = [flag.removeprefix("--").partition("=") for flag in job.flags]
         python = {} if job.python == sys.executable else {"outlast-trainer-python": job.python}
         return {
-            **scripts(),
+            "startup-script": startup_script.read("boot.sh"),
             "outlast-bucket": BUCKET,
             "outlast-prefix": layout.prefix,
             "outlast-run": layout.run,
