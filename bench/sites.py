@@ -32,8 +32,8 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import seen
-from outlast.spec import startup_script
 from outlast.spec import bundle as bundles
+from outlast.spec import startup_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBE = Path(__file__).with_name("probe")
