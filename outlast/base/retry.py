@@ -5,10 +5,11 @@ other error is final at the first try.
 """
 
 import copy
+import itertools
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NoReturn, TypeVar
@@ -28,10 +29,21 @@ FULL_SEC = 60.0
 """Seconds to retry on a full disk: someone may free space."""
 DOUBTFUL_SEC = 20.0
 """Seconds to retry a request that was called bad: it may have been damaged on its way."""
+METADATA_SEC = 15.0
+"""The metadata server is tried for so long; it is on the machine's own host."""
+LIBRARY_SEC = 60.0
+"""The storage client's own tries of one read."""
+LIBRARY_WITHIN_SEC = 5.0
+"""The same within a `Patience`, which tries again itself."""
+CODE_TRIES = 5
+"""Of a secret or a git host. After that another machine may do."""
+BUILD_TRIES = 3
+"""Of making packages, each of which may take minutes."""
 
 PAUSE_SEC = 1.0
 """Seconds before the second try; doubles with each try."""
 PAUSE_MAX_SEC = 30.0
+PAUSE_GROWTH_MAX = 60
 PERMISSION_PAUSE_MAX_SEC = 5.0
 """The longest pause while permissions spread: whole boots wait for them."""
 RETRY_AFTER_MAX_SEC = 60.0
@@ -53,12 +65,14 @@ class Trouble(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long each kind is retried, in seconds."""
+    """How long each kind is retried, in seconds; 0: its first error is final here."""
 
     silent_sec: float = SILENT_SEC
     forbidden_sec: float = 0.0
     full_sec: float = FULL_SEC
     doubtful_sec: float = DOUBTFUL_SEC
+    silent_tries: int | None = None
+    """The tries of what gives no answer, if they are counted instead of their time."""
 
     def of(self, trouble: Trouble) -> float:
         return {
@@ -75,6 +89,7 @@ class Limits:
             min(self.forbidden_sec, seconds),
             min(self.full_sec, seconds),
             min(self.doubtful_sec, seconds),
+            self.silent_tries,
         )
 
 
@@ -96,6 +111,18 @@ def jittered(seconds: float) -> float:
     return seconds * (0.5 + _OWN.random())
 
 
+def grown(first_sec: float, most_sec: float, tries: int) -> float:
+    """A pause that doubles with each try after the first one, up to ``most_sec``."""
+    return min(first_sec * 2.0 ** min(tries - 1, 20), most_sec)
+
+
+def pauses(first_sec: float) -> Iterator[float]:
+    """Pauses without an end, for what is asked until it answers: jittered, they double up to sixty
+    times the first."""
+    for tries in itertools.count(1):
+        yield jittered(grown(first_sec, first_sec * PAUSE_GROWTH_MAX, tries))
+
+
 def pause_after(error: BaseException, seconds: float) -> float:
     """The pause before the next try: about ``seconds``, or what the server asked for."""
     asked = getattr(error, "retry_after_sec", None)
@@ -115,8 +142,11 @@ class Patience:
         clock: Clock = SYSTEM_CLOCK,
         *,
         limits: Limits | None = None,
+        pause_sec: float = PAUSE_SEC,
     ) -> None:
+        """``pause_sec``: before the second try."""
         self.clock = clock
+        self._pause_sec = pause_sec
         self.limits = limits or Limits()
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -140,7 +170,7 @@ class Patience:
 
     def fresh(self) -> "Patience":
         """Another one with the same limits, which is not closed with this one."""
-        return Patience(self.clock, limits=self.limits)
+        return Patience(self.clock, limits=self.limits, pause_sec=self._pause_sec)
 
     def within(self, seconds: float) -> "Patience":
         """The same, which gives nothing longer than ``seconds``."""
@@ -185,13 +215,16 @@ class Spell:
         now = patience.clock.monotonic()
         self._since = now if self._since is None else self._since
         limit_sec = patience.limits.of(trouble) if trouble else 0.0
-        if trouble is None:
-            raise error
-        if now - self._since >= limit_sec or patience._closed.is_set():
+        if trouble is None or not limit_sec:
+            raise error  # what is not waited for here, somebody further out may wait for
+        counted = patience.limits.silent_tries if trouble is Trouble.SILENT else None
+        is_over = self._tries >= counted if counted else now - self._since >= limit_sec
+        if is_over or patience._closed.is_set():
             self._give_up(error)
-        self._tell(error, trouble, now - self._since, limit_sec)
+        until = f"up to {counted} times" if counted else f"for up to {duration(limit_sec)}"
+        self._tell(error, trouble, now - self._since, until)
         longest_sec = PERMISSION_PAUSE_MAX_SEC if trouble is Trouble.FORBIDDEN else PAUSE_MAX_SEC
-        pause_sec = min(PAUSE_SEC * 2 ** min(self._tries - 1, 10), longest_sec)
+        pause_sec = grown(patience._pause_sec, longest_sec, self._tries)
         patience.clock.sleep(pause_after(error, pause_sec))
         if patience._closed.is_set():
             self._give_up(error)
@@ -203,7 +236,7 @@ class Spell:
         self._since = now if self._since is None else self._since
         if not self._told or (self._tries >= 4 and self._tries.bit_count() == 1):
             count = f" (tried {self._tries} times)" if self._tries > 1 else ""
-            _log.info(f"{self._what}{error}; trying again{count}")
+            _log.info(f"{self._what}{_first_line(error)}; trying again{count}")
             self._told = True
 
     def over(self) -> None:
@@ -224,20 +257,24 @@ class Spell:
         error.tried_enough = True  # type: ignore[attr-defined]
         raise error
 
-    def _tell(self, error: Exception, trouble: Trouble, since_sec: float, limit_sec: float) -> None:
+    def _tell(self, error: Exception, trouble: Trouble, since_sec: float, until: str) -> None:
         """The trouble once, then the 4th, 8th, 16th try: who waits still hears of it."""
         with self._patience._lock:
             if self._patience._tellers.setdefault(trouble, self) is not self:
                 return
         if not self._told:
             why = "permissions may still be spreading, " if trouble is Trouble.FORBIDDEN else ""
-            _log.info(f"{self._what}{error}; {why}trying again for up to {duration(limit_sec)}")
+            _log.info(f"{self._what}{_first_line(error)}; {why}trying again {until}")
             self._told = True
         elif self._tries >= 4 and self._tries.bit_count() == 1:
             _log.info(
-                f"{self._what}{error}; trying again (tried {self._tries} times in "
+                f"{self._what}{_first_line(error)}; trying again (tried {self._tries} times in "
                 f"{duration(since_sec)})"
             )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def duration(seconds: float) -> str:
@@ -247,3 +284,11 @@ def duration(seconds: float) -> str:
 
 BRIEF = Patience(limits=Limits(silent_sec=PERSON_SEC))
 """Limits if a person waits for the answer."""
+ONCE = Patience(limits=Limits().within(0.0))
+"""One try."""
+
+
+def spreading(clock: Clock, forbidden_sec: float, pause_sec: float = PAUSE_SEC) -> Patience:
+    """Waits for permissions that may still be spreading, and for nothing else."""
+    limits = replace(Limits().within(0.0), forbidden_sec=forbidden_sec)
+    return Patience(clock, limits=limits, pause_sec=pause_sec)

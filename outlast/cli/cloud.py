@@ -13,8 +13,6 @@ import stat
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from outlast.base.folders import PACKAGE
+from outlast.base.http_client import RequestFailed, ask
 from outlast.cli.engine import (
     Parts,
     backend_variables,
@@ -76,21 +75,22 @@ class LocalCloud:
         """
         if not _is_cloud(self.pid, self.state):
             raise CloudError(f"local cloud {self.pid}: has ended; see `outlast cloud start`.")
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data, {"Content-Type": "application/json"}, method=method
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=CALL_TIMEOUT_SEC) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            raise CloudError(_message(error.read()) or f"{method} {path}: {error}") from None
-        except (OSError, ValueError) as error:
+            answer = ask(
+                self.url + path,
+                what=f"{method} {path}",
+                method=method,
+                body=body,
+                timeout_sec=CALL_TIMEOUT_SEC,
+                direct=True,
+            )
+            return answer.json() if answer.body else None
+        except RequestFailed as error:
+            if error.status:
+                raise CloudError(error.words or str(error)) from None
             raise CloudError(
                 f"local cloud at {self.url}: does not answer ({error}); see `outlast cloud start`."
             ) from None
-        return json.loads(text) if text else None
 
     def vms(self) -> list[dict[str, Any]]:
         """The VMs that exist: name, id, group, zone, status, pid, boots, started."""
@@ -314,13 +314,6 @@ def _is_cloud(pid: int, state: Path) -> bool:
         return b"outlast.localcloud" in command and b"serve" in command and folder.samefile(state)
     except (OSError, ValueError, IndexError):
         return False
-
-
-def _message(body: bytes) -> str:
-    try:
-        return json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return ""
 
 
 def _lines_of(log: Path, start: int) -> list[str]:

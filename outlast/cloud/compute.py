@@ -10,16 +10,14 @@ ComputeError an answer that is not a success, or no answer
 """
 
 import functools
-import http.client
-import json
 import os
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from outlast.base.http_client import RequestFailed, ask
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -84,29 +82,21 @@ class Compute:
         timeout_sec: float = ANSWER_TIMEOUT_SEC,
     ) -> Json:
         """Calls a path below the project and returns the answer. Raises ComputeError."""
-        request = urllib.request.Request(
-            f"{self._base}projects/{project or self.project}/{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {_token()}", "Content-Type": "application/json"},
-            method=method,
-        )
         what = path.partition("?")[0]
         try:
-            with urllib.request.urlopen(request, timeout=timeout_sec) as answer:
-                found = json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as error:
-            with error:
-                why = f"{what}: {error.code} {_message(error.read())}"
-            if error.code == 404:
-                raise Missing(404, why) from None
-            if error.code in (401, 403, 408, 429) or error.code >= 500:
-                raise CannotAsk(error.code, why) from None
-            raise ComputeError(error.code, why) from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise CannotAsk(0, f"{what}: no answer ({error})") from None
-        if not isinstance(found, dict):
-            raise CannotAsk(0, f"{what}: the answer is not a JSON object")
-        return found
+            return ask(
+                f"{self._base}projects/{project or self.project}/{path}",
+                what=what,
+                method=method,
+                body=body,
+                headers={"Authorization": f"Bearer {_token()}"},
+                timeout_sec=timeout_sec,
+            ).object()
+        except RequestFailed as error:
+            if error.status == 404:
+                raise Missing(404, str(error)) from None
+            kind = ComputeError if error.trouble is None else CannotAsk
+            raise kind(error.status, str(error)) from None
 
     def order(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, limit_sec: float
@@ -189,10 +179,3 @@ def _credentials() -> "Credentials | str":
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])[:300]
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:100]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outlast.base.retry import Trouble
 from outlast.spec.delivery import Git
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class GitRefused(Exception):
 
 class GitUnreachable(Exception):
     """The host did not answer, or not completely."""
+
+    trouble = Trouble.SILENT
 
 
 def ask(git: Git, *, answer_sec: float) -> None:

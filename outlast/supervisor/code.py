@@ -6,11 +6,10 @@ where the settings say so, and the environment of its packages.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from outlast.base.clock import Clock
+from outlast.base.retry import Patience
 from outlast.spec.delivery import Git
 from outlast.spec.git_host import GitRefused, GitUnreachable
 from outlast.supervisor import git as fetching
@@ -27,7 +26,6 @@ PACKAGE = "package"
 """In the bundle: a project whose packages are needed."""
 REQUIREMENTS = "requirements/user.txt"
 """In the bundle: what the trainer needs."""
-TRIES = 5
 
 
 class CodeRefused(Exception):
@@ -59,8 +57,7 @@ class CodeSetup:
     """Kept between boots; what lies in it is whole."""
     secrets: TrainerSecrets
     builder: Builder
-    clock: Clock
-    backoff_sec: float
+    patience: Patience
 
     def prepare(self, git: Git | None) -> Code:
         """Everything there, whole. Raises CodeRefused and CodeUnavailable, and what `clock.sleep`
@@ -108,27 +105,16 @@ class CodeSetup:
         place = self._place(git)
         if not place.is_dir():
             secret = self.secrets.reader.read("gitSecret", git.secret) if git.secret else None
-            self._with_patience(
-                lambda: fetching.fetch(git, secret, place, pause=self.clock.sleep),
-                GitUnreachable,
-            )
+            try:
+                self.patience(
+                    lambda: fetching.fetch(git, secret, place, pause=self.patience.clock.sleep),
+                    "code",
+                )
+            except GitUnreachable as error:
+                raise CodeUnavailable(str(error)) from None
             _log.info(f"code: commit {git.commit} of {git.url}")
         if not (place / git.path).is_dir():
             raise CodeRefused(
                 f"gitPath {git.path}: is not a folder of commit {git.commit}; set outlast:gitPath"
             )
         return place
-
-    def _with_patience(self, action: Callable[[], object], passing: type[Exception]) -> None:
-        """Again while it may pass by itself; then another machine tries."""
-        wait_sec = self.backoff_sec
-        for tried in range(1, TRIES + 1):
-            try:
-                action()
-                return
-            except passing as error:
-                if tried == TRIES:
-                    raise CodeUnavailable(str(error)) from None
-                _log.info(f"{error}; trying again")
-                self.clock.sleep(wait_sec)
-                wait_sec *= 2

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outlast.base.plain_files import NotPlain, PlainFile, plain_files
-from outlast.base.retry import Patience
+from outlast.base.retry import BUILD_TRIES, Limits, Patience, spreading
 from outlast.bucket.store import (
     NotFound,
     Object,
@@ -59,9 +59,7 @@ WRITTEN = "outlast-requirements.txt"
 """The one file that pip gets."""
 INSTALLED = "outlast-wheels.txt"
 """Beside the wheels: what pip installs, each by its hash."""
-TRIES = 3
 LAST_LINES = 20
-DENIED_PAUSE_SEC = 5.0
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """What reading a zip raises that is none, or is encrypted, or is damaged inside."""
 
@@ -339,18 +337,14 @@ class Builder:
             ) from None
 
     def _make(self, layer: Layer, into: Path, venv: Path, code: Git | None) -> None:
-        for tried in range(1, TRIES + 1):
+        def once() -> None:
             # A build writes into its folder, which is the run's own and stays as it was delivered.
             # Another try gets another: a build may leave links where root is about to write.
             with tempfile.TemporaryDirectory(prefix=".build-", dir=into.parent) as scratch:
-                try:
-                    self._build(layer, into, venv, code, Path(scratch))
-                    return
-                except EnvironmentUnreachable as error:
-                    if tried == TRIES:
-                        raise
-                    _log.info(f"environment: {str(error).splitlines()[0]}; trying again")
-            self.patience.clock.sleep(2.0**tried)
+                self._build(layer, into, venv, code, Path(scratch))
+
+        limits = Limits(silent_tries=BUILD_TRIES)
+        Patience(self.patience.clock, limits=limits)(once, "environment")
 
     def _build(self, layer: Layer, into: Path, venv: Path, code: Git | None, scratch: Path) -> None:
         """One try, again while a permission may still be spreading."""
@@ -365,17 +359,12 @@ class Builder:
             return
         made = into if self.user is None else self._hand_over(copy, into, scratch)
         argv = [*_pip(venv), "wheel", "--progress-bar=off", f"--wheel-dir={made}", *words]
-        began = self.patience.clock.monotonic()
-        while True:
-            try:
-                self._pip_wheel(layer, argv, cwd, scratch)
-                break
-            except Denied as error:
-                if self.patience.clock.monotonic() - began >= self.forbidden_sec:
-                    raise EnvironmentRefused(str(error)) from None
-                first = str(error).splitlines()[0]
-                _log.info(f"environment: {first}; new permissions may still be spreading")
-                self.patience.clock.sleep(DENIED_PAUSE_SEC)
+        try:
+            spreading(self.patience.clock, self.forbidden_sec)(
+                lambda: self._pip_wheel(layer, argv, cwd, scratch), "environment"
+            )
+        except Denied as error:
+            raise EnvironmentRefused(str(error)) from None
         if self.user is not None:
             _take_over(made, self.user.uid, into)
 

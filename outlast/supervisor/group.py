@@ -8,21 +8,18 @@ There are three answers everywhere: yes, no, and *not known* (no answer, 401, 40
 on which no code may act.
 """
 
-import contextlib
-import http.client
 import json
 import logging
 import os
-import random
 import re
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from outlast.base.http_client import RequestFailed, ask
+from outlast.base.retry import Patience, Trouble, pauses
 from outlast.spec import permissions
 from outlast.supervisor.metadata import Absent, Metadata, MetadataError
 
@@ -30,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 COMPUTE_ENDPOINT = "https://compute.googleapis.com/compute/v1/"
 RESOURCE_MANAGER_ENDPOINT = "https://cloudresourcemanager.googleapis.com/v1/"
-ANSWER_TIMEOUT_SEC = 30.0
-BACKOFF_GROWTH_MAX = 60
 CREATED_BY_PATTERN = re.compile(
     r"projects/[^/]+/(zones|regions)/([^/]+)/instanceGroupManagers/([^/]+)"
 )
@@ -136,10 +131,10 @@ class Group:
             for instance in self._managed_instances():
                 if str(instance.get("id", "")) == self._instance_id:
                     return Member(self._name, self._zone)
-        except _Answer as answer:
-            if answer.status == 404:
+        except RequestFailed as error:
+            if error.status == 404:
                 return NotMember(f"there is no group {self.name}")
-            return Unknown(answer.why)
+            return Unknown(str(error))
         return NotMember(f"group {self.name} has no instance {self._instance_id}")
 
     def leave(self) -> Left | Refused | Unknown:
@@ -157,12 +152,12 @@ class Group:
         try:
             self._call(f"{self._url}/deleteInstances", body)
             return Left(f"group {self.name} deletes {member.name}")
-        except _Answer as answer:
-            if answer.status == 404:
+        except RequestFailed as error:
+            if error.status == 404:
                 return Left(f"there is no group {self.name}")
-            if not answer.final:
-                return Unknown(answer.why)
-            refusal = answer.why
+            if error.trouble is not None and error.status != 403:
+                return Unknown(str(error))
+            refusal = str(error)
         # Refused perhaps because it is not a member any more: the group is then a successor's.
         again = self.membership()
         if isinstance(again, NotMember):
@@ -172,8 +167,8 @@ class Group:
         try:
             self._call(f"{self._url}/resize?size=0", {})
             return Left(f"group {self.name} resized to 0 ({refusal})")
-        except _Answer as answer:
-            return Refused(f"{refusal}; {answer.why}")
+        except RequestFailed as error:
+            return Refused(f"{refusal}; {error}")
 
     def may_leave(self) -> bool | Unknown:
         try:
@@ -181,8 +176,8 @@ class Group:
                 f"{self._projects_url}:testIamPermissions",
                 {"permissions": list(permissions.LEAVE_GROUP)},
             )
-        except _Answer as refusal:
-            return Unknown(refusal.why)
+        except RequestFailed as error:
+            return Unknown(str(error))
         granted = answer.get("permissions") or []
         return isinstance(granted, list) and set(permissions.LEAVE_GROUP) <= set(granted)
 
@@ -193,7 +188,7 @@ class Group:
             answer = self._call(f"{self._url}/listManagedInstances{query}", {})
             found = answer.get("managedInstances") or []
             if not isinstance(found, list):
-                raise _Answer(200, "listManagedInstances: managedInstances is not a list")
+                raise RequestFailed(200, "listManagedInstances: managedInstances is not a list")
             yield from found
             page = str(answer.get("nextPageToken") or "")
             if not page:
@@ -206,29 +201,17 @@ class Group:
         except MetadataError as error:
             # No service account at all is as final as a refusal: no token will ever come.
             status = 403 if isinstance(error, Absent) else 0
-            raise _Answer(status, f"{what}: no token ({error})") from None
-        request = urllib.request.Request(
-            url,
-            data=json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-            method="POST",
-        )
+            raise RequestFailed(status, f"{what}: no token ({error})") from None
+        headers = {"Authorization": f"Bearer {token}"}
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_SEC) as answer:
-                found = json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as error:
-            with error:
-                text = _message(error.read())
-            if error.code == 401:
+            found = ask(url, what=what, method="POST", body=body, headers=headers).object()
+        except RequestFailed as error:
+            if error.status == 401:
                 self._metadata.forget_token()
-            raise _Answer(error.code, f"{what}: {error.code} {text}") from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _Answer(0, f"{what}: no answer ({error})") from None
-        if not isinstance(found, dict):
-            raise _Answer(0, f"{what}: the answer is not a JSON object")
+            raise
         failed = found.get("error")
         if failed:  # an operation that was accepted and failed at once
-            raise _Answer(409, f"{what}: {json.dumps(failed)[:300]}")
+            raise RequestFailed(409, f"{what}: {json.dumps(failed)[:300]}")
         return found
 
 
@@ -236,14 +219,6 @@ def find_group(metadata: Metadata, attributes: Mapping[str, str]) -> Group | NoG
     """The group of this VM by the attribute that the group sets."""
     created_by = attributes.get("created-by", "")
     return Group(metadata, created_by) if created_by else NoGroup()
-
-
-def backoffs(first_sec: float) -> Iterator[float]:
-    """Waits that double up to sixty times the first, with jitter."""
-    wait = first_sec
-    while True:
-        yield wait * random.uniform(0.75, 1.25)
-        wait = min(wait * 2, first_sec * BACKOFF_GROWTH_MAX)
 
 
 def leave_for_good(
@@ -257,7 +232,8 @@ def leave_for_good(
     off as a member is recreated for ever.
 
     ``stuck`` gets the sentence about a missing permission."""
-    for wait_sec in backoffs(backoff_sec):
+    waits = pauses(backoff_sec)
+    while True:
         answer = group.leave()
         if isinstance(answer, Left):
             _log.info(f"left the group: {answer.why}")
@@ -266,51 +242,27 @@ def leave_for_good(
             stuck(f"stuck-leaving: {answer.why}; grant {' and '.join(permissions.LEAVE_GROUP)}")
         else:
             _log.info(f"leaving: not known whether still a member ({answer.why}); asking again")
-        sleep(wait_sec)
-    raise AssertionError("backoffs never end")
+        sleep(next(waits))
 
 
-def wait_for_permission(
-    group: Membership,
-    *,
-    iam_sec: float,
-    backoff_sec: float,
-    sleep: Sleep = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> bool:
-    """Whether this machine may leave its group; waits up to ``iam_sec`` for new permissions."""
-    end = clock() + iam_sec
-    for wait_sec in backoffs(min(backoff_sec, iam_sec / 10)):
+class _MayNotLeave(Exception):
+    trouble = Trouble.FORBIDDEN
+
+
+def wait_for_permission(group: Membership, patience: Patience) -> bool:
+    """Whether this machine may leave its group; waits for new permissions as ``patience`` does."""
+
+    def once() -> None:
         answer = group.may_leave()
-        if answer is True:
-            return True
-        if clock() >= end:
-            return False
-        why = answer.why if isinstance(answer, Unknown) else "missing"
-        _log.info(f"permission to leave the group: {why}; may still be spreading, asking again")
-        sleep(min(wait_sec, max(0.0, end - clock())))
-    raise AssertionError("backoffs never end")
+        if answer is not True:
+            raise _MayNotLeave(answer.why if isinstance(answer, Unknown) else "missing")
 
-
-class _Answer(Exception):
-    """An answer that is not 200; status 0 without any."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-        self.why = why
-
-    @property
-    def final(self) -> bool:
-        """Whether the service understood and said no."""
-        return 400 <= self.status < 500 and self.status not in (401, 408, 429)
+    try:
+        patience(once, "permission to leave the group")
+    except _MayNotLeave:
+        return False
+    return True
 
 
 def _endpoint(variable: str, default: str) -> str:
     return (os.environ.get(variable) or default).rstrip("/") + "/"
-
-
-def _message(body: bytes) -> str:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(body)["error"]["message"])[:300]
-    return body.decode(errors="replace")[:100]

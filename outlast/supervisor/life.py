@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outlast import protocol
 from outlast.base import exits
 from outlast.base.exits import Reason, State
+from outlast.base.retry import pauses
 from outlast.bucket.boot import Act, Claim, Decision, silent_seconds
 from outlast.bucket.fetch import deliver
 from outlast.bucket.head import Fenced, Head, HeadError, HeadForbidden, Reading
@@ -29,7 +30,6 @@ from outlast.supervisor.group import (
     Member,
     NoGroup,
     NotMember,
-    backoffs,
     leave_for_good,
 )
 from outlast.supervisor.listener import Listener
@@ -105,7 +105,8 @@ def _still_member(site: Site, timeouts: Timeouts) -> bool:
     """Whether this machine may take a term; waits while that is unknown."""
     if isinstance(site.group, NoGroup):
         return True
-    for wait_sec in backoffs(timeouts.backoff):
+    waits = pauses(timeouts.backoff)
+    while True:
         answer = site.group.membership()
         if isinstance(answer, Member):
             return True
@@ -113,8 +114,7 @@ def _still_member(site: Site, timeouts: Timeouts) -> bool:
             _log.info(answer.why)
             return False
         _log.info(f"not known whether still a member ({answer.why}); asking again")
-        site.clock.sleep(wait_sec)
-    raise AssertionError("backoffs never end")
+        site.clock.sleep(next(waits))
 
 
 def _deliver(boot: Boot) -> bool:
@@ -268,7 +268,8 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
     """
     site, timeouts = boot.site, boot.spec.timeouts
     needed = " and ".join(permissions.LEAVE_GROUP)
-    for wait_sec in backoffs(timeouts.backoff):
+    waits = pauses(timeouts.backoff)
+    while True:
         if isinstance(answer := site.group.membership(), NotMember):
             _log.info(answer.why)
             return exits.FENCED
@@ -284,8 +285,7 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
         except HeadError:
             return None  # the table at boot says what to do about it
         _stuck(site, f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}")
-        site.clock.sleep(wait_sec)
-    raise AssertionError("backoffs never end")
+        site.clock.sleep(next(waits))
 
 
 def _watch_successor(boot: Boot) -> int | None:

@@ -8,25 +8,27 @@ Errors: MetadataError
         └── Unreachable   no usable answer within the tries
 """
 
-import http.client
 import json
 import os
 import platform
-import random
 import socket
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlast.base.clock import SYSTEM_CLOCK, Clock
+from outlast.base.http_client import RequestFailed, ask
+from outlast.base.retry import METADATA_SEC, ONCE, Limits, Patience
+
 DEFAULT_HOST = "metadata.google.internal"
 ANSWER_TIMEOUT_SEC = 10.0
 WAIT_TIMEOUT_SEC = 60
-TRIES = 8
+PAUSE_SEC = 0.2
+TOKEN_TRY_SEC = 2.0
+"""A token is asked for again by whatever needs it."""
 TOKEN_SPARE_SEC = 60.0
 
 
@@ -62,21 +64,21 @@ def machine_age_sec() -> float:
 class Metadata:
     """Client of the metadata server. Safe to share between threads."""
 
-    def __init__(self, base: str | None = None) -> None:
+    def __init__(self, base: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         """``base`` as in ``http://metadata.google.internal/computeMetadata/v1``; by default from
         ``METADATA_BASE``, else ``GCE_METADATA_HOST``, else Google's own name."""
         host = os.environ.get("GCE_METADATA_HOST", DEFAULT_HOST)
         base = base or os.environ.get("METADATA_BASE") or f"http://{host}/computeMetadata/v1"
         self.base = base.rstrip("/")
-        # Metadata is on the host's own link: a proxy from the environment never applies.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        limits = Limits(silent_sec=METADATA_SEC)
+        self._patience = Patience(clock, limits=limits, pause_sec=PAUSE_SEC)
         self._token = ""
         self._token_until = 0.0
         self._token_lock = threading.Lock()
 
-    def get(self, path: str, *, tries: int = TRIES) -> str:
+    def get(self, path: str, *, patience: Patience | None = None) -> str:
         """The value at ``path``, such as ``instance/zone``. Absent for a key that is not set."""
-        return self._get(path, {}, timeout_sec=ANSWER_TIMEOUT_SEC, tries=tries)[0]
+        return self._get(path, {}, ANSWER_TIMEOUT_SEC, patience or self._patience)[0]
 
     def wait_for_change(
         self, path: str, *, last_etag: str, timeout_sec: int = WAIT_TIMEOUT_SEC
@@ -88,14 +90,12 @@ class Metadata:
             "last_etag": last_etag,
             "timeout_sec": str(timeout_sec),
         }
-        return self._get(path, query, timeout_sec=timeout_sec + ANSWER_TIMEOUT_SEC, tries=1)
+        return self._get(path, query, timeout_sec + ANSWER_TIMEOUT_SEC, ONCE)
 
     def attributes(self) -> dict[str, str]:
         """All attributes of the instance."""
         query = {"recursive": "true", "alt": "json"}
-        text, _ = self._get(
-            "instance/attributes/", query, timeout_sec=ANSWER_TIMEOUT_SEC, tries=TRIES
-        )
+        text, _ = self._get("instance/attributes/", query, ANSWER_TIMEOUT_SEC, self._patience)
         try:
             found = json.loads(text)
         except ValueError as error:
@@ -111,7 +111,10 @@ class Metadata:
         """An access token of the VM's service account, kept until shortly before its end."""
         with self._token_lock:
             if time.monotonic() >= self._token_until:
-                text = self.get("instance/service-accounts/default/token", tries=3)
+                text = self.get(
+                    "instance/service-accounts/default/token",
+                    patience=self._patience.within(TOKEN_TRY_SEC),
+                )
                 try:
                     body = json.loads(text)
                     self._token = str(body["access_token"])
@@ -124,7 +127,7 @@ class Metadata:
     def email(self) -> str:
         """The address of the VM's service account; EMAIL if it cannot be asked."""
         try:
-            return self.get("instance/service-accounts/default/email", tries=1).strip()
+            return self.get("instance/service-accounts/default/email", patience=ONCE).strip()
         except MetadataError:
             return "EMAIL"
 
@@ -134,32 +137,25 @@ class Metadata:
             self._token_until = 0.0
 
     def _get(
-        self, path: str, query: Mapping[str, str], *, timeout_sec: float, tries: int
+        self, path: str, query: Mapping[str, str], timeout_sec: float, patience: Patience
     ) -> tuple[str, str]:
-        url = f"{self.base}/{path}"
-        if query:
-            url += "?" + urllib.parse.urlencode(query)
-        request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-        problem = ""
-        for attempt in range(tries):
-            if attempt:
-                time.sleep(min(5.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.0))
-            try:
-                with self._opener.open(request, timeout=timeout_sec) as answer:
-                    if answer.headers.get("Metadata-Flavor") != "Google":
-                        problem = "the answer does not come from a metadata server"
-                        continue
-                    return answer.read().decode(), answer.headers.get("ETag", "0")
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code == 404:
-                    raise Absent(f"metadata key {path}: not set") from None
-                problem = f"status {error.code}"
-                if error.code not in (429, 500, 502, 503, 504):
-                    break
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                problem = str(error) or type(error).__name__
-        raise Unreachable(f"metadata key {path}: no usable answer from {self.base} ({problem})")
+        what = f"metadata key {path}"
+        url = f"{self.base}/{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+
+        def once() -> tuple[str, str]:
+            # Metadata is on the host's own link, which no proxy serves.
+            headers = {"Metadata-Flavor": "Google"}
+            answer = ask(url, what=what, headers=headers, timeout_sec=timeout_sec, direct=True)
+            if answer.headers.get("Metadata-Flavor") != "Google":
+                raise RequestFailed(0, f"{what}: the answer does not come from a metadata server")
+            return answer.body.decode(errors="replace"), answer.headers.get("ETag", "0")
+
+        try:
+            return patience(once)
+        except RequestFailed as error:
+            if error.status == 404:
+                raise Absent(f"{what}: not set") from None
+            raise Unreachable(f"{error}; asked was {self.base}") from None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from outlast.base.exits import Reason
+from outlast.base.retry import ONCE
 from outlast.spec.run_spec import Timeouts
 from outlast.supervisor.metadata import Metadata, MetadataError
 
@@ -94,7 +95,7 @@ class Notices:
         """Ask the machine now, beyond what it said by itself; for verdicts."""
         if self._preempted_until is None and self._metadata is not None:
             with contextlib.suppress(MetadataError):
-                if self._metadata.get("instance/preempted", tries=1) == "TRUE":
+                if self._metadata.get("instance/preempted", patience=ONCE) == "TRUE":
                     self._note_preempted()
         if self.stopping is None and self._metadata is not None and is_system_stopping():
             self._terminated_until = time.monotonic() + self._timeouts.stop

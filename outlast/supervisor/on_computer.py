@@ -17,14 +17,13 @@ from outlast.base import exits
 from outlast.base.console import write_line
 from outlast.base.log import log_to
 from outlast.base.names import LABEL
-from outlast.base.retry import Limits, Patience
+from outlast.base.retry import LIBRARY_WITHIN_SEC, Limits, Patience
 from outlast.bucket.data import Cache, DataError, user_cache
 from outlast.bucket.fetch import place_of
 from outlast.bucket.head import HeadError, read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import (
-    PATIENT_READ_RETRY_SEC,
     Foreign,
     StoreError,
     open_store,
@@ -79,7 +78,7 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
         where, layout = place_of(options.run_dir)
         if where == options.run_dir:
             _set_aside(Path(where), spec.owner)
-        store = open_store(where, read_retry_sec=PATIENT_READ_RETRY_SEC)
+        store = open_store(where, read_retry_sec=LIBRARY_WITHIN_SEC)
     except (DataError, StoreError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError):

@@ -12,18 +12,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from outlast.base import exits
-from outlast.base.clock import SYSTEM_CLOCK
+from outlast.base.clock import SYSTEM_CLOCK, Clock
 from outlast.base.console import write_stderr
 from outlast.base.exits import Reason
 from outlast.base.log import log_to
-from outlast.base.retry import Limits, Patience
+from outlast.base.retry import CODE_TRIES, LIBRARY_WITHIN_SEC, Limits, Patience
 from outlast.base.scratch_space import local_ssds
 from outlast.base.visible import one_line
 from outlast.bucket.data import Cache
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import (
-    PATIENT_READ_RETRY_SEC,
     StoreError,
     open_store,
 )
@@ -116,7 +115,7 @@ def run_vm(stop: Stop) -> int:
     store = open_store(
         f"gs://{spec.bucket}",
         stall_sec=spec.timeouts.storage,
-        read_retry_sec=PATIENT_READ_RETRY_SEC,
+        read_retry_sec=LIBRARY_WITHIN_SEC,
     )
     head_file = HeadFile(store, Layout(spec.prefix, spec.run), patience=_vm_patience(spec, clock))
     site = _vm_site(spec, machine, group, notices, bundle, life, mask, clock)
@@ -167,12 +166,8 @@ def _vm_site(
     patience = _vm_patience(spec, clock)
     home = rooted("/var/lib/outlast")
     code = Code()
-    reader = SecretReader(
-        Metadata(),
-        clock,
-        forbidden_sec=spec.timeouts.iam_propagation,
-        backoff_sec=spec.timeouts.backoff,
-    )
+    for_code = _code_patience(spec, clock)
+    reader = SecretReader(Metadata(), for_code)
     secrets = TrainerSecrets(reader, spec.secret_env, mask)
 
     def prepare_code(recorded: Recorded) -> None:
@@ -199,7 +194,7 @@ def _vm_site(
             recorded=recorded,
             user=user,
         )
-        setup = CodeSetup(bundle, home, secrets, builder, clock, backoff_sec=spec.timeouts.backoff)
+        setup = CodeSetup(bundle, home, secrets, builder, for_code)
         code = setup.prepare(spec.git)
 
     @functools.cache
@@ -270,12 +265,20 @@ def _webhook(spec: RunSpec, reader: SecretReader, mask: Mask) -> Webhook:
     if not spec.webhook_secret:
         return Webhook(spec.webhook)
     # Its wait is not a sign of life of this machine's training.
-    return Webhook.of_secret(spec.webhook_secret, replace(reader, clock=SYSTEM_CLOCK), mask)
+    return Webhook.of_secret(
+        spec.webhook_secret, replace(reader, patience=_code_patience(spec, SYSTEM_CLOCK)), mask
+    )
 
 
 def _vm_patience(spec: RunSpec, clock: MachineClock) -> Patience:
     """With storage: for as long as a permission needs to spread, and 15 minutes of silence."""
     return Patience(clock.unsigned, limits=Limits(forbidden_sec=spec.timeouts.iam_propagation))
+
+
+def _code_patience(spec: RunSpec, clock: Clock) -> Patience:
+    """With secrets and git hosts: so many tries, and as long as a permission needs to spread."""
+    limits = Limits(forbidden_sec=spec.timeouts.iam_propagation, silent_tries=CODE_TRIES)
+    return Patience(clock, limits=limits, pause_sec=spec.timeouts.backoff)
 
 
 def _is_bundled(spec: RunSpec, bundle: Path) -> bool:

@@ -7,6 +7,7 @@ Denied                 an index of Google refused; new permissions may still be 
 
 import re
 
+from outlast.base.retry import Trouble
 from outlast.spec import requirements
 from outlast.spec.requirements import Requirements
 
@@ -46,9 +47,13 @@ class EnvironmentRefused(Exception):
 class EnvironmentUnreachable(Exception):
     """It may work later, or on another machine."""
 
+    trouble = Trouble.SILENT
+
 
 class Denied(Exception):
     """An index that takes this VM's token did not let it in; new permissions may be spreading."""
+
+    trouble = Trouble.FORBIDDEN
 
 
 def meaning(

@@ -8,6 +8,7 @@ import platform
 from typing import Any
 
 from outlast.base.exits import Reason
+from outlast.base.retry import spreading
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart
@@ -54,13 +55,9 @@ class Preparation:
 
     def allowed(self) -> Outcome | None:
         """An outcome where this machine must not train: it may not leave, or has no GPUs."""
-        timeouts, sleep = self._spec.timeouts, self._site.clock.sleep
-        if not wait_for_permission(
-            self._site.group,
-            iam_sec=timeouts.iam_propagation,
-            backoff_sec=timeouts.backoff,
-            sleep=sleep,
-        ):
+        timeouts, clock = self._spec.timeouts, self._site.clock
+        patience = spreading(clock, timeouts.iam_propagation, timeouts.backoff)
+        if not wait_for_permission(self._site.group, patience):
             return Outcome(
                 Next.IDLE,
                 Reason.REFUSED,
@@ -68,7 +65,9 @@ class Preparation:
                 "finished run again and again",
             )
         if self._spec.gpus:
-            wrong = wait_for_gpus(self._spec.gpus, limit_sec=timeouts.driver_install, sleep=sleep)
+            wrong = wait_for_gpus(
+                self._spec.gpus, limit_sec=timeouts.driver_install, sleep=clock.sleep
+            )
             if wrong:
                 return Outcome(Next.STOP, Reason.DRIVER, wrong)
         return None

@@ -5,29 +5,25 @@ SecretUnavailable  another time, or another machine, may do
 """
 
 import base64
-import http.client
 import json
 import logging
 import os
 import re
 import threading
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outlast.base.clock import Clock
+from outlast.base.http_client import RequestFailed, ask
+from outlast.base.retry import Patience, Trouble
 from outlast.supervisor.metadata import Metadata, MetadataError
 
 _log = logging.getLogger(__name__)
 
 ENDPOINT = "https://secretmanager.googleapis.com/"
 ENDPOINT_VARIABLE = "OUTLAST_SECRET_MANAGER_ENDPOINT"
-ANSWER_SEC = 30.0
 BYTES_MAX = 65_536
 """What Secret Manager holds in one version."""
-TRIES = 5
 MASK = b"***"
 MASKED_BYTES_MIN = 6
 """A shorter secret is not masked: the log would lose words that only look like it."""
@@ -49,9 +45,13 @@ class SecretUnavailable(Exception):
 class _Forbidden(Exception):
     """401 or 403."""
 
+    trouble = Trouble.FORBIDDEN
+
 
 class _Unanswered(Exception):
     """No answer, or one that may differ the next time."""
+
+    trouble = Trouble.SILENT
 
 
 @dataclass(frozen=True)
@@ -59,49 +59,32 @@ class SecretReader:
     """Reads secrets for this VM."""
 
     metadata: Metadata
-    clock: Clock
-    forbidden_sec: float
-    """A refusal may be IAM that is still spreading, for so long."""
-    backoff_sec: float
+    patience: Patience
 
     def read(self, setting: str, name: str) -> bytes:
         """The bytes of the secret `name` (`projects/P/secrets/NAME/versions/V`), which `setting`
-        names. Raises SecretRefused, SecretUnavailable, and what `clock.sleep` raises."""
-        wait_sec, tries = self.backoff_sec, 1
-        began = self.clock.monotonic()
-        while True:
-            try:
-                return self._ask(f"{setting} {name}", name)
-            except _Forbidden as error:
-                if self.clock.monotonic() - began >= self.forbidden_sec:
-                    raise SecretRefused(str(error)) from None
-                _log.info(f"{error}; new permissions may still be spreading")
-                self.clock.sleep(min(5.0, self.backoff_sec))
-            except _Unanswered as error:
-                if tries == TRIES:
-                    raise SecretUnavailable(str(error)) from None
-                _log.info(f"{error}; trying again")
-                self.clock.sleep(wait_sec)
-                wait_sec, tries = wait_sec * 2, tries + 1
+        names. Raises SecretRefused, SecretUnavailable, and what the clock's `sleep` raises."""
+        try:
+            return self.patience(lambda: self._ask(f"{setting} {name}", name))
+        except _Forbidden as error:
+            raise SecretRefused(str(error)) from None
+        except _Unanswered as error:
+            raise SecretUnavailable(str(error)) from None
 
     def _ask(self, field: str, name: str) -> bytes:
         try:
             token = self.metadata.token()
         except MetadataError as error:
             raise _Unanswered(f"{field}: no token for this VM ({error})") from None
-        request = urllib.request.Request(
-            f"{os.environ.get(ENDPOINT_VARIABLE, ENDPOINT)}v1/{name}:access",
-            headers={"Authorization": f"Bearer {token}"},
-        )
+        url = f"{os.environ.get(ENDPOINT_VARIABLE, ENDPOINT)}v1/{name}:access"
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SEC) as answer:
-                return base64.b64decode(json.load(answer)["payload"].get("data", ""))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in (401, 403):
+            answer = ask(url, what=field, headers={"Authorization": f"Bearer {token}"})
+            return base64.b64decode(answer.object()["payload"].get("data", ""))
+        except RequestFailed as error:
+            if error.status in (401, 403):
                 self.metadata.forget_token()
-            raise _refusal(field, name, error.code) from None
-        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+            raise _refusal(field, name, error.status) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Unanswered(f"{field}: no usable answer ({type(error).__name__})") from None
 
 
@@ -123,7 +106,7 @@ def _refusal(field: str, name: str, status: int) -> Exception:
         return SecretRefused(
             f"{field}: is disabled or destroyed ({listed}); enable it, or add a version"
         )
-    return _Unanswered(f"{field}: status {status}")
+    return _Unanswered(f"{field}: {f'status {status}' if status else 'no answer'}")
 
 
 # ---------------------------------------------------------------------------------------------

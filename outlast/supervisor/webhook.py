@@ -1,14 +1,16 @@
 """Sends how attempts end to an address of the user's choice."""
 
-import json
 import logging
 import threading
 from typing import Any
 from urllib.parse import urlsplit
 
+from outlast.base.http_client import RequestFailed, ask
 from outlast.supervisor.secrets import Mask, SecretReader, SecretRefused, SecretUnavailable
 
 _log = logging.getLogger(__name__)
+
+ANSWER_SEC = 10.0
 
 
 class Webhook:
@@ -63,20 +65,11 @@ class Webhook:
         self._url = url
 
     def _send(self, body: dict[str, Any]) -> None:
-        import http.client
-        import urllib.request
-
         if self._reading is not None:
             self._reading.join()
         if not self._url:
             return
         try:
-            request = urllib.request.Request(
-                self._url,
-                data=json.dumps(body).encode(),
-                headers={"Content-Type": "application/json"},
-                method="POST",
-            )
-            urllib.request.urlopen(request, timeout=10.0).close()
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            _log.info(f"webhook: {error}")
+            ask(self._url, what="webhook", method="POST", body=body, timeout_sec=ANSWER_SEC)
+        except RequestFailed as error:
+            _log.info(str(error))

@@ -5,7 +5,17 @@ import threading
 
 import pytest
 
-from outlast.base.retry import FULL_SEC, SILENT_SEC, Limits, Patience, Trouble, trouble_of
+from outlast.base.retry import (
+    FULL_SEC,
+    ONCE,
+    SILENT_SEC,
+    Limits,
+    Patience,
+    Trouble,
+    pauses,
+    spreading,
+    trouble_of,
+)
 from outlast.bucket.store import Damaged, Forbidden, Throttled, Unavailable
 from tests.log_lines import log_lines
 from tests.stores import FakeClock
@@ -115,3 +125,41 @@ def test_a_closed_patience_tries_once(clock: FakeClock) -> None:
     with pytest.raises(Unavailable):
         patience.within(100)(failing(Unavailable("503"), clock, 50))
     assert clock.elapsed == 0 and patience.fresh()(failing(Unavailable("5"), clock, 50)) == "done"
+
+
+def test_tries_may_be_counted_instead_of_their_time(clock: FakeClock, said: list[str]) -> None:
+    tries = []
+
+    def action() -> None:
+        tries.append(1)
+        clock.sleep(3600.0)
+        raise Unavailable("503\nand much more")
+
+    with pytest.raises(Unavailable):
+        Patience(clock, limits=Limits(silent_tries=3))(action, "wheels")
+    assert len(tries) == 3 and said == ["wheels: 503; trying again up to 3 times"]
+    clock.elapsed = 0.0
+    patience = Patience(clock, limits=Limits(forbidden_sec=600.0, silent_tries=3))
+    assert patience(failing(Forbidden("403"), clock, 500.0)) == "done"
+
+
+def test_once_is_one_try(clock: FakeClock) -> None:
+    with pytest.raises(Unavailable):
+        ONCE(failing(Unavailable("503"), clock, 1.0))
+
+
+def test_pauses_double_up_to_sixty_times_the_first() -> None:
+    waits = [wait for wait, _ in zip(pauses(1.0), range(12), strict=False)]
+    assert 0.5 <= waits[0] <= 1.5 and 30 <= waits[-1] <= 90
+    assert all(wait <= 1.5 * 2**tries for tries, wait in enumerate(waits))
+
+
+def test_an_inner_wait_for_permissions_leaves_all_else_to_the_outer_one(clock: FakeClock) -> None:
+    inner, outer = spreading(clock, 600.0), Patience(clock)
+    assert outer(lambda: inner(failing(Unavailable("503"), clock, 100.0))) == "done"
+    clock.elapsed = 0.0
+    assert outer(lambda: inner(failing(Forbidden("403"), clock, 500.0))) == "done"
+    clock.elapsed = 0.0
+    with pytest.raises(Forbidden):
+        outer(lambda: inner(failing(Forbidden("403"), clock, 700.0)))
+    assert 600 <= clock.elapsed < 610

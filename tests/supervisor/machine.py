@@ -30,6 +30,7 @@ from blake3 import blake3
 
 from outlast.base import retry as retry_module
 from outlast.base.exits import Reason, State
+from outlast.base.http_client import RequestFailed
 from outlast.base.retry import Patience
 from outlast.bucket import headfile as headfile_module
 from outlast.bucket import pages
@@ -507,11 +508,11 @@ class ModelledGroup(Group):
         try:
             return self._vm.around(operation, lambda: self._vm.world.answer(self._vm, verb))
         except Throttled as error:
-            raise group_module._Answer(429, str(error)) from None
+            raise RequestFailed(429, str(error)) from None
         except (Unavailable, PreconditionFailed) as error:
-            raise group_module._Answer(503, str(error)) from None
+            raise RequestFailed(503, str(error)) from None
         except NotFound as error:
-            raise group_module._Answer(404, str(error)) from None
+            raise RequestFailed(404, str(error)) from None
 
 
 def group_name(resume: int) -> str:

@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 
-from outlast.base.retry import Patience
+from outlast.base.retry import BUILD_TRIES, CODE_TRIES, Limits, Patience
 from outlast.bucket.store import MemoryStore
 from outlast.spec.delivery import Git
 from outlast.supervisor import code as coding
@@ -90,11 +90,13 @@ def setup(answers: Answers, tmp_path: Path, said: list[str]) -> CodeSetup:
     store = MemoryStore()
     builder = Builder(home, store, "e/environments/", tmp_path / "pip.log", Patience(clock))
     metadata = Metadata(f"{answers.url}/computeMetadata/v1")
-    reader = SecretReader(metadata, clock, forbidden_sec=30, backoff_sec=1)
+    limits = Limits(forbidden_sec=30, silent_tries=CODE_TRIES)
+    patience = Patience(clock, limits=limits)
+    reader = SecretReader(metadata, patience)
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     secrets = TrainerSecrets(reader, {})
-    return CodeSetup(bundle, home, secrets, builder, clock, backoff_sec=1)
+    return CodeSetup(bundle, home, secrets, builder, patience)
 
 
 def test_a_secret_is_read_with_the_vms_own_token_once_permissions_have_spread(
@@ -127,13 +129,17 @@ def test_a_secret_that_cannot_be_read_ends_the_run_or_the_machine(
 def test_a_host_that_is_away_is_asked_again_and_then_left_to_another_vm(
     setup: CodeSetup, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ):
+    fetched = []
+
     def away(*_: object, **__: object) -> None:
+        fetched.append(1)
         raise coding.fetching.GitUnreachable("git host x: timed out")
 
     monkeypatch.setattr(coding.fetching, "fetch", away)
     with pytest.raises(CodeUnavailable, match="timed out"):
         setup.prepare(Git("https://git.invalid/code", COMMIT))
-    assert len(said) == coding.TRIES - 1
+    assert len(fetched) == CODE_TRIES
+    assert said[0] == "code: git host x: timed out; trying again up to 5 times"
 
 
 def test_a_fetched_commit_is_kept_and_its_folder_must_be_there(
@@ -355,7 +361,7 @@ def test_what_pip_says_is_the_users_or_the_networks(
     with pytest.raises(kind) as caught:
         setup.builder.ensure(asked / "needs.txt")
     assert said_by_pip.splitlines()[-1] in str(caught.value)
-    wanted = 1 if kind is EnvironmentRefused else environment.TRIES
+    wanted = 1 if kind is EnvironmentRefused else BUILD_TRIES
     assert len(pip.calls) == wanted
     assert list(setup.builder.store.list("")) == []
 

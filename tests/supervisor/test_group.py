@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from outlast.base.retry import Patience
 from outlast.supervisor.group import (
     Group,
     Left,
@@ -13,13 +14,13 @@ from outlast.supervisor.group import (
     NotMember,
     Refused,
     Unknown,
-    backoffs,
     find_group,
     leave_for_good,
     wait_for_permission,
 )
 from outlast.supervisor.metadata import Metadata
 from tests.log_lines import log_lines
+from tests.stores import FakeClock
 from tests.supervisor.fake_cloud import (
     CUT,
     ZONE,
@@ -140,24 +141,22 @@ def test_permission_may_still_be_spreading(cloud: FakeCloud, group: Group) -> No
     permissions, cloud.permissions = cloud.permissions, []
     said = log_lines()
 
-    def sleep(seconds: float) -> None:
-        cloud.permissions = permissions
+    class Granting(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            cloud.permissions = permissions
 
-    assert wait_for_permission(group, iam_sec=600, backoff_sec=10, sleep=sleep)
-    assert "missing" in said[0]
+    assert wait_for_permission(group, Patience(Granting()).permitting(600))
+    assert said[0] == (
+        "permission to leave the group: missing; permissions may still be spreading, trying again"
+        " for up to 10 min"
+    )
 
 
 def test_permission_that_never_comes(cloud: FakeCloud, group: Group) -> None:
     cloud.permissions = cloud.permissions[:1]
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    assert not wait_for_permission(
-        group, iam_sec=600, backoff_sec=10, sleep=sleep, clock=lambda: now[0]
-    )
-    assert now[0] >= 600
+    clock = FakeClock()
+    assert not wait_for_permission(group, Patience(clock).permitting(600))
+    assert clock.elapsed >= 600
 
 
 def test_a_machine_without_a_group(cloud: FakeCloud) -> None:
@@ -166,8 +165,3 @@ def test_a_machine_without_a_group(cloud: FakeCloud) -> None:
     assert isinstance(group.leave(), Left) and group.may_leave()
     with pytest.raises(ValueError, match="created-by"):
         Group(Metadata(), "somebody")
-
-
-def test_backoffs_double_up_to_a_limit() -> None:
-    waits = [wait for wait, _ in zip(backoffs(1.0), range(12), strict=False)]
-    assert waits[0] < 1.5 and 45 <= waits[-1] <= 75

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from outlast.supervisor import metadata as metadata_module
 from outlast.supervisor.metadata import Absent, Metadata, Unreachable, read_machine, rooted
+from tests.stores import FakeClock
 from tests.supervisor.fake_cloud import CUT, FakeCloud, fake_cloud
 
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
-    monkeypatch.setattr(metadata_module.time, "sleep", lambda seconds: None)
     with fake_cloud(monkeypatch) as cloud:
         cloud.boot("group", "17", {"outlast-run": "0123456789"})
         yield cloud
@@ -30,9 +29,9 @@ def test_a_503_and_an_answer_that_was_cut_are_asked_again_and_a_403_is_not(
     cloud: FakeCloud,
 ) -> None:
     cloud.answers["metadata"] = [503, CUT, 0]
-    assert Metadata().get("instance/id") == "17"
+    assert Metadata(clock=FakeClock()).get("instance/id") == "17"
     cloud.answers["metadata"] = [403]
-    with pytest.raises(Unreachable, match="status 403"):
+    with pytest.raises(Unreachable, match="metadata key instance/id: 403 "):
         Metadata().get("instance/id")
 
 

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from outlast.base.retry import CODE_TRIES, Limits, Patience
 from outlast.protocol import VERSION, Channel, Complete, Error, Hello, Tick
 from outlast.supervisor.listener import Connected, Listener, MessageReceived
 from outlast.supervisor.metadata import Metadata
@@ -32,6 +33,7 @@ from tests.stores import FakeClock
 from tests.supervisor.world import wait_until
 
 NAME = "projects/p/secrets/wandb/versions/latest"
+LIMITS = Limits(forbidden_sec=30, silent_tries=CODE_TRIES)
 SECRET = b"w4ndb/K3y+with=signs&more?%"
 
 
@@ -85,7 +87,7 @@ def said() -> list[str]:
 @pytest.fixture
 def reader(manager: SecretManager, said: list[str]) -> SecretReader:
     metadata = Metadata(f"{manager.url}/computeMetadata/v1")
-    return SecretReader(metadata, FakeClock(), forbidden_sec=30, backoff_sec=1)
+    return SecretReader(metadata, Patience(FakeClock(), limits=LIMITS))
 
 
 # -- reading
@@ -298,20 +300,15 @@ def test_a_webhook_of_a_secret_is_sent_to_and_never_shown(manager, reader, said,
     manager.values = {NAME: address.encode() + b"\n"}
     asked: list[str] = []
 
-    def refuse(request, timeout):
+    real, mask = urllib.request.OpenerDirector.open, Mask()
+
+    def refuse(opener, request, **more):
+        if request.full_url.startswith(manager.url):
+            return real(opener, request, **more)
         asked.append(request.full_url)
         raise ValueError(f"can't send to {request.full_url} at /services/T000/BSECRETPART")
 
-    real, mask = urllib.request.urlopen, Mask()
-    monkeypatch.setattr(
-        urllib.request,
-        "urlopen",
-        lambda request, timeout: (
-            real(request, timeout=timeout)
-            if request.full_url.startswith(manager.url)
-            else refuse(request, timeout)
-        ),
-    )
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuse)
     hook = Webhook.of_secret(NAME, reader, mask)
     hook.post({"reason": "done"})
     wait_until(lambda: asked == [address])

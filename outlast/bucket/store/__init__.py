@@ -7,12 +7,11 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from outlast.base.retry import LIBRARY_SEC
 from outlast.bucket.store.contract import (
     CHUNK_BYTES,
     GET_BYTES_MAX,
-    PATIENT_READ_RETRY_SEC,
     PIECE_BYTES,
-    READ_RETRY_SEC,
     STALL_SEC,
     Checksum,
     Damaged,
@@ -57,10 +56,8 @@ __all__ = [
     "NotFound",
     "Object",
     "Operation",
-    "PATIENT_READ_RETRY_SEC",
     "PIECE_BYTES",
     "PreconditionFailed",
-    "READ_RETRY_SEC",
     "STALL_SEC",
     "Sink",
     "Slice",
@@ -84,7 +81,7 @@ def open_store(
     *,
     credentials: Any = None,
     stall_sec: float = STALL_SEC,
-    read_retry_sec: float = READ_RETRY_SEC,
+    read_retry_sec: float = LIBRARY_SEC,
     reading: bool = False,
 ) -> Store:
     """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.

@@ -37,9 +37,6 @@ CHUNK_BYTES = 8 * 1024 * 1024
 PIECE_BYTES = 1 << 18
 """Bytes that are read at a time to be hashed and copied: small enough for the processor's cache."""
 
-READ_RETRY_SEC = 60.0
-PATIENT_READ_RETRY_SEC = 5.0
-"""The same within a Patience, which reports what it waits for."""
 STALL_SEC = 30.0
 """Seconds after which a chunk is sent again; an answer may take twice as long."""
 

@@ -12,12 +12,11 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from outlast.base.retry import RETRY_AFTER_MAX_SEC
+from outlast.base.retry import LIBRARY_SEC, RETRY_AFTER_MAX_SEC
 from outlast.bucket.store.contract import (
     CHUNK_BYTES,
     GET_BYTES_MAX,
     PIECE_BYTES,
-    READ_RETRY_SEC,
     STALL_SEC,
     Checksum,
     Damaged,
@@ -62,7 +61,7 @@ class GcsStore(Fetching):
         *,
         credentials: Any = None,
         stall_sec: float = STALL_SEC,
-        read_retry_sec: float = READ_RETRY_SEC,
+        read_retry_sec: float = LIBRARY_SEC,
     ) -> None:
         from google.api_core.client_options import ClientOptions
         from google.auth.credentials import AnonymousCredentials
@@ -79,7 +78,7 @@ class GcsStore(Fetching):
         # to requests. A stalled upload ends with the first.
         self._timeout: Any = (stall_sec, 2 * stall_sec)
         self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(read_retry_sec))
-        self._chunk_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(READ_RETRY_SEC))
+        self._chunk_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(LIBRARY_SEC))
         credentials = credentials or _machine_credentials()
         if isinstance(credentials, AnonymousCredentials):
             session = _anonymous_session()
