@@ -63,7 +63,6 @@ from outlast.spec import permissions
 from outlast.spec.result import ResultManifest
 from outlast.spec.run_spec import RunSpec, Timeouts
 from outlast.supervisor import attempt as attempt_module
-from outlast.supervisor import group as group_module
 from outlast.supervisor import life
 from outlast.supervisor import preparation as preparation_module
 from outlast.supervisor.attempt import Attempt
@@ -1158,8 +1157,7 @@ def a_world() -> Iterator[World]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=WORK))
         for module in (headfile_module, upload_module):
             stack.enter_context(mock.patch.object(module, "new_nonce", nonce))
-        for module in (retry_module, group_module):
-            stack.enter_context(mock.patch.object(module, "random", chance))
+        stack.enter_context(mock.patch.object(retry_module, "_OWN", chance))
         stack.enter_context(mock.patch.object(life, "Attempt", SteppedAttempt))
         stack.enter_context(mock.patch.object(preparation_module, "_versions", dict))
         world = World(Path(folder))

@@ -1103,7 +1103,7 @@ def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: Worl
 def test_stopped_while_waiting_for_permission(world: World) -> None:
     world.cloud.permissions = []
     vm: Vm = world.boot(spec=spec_with(iam_propagation=60.0)).start()
-    wait_until(lambda: any("asking again" in line for line in vm.said))
+    wait_until(lambda: any("may still be spreading" in line for line in vm.said))
     vm.notices.handle_signal(15, None)
     assert vm.ended() == 75
     assert vm.trainers == [] and world.end_of(1).reason is Reason.INTERRUPTED
