@@ -190,7 +190,7 @@ def test_the_policy_pack_refuses_a_public_bucket_and_a_dear_machine(throwaway: P
         labels = dict.fromkeys(["managed-by", "project", "stack", "component", "experiment"], "a")
         storage.Bucket("open", location="europe-west4", uniform_bucket_level_access=True,
                        labels=labels)
-        compute.RegionInstanceTemplate(
+        compute.InstanceTemplate(
             "dear", region="europe-west4", machine_type="n2-standard-80",
             disks=[{"boot": True, "source_image": "debian-cloud/debian-13"}],
             scheduling={"max_run_duration": {"seconds": 3600}}, labels=labels)

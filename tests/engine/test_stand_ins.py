@@ -36,11 +36,9 @@ def test_up_again_refresh_and_destroy(throwaway: Project):
     (throwaway.folder / "__main__.py").write_text(
         """
 import pulumi
-from pulumi_gcp import secretmanager, storage
+from pulumi_gcp import storage
 
 bucket = storage.Bucket("data", location="EU", labels={"team": "a"})
-key = secretmanager.Secret("key", secret_id="key", replication={"auto": {}})
-secretmanager.SecretVersion("first", secret=key.id, secret_data="plain words")
 text = storage.BucketObject(
     "text", bucket=bucket.name, name="a/text", content=pulumi.Output.secret("hidden words")
 )
@@ -51,21 +49,20 @@ print("printed by the program")
     )
     said = throwaway.up()
     assert "printed by the program" in said
-    assert "5 created" in said.replace("+ ", "")
+    assert "3 created" in said.replace("+ ", "")
     outputs = throwaway.outputs()
     assert outputs["url"].startswith("gs://data-") and outputs["size"] == 3
-    assert "5 unchanged" in throwaway.up()
-    assert "5 unchanged" in throwaway.up("--refresh")
+    assert "3 unchanged" in throwaway.up()
+    assert "3 unchanged" in throwaway.up("--refresh")
     assert throwaway.steps() == {}
     exported = throwaway.pulumi("stack", "export", "-s", "dev")
     assert "ciphertext" in exported
     logged = [file.read_text() for file in throwaway.cloud.state.glob("*.jsonl")]
     logged += [file.read_text() for file in throwaway.cloud.state.glob("*.log")]
     assert any("started" in text for text in logged)
-    for words in ("hidden words", "plain words"):
-        coded = base64.b64encode(words.encode()).decode()
-        for text in (exported, said, *logged):
-            assert words not in text and coded not in text
+    coded = base64.b64encode(b"hidden words").decode()
+    for text in (exported, said, *logged):
+        assert "hidden words" not in text and coded not in text
     throwaway.pulumi("destroy", "--yes", "--skip-preview", "-s", "dev")
     assert not json.loads(throwaway.pulumi("stack", "export", "-s", "dev"))["deployment"].get(
         "resources"

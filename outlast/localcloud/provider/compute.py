@@ -242,9 +242,6 @@ class InstanceTemplate(Kind):
             network = interface.get("network")
             if network and not WHOLE_PATH.match(network):
                 interface["network"] = f"projects/{inputs['project']}/global/networks/{network}"
-        return self._send(cloud, inputs, body)
-
-    def _send(self, cloud: Settings, inputs: Inputs, body: Body) -> tuple[str, Body]:
         path = f"projects/{inputs['project']}/global/instanceTemplates"
         operation = cloud.compute.operate("POST", path, body)
         # By number: a name could be taken by another template at any time.
@@ -276,33 +273,6 @@ class InstanceTemplate(Kind):
 
 
 FULL = {"view": "FULL"}
-
-
-class RegionInstanceTemplate(InstanceTemplate):
-    """A template of one region. It has no unique link."""
-
-    token = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
-    id_form = "projects/{project}/regions/{region}/instanceTemplates/{name}"
-    filled_in = ("project", "region")
-    computed = tuple(
-        name for name in InstanceTemplate.computed if name not in ("numericId", "selfLinkUnique")
-    )
-
-    def _send(self, cloud: Settings, inputs: Inputs, body: Body) -> tuple[str, Body]:
-        path = f"projects/{inputs['project']}/regions/{inputs['region']}/instanceTemplates"
-        cloud.compute.operate("POST", path, body)
-        id = f"{path}/{inputs['name']}"
-        return id, cloud.compute.call("GET", id, query=FULL)
-
-    def read(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> Body | None:
-        return cloud.compute.find(id, query=FULL)
-
-    def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
-        return {**super().live_inputs(cloud, id, body), "region": id.split("/")[3]}
-
-    def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:
-        shown = super().outputs(cloud, id, body)
-        return {key: value for key, value in shown.items() if key in self.computed}
 
 
 class InstanceGroupManager(Kind):

@@ -1,4 +1,4 @@
-"""Networks, firewalls, routers, health checks and images: what is declared and only kept."""
+"""Networks, firewalls, routers and health checks: what is declared and only kept."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -10,8 +10,6 @@ from outlast.localcloud.provider.kind import (
     Inputs,
     Kind,
     Settings,
-    label_outputs,
-    own_labels,
 )
 from outlast.localcloud.provider.rest import ProviderError
 from outlast.localcloud.provider.tables import (
@@ -19,7 +17,6 @@ from outlast.localcloud.provider.tables import (
     SETTING,
     Block,
     Value,
-    int64,
 )
 
 LOG_CONFIG: tables.Table = {
@@ -129,18 +126,6 @@ HEALTH_CHECK: tables.Table = {
     "tcpHealthCheck": Block("tcpHealthCheck", TCP_CHECK),
     "timeoutSec": Value("timeoutSec"),
     "unhealthyThreshold": Value("unhealthyThreshold"),
-}
-
-IMAGE: tables.Table = {
-    "project": PLACE,
-    "name": Value("name"),
-    "description": Value("description"),
-    "diskSizeGb": int64("diskSizeGb"),
-    "family": Value("family"),
-    "labels": Value("labels"),
-    "sourceDisk": Value("sourceDisk"),
-    "sourceImage": Value("sourceImage"),
-    "storageLocations": Value("storageLocations"),
 }
 
 
@@ -362,58 +347,3 @@ class HealthCheck(Declared):
 
     def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:
         return {**super().outputs(cloud, id, body), "type": body.get("type", "")}
-
-
-class RegionHealthCheck(HealthCheck):
-    """A health check of one region."""
-
-    token = "gcp:compute/regionHealthCheck:RegionHealthCheck"
-    id_form = "projects/{project}/regions/{region}/healthChecks/{name}"
-    table: ClassVar[tables.Table] = {**HEALTH_CHECK, "region": PLACE}
-    regional = True
-    filled_in = ("project", "region")
-    replace_on = frozenset({"name", "project", "region"})
-
-
-class Image(Declared):
-    """An image of the project."""
-
-    token = "gcp:compute/image:Image"
-    id_form = "projects/{project}/global/images/{name}"
-    table = IMAGE
-    collection = "images"
-    replace_on = frozenset(
-        {"name", "project", "description", "diskSizeGb", "family", "sourceDisk", "sourceImage"}
-        | {"storageLocations"}
-    )
-    computed = (
-        *("archiveSizeBytes", "creationTimestamp", "effectiveLabels", "labelFingerprint"),
-        *("pulumiLabels", "selfLink"),
-    )
-    volatile = ("effectiveLabels", "labelFingerprint", "pulumiLabels")
-    chosen_by_api = frozenset({"diskSizeGb", "storageLocations"})
-
-    def create(self, cloud: Settings, inputs: Inputs) -> tuple[str, Body]:
-        labels = {**(inputs.get("labels") or {}), **cloud.labels}
-        return super().create(cloud, {**inputs, "labels": labels} if labels else inputs)
-
-    def update(self, cloud: Settings, id: str, old: Inputs, new: Inputs) -> None:
-        live = cloud.compute.call("GET", id)
-        gone = set(old.get("labels") or {}) - set(new.get("labels") or {})
-        kept = {k: v for k, v in live.get("labels", {}).items() if k not in gone}
-        body = {
-            "labels": {**kept, **(new.get("labels") or {})},
-            "labelFingerprint": live["labelFingerprint"],
-        }
-        cloud.compute.operate("POST", f"{id}/setLabels", body)
-
-    def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
-        return own_labels(super().live_inputs(cloud, id, body))
-
-    def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:
-        return {
-            **super().outputs(cloud, id, body),
-            "archiveSizeBytes": int(body.get("archiveSizeBytes", 0)),
-            "labelFingerprint": body.get("labelFingerprint", ""),
-            **label_outputs(body),
-        }

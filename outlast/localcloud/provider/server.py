@@ -21,14 +21,11 @@ from outlast.localcloud.provider.compute import (
     InstanceGroupManager,
     InstanceTemplate,
     RegionInstanceGroupManager,
-    RegionInstanceTemplate,
 )
 from outlast.localcloud.provider.declared import (
     Firewall,
     HealthCheck,
-    Image,
     Network,
-    RegionHealthCheck,
     Router,
     RouterNat,
     Subnetwork,
@@ -36,7 +33,7 @@ from outlast.localcloud.provider.declared import (
 from outlast.localcloud.provider.iam import Account, IAMCustomRole, IAMMember
 from outlast.localcloud.provider.kind import PROVISIONED_LABEL, Kind, Settings
 from outlast.localcloud.provider.rest import Api, ProviderError
-from outlast.localcloud.provider.secretmanager import Secret, SecretIamMember, SecretVersion
+from outlast.localcloud.provider.secretmanager import SecretIamMember
 from outlast.localcloud.provider.storage import Bucket, BucketIAMMember, BucketObject
 from outlast.localcloud.provider.values import decode, encode, holds_unknown
 
@@ -64,18 +61,13 @@ KINDS: dict[str, Kind] = {
         HealthCheck(),
         IAMCustomRole(),
         IAMMember(),
-        Image(),
         InstanceGroupManager(),
         InstanceTemplate(),
         Network(),
-        RegionHealthCheck(),
         RegionInstanceGroupManager(),
-        RegionInstanceTemplate(),
         Router(),
         RouterNat(),
-        Secret(),
         SecretIamMember(),
-        SecretVersion(),
         Subnetwork(),
     )
 }
