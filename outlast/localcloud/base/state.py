@@ -9,7 +9,6 @@ import bisect
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator, MutableMapping
@@ -101,11 +100,6 @@ class State:
         if name not in self._tables:
             self._tables[name] = Table(self.root / name)
         return self._tables[name]
-
-    def drop_table(self, name: str) -> None:
-        """Forgets a table with its folder."""
-        self._tables.pop(name, None)
-        shutil.rmtree(self.root / name, ignore_errors=True)
 
     def folder(self, name: str) -> Path:
         """A folder for files that are not JSON entries (`storage/bytes`, `vms`)."""

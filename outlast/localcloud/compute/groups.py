@@ -118,7 +118,7 @@ class Groups:
                     "Must be the URL of an instance template of the project.",
                 )
             unique = f"?uniqueId={match['id']}" if match["id"] else ""
-            template = self._fleet.template(match["name"], match["region"] or "")
+            template = self._fleet.blueprints.template(match["name"], match["region"] or "")
             if template.region not in ("", region):
                 raise rules.invalid(
                     field,

@@ -78,7 +78,7 @@ class Instances:
         name = call["name"]
         if name.isdigit() and name in self._fleet.instances:
             return self._fleet.instances[name]
-        return self._fleet.instance(call["zone"], name)
+        return self._fleet.vms.instance(call["zone"], name)
 
     def _shown_instance(self, instance: Instance) -> Json:
         return self._answers.instance(instance, self._compute.account_of(instance))
@@ -107,7 +107,7 @@ class Instances:
             match = TEMPLATE_REFERENCE.fullmatch(reference)
             if not match:
                 raise rules.invalid("sourceInstanceTemplate", reference, "Must be a template.")
-            given = self._fleet.template(match["name"], match["region"] or "").properties
+            given = self._fleet.blueprints.template(match["name"], match["region"] or "").properties
             body = {**deepcopy(given), **body}
         body["machineType"] = str(body.get("machineType") or "").rpartition("/")[2]
         properties = rules.checked_properties(body, "resource")
@@ -119,7 +119,7 @@ class Instances:
             return self._refused("insert", call["zone"], name, "0", fault)
         if fault:
             raise _refusal(fault)
-        instance = self._fleet.add_instance(call["zone"], name, properties)
+        instance = self._fleet.vms.add_instance(call["zone"], name, properties)
         self._compute.changed()
 
         def started() -> bool:
@@ -129,15 +129,17 @@ class Instances:
         return self._instance_operation("insert", instance, started)
 
     async def _list_instances(self, call: Call) -> Json:
-        return listed("instanceList", map(self._shown_instance, self._fleet.in_zone(call["zone"])))
+        return listed(
+            "instanceList", map(self._shown_instance, self._fleet.vms.in_zone(call["zone"]))
+        )
 
     async def _aggregate_instances(self, call: Call) -> Json:
-        scopes = {f"zones/{zone}": self._fleet.in_zone(zone) for zone in ALL_ZONES}
+        scopes = {f"zones/{zone}": self._fleet.vms.in_zone(zone) for zone in ALL_ZONES}
         return aggregated("instance", "instances", scopes, self._shown_instance)
 
     async def _delete_instance(self, call: Call) -> Json:
         instance = self._instance(call)
-        self._fleet.delete_instance(instance)
+        self._fleet.vms.delete_instance(instance)
         self._compute.changed()
 
         def gone() -> bool:
@@ -153,12 +155,12 @@ class Instances:
             lack = self._fleet.refusal(instance.properties, instance.zone)
         if lack and lack.code in LACKS:
             return self._refused("start", instance.zone, instance.name, instance.id, lack)
-        self._fleet.start_instance(instance)
+        self._fleet.vms.start_instance(instance)
         return self._instance_operation("start", instance)
 
     async def _stop_instance(self, call: Call) -> Json:
         instance = self._instance(call)
-        self._fleet.stop_instance(instance)
+        self._fleet.vms.stop_instance(instance)
         self._compute.changed()
 
         def stopped() -> bool:
@@ -169,7 +171,7 @@ class Instances:
 
     async def _reset_instance(self, call: Call) -> Json:
         instance = self._instance(call)
-        self._fleet.reset_instance(instance)
+        self._fleet.vms.reset_instance(instance)
         return self._instance_operation("reset", instance)
 
     async def _set_metadata(self, call: Call) -> Json:
@@ -181,7 +183,7 @@ class Instances:
         )
         items = call.body.get("items") or []
         rules.check_metadata("metadata", items)
-        self._fleet.set_metadata(instance, items)
+        self._fleet.vms.set_metadata(instance, items)
         return self._instance_operation("setMetadata", instance)
 
     async def _set_labels(self, call: Call) -> Json:
@@ -192,7 +194,7 @@ class Instances:
             "Labels fingerprint either invalid or resource labels have changed",
         )
         rules.check_labels("labels", labels)
-        self._fleet.change_instance(instance, labels=labels)
+        self._fleet.vms.change_instance(instance, labels=labels)
         return self._instance_operation("setLabels", instance)
 
     async def _set_tags(self, call: Call) -> Json:
@@ -203,7 +205,7 @@ class Instances:
             "Supplied fingerprint does not match current tags fingerprint.",
         )
         rules.check_tags("tags", items)
-        self._fleet.change_instance(instance, tags={"items": items})
+        self._fleet.vms.change_instance(instance, tags={"items": items})
         return self._instance_operation("setTags", instance)
 
     async def _set_scheduling(self, call: Call) -> Json:
@@ -218,7 +220,7 @@ class Instances:
         fault = self._compute.vet({**instance.properties, "scheduling": scheduling}, instance.zone)
         if fault:
             raise _refusal(fault)
-        self._fleet.change_instance(instance, scheduling=scheduling)
+        self._fleet.vms.change_instance(instance, scheduling=scheduling)
         return self._instance_operation("setScheduling", instance)
 
     async def _set_machine_type(self, call: Call) -> Json:
@@ -230,14 +232,14 @@ class Instances:
         fault = self._compute.vet({**instance.properties, "machineType": name}, instance.zone)
         if fault:
             raise _refusal(fault)
-        self._fleet.change_instance(instance, machineType=name)
+        self._fleet.vms.change_instance(instance, machineType=name)
         return self._instance_operation("setMachineType", instance)
 
     async def _attach_disk(self, call: Call) -> Json:
         instance = self._instance(call)
         source = self._free_disk(instance.zone, call.body)
         disks = attached(instance.properties["disks"], call.body, source)
-        self._fleet.change_instance(instance, disks=disks)
+        self._fleet.vms.change_instance(instance, disks=disks)
         return self._instance_operation("attachDisk", instance)
 
     def _free_disk(self, zone: str, body: Json) -> str:
@@ -252,7 +254,7 @@ class Instances:
     async def _detach_disk(self, call: Call) -> Json:
         instance = self._instance(call)
         disks = detached(instance.properties["disks"], call.query.get("deviceName", ""))
-        self._fleet.change_instance(instance, disks=disks)
+        self._fleet.vms.change_instance(instance, disks=disks)
         return self._instance_operation("detachDisk", instance)
 
     def _must_be_stopped(self, instance: Instance, field: str) -> None:
@@ -306,7 +308,7 @@ class Instances:
 
     async def _simulate_maintenance(self, call: Call) -> Json:
         instance = self._instance(call)
-        self._fleet.maintain_instance(instance)
+        self._fleet.vms.maintain_instance(instance)
         if instance.spot:
             self._compute.record_preemption(instance)
         return self._instance_operation("compute.instances.simulateMaintenanceEvent", instance)

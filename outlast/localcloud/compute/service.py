@@ -223,7 +223,7 @@ class Compute(Service):
     async def preempt(self, name: str) -> None:
         """Starts a preemption, of a standard VM too; returns at the flag."""
         instance = self._by_name(name)
-        self.fleet.preempt_instance(instance)
+        self.fleet.vms.preempt_instance(instance)
         self.changed()
         self.record_preemption(instance)
         await self._commands.join()
@@ -355,7 +355,7 @@ class Compute(Service):
             and await probe(check, self._address_of(instance))
         )
         if self._running:
-            self.fleet.probed(instance_id, healthy)
+            self.fleet.vms.probed(instance_id, healthy)
             self.changed()
 
     def _address_of(self, instance: Instance) -> str:
@@ -370,13 +370,13 @@ class Compute(Service):
         self._cloud.director.on_report(instance_id, event)
         match event:
             case "running":
-                self.fleet.running(instance_id)
+                self.fleet.vms.running(instance_id)
             case "stopping":
-                self.fleet.stopping(instance_id)
+                self.fleet.vms.stopping(instance_id)
             case "exited":
-                self.fleet.exited(instance_id)
+                self.fleet.vms.exited(instance_id)
             case "failed":
-                self.fleet.exited(instance_id, Fault("INTERNAL_ERROR", why))
+                self.fleet.vms.exited(instance_id, Fault("INTERNAL_ERROR", why))
         self.changed()
 
     def _machine(self, instance: Instance) -> Machine:
@@ -588,7 +588,7 @@ class Compute(Service):
     # VMs
 
     def _disks(self, zone: str) -> list[Json]:
-        return [disk for i in self.fleet.in_zone(zone) for disk in self.answers.disks(i)]
+        return [disk for i in self.fleet.vms.in_zone(zone) for disk in self.answers.disks(i)]
 
     def users_of(self, path: str) -> list[tuple[str, Json]]:
         """The paths of the VMs that a declared disk is attached to, and how each has it."""
@@ -608,7 +608,7 @@ class Compute(Service):
         """Copies what the disk of a VM holds, which must be stopped unless `force`."""
         instance = next(
             i
-            for i in self.fleet.in_zone(zone)
+            for i in self.fleet.vms.in_zone(zone)
             if disk in [d["name"] for d in self.answers.disks(i)]
         )
         if instance.live and not force:

@@ -64,7 +64,9 @@ class Templates:
             raise rules.invalid("resource.properties", "", "Properties are required.")
         checked = rules.checked_properties(properties)
         region = call.params.get("region", "")
-        template = self._fleet.add_template(name, checked, call.body.get("description", ""), region)
+        template = self._fleet.blueprints.add_template(
+            name, checked, call.body.get("description", ""), region
+        )
         self._compute.changed()
         return self._operations.record("insert", template.path, template.id)
 
@@ -72,7 +74,7 @@ class Templates:
         return self._answers.template(self._template(call))
 
     def _template(self, call: Call) -> Template:
-        return self._fleet.template(call["name"], call.params.get("region", ""))
+        return self._fleet.blueprints.template(call["name"], call.params.get("region", ""))
 
     async def _list_templates(self, call: Call) -> Json:
         region = call.params.get("region", "")
@@ -87,14 +89,14 @@ class Templates:
 
     async def _delete_template(self, call: Call) -> Json:
         region = call.params.get("region", "")
-        template = self._fleet.delete_template(call["name"], region)
+        template = self._fleet.blueprints.delete_template(call["name"], region)
         self._compute.changed()
         return self._operations.record("delete", template.path, template.id)
 
     # Health checks
 
     def _health_check(self, call: Call) -> HealthCheck:
-        return self._fleet.health_check(call["name"], call.params.get("region", ""))
+        return self._fleet.blueprints.health_check(call["name"], call.params.get("region", ""))
 
     def _health_check_operation(self, kind: str, check: HealthCheck) -> Json:
         self._compute.changed()
@@ -103,7 +105,7 @@ class Templates:
     async def _insert_health_check(self, call: Call) -> Json:
         name = rules.check_name("resource.name", call.body.get("name"))
         body = rules.checked_health_check(call.body)
-        check = self._fleet.add_health_check(name, body, call.params.get("region", ""))
+        check = self._fleet.blueprints.add_health_check(name, body, call.params.get("region", ""))
         return self._health_check_operation("insert", check)
 
     async def _get_health_check(self, call: Call) -> Json:
@@ -116,17 +118,17 @@ class Templates:
 
     async def _replace_health_check(self, call: Call) -> Json:
         check = self._health_check(call)
-        self._fleet.change_health_check(check, rules.checked_health_check(call.body))
+        self._fleet.blueprints.change_health_check(check, rules.checked_health_check(call.body))
         return self._health_check_operation("update", check)
 
     async def _patch_health_check(self, call: Call) -> Json:
         check = self._health_check(call)
         kept = rules.without_nulls(check.body, call.sent)
         body = rules.checked_health_check(rules.merged(kept, call.body))
-        self._fleet.change_health_check(check, body)
+        self._fleet.blueprints.change_health_check(check, body)
         return self._health_check_operation("patch", check)
 
     async def _delete_health_check(self, call: Call) -> Json:
         check = self._health_check(call)
-        self._fleet.delete_health_check(check)
+        self._fleet.blueprints.delete_health_check(check)
         return self._health_check_operation("delete", check)

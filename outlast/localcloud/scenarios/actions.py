@@ -99,16 +99,16 @@ class EventActions:
             case "thaw":
                 await compute.hypervisor.thaw(life.id)
             case "stop":
-                compute.fleet.stop_instance(instance)
+                compute.fleet.vms.stop_instance(instance)
             case "delete":
-                compute.fleet.delete_instance(instance)
+                compute.fleet.vms.delete_instance(instance)
             case "lost":
                 await self._lose(instance, options.frozen, options.frozen_sec, options.lives_sec)
             case "stays-stopping":
-                compute.fleet.hold_stopping(instance, options.for_sec)
-                compute.fleet.stop_instance(instance)
+                compute.fleet.vms.hold_stopping(instance, options.for_sec)
+                compute.fleet.vms.stop_instance(instance)
             case "maintenance":
-                compute.fleet.maintain_instance(instance, options.notice_sec)
+                compute.fleet.vms.maintain_instance(instance, options.notice_sec)
             case "signal":
                 number = signal.Signals[f"SIG{options.signal}"]
                 await self._signal(life, options.process, number)
@@ -197,7 +197,7 @@ class EventActions:
             self._later(frozen_sec, hypervisor.thaw(instance.id))
         if lives_sec is not None:
             self._later(lives_sec, hypervisor.kill(instance.id))
-        self.compute.fleet.lose(instance)
+        self.compute.fleet.vms.lose(instance)
 
     async def _signal(self, life: Life, process: str, number: int) -> None:
         count = await asyncio.to_thread(
@@ -219,7 +219,7 @@ class EventActions:
 
         async def create() -> None:
             try:
-                instance = fleet.late_create(group)
+                instance = fleet.vms.late_create(group)
             except ModelError as error:  # what it was to be made from has gone, or there is no room
                 self._played.note(None, "late-create", None, {"missed": str(error)})
                 return
@@ -227,7 +227,7 @@ class EventActions:
             if lives_sec is not None:
                 await asyncio.sleep(self._cloud.clock.wall_sec(lives_sec))
                 if instance.id in fleet.instances:
-                    fleet.delete_instance(instance)
+                    fleet.vms.delete_instance(instance)
                     self.compute.changed()
 
         self._later(self._cloud.clock.wall_sec(after_sec), create())

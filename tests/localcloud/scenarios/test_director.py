@@ -77,9 +77,8 @@ class Rehearsal:
         self.fleet = SimpleNamespace(
             switches=Switches(), instances=self.instances, capacity=limit, groups={}
         )
-        for verb in ("stop_instance", "delete_instance", "lose", "hold_stopping"):
-            setattr(self.fleet, verb, self._noting(verb))
-        self.fleet.maintain_instance = self._noting("maintain_instance")
+        verbs = ("stop_instance", "delete_instance", "lose", "hold_stopping", "maintain_instance")
+        self.fleet.vms = SimpleNamespace(**{verb: self._noting(verb) for verb in verbs})
         machines = SimpleNamespace(
             fleet=self.fleet,
             hypervisor=Hypervisor(self),

@@ -158,6 +158,12 @@ class Inventory:
             if group := self.groups.get(key):
                 yield group, [group.members[name] for name in names if name in group.members]
 
+    def act(self, group: Group, member: Member, action: str) -> None:
+        """What is done to a member from now on; the group looks at it."""
+        group.act(member, action)
+        self.keep_member(group, member)
+        self.wake(group, member)
+
     def at(self, at: float, kind: Literal["member", "instance", "probe"], *key: str) -> None:
         """Asks for a look at a time."""
         heapq.heappush(self._timers, Timer(at, kind, key))

@@ -529,3 +529,8 @@ def duration_sec(duration: dict[str, Any] | None) -> float:
 def accept_all(properties: dict[str, Any], zone: str) -> Fault | None:
     """The `Vet` of a fleet whose zones have every machine and image."""
     return None
+
+
+def not_ready(path: str) -> Invalid:
+    """Refuses what cannot be done in the state that something is in."""
+    return Invalid(f"The resource '{path}' is not ready")

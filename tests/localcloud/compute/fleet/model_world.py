@@ -65,12 +65,12 @@ class Machines:
             self.exit(instance_id)
         else:
             self.booting.discard(instance_id)
-            self.fleet.running(instance_id)
+            self.fleet.vms.running(instance_id)
 
     def exit(self, instance_id: str) -> None:
         self.booting.discard(instance_id)
         if self.live.pop(instance_id, None):
-            self.fleet.exited(instance_id)
+            self.fleet.vms.exited(instance_id)
 
     def _do(self, command: object, fails: bool, comes_up: bool) -> None:
         match command:
@@ -81,7 +81,7 @@ class Machines:
                 self.ever.add(instance_id)
                 self.disks.add(instance_id)
                 if fails:
-                    self.fleet.exited(instance_id, Fault("INTERNAL_ERROR", "no"))
+                    self.fleet.vms.exited(instance_id, Fault("INTERNAL_ERROR", "no"))
                 else:
                     self.live[instance_id] = name
                     self.booting.add(instance_id)
@@ -89,12 +89,12 @@ class Machines:
                         self.let(instance_id)
             case Stop(instance_id) | Preempt(instance_id):
                 if instance_id in self.live:
-                    self.fleet.stopping(instance_id)
+                    self.fleet.vms.stopping(instance_id)
                     self.stopping.add(instance_id)
             case Probe(instance_id):
                 name = self.live.get(instance_id)
                 sick = self.everybody_is_sick or name in self.sick
-                self.fleet.probed(instance_id, name is not None and not sick)
+                self.fleet.vms.probed(instance_id, name is not None and not sick)
             case Kill(instance_id):
                 self.exit(instance_id)
             case Discard(instance_id):
@@ -132,7 +132,7 @@ class World:
 
     def template(self, name: str, **scheduling: object) -> None:
         properties = {"machineType": "e2-medium", "scheduling": scheduling}
-        self.fleet.add_template(name, properties, "")
+        self.fleet.blueprints.add_template(name, properties, "")
 
     def group(
         self,

@@ -51,7 +51,7 @@ def test_group_creates_its_vms_with_attributes_of_its_own(world: World) -> None:
 
 
 def _preempt(world: World, instance: Instance) -> None:
-    world.fleet.preempt_instance(instance)
+    world.fleet.vms.preempt_instance(instance)
 
 
 def _host_dies(world: World, instance: Instance) -> None:
@@ -59,7 +59,7 @@ def _host_dies(world: World, instance: Instance) -> None:
 
 
 def _power_off(world: World, instance: Instance) -> None:
-    world.fleet.stopping(instance.id)
+    world.fleet.vms.stopping(instance.id)
     world.machines.exit(instance.id)
 
 
@@ -69,8 +69,8 @@ def _power_off(world: World, instance: Instance) -> None:
         _preempt,
         _host_dies,
         _power_off,
-        lambda world, instance: world.fleet.stop_instance(instance),
-        lambda world, instance: world.fleet.delete_instance(instance),
+        lambda world, instance: world.fleet.vms.stop_instance(instance),
+        lambda world, instance: world.fleet.vms.delete_instance(instance),
     ],
     ids=["preempted", "host dies", "powers off", "stopped", "deleted"],
 )
@@ -93,9 +93,9 @@ def test_the_successor_of_a_vm_taken_for_dead_has_its_name_and_address(world: Wo
     lost, other = world.fleet.instances.values()
     assert lost.address != other.address
     before = (lost.name, lost.address)
-    world.fleet.lose(lost)
+    world.fleet.vms.lose(lost)
     del world.machines.live[lost.id]  # what it still does must not matter
-    stranger = world.fleet.add_instance(lost.zone, "stranger", lost.properties)
+    stranger = world.fleet.vms.add_instance(lost.zone, "stranger", lost.properties)
     world.machines.settle()
     world.pass_time()
     new = next(i for i in world.fleet.instances.values() if i.name == lost.name)
@@ -175,7 +175,7 @@ def test_abandoned_vm_lives_on_alone(world: World) -> None:
     assert list(world.machines.live) == [instance.id]
     assert instance.group is None
     assert group.target_size == 0
-    world.fleet.delete_instance(instance)
+    world.fleet.vms.delete_instance(instance)
     world.machines.settle()
     assert not world.fleet.instances
 
@@ -232,19 +232,19 @@ def test_recreate_takes_the_newest_template(world: World) -> None:
 def test_template_in_use_cannot_be_deleted(world: World) -> None:
     group = world.group()
     with pytest.raises(InUse, match="instanceGroupManagers/g"):
-        world.fleet.delete_template("t1")
+        world.fleet.blueprints.delete_template("t1")
     world.template("t2")
     world.update(group, "t2")
-    world.fleet.delete_template("t1")
+    world.fleet.blueprints.delete_template("t1")
     with pytest.raises(NotFound):
-        world.fleet.template("t1")
+        world.fleet.blueprints.template("t1")
 
 
 def test_repair_from_a_template_that_is_gone_says_so_and_goes_on_trying(world: World) -> None:
     group = world.group(instanceLifecyclePolicy={"forceUpdateOnRepair": "NO"})
     world.template("t2")
     world.update(group, "t2")
-    world.fleet.delete_template("t1")
+    world.fleet.blueprints.delete_template("t1")
     _host_dies(world, world.only())
     world.pass_time()
     world.pass_time()
@@ -344,7 +344,7 @@ def test_group_goes_when_its_last_vm_has_gone(world: World) -> None:
 def test_reset_keeps_id_and_disk(world: World) -> None:
     group = world.group()
     instance = world.only()
-    world.fleet.reset_instance(instance)
+    world.fleet.vms.reset_instance(instance)
     world.machines.settle()
     assert world.only() is instance
     assert instance.status == "RUNNING"
@@ -379,7 +379,7 @@ def test_state_survives_the_cloud_but_its_vms_do_not(world: World) -> None:
 def _healed(world: World, **body: Any) -> Group:
     """A group of one whose VM is asked for its health every second, after 10 s."""
     rules = {"checkIntervalSec": 1, "healthyThreshold": 2, "unhealthyThreshold": 3}
-    world.fleet.add_health_check("h", rules)
+    world.fleet.blueprints.add_health_check("h", rules)
     healing = {"healthCheck": "global/healthChecks/h", "initialDelaySec": 10}
     return world.group(autoHealingPolicies=[healing], **body)
 
@@ -440,16 +440,16 @@ def test_what_a_failed_health_check_does_is_asked_for(
 
 def test_health_check_in_use_cannot_be_deleted_and_its_change_holds_at_once(world: World) -> None:
     group = _healed(world)
-    check = world.fleet.health_check("h")
+    check = world.fleet.blueprints.health_check("h")
     with pytest.raises(InUse, match="instanceGroupManagers/g"):
-        world.fleet.delete_health_check(check)
-    world.fleet.change_health_check(check, {**check.body, "checkIntervalSec": 7})
+        world.fleet.blueprints.delete_health_check(check)
+    world.fleet.blueprints.change_health_check(check, {**check.body, "checkIntervalSec": 7})
     world.pass_times(3, 1)
     probes = sum(isinstance(command, Probe) for command in world.machines.log)
     world.pass_times(4, 1)
     assert sum(isinstance(command, Probe) for command in world.machines.log) == probes
     world.fleet.change_group(group, {"baseInstanceName": "g"}, None)
-    world.fleet.delete_health_check(check)
+    world.fleet.blueprints.delete_health_check(check)
     assert not world.fleet.health_checks
 
 
@@ -576,8 +576,8 @@ def test_update_does_the_mildest_thing_that_is_enough(
     group = world.group(updatePolicy={"replacementMethod": "RECREATE"})
     old = world.only()
     before = len(world.machines.log)
-    properties = world.fleet.template("t1").properties
-    world.fleet.add_template("t2", {**properties, **change}, "")
+    properties = world.fleet.blueprints.template("t1").properties
+    world.fleet.blueprints.add_template("t2", {**properties, **change}, "")
     world.update(group, "t2")
     world.fleet.update_members(group, [old.name], minimal, most)
     world.machines.settle()
@@ -631,7 +631,7 @@ def test_recreated_vm_changes_its_zone_only_where_it_may(world: World, moves: bo
     old = world.only()
     now = world.clock.now()
     world.fleet.capacity.add_window(old.zone, 0, now, now + 60)
-    world.fleet.preempt_instance(old)
+    world.fleet.vms.preempt_instance(old)
     world.pass_times(4)
     if moves:
         new = world.only()
@@ -711,8 +711,8 @@ def test_limit_can_be_for_some_vms_only(world: World) -> None:
 def test_quota_is_told_as_the_platform_does(
     world: World, properties: dict[str, Any], metric: str, limit: int, said: str | None
 ) -> None:
-    spot = world.fleet.template("t1").properties
-    world.fleet.add_template("t2", {**spot, **properties}, "")
+    spot = world.fleet.blueprints.template("t1").properties
+    world.fleet.blueprints.add_template("t2", {**spot, **properties}, "")
     world.fleet.capacity.limit(metric, limit)
     group = world.group(template="t2")
     (member,) = group.members.values()
@@ -750,7 +750,7 @@ def test_maintenance_is_announced_then_stops_and_starts_the_vm(world: World) -> 
     group = world.group(template="t2")
     instance = world.only()
     before = len(world.machines.log)
-    world.fleet.maintain_instance(instance)
+    world.fleet.vms.maintain_instance(instance)
     world.pass_time(59)
     assert instance.status == "RUNNING"
     world.pass_time(2)
@@ -767,7 +767,7 @@ def test_maintenance_is_announced_then_stops_and_starts_the_vm(world: World) -> 
 def test_maintenance_that_moves_the_vm_only_announces(world: World) -> None:
     world.template("t2", automaticRestart=True, onHostMaintenance="MIGRATE")
     world.group(template="t2")
-    world.fleet.maintain_instance(world.only(), 5)
+    world.fleet.vms.maintain_instance(world.only(), 5)
     world.pass_time(6)
     announced = [c.event for c in world.machines.log if isinstance(c, Announce)]
     assert announced == ["MIGRATE_ON_HOST_MAINTENANCE", "NONE"]
@@ -777,8 +777,8 @@ def test_maintenance_that_moves_the_vm_only_announces(world: World) -> None:
 def test_vm_whose_end_is_seen_late_stays_stopping_and_has_no_successor(world: World) -> None:
     world.group()
     old = world.only()
-    world.fleet.hold_stopping(old, 30)
-    world.fleet.preempt_instance(old)
+    world.fleet.vms.hold_stopping(old, 30)
+    world.fleet.vms.preempt_instance(old)
     world.machines.settle()
     world.pass_time(29)
     assert world.only() is old
@@ -791,15 +791,15 @@ def test_late_create_is_no_member_and_stays_until_it_is_deleted(world: World) ->
     group = world.group(size=1)
     world.fleet.resize(group, 0)
     world.machines.settle()
-    late = world.fleet.late_create(group)
+    late = world.fleet.vms.late_create(group)
     world.pass_times(3)
     assert list(world.machines.live) == [late.id]
     assert (group.target_size, group.members, late.group) == (0, {}, None)
     items = {item["key"]: item["value"] for item in late.properties["metadata"]["items"]}
     assert items["created-by"].endswith("/instanceGroupManagers/g")
     with pytest.raises(Exists, match=late.name):
-        world.fleet.add_instance(ZONE, late.name, {})
-    world.fleet.delete_instance(late)
+        world.fleet.vms.add_instance(ZONE, late.name, {})
+    world.fleet.vms.delete_instance(late)
     world.machines.settle()
     assert not world.fleet.instances
 
@@ -812,19 +812,19 @@ def test_template_of_a_vm_that_lives_both_answers(world: World, held: bool) -> N
     world.update(group, "t2")
     if held:
         with pytest.raises(InUse):
-            world.fleet.delete_template("t1")
+            world.fleet.blueprints.delete_template("t1")
     else:
-        world.fleet.delete_template("t1")
+        world.fleet.blueprints.delete_template("t1")
     assert ("t1" in world.fleet.templates) == held
 
 
 def test_template_of_a_region_is_another_one(world: World) -> None:
-    world.fleet.add_template("t1", {"machineType": "e2-small"}, "", REGION)
+    world.fleet.blueprints.add_template("t1", {"machineType": "e2-small"}, "", REGION)
     group = world.group(template=f"{REGION}/t1")
     assert world.only().properties["machineType"] == "e2-small"
     with pytest.raises(InUse):
-        world.fleet.delete_template("t1", REGION)
-    world.fleet.delete_template("t1")
+        world.fleet.blueprints.delete_template("t1", REGION)
+    world.fleet.blueprints.delete_template("t1")
     assert group.main["template"] == f"{REGION}/t1"
     with pytest.raises(NotFound, match="regions/europe-west4/instanceTemplates/t9"):
-        world.fleet.template("t9", REGION)
+        world.fleet.blueprints.template("t9", REGION)

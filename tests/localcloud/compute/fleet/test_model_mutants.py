@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from outlast.localcloud.compute.fleet import fleet, inventory, manager, model
+from outlast.localcloud.compute.fleet import creation, fleet, health, inventory, manager, model, vms
 from outlast.localcloud.compute.fleet.model import ModelError, Restless
 from tests.localcloud.compute.fleet import test_model_properties as properties
 
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "a new member's name is not a VM's",
-        manager.Manager,
+        creation.Creation,
         "new_name",
         "name in group.members or any(",
         "name in group.members or False and any(",
@@ -126,24 +126,24 @@ MUTANTS = (
     ),
     Mutant(
         "a VM is left alone in its initial delay",
-        manager.Manager,
-        "_judge",
+        health.HealthWatch,
+        "failed",
         "if member.verify_until is not None and now < member.verify_until:",
         "if False:",
         HEALING,
     ),
     Mutant(
         "a VM that is not well is healed after its initial delay",
-        manager.Manager,
-        "_judge",
-        "if member.health == UNHEALTHY:",
-        "if False:",
+        health.HealthWatch,
+        "failed",
+        "return member.health == UNHEALTHY",
+        "return False",
         HEALING,
     ),
     Mutant(
         "a failed health check does what its own policy says",
         manager.Manager,
-        "_judge",
+        "_advance",
         'if asked == "DEFAULT_ACTION" else asked',
         "",
         HEALING,
@@ -174,7 +174,7 @@ MUTANTS = (
     ),
     Mutant(
         "a repair changes the zone if it may",
-        manager,
+        creation,
         "may_move",
         'return on_repair.get("allowChangingZone") == "YES"',
         "return False",
@@ -182,7 +182,7 @@ MUTANTS = (
     ),
     Mutant(
         "a repair keeps the zone if it may not change it",
-        manager,
+        creation,
         "may_move",
         'return on_repair.get("allowChangingZone") == "YES"',
         "return True",
@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "EVEN is even",
-        manager,
+        creation,
         "choose_zone",
         'if group.shape == "EVEN":\n        return by_count[0]',
         'if group.shape == "EVEN":\n        return zones[0]',
@@ -198,7 +198,7 @@ MUTANTS = (
     ),
     Mutant(
         "EVEN waits for room",
-        manager,
+        creation,
         "choose_zone",
         'if group.shape == "EVEN":\n        return by_count[0]',
         'if group.shape == "EVEN":\n'
@@ -207,7 +207,7 @@ MUTANTS = (
     ),
     Mutant(
         "BALANCED is as even as the room allows",
-        manager,
+        creation,
         "choose_zone",
         'by_count if group.shape == "BALANCED" else zones',
         "zones",
@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "ANY takes what room there is",
-        manager,
+        creation,
         "choose_zone",
         "next((zone for zone in order if has_room(zone, 1)), order[0])",
         'next((z for z in order if group.shape == "BALANCED" and has_room(z, 1)), order[0])',
@@ -223,7 +223,7 @@ MUTANTS = (
     ),
     Mutant(
         "ANY_SINGLE_ZONE stays in one zone",
-        manager,
+        creation,
         "choose_zone",
         "if settled:",
         "if False:",
@@ -284,15 +284,15 @@ MUTANTS = (
     ),
     Mutant(
         "VMs end at their limit",
-        fleet.Fleet,
-        "_look_at",
+        vms.Vms,
+        "look_at",
         "instance.deadline is not None and instance.deadline <= now",
         "instance.deadline is None",
         LIMITING,
     ),
     Mutant(
         "the limit of a VM begins when it runs",
-        fleet.Fleet,
+        vms.Vms,
         "running",
         "instance.started + limit_sec",
         "instance.started + 2 * limit_sec",
@@ -314,8 +314,8 @@ MUTANTS = (
     ),
     Mutant(
         "a VM that has stopped uses no room",
-        fleet.Fleet,
-        "_end",
+        vms.Vms,
+        "end",
         "self._inventory.capacity.release(instance)",
         "pass",
     ),

@@ -128,7 +128,7 @@ class Anything(RuleBasedStateMachine):
             "updatePolicy": {**policy, **replacing},
         }
         if healed:
-            self.world.fleet.add_health_check("h", {"checkIntervalSec": 1})
+            self.world.fleet.blueprints.add_health_check("h", {"checkIntervalSec": 1})
             body["autoHealingPolicies"] = [
                 {"healthCheck": "global/healthChecks/h", "initialDelaySec": 3}
             ]
@@ -205,7 +205,7 @@ class Anything(RuleBasedStateMachine):
     def act_on_vm(self, data: st.DataObject, verb: str) -> None:
         instance = self._draw(data)
         if verb not in ("reset", "maintain") or instance.status == "RUNNING":
-            getattr(self.world.fleet, f"{verb}_instance")(instance)
+            getattr(self.world.fleet.vms, f"{verb}_instance")(instance)
         self._settle()
 
     @rule(data=st.data())
@@ -217,7 +217,7 @@ class Anything(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.world.fleet.instances)
     def see_an_end_late(self, data: st.DataObject) -> None:
-        self.world.fleet.hold_stopping(self._draw(data), 0.5)
+        self.world.fleet.vms.hold_stopping(self._draw(data), 0.5)
         self._settle()
 
     @rule(data=st.data(), well=st.booleans())
@@ -255,7 +255,7 @@ class Anything(RuleBasedStateMachine):
         self.templates += 1
         name = f"t{self.templates}"
         properties = {"machineType": machine, "scheduling": self.scheduling}
-        self.world.fleet.add_template(name, properties, "")
+        self.world.fleet.blueprints.add_template(name, properties, "")
         version: dict[str, Any] = {"name": name, "instanceTemplate": name, "template": name}
         versions = [self.group.main, {**version, "targetSize": canary}] if canary else [version]
         self.world.fleet.change_group(self.group, self.group.body, versions)
@@ -470,7 +470,7 @@ def test_a_vm_that_never_is_well_is_healed_after_its_initial_delay_and_not_befor
 ) -> None:
     world = World()
     world.template("t1", provisioningModel="SPOT")
-    world.fleet.add_health_check(
+    world.fleet.blueprints.add_health_check(
         "h", {"checkIntervalSec": interval_sec, "unhealthyThreshold": threshold}
     )
     policy = {"healthCheck": "global/healthChecks/h", "initialDelaySec": delay_sec}
