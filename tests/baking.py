@@ -19,7 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from outlast.localcloud.vm.hypervisor import SHIMS, SYSTEM_PATH
+from outlast.localcloud.vm.disks import SYSTEM_PATH
+from outlast.localcloud.vm.hypervisor import SHIMS
 
 PYTHON = """#!/bin/bash
 # Lends an environment the pip of its interpreter, rather than installs one there.

@@ -25,7 +25,7 @@ from outlast.localcloud.compute.calls import (
 )
 from outlast.localcloud.compute.catalogue import ALL_ZONES
 from outlast.localcloud.compute.fleet.model import Fault, Instance
-from outlast.localcloud.vm.hypervisor import read_serial
+from outlast.localcloud.vm.serial import read_serial
 
 if TYPE_CHECKING:
     from outlast.localcloud.compute.service import Compute

@@ -22,6 +22,7 @@ from outlast.localcloud.base.clock import to_rfc3339
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.cloud import Cloud, Service
 from outlast.localcloud.compute import listing, rules
+from outlast.localcloud.compute.accounts import default_account, service_account
 from outlast.localcloud.compute.answers import (
     HOST,
     Answers,
@@ -82,12 +83,8 @@ from outlast.localcloud.compute.operations import Operations
 from outlast.localcloud.compute.templates import Templates
 from outlast.localcloud.http import discovery
 from outlast.localcloud.http.bodies import read_json
-from outlast.localcloud.vm.hypervisor import (
-    Hypervisor,
-    Machine,
-    default_account,
-    service_account,
-)
+from outlast.localcloud.vm.hypervisor import Hypervisor
+from outlast.localcloud.vm.machine import Machine
 from outlast.localcloud.vm.metadata import Value, vm_values
 from outlast.localcloud.vm.no_guests import NoGuests
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from outlast.localcloud.vm.hypervisor import Guest, Machine, Report
+from outlast.localcloud.vm.hypervisor import Guest
+from outlast.localcloud.vm.machine import Machine, Report
 
 
 class NoGuests:

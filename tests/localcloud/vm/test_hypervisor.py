@@ -16,16 +16,12 @@ from typing import Any
 import pytest
 
 from outlast.localcloud.vm import hypervisor as guests
+from outlast.localcloud.vm.disks import SHARED_MEMORY
 from outlast.localcloud.vm.guest_init import descendants, resident_kb
-from outlast.localcloud.vm.hypervisor import (
-    SERIAL_BYTES,
-    SHARED_MEMORY,
-    Guest,
-    Hypervisor,
-    Machine,
-    read_serial,
-)
+from outlast.localcloud.vm.hypervisor import Guest, Hypervisor
+from outlast.localcloud.vm.machine import Machine
 from outlast.localcloud.vm.metadata import vm_values
+from outlast.localcloud.vm.serial import SERIAL_BYTES, read_serial
 
 pytestmark = pytest.mark.rehearsal
 
@@ -303,7 +299,8 @@ def test_vms_die_with_a_cloud_that_is_killed(tmp_path: Path) -> None:
 import asyncio, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
-from outlast.localcloud.vm.hypervisor import Hypervisor, Machine
+from outlast.localcloud.vm.hypervisor import Hypervisor
+from outlast.localcloud.vm.machine import Machine
 async def main():
     hypervisor = Hypervisor(Path(sys.argv[1]), lambda *_: None, print, grace_sec=1)
     script = '''

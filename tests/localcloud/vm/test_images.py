@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.localcloud.vm import hypervisor as guest
-from outlast.localcloud.vm import images
+from outlast.localcloud.vm import disks, images
 
 
 @pytest.fixture
@@ -52,5 +51,5 @@ def test_a_folder_of_the_image_that_is_a_link_is_not_followed(
     link.symlink_to(home)
     images.unpack(image, tmp_path / "new")
     with pytest.raises(OSError, match=f"{name}: is a link in the VM's image"):
-        guest._make_folders(tmp_path / "new")
+        disks.make_folders(tmp_path / "new")
     assert home.stat().st_mode & 0o777 == 0o700 and [p.name for p in home.iterdir()] == ["keep"]

@@ -1,0 +1,43 @@
+"""The processes of VMs: found below a VM's first process, or by the token that they carry."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from outlast.localcloud.vm.guest_init import descendants, read_stat
+
+TOKEN_VARIABLE = "OUTLAST_VM_TOKEN"
+
+
+def processes_below(pid: int, token: str) -> set[int]:
+    """Every process of a VM but its first."""
+    return (descendants(pid) | holders_of(token)) - {pid}
+
+
+def holders_of(token: str) -> set[int]:
+    """Every live process that has the token in its environment."""
+    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+            if wanted in file.read().split(b"\0"):
+                found.add(int(entry))
+    return {pid for pid in found if (stat := read_stat(pid)) and stat[0] not in "ZX"}
+
+
+def trees_of(token: str) -> set[int]:
+    """Who has the token, with all below them: the first process of a VM is one."""
+    holders = holders_of(token)
+    return holders.union(*map(descendants, holders))
+
+
+def command_line(pid: int) -> str:
+    """The words of a process; empty if it has gone."""
+    try:
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    except OSError:
+        return ""
