@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from outlast.localcloud.compute.operations import Operations
-from tests.localcloud.compute.fleet.model_world import FakeClock
+from tests.localcloud.compute.fleet.world import FakeClock
 
 PATH = "zones/europe-west4-a/instanceGroupManagers/g1"
 

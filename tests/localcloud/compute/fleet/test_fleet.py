@@ -23,7 +23,7 @@ from outlast.localcloud.compute.fleet.model import (
     Restless,
     Stop,
 )
-from tests.localcloud.compute.fleet.model_world import (
+from tests.localcloud.compute.fleet.world import (
     REGION,
     ZONE,
     ZONES,

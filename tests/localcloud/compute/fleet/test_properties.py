@@ -20,7 +20,7 @@ from outlast.localcloud.compute.fleet.model import (
     Group,
     Instance,
 )
-from tests.localcloud.compute.fleet.model_world import ZONES, World
+from tests.localcloud.compute.fleet.world import ZONES, World
 
 LARGEST = 4
 LONGEST_PEACE = 60

@@ -17,7 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from outlast.localcloud.compute.fleet import creation, fleet, health, inventory, manager, model, vms
 from outlast.localcloud.compute.fleet.model import ModelError, Restless
-from tests.localcloud.compute.fleet import test_model_properties as properties
+from tests.localcloud.compute.fleet import test_properties as properties
 
 # Generation alone: what is found need not be made small.
 SEARCH = settings(
