@@ -148,13 +148,10 @@ def _sections() -> Iterator[tuple[str, dict[str, Mapping[str, Any]]]]:
     sys.path.insert(0, str(ROOT))
     from outlast.settings import keys
 
-    first = {keys.to_camel(name): heading for heading, name in keys.SECTIONS.items()}
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    heading = ""
-    for key, entry in keys.declared().items():
-        heading = first.get(key, heading)
-        found.setdefault(heading, {})[key] = entry
-    yield from found.items()
+    declared = keys.declared()
+    for section in keys.SECTIONS:
+        names = map(keys.to_camel, section.model_fields)
+        yield section.__doc__ or "", {name: declared[name] for name in names}
 
 
 def components(files: list[Path]) -> str:

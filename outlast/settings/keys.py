@@ -21,8 +21,8 @@ from outlast.spec.delivery import KINDS
 from outlast.spec.run_spec import OWN, ROOT, RunSpec, Timeouts
 
 
-class Keys(BaseModel):
-    """Every setting of a stack, as it is given or by default."""
+class Section(BaseModel):
+    """Settings that belong together; a section's docstring is its heading on the pages."""
 
     model_config = ConfigDict(
         # Nothing is built before something is validated: the command line imports this, too.
@@ -33,7 +33,15 @@ class Keys(BaseModel):
         strict=True,
     )
 
-    # What is trained
+    def is_default(self, name: str) -> bool:
+        """Whether the field has its default."""
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return getattr(self, name) == default
+
+
+class WhatIsTrained(Section):
+    """What is trained"""
+
     experiment: str = Field(
         "",
         description=(
@@ -175,7 +183,10 @@ class Keys(BaseModel):
         0, description="Counter; with another number, the same spec is another run"
     )
 
-    # How it continues
+
+class HowItContinues(Section):
+    """How it continues"""
+
     checkpoint_every: Annotated[str, formats.CHECKPOINT_EVERY] = Field(
         RunSpec.checkpoint_every,
         description="When a checkpoint is made: auto, seconds such as 30s, or steps such as 200",
@@ -255,7 +266,10 @@ class Keys(BaseModel):
         60, description="Minutes that a kept VM stays after the run's end"
     )
 
-    # Limits
+
+class Limits(Section):
+    """Limits"""
+
     max_run_minutes: Minutes = Field(
         1440,
         description=(
@@ -271,7 +285,10 @@ class Keys(BaseModel):
         ),
     )
 
-    # Where and on what
+
+class WhereAndOnWhat(Section):
+    """Where and on what"""
+
     zone: str = Field("", description="Zone of the VM; empty is gcp:zone")
     zones: tuple[Any, ...] = Field(
         (),
@@ -375,7 +392,10 @@ class Keys(BaseModel):
         ),
     )
 
-    # What is shared, and how VMs are reached
+
+class WhatIsSharedAndHowVmsAreReached(Section):
+    """What is shared, and how VMs are reached"""
+
     part: Annotated[str, one_of("experiment", "foundation")] = Field(
         "experiment",
         description=(
@@ -448,7 +468,10 @@ class Keys(BaseModel):
         ),
     )
 
-    # Timeouts, in seconds
+
+class TimeoutsInSeconds(Section):
+    """Timeouts, in seconds"""
+
     notice_sec: SecondsOr0 = Field(
         int(Timeouts.notice),
         description="Seconds of notice before a preemption: 120, or 0 for none",
@@ -490,21 +513,27 @@ class Keys(BaseModel):
         ),
     )
 
-    def is_default(self, name: str) -> bool:
-        """Whether the field has its default."""
-        default = type(self).model_fields[name].get_default(call_default_factory=True)
-        return getattr(self, name) == default
+
+class Keys(
+    TimeoutsInSeconds,
+    WhatIsSharedAndHowVmsAreReached,
+    WhereAndOnWhat,
+    Limits,
+    HowItContinues,
+    WhatIsTrained,
+):
+    """Every setting of a stack, as it is given or by default."""
 
 
-SECTIONS = {
-    "What is trained": "experiment",
-    "How it continues": "checkpoint_every",
-    "Limits": "max_run_minutes",
-    "Where and on what": "zone",
-    "What is shared, and how VMs are reached": "part",
-    "Timeouts, in seconds": "notice_sec",
-}
-"""The headings of the pages, each with the first of its keys."""
+SECTIONS: tuple[type[Section], ...] = (
+    WhatIsTrained,
+    HowItContinues,
+    Limits,
+    WhereAndOnWhat,
+    WhatIsSharedAndHowVmsAreReached,
+    TimeoutsInSeconds,
+)
+"""In the order of the pages."""
 
 
 @functools.cache

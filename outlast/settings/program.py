@@ -130,8 +130,7 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
 
 def foundation_outputs(settings: Settings) -> dict[str, Any]:
     """A foundation's outputs that are known beforehand, for `outlast.spec.foundation.overlay`."""
-    chosen = settings.image != keys.declared()["image"]["default"]
-    image = settings.image if chosen else ""
+    image = "" if settings.is_default("image") else settings.image
     return {
         "part": settings.part,
         "owner": settings.owner,
