@@ -25,6 +25,8 @@ DEFAULT_MACHINE_TYPE = "e2-standard-4"
 DEFAULT_LIMIT_MINUTES = 120
 DEFAULT_DISK_GB = 50
 DISK_TYPE = "pd-balanced"
+DISK_GB_LEAST, DISK_GB_MOST = 10, 65_536
+"""Of any boot disk."""
 """The builder's defaults."""
 LIMIT_MINUTES = 1440
 
@@ -146,7 +148,7 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
         ),
         zone=_text(given, "zone", zone, ZONE, "must be a zone such as europe-west4-a"),
         limit_minutes=_integer(given, "limitMinutes", DEFAULT_LIMIT_MINUTES, 1, LIMIT_MINUTES),
-        disk_gb=_integer(given, "diskGb", DEFAULT_DISK_GB, 10, 65_536),
+        disk_gb=_integer(given, "diskGb", DEFAULT_DISK_GB, DISK_GB_LEAST, DISK_GB_MOST),
     )
     if len(recipe.family) > FAMILY_LIMIT:
         raise _bad("family", recipe.family, f"must have at most {FAMILY_LIMIT} characters")

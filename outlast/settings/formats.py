@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from outlast.cloud import images
 from outlast.cloud import recipe as recipes
 from outlast.machines import machines
 from outlast.spec import identity, keys, network_rules
@@ -113,8 +114,7 @@ IMAGE = matching(
         rf"projects/{recipes.PROJECT}/|projects/{recipes.PROJECT}/)?"
         rf"global/images/(?:family/)?{_NAME}|(?:{recipes.PROJECT}/|family/)?{_NAME}"
     ),
-    "must name an image or an image family, such as"
-    " projects/debian-cloud/global/images/family/debian-13",
+    f"must name an image or an image family, such as {images.DEBIAN}",
 )
 MACHINE_TYPE = matching(recipes.MACHINE, "must be a machine type's bare name such as e2-standard-2")
 NETWORK = matching(

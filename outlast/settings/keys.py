@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from outlast.cloud import images
+from outlast.cloud import recipe as recipes
 from outlast.machines import machines
 from outlast.settings import formats
 from outlast.settings.formats import Count, DataPaths, Globs, Minutes, Seconds, SecondsOr0, one_of
@@ -349,7 +351,7 @@ class WhereAndOnWhat(Section):
         "", description="The oldest acceptable CPU platform, such as Intel Ice Lake; empty is any"
     )
     image: Annotated[str, formats.IMAGE] = Field(
-        "projects/debian-cloud/global/images/family/debian-13",
+        images.DEBIAN,
         description="Image or image family of the boot disk; needs Python 3.11 to 3.13",
     )
     image_recipe: dict[str, Any] = Field(
@@ -360,7 +362,9 @@ class WhereAndOnWhat(Section):
             "(docs/machines.md); empty bakes none"
         ),
     )
-    boot_disk_gb: int = Field(50, ge=10, le=65_536, description="Size of the boot disk")
+    boot_disk_gb: int = Field(
+        50, ge=recipes.DISK_GB_LEAST, le=recipes.DISK_GB_MOST, description="Size of the boot disk"
+    )
     boot_disk_type: Annotated[str, formats.DISK_TYPE] = Field(
         machines.Choice.disk_type, description="Type of the boot disk"
     )

@@ -72,7 +72,7 @@ def test_a_delivery_that_cannot_be_is_a_sentence(own, expected):
         ({"gitUrl": SSH, "gitHostKeys": ["|1|abc= ssh-ed25519 AAAA"]}, "as ssh-keyscan prints it"),
         (
             {"gitUrl": SSH.replace("example/", "example:2222/"), "gitHostKeys": [HOST_KEY]},
-            "do not belong to [git.example]:2222",
+            "are not for [git.example]:2222",
         ),
         ({"gitHostKeys": [HOST_KEY]}, "are for ssh hosts"),
         ({"gitSecret": "a secret"}, "must name a secret of Secret Manager"),
