@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -91,13 +92,15 @@ def pages() -> dict[Path, str]:
 
 def configuration() -> str:
     """The page of every key."""
+    limits = _keys().limits
     lines = [CONFIGURATION.format(made=MADE)]
     for heading, settings in _sections():
         lines += [f"## {heading}", "", "| key | type | default | |", "|---|---|---|---|"]
         for key, entry in settings.items():
             default = json.dumps(entry["default"])
             kind = KINDS[type(entry["default"])]
-            row = (f"`{key}`", kind, f"`{default}`", entry["description"])
+            about = "; ".join(filter(None, (entry["description"], limits(key))))
+            row = (f"`{key}`", kind, f"`{default}`", about)
             lines.append(f"| {' | '.join(map(_cell, row))} |")
         lines.append("")
     return "\n".join(lines)
@@ -145,13 +148,19 @@ def _scalar(text: str) -> str:
 
 def _sections() -> Iterator[tuple[str, dict[str, Mapping[str, Any]]]]:
     """Headings and their settings."""
-    sys.path.insert(0, str(ROOT))
-    from outlast.settings import keys
-
+    keys = _keys()
     declared = keys.declared()
     for section in keys.SECTIONS:
         names = map(keys.to_camel, section.model_fields)
         yield section.__doc__ or "", {name: declared[name] for name in names}
+
+
+def _keys() -> ModuleType:
+    """The declarations of this checkout."""
+    sys.path.insert(0, str(ROOT))
+    from outlast.settings import keys
+
+    return keys
 
 
 def components(files: list[Path]) -> str:

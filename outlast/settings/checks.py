@@ -65,7 +65,42 @@ def check(
     check_part(given)
     refuse_for_existing(given)
 
-    experiment = experiment_of(given.experiment, stack)
+    runs = _run_of(given, values, cloud, stack, secret_keys)
+    network = network_of(given, runs["git"])
+    own_labels = labels_of(given.labels)
+    follows = {
+        **runs,
+        "project": cloud,
+        "region": location.region,
+        "zone": location.zone,
+        "zones": location.zones,
+        "owner": f"{organization}/{project}/{stack}",
+        "spot": machine.spot,
+        "restarts": machine.restarts,
+        "gpus": machine.gpus,
+        "recipe": recipe_of(given, cloud, location, network),
+        "foundation": foundation_name(values, organization, project),
+        "leave_role": (foundation_outputs or {}).get("leaveRole", ""),
+        "network_rules": network,
+        "labels": label_rules.of_stack(project, stack, runs["experiment"], own_labels),
+        "timeouts": timeouts_of(given, spot=machine.spot),
+        "advice": (*machine.advice, *runs["advice"]),
+    }
+    found = Settings.model_construct(**{**dict(given), **follows})
+    if found.part == EXPERIMENT:
+        check_image(found.image, found.recipe, found.needs)
+    return found
+
+
+def _run_of(
+    given: Keys,
+    values: Mapping[str, Any],
+    cloud: str,
+    stack: str,
+    secret_keys: Collection[str],
+) -> dict[str, Any]:
+    """What runs, as fields of Settings."""
+    experiment, bucket = experiment_of(given.experiment, stack), bucket_of(given, cloud)
     git = delivery_of(given, cloud).git
     command = command_of(given)
     check_init(given, command)
@@ -76,19 +111,13 @@ def check(
     refuse_plain_values(values, secret_keys, secret_env, command, args)
     is_own = not command and bool(git or given.source)
     content = content_of(given, trainer, args, command, git)
-    bucket = bucket_of(given, cloud)
-    network = network_of(given, git)
     if not command:
         dests = dests_of(args if is_own else parser_of(trainer))
         own = f"experiments/{experiment}/"
         check_paths(dests, args, f"gs://{bucket}/", own, given.data_paths)
-    follows: dict[str, Any] = {
-        "project": cloud,
-        "region": location.region,
-        "zone": location.zone,
-        "zones": location.zones,
-        "owner": f"{organization}/{project}/{stack}",
+    return {
         "experiment": experiment,
+        "bucket": bucket,
         "trainer": trainer,
         "args": args,
         "run": given.run or identity.name_of(content),
@@ -97,30 +126,15 @@ def check(
         "command": command,
         "git": git,
         "command_options": command_options_of(given, command),
-        "spot": machine.spot,
-        "restarts": machine.restarts,
-        "gpus": machine.gpus,
-        "recipe": recipe_of(given, cloud, location, network),
-        "bucket": bucket,
-        "foundation": foundation_name(values, organization, project),
-        "leave_role": (foundation_outputs or {}).get("leaveRole", ""),
-        "network_rules": network,
-        "labels": label_rules.of_stack(project, stack, experiment, labels_of(given.labels)),
         "secret_env": secret_env,
         "webhook_secret": webhook_secret_of(given, cloud),
-        "timeouts": timeouts_of(given, spot=machine.spot),
         "advice": (
-            *machine.advice,
             *slips(command, given),
             *plain_tokens(command, args),
             *gs_paths_read(given, command, args, is_own),
             *_grants(given, git, account_email(experiment, cloud)),
         ),
     }
-    found = Settings.model_construct(**{**dict(given), **follows})
-    if found.part == EXPERIMENT:
-        check_image(found.image, found.recipe, found.needs)
-    return found
 
 
 def _grants(given: Keys, git: Git | None, email: str) -> tuple[str, ...]:

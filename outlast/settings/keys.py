@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 
 from outlast.cloud import images
 from outlast.cloud import recipe as recipes
@@ -551,3 +551,17 @@ def declared() -> Mapping[str, Mapping[str, Any]]:
             "default": list(default) if isinstance(default, tuple) else default,
         }
     return found
+
+
+def limits(key: str) -> str:
+    """What a number may be: "from 1 to 256", "0 or more"; empty if any, or if it is none."""
+    field = Keys.model_fields[to_snake(key)]
+    found = {
+        name: getattr(one, name)
+        for one in field.metadata
+        for name in ("ge", "le")
+        if hasattr(one, name)
+    }
+    if not found:
+        return ""
+    return f"from {found['ge']} to {found['le']}" if "le" in found else f"{found['ge']} or more"

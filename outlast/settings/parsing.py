@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outlast.base.suggest import did_you_mean
 from outlast.settings.errors import NAMESPACE, SettingsError, bad
-from outlast.settings.keys import Keys, declared
+from outlast.settings.keys import Keys, declared, limits
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -77,20 +77,7 @@ def _refusal(error: "ErrorDetails", given: Mapping[str, Any]) -> SettingsError:
             f"by its parts: pulumi config set --path {NAMESPACE}:{key}.NAME VALUE",
         ),
     }
-    return bad(key, value, *rules.get(kind, (_number_rule(key), "")))
-
-
-def _number_rule(key: str) -> str:
-    limits = {
-        name: getattr(one, name)
-        for field in Keys.model_fields.values()
-        if field.alias == key
-        for one in field.metadata
-        for name in ("ge", "le")
-        if hasattr(one, name)
-    }
-    least, most = limits.get("ge"), limits.get("le")
-    if least is None:
-        return "must be a whole number"
-    how = f", {least} or more" if most is None else f" from {least} to {most}"
-    return f"must be a whole number{how}"
+    allowed = limits(key)
+    joint = " " if allowed.startswith("from") else ", " if allowed else ""
+    number = f"must be a whole number{joint}{allowed}"
+    return bad(key, value, *rules.get(kind, (number, "")))

@@ -191,6 +191,7 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
             {"health": "repair", "healthLimitSec": "60"},
             "outlast:healthLimitSec 60: with health rep",
         ),
+        ({"softDeleteDays": "a week"}, "'a week': must be a whole number; set outlast:soft"),
         ({"softDeleteDays": "3"}, "outlast:softDeleteDays 3: must be 0, or 7 to 90"),
         ({"bucketMode": "mine"}, "outlast:bucketMode 'mine': must be managed or existing"),
         ({"part": "both"}, "outlast:part 'both': must be experiment or foundation"),

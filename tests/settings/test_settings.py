@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import MISSING
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -75,6 +76,17 @@ def test_every_declared_key_is_read():
 
 def text_of(file):
     return file.read_text()
+
+
+def test_a_default_on_the_vm_is_that_of_its_setting():
+    plain = check().run_spec("")
+    shared = set(Keys.model_fields) & set(RunSpec.__dataclass_fields__)
+    own = {"args", "bucket", "experiment", "run", "trainer", "resume"}  # which have none there
+    assert "checkpoint_every" in shared and "mode" in shared
+    for name in shared - own:
+        field = RunSpec.__dataclass_fields__[name]
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        assert getattr(plain, name) == default, name
 
 
 def test_every_field_of_the_settings_has_a_value():

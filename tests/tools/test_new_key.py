@@ -122,7 +122,7 @@ def test_a_key_that_reaches_the_vm_takes_three_files(checkout: Path):
     about = "How far the trainer gives way"
     assert declared["niceLevel"] == {"description": about, "default": 0}
     page = (checkout / "docs/configuration.md").read_text()
-    assert f"| `niceLevel` | integer | `0` | {about} |" in page
+    assert f"| `niceLevel` | integer | `0` | {about}; from 0 to 19 |" in page
     assert "    nice_level: int\n" in (checkout / "outlast/settings/experiment_args.py").read_text()
 
     found = json.loads(python(checkout, "-c", PROGRAM).splitlines()[-1])
