@@ -89,9 +89,9 @@ def save(args, arrays):
             begun = time.perf_counter()
             if step > 1 and len(wrote) >= 1:
                 blocked.append(begun - ended)
-                while run._session.busy:
+                while run._side.session.busy:
                     time.sleep(0.002)
-                    run._session.poll()
+                    run._side.session.poll()
                 commits.append(time.perf_counter() - ended)
             peak_supervisor = resident_mb(str(process.pid))
             if len(blocked) >= args.saves + 2:

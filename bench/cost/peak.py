@@ -51,7 +51,7 @@ def main(subject, mb, folder, steps):
     ) as run:
         for number in run.steps():
             step()
-            if not run._session.wait_committed(120):
+            if not run._side.session.wait_committed(120):
                 raise SystemExit("no commit within two minutes")
             if number >= int(steps):
                 sys.stdout.flush()

@@ -44,9 +44,9 @@ def save(args, values):
             for item in values["box"].values():
                 item += 1
             if run.step > 1:
-                while run._session.busy:
+                while run._side.session.busy:
                     time.sleep(0.002)
-                    run._session.poll()
+                    run._side.session.poll()
                 process.kill()
                 raise _Enough
     process.wait()

@@ -23,10 +23,11 @@ from outlast.loop.errors import (
     LeftEarly,
     LoopError,
     NotHere,
+    RunEnded,
     StateError,
     SupervisorLost,
 )
-from outlast.loop.training import RunEnded, Training
+from outlast.loop.training import Training
 
 __all__ = [
     "CheckpointFailed",

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.console import fill_descriptors
-from outlast.loop import local, ranks
+from outlast.loop import local
 from outlast.loop.errors import LoopError, tell_alone
-from outlast.loop.follower import Follower
 from outlast.loop.training import Training
 from outlast.protocol import check_part_name, parse_every
 
@@ -82,12 +81,10 @@ def train(
             check_part_name(part)
         except ValueError as error:
             raise LoopError(str(error)) from None
-    world = ranks.world()
-    kind = Training if world is None or world.rank == 0 else Follower
     options = local.Options(
         run_dir, name, arguments, source, _every(checkpoint_every), init, model_output_path
     )
-    return kind(
+    return Training(
         state,
         total,
         options,

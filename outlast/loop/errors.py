@@ -71,6 +71,10 @@ class SupervisorLost(LoopError):
         return super().__str__()
 
 
+class RunEnded(SystemExit):
+    """The run has ended already; carries the exit code that belongs to its end."""
+
+
 TOLD_ALONE = (
     CheckpointFailed,
     DataError,

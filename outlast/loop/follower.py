@@ -1,5 +1,6 @@
-"""``outlast.train`` in every rank but the first: the same steps, at rank 0's word."""
+"""A training in every rank but the first: the same steps, at rank 0's word."""
 
+import contextlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,146 +8,171 @@ from typing import Any
 
 from outlast.base import exits, scratch_space
 from outlast.base.variables import variables
-from outlast.loop import ending, notes, ranks, saving, snapshot, state, verify
-from outlast.loop.errors import LoopError, RankLost
+from outlast.loop import data, ending, ranks, snapshot, state
+from outlast.loop.call import Call
+from outlast.loop.errors import LoopError, RankLost, RunEnded
 from outlast.loop.history import Direction
+from outlast.loop.progress import Progress
 from outlast.loop.signals import Supervised
-from outlast.loop.training import RunEnded, Training
 from outlast.loop.words import say
 
 
-class Follower(Training):
-    """One rank's part in a training that rank 0 leads. What rank 0 keeps is nothing here: ``log``,
-    ``eval`` and ``tick`` do nothing, and what is written to ``result`` is thrown away."""
+class Follower:
+    """One rank's part in a training that rank 0 leads, with the methods of Leading. What rank 0
+    keeps is nothing here, and what is written to the result is thrown away."""
 
-    _drawn: int | None = None
-    """The step that the loop was left in. Whether it counts, rank 0 knows."""
-
-    def log(self, **values: Any) -> None:
-        """Nothing: rank 0's rows are the run's."""
-        self._marked = True
-
-    def eval(self, *, best: Direction | None = None, of: str | None = None, **values: Any) -> None:
-        """Nothing: rank 0's evaluations are the run's."""
-        self._marked = True
+    def __init__(self, call: Call, progress: Progress) -> None:
+        assert call.world is not None
+        self._call = call
+        self._progress = progress
+        self._rank = call.world.rank
+        self._member = ranks.Member(call.world)
+        self._signals = Supervised()
+        self._result_folder: Path | None = None
+        self._result_of_part: Path | None = None
+        """The files of the result of a part that is done already."""
+        self._unproved = False
+        self._cleanup = contextlib.ExitStack()
 
     @property
-    def evals(self) -> list[dict[str, Any]]:
-        """LoopError: what rank 0 gave to ``eval`` is not here, and what this rank gave is not
-        kept."""
-        raise LoopError(
-            f"run.evals in rank {self.rank}: only rank 0 keeps evaluations; read them if "
-            "run.rank is 0, and send the other ranks what they need"
-        )
+    def is_done(self) -> bool:
+        """Whether the part was done before this start."""
+        return self._result_of_part is not None
 
-    def tick(self, phase: str = "train") -> None:
-        """Nothing: rank 0's signs of life are the run's."""
-
-    def _begin(self) -> None:
-        world = self._world
-        assert world is not None
-        self._member = ranks.Member(world)
+    def begin(self) -> None:
+        """Begin as rank 0 says. RunEnded if the run has ended."""
         # The terminal's Ctrl-C and torchrun's SIGTERM reach every rank; what they mean, rank 0
         # says at the next boundary. Where rank 0 has gone, the watch ends this rank.
-        self._signals = Supervised()
         self._signals.install()
         self._cleanup.callback(self._signals.restore)
-        state.check_top(self._state)
+        state.check_top(self._call.state)
         stopping = lambda: self._signals.requested  # noqa: E731
-        said = self._member.join(self._call, stopping)
+        said = self._member.join(self._call.alike, stopping)
         if said.kind == ranks.END:
             raise RunEnded(said.body)
         where = said.body
         self._cleanup.enter_context(variables(where["environment"]))
         self._work = Path(where["work"])
-        self._result_folder = Path(where["result"]) / f"tmp-result-{ranks.part_name(world.rank)}"
-        if where["done"] is not None:
-            self._left_before, self._done_in = True, Path(where["done"])
+        self._result_folder = Path(where["result"]) / f"tmp-result-{ranks.part_name(self._rank)}"
+        self._take(where)
+        self._member.say(ranks.READY, self._progress.step)
+
+    def _take(self, where: dict[str, Any]) -> None:
+        """The state that this attempt begins with."""
+        restore, is_done = where["restore"], where["done"] is not None
+        if is_done:
             self._result_of_part = Path(where["part_result"])
-        if where["done"] is not None and where["restore"] is None:
-            self._step = where["step"]
-        elif where["restore"] is not None and not where["init"]:
-            folder = Path(where["restore"])
-            saved = snapshot.read(folder)
-            notes.check(saved.loop, saving.NOTES, "state.json")
-            state.restore_all(self._state, saved.nodes, saved.blobs)
-            verify.check(self._state, saved)
-            if self._rank_state is not None:
-                self._rank_state.restore(folder)
-            self._step = saved.step
-            self._take_over_note(saved.loop)
+        if is_done and restore is None:
+            self._progress.step = where["step"]
+        elif restore is not None and not where["init"]:
+            saved = snapshot.read(Path(restore))
+            self._call.restore(Path(restore), saved)
+            self._progress.resume(saved.step, saved.loop.get("over"))
         else:
-            if where["init"]:
-                self._take_init(Path(where["restore"]))
+            if restore is not None:
+                self._call.begin_with(Path(restore))
             self._unproved = True
             self._prove_rank_state()
-        self._member.say(ranks.READY, self._step)
+        if is_done:
+            self._progress.left_before = True
 
-    def _boundary(self) -> None:
+    def boundary(self) -> None:
         """Do what rank 0 says at this boundary, until it says go on."""
-        if self._unproved and self._step == 1:
+        progress = self._progress
+        if self._unproved and progress.step == 1:
             self._prove_rank_state()
             self._unproved = False
-        while (said := self._member.word(self._step)).kind != ranks.GO:
+        while (said := self._member.word(progress.step)).kind != ranks.GO:
             if said.kind == ranks.END:
-                self._stopped = said.body == exits.INTERRUPTED
+                progress.stopped = said.body == exits.INTERRUPTED
                 raise SystemExit(said.body)
             if said.kind == ranks.OVER:
-                self._why = self._why or "rank 0 has ended the loop"
+                progress.why = progress.why or "rank 0 has ended the loop"
                 return
-            self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
+            self._member.say(ranks.WRITTEN, progress.step, self._write_part(Path(said.body)))
 
-    def _warn(self, sentences: Iterable[str]) -> None:
+    def warn(self, sentences: Iterable[str]) -> None:
+        """Say these here."""
         for sentence in sentences:
             say(f"warning: {sentence}")
 
-    def _leave_loop(self) -> None:
-        self._drawn = self._drawn or self._making
-        super()._leave_loop()
+    def judge_best(self, name: str, step: int, value: float, direction: Direction) -> None:
+        """Nothing: rank 0's evaluations are the run's."""
 
-    def _is_stopped(self, over: bool) -> bool:
-        return self._stopped
+    def tick(self, phase: str) -> None:
+        """Nothing: rank 0's signs of life are the run's."""
+
+    def evals(self) -> list[dict[str, Any]]:
+        """LoopError: what rank 0 gave to ``eval`` is not here, and what this rank gave is not
+        kept."""
+        raise LoopError(
+            f"run.evals in rank {self._rank}: only rank 0 keeps evaluations; read them if "
+            "run.rank is 0, and send the other ranks what they need"
+        )
+
+    def data(self, path: str | Path) -> Path:
+        """The local path of data."""
+        found = data.find(path, lambda: None)
+        data.take_used()  # rank 0 says what the run uses
+        return found
+
+    def result_folder(self) -> Path:
+        """Where the program writes what it takes for the result, or finds that of a part."""
+        if self._result_of_part is not None:
+            return self._result_of_part
+        assert self._result_folder is not None
+        return self._result_folder
+
+    def loop_left(self) -> None:
+        """Nothing: rank 0 saves what the loop ended with."""
+
+    def is_stopped(self, over: bool) -> bool:
+        """Whether rank 0 has said so."""
+        return self._progress.stopped
 
     def _write_part(self, folder: Path) -> tuple[int, str] | None:
         """A full disk's error, which is rank 0's to try again, as it is with its own part."""
         try:
-            if self._rank_state is not None:
-                self._warn(self._rank_state.write(folder, self._step))
+            if self._call.rank_state is not None:
+                self.warn(self._call.rank_state.write(folder, self._progress.step))
         except OSError as error:
             if error.errno not in scratch_space.FULL:
                 raise
             return error.errno, error.strerror or ""
         return None
 
-    def _complete(self) -> None:
-        if not (self._started or self.done):
+    def complete(self) -> None:
+        """Say so to rank 0, and end as it does."""
+        progress = self._progress
+        if not (progress.started or self.is_done):
             raise LoopError("the training has made no steps: loop over run.steps()")
-        if self._total not in (None, self._drawn) and not self._is_over:
-            raise ending.left_early(self._step, self._total)
-        self._member.say(ranks.FINISHED, self._step, self._drawn)
+        if progress.total not in (None, progress.drawn) and not progress.is_over:
+            raise ending.left_early(progress.step, progress.total)
+        self._member.say(ranks.FINISHED, progress.step, progress.drawn)
         while (said := self._word_at_end()).kind in (ranks.OVER, ranks.PART):
             if said.kind == ranks.PART:  # of what the loop was left with
-                self._member.say(ranks.WRITTEN, self._step, self._write_part(Path(said.body)))
+                self._member.say(ranks.WRITTEN, progress.step, self._write_part(Path(said.body)))
         if said.kind != ranks.END:
             raise RankLost(
-                f"rank 0 goes on after step {self._step}, where this rank has ended: all ranks "
-                "must make the same steps"
+                f"rank 0 continues after step {progress.step}, where this rank has ended: all "
+                "ranks must make the same steps"
             )
         if said.body:
             raise SystemExit(said.body)
 
     def _word_at_end(self) -> ranks.RankMessage:
-        said = self._member.word(self._step, left=True)
-        if self._drawn is not None and said.step in (self._drawn - 1, self._drawn):
-            self._step = said.step
+        progress = self._progress
+        said = self._member.word(progress.step, left=True)
+        if progress.drawn is not None and said.step in (progress.drawn - 1, progress.drawn):
+            progress.step = said.step
         return said
 
-    def _leave_part(self) -> None:
+    def leave_part(self) -> None:
         """Nothing: rank 0 has said whether to stop, with the part's end."""
 
-    def _end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Leave the others; tell them why if this rank failed."""
-        if hasattr(self, "_result_folder"):
+        if self._result_folder is not None:
             shutil.rmtree(self._result_folder, ignore_errors=True)
         try:
             if isinstance(error, Exception | KeyboardInterrupt) and not isinstance(error, RankLost):
@@ -157,5 +183,5 @@ class Follower(Training):
             self._cleanup.close()
 
     def _prove_rank_state(self) -> None:
-        if self._rank_state is not None:
-            self._rank_state.prove(self._work)
+        if self._call.rank_state is not None:
+            self._call.rank_state.prove(self._work)

@@ -1,48 +1,20 @@
-"""Snapshots of a training's state: when one is due, where there is room, and what became of it."""
+"""Snapshots of a training's state: when one is due, and what became of it."""
 
-import contextlib
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outlast.base import exits, scratch_space
-from outlast.loop import ranks, schedule, snapshot, state, unchanged, verify
-from outlast.loop.errors import DoesNotFit
-from outlast.loop.history import Direction, History
-from outlast.loop.rows import Rows
+from outlast.loop import ranks, schedule
+from outlast.loop.call import Call
+from outlast.loop.history import Direction
+from outlast.loop.recording import Recording
 from outlast.loop.session import Session
-from outlast.loop.unsaved import Unsaved
-from outlast.loop.words import say
-from outlast.protocol import Snapshot
-
-BUSY_RETRY_SEC = 1.0
-FULL_RETRY_SEC = 60.0
-"""A snapshot that finds its disk full is tried for so long; the one before frees its room."""
-NOTES = ("evaluations", "best", "unchanged", "drawn", "unsaved")
-"""What each snapshot of a training notes beside the state."""
-SPARE = "tmp-spare.bin"
-EVALUATIONS = "tmp-evaluations"
-"""Where the files of evaluations that are full stay while the training runs."""
-RESULT = "tmp-result"
-"""Where the files of the result are written until they are complete."""
-
-
-@dataclass
-class _Offer:
-    """A written folder that the supervisor has not accepted yet."""
-
-    folder: Path
-    message: Snapshot
-    cost_sec: float
-    over: str | None = None
-    """Why the loop is over, as it notes."""
-    asked_at_sec: float | None = None
-    """When it was handed over, where the answer has not come yet."""
-    lacks_ranks: bool = False
-    """Whether the parts of the ranks are still to be written."""
+from outlast.loop.watchers import Watchers
+from outlast.loop.writing import BUSY_RETRY_SEC, Offer, Writer
 
 
 class Saver:
@@ -51,39 +23,23 @@ class Saver:
     def __init__(
         self,
         session: Session,
-        values: Mapping[str, object],
-        history: History,
-        rows: Rows,
+        call: Call,
+        recording: Recording,
+        watchers: Watchers,
         folders: Sequence[Path],
         *,
-        rank_state: ranks.RankState | None = None,
         leader: ranks.Leader | None = None,
-        watch: unchanged.Watch,
-        unsaved: Unsaved,
     ) -> None:
-        """``values`` are the training's ``state``; ``folders`` those for snapshots, the first one
-        that of the supervisor's choice."""
+        """As Writer."""
         self._session = session
-        self._state = values
-        self._begun = state.survey(values)
-        self._history = history
-        self._rows = rows
-        self._rank_state = rank_state
-        self._leader = leader
-        self._watch = watch
-        self._unsaved = unsaved
-        self._work = folders[0]
-        self._scratch = folders
-        for place in folders:
-            # Of a trainer before, and perhaps still read under another name.
-            (place / SPARE).unlink(missing_ok=True)
-            shutil.rmtree(place / EVALUATIONS, ignore_errors=True)
-        self._place, self._place_size = self._work, -1
-        self._spare = snapshot.Spare(self._place / SPARE)
-        self._pending: _Offer | None = None
+        self._writer = Writer(session, call, recording, watchers, folders, leader=leader)
+        self._history = recording.history
+        self._unchanged = watchers.unchanged
+        self._has_rank_state = call.rank_state is not None
+        self._pending: Offer | None = None
         self.over: str | None = None
         """Why the loop is over, as the snapshots from now on note; None while it is not."""
-        self._last: _Offer | None = None
+        self._last: Offer | None = None
         """The state that the loop ended with, until it is the supervisor's."""
         self._accepted_over: str | None = None
         """``over`` as the snapshot accepted last notes it."""
@@ -91,10 +47,13 @@ class Saver:
         self._retry_at_sec = 0.0
         self._waited = False
         """Whether the snapshot that is due has waited for one more step."""
-        self._count = 0
         self._best_due = False
         self._best_saved: dict[str, dict[str, Any]] | None = None
         self._schedule: schedule.Schedule | None = None
+
+    def prove(self) -> None:
+        """As Writer."""
+        self._writer.prove()
 
     def begin(self, step: int, timing: schedule.Schedule, *, restored: bool) -> None:
         """The training begins after ``step``; if that was ``restored``, it is saved already."""
@@ -104,8 +63,7 @@ class Saver:
 
     def close(self) -> None:
         """Give the room of what is not handed over back."""
-        self._spare.drop()
-        shutil.rmtree(self._place / EVALUATIONS, ignore_errors=True)
+        self._writer.close()
         if self._last is not None and self._last.asked_at_sec is None:
             shutil.rmtree(self._last.folder, ignore_errors=True)
 
@@ -124,13 +82,13 @@ class Saver:
         if self._best_due:
             self.hear_answer(wait=True)
             self._drop_pending()  # an older best is none any more
-            self._pending = self._write(step, ["best"])
+            self._pending = self._writer.write(step, ["best"], self.over)
             self._best_due = False
         elif self._pending is None and self._due(step) and not self._session.busy:
             # Once: names that are bound again in turn would hold it back for good.
-            self._waited = not self._waited and self._watch.wants_step(step)
+            self._waited = not self._waited and self._unchanged.wants_step(step)
             if not self._waited:
-                self._pending = self._write(step, [])
+                self._pending = self._writer.write(step, [], self.over)
         self._offer_pending()
 
     def _due(self, step: int) -> bool:
@@ -139,140 +97,6 @@ class Saver:
             return False
         assert self._schedule is not None
         return self._session.checkpoint_wanted or self._schedule.due(now_sec=now_sec, step=step)
-
-    # Writing.
-
-    def _write(self, step: int, tags: list[str], *, limit_sec: float | None = None) -> _Offer:
-        """The state as a complete folder under its final name; DoesNotFit where there stays no
-        room for it."""
-        limit_sec = FULL_RETRY_SEC if limit_sec is None else min(limit_sec, FULL_RETRY_SEC)
-        deadline = time.monotonic() + limit_sec
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                offer = self._write_once(step, tags)
-                if tries > 1:
-                    say(f"room for the snapshot at try {tries}")
-                return offer
-            except OSError as error:
-                if error.errno not in scratch_space.FULL:
-                    raise
-                size = self._place_size
-                self._drop_unfinished()
-                if time.monotonic() >= deadline:
-                    raise self._no_room(size, f" for {limit_sec:.0f} s", error) from None
-                if tries == 1:  # the others of a minute would say the same
-                    told = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
-                    say(told)
-            # The commit of the snapshot before makes room, or another process that filled the disk.
-            self._session.tick(step, "snapshot")
-            if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
-                time.sleep(BUSY_RETRY_SEC / 2)
-
-    def _no_room(self, size: int, how_long: str, error: OSError) -> DoesNotFit:
-        return DoesNotFit(
-            f"a snapshot of {size} bytes could not be written{how_long} ({error.strerror}); "
-            f"{scratch_space.describe(self._scratch)}; choose a machine with more memory or a"
-            " larger disk"
-        )
-
-    def _drop_unfinished(self) -> None:
-        """Give the room of what could not be written back, and look for a place again."""
-        self._spare.drop()
-        for place in self._scratch:
-            for left in place.glob("tmp-*"):
-                # A rank's proof is its own, and it may be at it now.
-                if left.name != RESULT and not left.name.startswith("tmp-proof-"):
-                    shutil.rmtree(left, ignore_errors=True)
-        self._place_size = -1
-
-    def _choose_place(self, size: int) -> None:
-        """Where two snapshots of ``size`` bytes fit; looked at again if they have grown."""
-        if size <= self._place_size:
-            return
-        self._place_size = size
-        place = scratch_space.choose(self._scratch, size) if len(self._scratch) > 1 else self._work
-        if place != self._place:
-            say(
-                f"snapshots of {size} bytes go to {place}: {scratch_space.describe([self._place])}",
-            )
-            self._spare.drop()
-            shutil.rmtree(self._place / EVALUATIONS, ignore_errors=True)
-            self._place, self._spare = place, snapshot.Spare(place / SPARE)
-
-    def _write_once(self, step: int, tags: list[str], *, with_ranks: bool = True) -> _Offer:
-        begun_sec = time.monotonic()
-        self._warn(self._watch.look(step))
-        self._warn(self._unsaved.look())
-        self._count += 1
-        identifier = f"{self._count:06d}"
-        nodes, blobs = state.capture_all(self._state, self._begun)
-        self._choose_place(sum(blob.nbytes for blob in blobs.items))
-        temporary = self._place / f"tmp-{identifier}"
-        loop = {**self._history.summary(), "unchanged": self._watch.note(), **self._unsaved.note()}
-        if self.over is not None:
-            loop["over"] = self.over
-        saved = snapshot.Saved(step, loop, nodes, blobs)
-        with self._rank_parts(step, temporary) if with_ranks else contextlib.nullcontext():
-            snapshot.write(temporary, saved, spare=self._spare_file())
-            self._history.write(temporary, self._place / EVALUATIONS)
-        rows_offset = self._rows.flush()  # before it has its name: this disk, too, may be full
-        folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
-        message = Snapshot(identifier, str(folder), step, tags, rows_offset)
-        cost_sec = time.monotonic() - begun_sec
-        return _Offer(folder, message, cost_sec, self.over, lacks_ranks=not with_ranks)
-
-    @contextlib.contextmanager
-    def _rank_parts(self, step: int, folder: Path) -> Iterator[None]:
-        """Has every rank write its part, at the same time as the rest of the snapshot is written;
-        moves the parts into ``folder`` after it."""
-        if self._rank_state is None:
-            yield
-            return
-        parts = folder.with_name(f"{folder.name}-ranks")
-        parts.mkdir()
-        asked = False
-        try:
-            if self._leader is not None:
-                self._leader.ask_parts(step, parts)
-                asked = True
-            self._warn(self._rank_state.write(parts, step))
-            yield
-        finally:
-            if asked and self._leader is not None:
-                self._leader.wait_parts(step)  # each question has its one answer
-        for part in parts.iterdir():
-            part.rename(folder / part.name)
-        parts.rmdir()
-
-    def _spare_file(self) -> snapshot.Spare:
-        """Where the next snapshot's arrays go: over those of the last one, if it has no reader."""
-        if self._session.busy or self._spare.shared:
-            self._spare.drop()
-        return self._spare
-
-    def _warn(self, sentences: Iterable[str]) -> None:
-        for sentence in sentences:
-            self._session.warn(sentence)
-
-    def prove(self) -> None:
-        """Save the state, restore it and compare: what does not survive fails now, by name."""
-        self._watch.look(1, snapshot=False)  # most of a state changes in the first step
-        before = state.capture_all(self._state, self._begun)
-        size = sum(blob.nbytes for blob in before[1].items)
-        self._choose_place(size)
-        folder = self._place / "tmp-proof"
-        try:
-            verify.prove(self._state, before, folder, spare=self._spare_file())
-        except OSError as error:
-            if error.errno not in scratch_space.FULL:
-                raise
-            self._drop_unfinished()
-            raise self._no_room(size, "", error) from None
-        shutil.rmtree(folder)
-        if self._rank_state is not None:
-            self._rank_state.prove(self._work)
 
     # Handing over.
 
@@ -334,14 +158,14 @@ class Saver:
         self.hear_answer(wait=True)
         if not self._is_saved(step):
             try:
-                self._last = self._write_once(step, self._best_tags)
+                self._last = self._writer.write_once(step, self._best_tags, self.over)
             except OSError as error:
                 if error.errno not in scratch_space.FULL:
                     raise
-                self._drop_unfinished()
+                self._writer.drop_unfinished()
                 if self._session.busy:
                     return
-                self._last = self._write(step, self._best_tags)
+                self._last = self._writer.write(step, self._best_tags, self.over)
             self._best_due = False
         self._line_up()
 
@@ -352,12 +176,14 @@ class Saver:
         try:
             self.hear_answer(wait=sure)
             if self._last is None and not self._is_saved(step):
-                self._last = self._write_once(step, self._best_tags, with_ranks=False)
+                self._last = self._writer.write_once(
+                    step, self._best_tags, self.over, with_ranks=False
+                )
                 self._best_due = False
-            if sure and self._rank_state is None:
+            if sure and not self._has_rank_state:
                 self._line_up()
         except OSError:
-            self._drop_unfinished()
+            self._writer.drop_unfinished()
         except Exception:
             return
 
@@ -383,7 +209,7 @@ class Saver:
         self.hear_answer(wait=True)
         if self._best_due:
             self._drop_pending()
-            self._pending = self._write(step, ["best"])
+            self._pending = self._writer.write(step, ["best"], self.over)
             self._best_due = False
         for offer in (self._pending, self._last):
             if offer is None or self._hand_over(offer):
@@ -396,10 +222,10 @@ class Saver:
         """Hand over what a part ended with after ``step``, whatever is on its way still."""
         self.hear_answer(wait=True)
         if self._last is not None and self._last.lacks_ranks:
-            with self._rank_parts(step, self._last.folder):
+            with self._writer.rank_parts(step, self._last.folder):
                 self._last.lacks_ranks = False
         elif self._last is None and not self._is_saved(step):
-            self._last = self._write(step, self._best_tags)
+            self._last = self._writer.write(step, self._best_tags, self.over)
             self._best_due = False
         if self._pending is not None and (self._last is None or self._is_best_left):
             self._hand_over_surely(step, self._pending)
@@ -418,7 +244,7 @@ class Saver:
     def _best_tags(self) -> list[str]:
         return ["best"] if self._best_due else []
 
-    def _hand_over_surely(self, step: int, offer: _Offer) -> None:
+    def _hand_over_surely(self, step: int, offer: Offer) -> None:
         """SystemExit 75 where the machine ends before there is room for it."""
         while not self._hand_over(offer):
             if not self._session.last_snapshot_wanted:
@@ -427,13 +253,13 @@ class Saver:
             if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
                 time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
 
-    def _hand_over(self, offer: _Offer) -> bool:
+    def _hand_over(self, offer: Offer) -> bool:
         """Hand over what the loop has left, to wait in line; False if there is no room yet."""
         self._ask(offer)
         self.hear_answer(wait=True)
         return offer is not self._pending and offer is not self._last
 
-    def _ask(self, offer: _Offer) -> None:
+    def _ask(self, offer: Offer) -> None:
         offer.message = replace(offer.message, last=True)
         self._session.hand_over(offer.message)
         offer.asked_at_sec = time.monotonic()
@@ -453,7 +279,7 @@ class Saver:
             self._history.best, self._best_saved = self._best_saved, None
         if step == self._accepted_step:
             return True
-        offer = self._write(step, tags, limit_sec=deadline - time.monotonic())
+        offer = self._writer.write(step, tags, self.over, limit_sec=deadline - time.monotonic())
         while not self._session.offer(offer.message):
             if time.monotonic() >= deadline or not self._session.last_snapshot_wanted:
                 shutil.rmtree(offer.folder, ignore_errors=True)

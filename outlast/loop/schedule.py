@@ -5,8 +5,9 @@ machine is young, when most are preempted, and seldom later; see ``interval_sec`
 """
 
 import math
+import time
 
-from outlast.protocol import Every
+from outlast.protocol import Every, Welcome, parse_every
 
 FIRST_SEC = 5.0
 """Until the first snapshot of an attempt, whose cost is not known yet."""
@@ -99,3 +100,15 @@ class Schedule:
         self._commit_sec = self._commit_sec if commit_sec is None else commit_sec
         age_sec = now_sec - self._born_sec
         self._interval_sec = interval_sec(self._cost_sec, age_sec, self._commit_sec)
+
+
+def begin(every: str, step: int, answer: Welcome) -> Schedule:
+    """The schedule of a training that begins after ``step``, by what the supervisor knows of the
+    machine and of the commit before."""
+    return Schedule(
+        parse_every(every),
+        now_sec=time.monotonic(),
+        step=step,
+        age_sec=answer.machine_age_sec,
+        commit_sec=answer.commit_sec,
+    )

@@ -46,7 +46,7 @@ with outlast.train({{"place": place}}, {TOTAL}, run_dir=run_dir, checkpoint_ever
     for step in run.steps():
         place += step
         run.log(place=place[0])
-        assert run._session.wait_committed(60)
+        assert run._side.session.wait_committed(60)
         if step == {FULL_AT} and until != "never full":
             fill()
             if until == "emptied":
@@ -55,8 +55,8 @@ with outlast.train({{"place": place}}, {TOTAL}, run_dir=run_dir, checkpoint_ever
 """
 
 BUDGETS = """
-import outlast.base.retry, outlast.loop.saving
-outlast.loop.saving.FULL_RETRY_SEC = 0.5
+import outlast.base.retry, outlast.loop.writing
+outlast.loop.writing.FULL_RETRY_SEC = 0.5
 outlast.base.retry.PAUSE_SEC = 0.1
 outlast.base.retry.Limits.of = lambda limits, trouble: 0.5
 """

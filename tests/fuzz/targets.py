@@ -55,7 +55,7 @@ from outlast.bucket.store import Object, StoreError, open_store
 from outlast.bucket.store.memory import MemoryStore
 from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import compare
-from outlast.loop import notes, parts, saving, snapshot, state, verify
+from outlast.loop import notes, parts, snapshot, state, verify
 from outlast.loop.command.folder import Copier
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import History
@@ -159,7 +159,7 @@ def _snapshot(work: Path) -> Target:
 
     def read(folder: Path) -> object:
         found = snapshot.read(folder)
-        notes.check(found.loop, saving.NOTES, "state.json")
+        notes.check(found.loop, call.NOTES, "state.json")
         mine = program()
         state.restore_all(mine, found.nodes, found.blobs)
         verify.check(mine, found)

@@ -66,7 +66,7 @@ def test_a_loop_that_goes_on_after_finish_ends_before_its_next_step(
     with training() as run:
         for step in run.steps():
             steps.append(step)
-            assert run._session.wait_committed(30)
+            assert run._side.session.wait_committed(30)
             if step == 5:
                 run.finish("enough")
     assert steps == [1, 2, 3, 4, 5]
@@ -340,4 +340,4 @@ def child_ends(run: Training, end: str) -> None:
         assert run.__exit__(None, None, None) is None
     else:
         with pytest.raises(NotHere, match="was forked from the one that called outlast.train"):
-            run._boundary()
+            run._side.boundary()

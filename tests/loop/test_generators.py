@@ -69,7 +69,7 @@ def train(
         for step in run.steps():
             box["n"] += 1
             draw()
-            assert run._session.wait_committed(5)
+            assert run._side.session.wait_committed(5)
             if step == last:
                 run.finish("enough")
     assert supervisor.gone.wait(60)

@@ -49,7 +49,7 @@ with outlast.train(state, 10, run_dir=run_dir, name="x", arguments={}, checkpoin
         ordered[f"step{step}"] = step
         if step == 3 and kind != "metric":
             box["late"] = late()
-        run._session.wait_committed(60)
+        run._side.session.wait_committed(60)
         if step == kill:
             os._exit(9)
     run.result("out.json").write_text(json.dumps([rows, list(ordered.items()), repr(box)]))

@@ -41,7 +41,7 @@ def main():
     ) as run:
         for step, batch in zip(run.steps(), sampler.over(loader)):
             rows.append(batch.tolist())
-            run._session.wait_committed(60)
+            run._side.session.wait_committed(60)
             if step == kill:
                 os._exit(9)
         run.result("out.json").write_text(json.dumps(rows))

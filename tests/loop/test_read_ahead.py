@@ -96,7 +96,7 @@ with outlast.train(state, total, **options) as run:
     for step, batch in pairs(run):
         rows.append(batch)
         if step >= kill - 1:
-            run._session.wait_committed(60)
+            run._side.session.wait_committed(60)
         if step == kill:
             os._exit(9)
     run.result("out.json").write_text(json.dumps(rows))

@@ -22,7 +22,7 @@ def main():
                        checkpoint_every="1", constant=constant) as run:
         for step in run.steps():
 %(body)s
-            assert run._session.wait_committed(60)
+            assert run._side.session.wait_committed(60)
             if step == KILL:
                 os._exit(9)
 %(after)s

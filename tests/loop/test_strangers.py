@@ -21,7 +21,7 @@ with outlast.train(state, LAST, run_dir="run", name="x", arguments={}, checkpoin
     for step in run.steps():
 %(body)s
         box["n"] += 1
-        assert run._session.wait_committed(60)
+        assert run._side.session.wait_committed(60)
         if step == KILL:
             os._exit(9)
     run.result("out").write_text(repr((box, %(out)s)))

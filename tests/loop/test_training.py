@@ -54,7 +54,7 @@ def walk(each: Callable[[int], None] | None = None, *, hurry: bool = False) -> T
             if step % 4 == 0:
                 run.eval(epoch=step // 4, height=float(toy.place.sum()), best="max", of="height")
             if not hurry:
-                assert run._session.wait_committed(5)
+                assert run._side.session.wait_committed(5)
             if each:
                 each(step)
         run.result("place.bin").write_bytes(toy.place.tobytes())
@@ -289,7 +289,7 @@ def test_training_does_not_wait_for_the_answer(supervisor: FakeSupervisor) -> No
             if step == 4:
                 assert [folder.name for folder in supervisor.work.glob("snap-*")] == ["snap-000001"]
                 go_on.set()
-                assert run._session.wait_committed(10)
+                assert run._side.session.wait_committed(10)
     assert supervisor.gone.wait(60)
     steps = [message.step for message, _ in supervisor.committed]
     assert steps[0] == 1 and steps == sorted(set(steps))
@@ -319,7 +319,7 @@ def test_a_checkpoint_is_given_when_asked_for(supervisor: FakeSupervisor) -> Non
     with outlast.train(state=toy.state, total=6) as run:
         for step in run.steps():
             toy.step()
-            assert run._session.wait_committed(5)
+            assert run._side.session.wait_committed(5)
             if step == 2:
                 supervisor.push(Checkpoint())
     assert [snapshot.step for snapshot, _ in supervisor.committed] == [2, 6]

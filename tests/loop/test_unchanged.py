@@ -65,7 +65,7 @@ with run:
             params = {"a": params["a"] + 1, "b": [params["b"][0] + 1]}
         if mode == "best":
             best = copy.deepcopy(model)
-        assert run._session.wait_committed(30)
+        assert run._side.session.wait_committed(30)
         if step == int(kill):
             os._exit(9)
     run.result("n").write_text(str(box["n"]))
@@ -220,7 +220,7 @@ def test_what_may_stay_as_it_is_passes_without_complaint(
                 box["n"] += 1
                 epoch = step // 10  # a variable that does not count on either
                 work(step)
-                assert run._session.wait_committed(5) and epoch == 0
+                assert run._side.session.wait_committed(5) and epoch == 0
                 if step == last:
                     raise InterruptedError
 
@@ -246,7 +246,7 @@ def test_an_array_that_stays_is_reported_once_after_three_checkpoints_unless_dec
         with outlast.train({"table": table, "box": box}, 6, constant=constant) as run:
             for _ in run.steps():
                 box["n"] += 1
-                assert run._session.wait_committed(5)
+                assert run._side.session.wait_committed(5)
         assert supervisor.gone.wait(60)
         return [said.message for said in supervisor.of(protocol.Warn)]
 
@@ -272,7 +272,7 @@ def test_the_snapshot_says_what_has_changed(supervisor: FakeSupervisor) -> None:
     with outlast.train({"moving": moving, "still": still}, 2, constant=[]) as run:
         for _ in run.steps():
             moving += 1
-            assert run._session.wait_committed(5)
+            assert run._side.session.wait_committed(5)
     _, folder = supervisor.committed[0]
     note = json.loads((folder / "state.json").read_text())["loop"]["unchanged"]
     assert note == {"changed": ["moving"], "rebound": {}, "stopped": []}

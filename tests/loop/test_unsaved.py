@@ -70,7 +70,7 @@ def train(
         for step in steps if beside is None else (pair[0] for pair in zip(steps, beside)):  # noqa: B905
             box["n"] += 1
             work(step)
-            assert run._session.wait_committed(5)
+            assert run._side.session.wait_committed(5)
             if step == last:
                 run.finish("enough")
     assert supervisor.gone.wait(60)

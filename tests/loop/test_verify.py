@@ -33,7 +33,7 @@ def train(supervisor: FakeSupervisor, part: object, step_of: Callable[[int], Non
     with outlast.train({"w": np.zeros(4), "part": part}, 6) as run:
         for step in run.steps():
             step_of(step)
-            assert run._session.wait_committed(5)
+            assert run._side.session.wait_committed(5)
 
 
 def test_what_a_restore_leaves_out_ends_the_run_with_its_place(supervisor: FakeSupervisor) -> None:
@@ -73,7 +73,7 @@ with outlast.train({"two": two, "box": box}, 8, run_dir="run", arguments={},
         if step == 3:
             two.lists["b"] = two.lists["a"]
         two.lists["a"].append(step)
-        assert run._session.wait_committed(30)
+        assert run._side.session.wait_committed(30)
         if step == 5 and len(sys.argv) == 1:
             os._exit(9)
     run.result("n").write_text(str(box["n"]))
@@ -180,7 +180,7 @@ def test_a_run_with_one_object_under_two_names_resumes_to_equal_bytes(
             for _ in run.steps():
                 w += 1
                 box["n"] += 1
-                assert run._session.wait_committed(5)
+                assert run._side.session.wait_committed(5)
             run.result("w").write_bytes(w.tobytes() + json.dumps(box).encode())
         assert supervisor.result is not None
         return (supervisor.result / "w").read_bytes()

@@ -1,0 +1,73 @@
+"""Where a training stands: its steps, and whether it is over."""
+
+from outlast.loop.errors import LoopError
+
+_WHY_MAX = 500
+"""Characters kept of the message that ``finish`` gets."""
+
+
+class Progress:
+    """The steps of one training. All numbers count from its beginning, in all attempts."""
+
+    def __init__(self, total: int | None) -> None:
+        self.total = total
+        self.step = 0
+        """Steps that are completed."""
+        self.making: int | None = None
+        """The step that the program is making."""
+        self.marked = False
+        """Whether that step has shown that its body runs."""
+        self.drawn: int | None = None
+        """The step that the loop was left in, whether it counts or not."""
+        self.started = self.finished = False
+        """Whether the loop was begun, and left."""
+        self.why = ""
+        """Why the training is over before its last step, as ``finish`` said."""
+        self.left_before = False
+        """Whether the loop was over already where this attempt resumes."""
+        self.stopped = False
+        """Whether a request to stop was carried out."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the training is known to have come to its end."""
+        return self.left_before or bool(self.why) or self.step == self.total
+
+    @property
+    def over(self) -> str | None:
+        """Why the loop is over, where a snapshot's step does not say it; None otherwise."""
+        return self.why if self.why or (self.finished and self.total is None) else None
+
+    def draw(self) -> int:
+        """The next step begins; gives its number."""
+        self.making, self.marked = self.step + 1, False
+        return self.making
+
+    def count(self) -> None:
+        """The step that was being made is complete."""
+        if self.making is not None:
+            self.step, self.making = self.making, None
+
+    def leave(self) -> None:
+        """The loop is left. A step that was drawn counts if its body is known to have run: ``zip``
+        draws one more than it uses, and a body may have ended in an error."""
+        self.drawn = self.drawn or self.making
+        if self.marked:
+            self.count()
+        self.making = None
+        self.finished = True
+
+    def finish(self, why: str) -> None:
+        """As ``Training.finish``."""
+        if not isinstance(why, str) or not why.strip():
+            raise LoopError(f"finish {why!r}: must say why, such as 'no improvement in 5 evals'")
+        if not self.started:
+            raise LoopError("run.finish before the loop: call it in or after run.steps()")
+        self.why = " ".join(why.split())[:_WHY_MAX]
+        self.marked = True
+
+    def resume(self, step: int, why: str | None) -> None:
+        """Continue after ``step``; ``why`` the loop was over there already, or None."""
+        self.step = step
+        if why is not None:
+            self.left_before, self.why = True, why
