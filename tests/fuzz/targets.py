@@ -55,6 +55,7 @@ from outlast.bucket.store import Object, StoreError, open_store
 from outlast.bucket.store.memory import MemoryStore
 from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import compare
+from outlast.loop import call as calls
 from outlast.loop import notes, parts, snapshot, state, verify
 from outlast.loop.command.folder import Copier
 from outlast.loop.errors import DoesNotFit
@@ -159,7 +160,7 @@ def _snapshot(work: Path) -> Target:
 
     def read(folder: Path) -> object:
         found = snapshot.read(folder)
-        notes.check(found.loop, call.NOTES, "state.json")
+        notes.check(found.loop, calls.NOTES, "state.json")
         mine = program()
         state.restore_all(mine, found.nodes, found.blobs)
         verify.check(mine, found)

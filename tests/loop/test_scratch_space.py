@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outlast.base import scratch_space
-from outlast.loop import DoesNotFit, saving, snapshot
+from outlast.loop import DoesNotFit, snapshot, writing
 from outlast.protocol import Error, Stop
 from tests.loop.fake_supervisor import FakeSupervisor
 from tests.loop.test_training import TOTAL, stopped, walk
@@ -99,7 +99,7 @@ def full_for(monkeypatch: pytest.MonkeyPatch, tries: int) -> list[Path]:
         write(folder, saved, **named)
 
     monkeypatch.setattr(snapshot, "write", full)
-    monkeypatch.setattr(saving, "BUSY_RETRY_SEC", 0.02)
+    monkeypatch.setattr(writing, "BUSY_RETRY_SEC", 0.02)
     return tried
 
 
@@ -121,7 +121,7 @@ def test_a_disk_that_stays_full_ends_with_the_reason(
     supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = full_for(monkeypatch, 10**9)
-    monkeypatch.setattr(saving, "FULL_RETRY_SEC", 3.0)
+    monkeypatch.setattr(writing, "FULL_RETRY_SEC", 3.0)
     with pytest.raises(DoesNotFit, match="bytes free; choose a machine with more memory"):
         walk()
     assert supervisor.gone.wait(60)
