@@ -28,10 +28,10 @@ from outlast.loop.command.errors import (
     ResultTooLarge,
 )
 from outlast.loop.command.home import remove_home
+from outlast.loop.command.places import check_checkpoint_dir
 from outlast.loop.command.runner import (
     Heard,
     Runner,
-    check_checkpoint_dir,
 )
 from outlast.loop.errors import DataError, DoesNotFit, LoopError, SupervisorLost, exit_code
 from outlast.loop.local import (
