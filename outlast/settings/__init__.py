@@ -1,4 +1,4 @@
-"""What a stack's settings mean: their schema, rules and look-ups.
+"""The settings of a stack: their schema, rules and look-ups.
 
 `load` reads the engine's values, `check` turns them into Settings and needs no engine, `look_up`
 asks the cloud. Every refusal is a SettingsError.

@@ -1,4 +1,4 @@
-"""From the engine's values to Settings; needs no engine."""
+"""Converts the engine's values to Settings; needs no engine."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -53,7 +53,7 @@ def check(
     """Settings from the engine's `values` (full key to text), and the outputs of the stack that
     `outlast:foundation` names. `secret_keys` are those of the values that were set with --secret.
     Raises SettingsError."""
-    refuse_secret_values(secret_keys)  # first: another refusal would print the value
+    refuse_secret_values(secret_keys)  # First, because another refusal would print the value.
     given = parse(values)
     cloud = cloud_project(values, environ)
     location = location_of(given, values)
@@ -61,7 +61,7 @@ def check(
         given = parse(overlaid(given, values, foundation_outputs, cloud, location.region))
     machine = machine_of(given, regional=not location.zone)
     if cloud != LOCAL_PROJECT and given.notice_sec not in (0, 120):
-        raise bad("noticeSec", given.notice_sec, "must be 120 or 0, the platform gives no other")
+        raise bad("noticeSec", given.notice_sec, "must be 120 or 0; the platform offers no other")
     check_part(given)
     refuse_for_existing(given)
 

@@ -1,4 +1,4 @@
-"""How a setting is refused: a sentence with field, value and rule, then what to do."""
+"""Errors about settings: a sentence with field, value and rule, then what to do."""
 
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ NAMESPACE = "outlast"
 
 
 class SettingsError(pulumi.RunError):
-    """Configuration that breaks a rule; the engine prints the message and no traceback."""
+    """A setting breaks a rule; the engine prints the message without a traceback."""
 
 
 def project() -> Path:
-    """The folder of the user's project, which settings name files of. Raises SettingsError."""
+    """The folder of the user's project, to which file names in settings are relative. Raises
+    SettingsError.
+    """
     try:
         return folders.project()
     except FileNotFoundError as error:
@@ -23,7 +25,7 @@ def project() -> Path:
 
 
 def bad(key: str, value: Any, rule: str, otherwise: str = "") -> SettingsError:
-    """The error of a value that breaks the rule. `otherwise` follows the key in what to do."""
+    """The error for a value that breaks the rule. `otherwise` follows the key in the remedy."""
     action = f"set {NAMESPACE}:{key}"
     return SettingsError(
         f"{NAMESPACE}:{key} {value!r}: {rule}; {action}{' ' + otherwise if otherwise else ''}"
@@ -31,5 +33,5 @@ def bad(key: str, value: Any, rule: str, otherwise: str = "") -> SettingsError:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """An error's message, on one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -8,8 +8,8 @@ class ExperimentArgs(TypedDict, total=False):
 
     # What is trained
     experiment: str
-    """Name of the experiment, 1 to 40 lower-case letters, digits and dashes, the first a letter,
-    the last no dash; empty is the stack's name. Default: `""`
+    """Name of the experiment: 1 to 40 lower-case letters, digits and dashes, beginning with a
+    letter and not ending in a dash; empty is the stack's name. Default: `""`
     """
     trainer: str
     """Name of the trainer, a module of trainers/. Default: `"digits"`"""
@@ -27,31 +27,31 @@ class ExperimentArgs(TypedDict, total=False):
     """
     requirements: str
     """Requirements file of the checkout, or a folder with pyproject.toml or requirements.txt,
-    installed into an environment of the trainer's or the command's own; with git, below
-    gitPath; empty is none. Default: `""`
+    installed into a separate environment for the trainer or command; with git, below gitPath;
+    empty is none. Default: `""`
     """
     delivery: str
-    """Where a VM takes the code from: bucket, image (it was baked in), or git (a commit of a
-    repository). Default: `"bucket"`
+    """Where a VM gets the code: from the bucket, from the image (it was baked in), or from git
+    (a commit of a repository). Default: `"bucket"`
     """
     git_url: str
     """Address of the repository, https or ssh, without a password. Default: `""`"""
     git_commit: str
     """The commit, all 40 digits; outlast up --latest writes it. Default: `""`"""
     git_path: str
-    """Folder of the repository that is worked in, or that holds the trainer; empty is the whole.
-    Default: `""`
+    """Folder of the repository to work in, or that holds the trainer; empty is the whole
+    repository. Default: `""`
     """
     git_ref: str
     """Branch that outlast up --latest takes the commit from. Default: `""`"""
     git_secret: str
-    """Secret of Secret Manager that lets the VM read the repository: a token for https, a deploy
+    """Secret in Secret Manager that lets the VM read the repository: a token for https, a deploy
     key for ssh; NAME or projects/PROJECT/secrets/NAME; empty for a public one. Default: `""`
     """
     git_host_keys: list[Any]
-    """Lines of known_hosts of the ssh host, as ssh-keyscan prints them. Default: `[]`"""
+    """Lines of known_hosts for the ssh host, as ssh-keyscan prints them. Default: `[]`"""
     secret_env: dict[str, Any]
-    """Variables that only the trainer or the command gets, each with the secret of Secret
+    """Variables that only the trainer or the command gets, each with the secret in Secret
     Manager that holds its value, such as WANDB_API_KEY: wandb; NAME or
     projects/PROJECT/secrets/NAME. Default: `{}`
     """
@@ -60,7 +60,7 @@ class ExperimentArgs(TypedDict, total=False):
     unless the command says so itself. Default: `10`
     """
     checkpoint_files: list[Any]
-    """Globs of the files that are a command's checkpoint; empty: all but logs and by-products.
+    """Globs of the files that make a command's checkpoint; empty: all but logs and by-products.
     Default: `[]`
     """
     log_files: list[Any]
@@ -72,8 +72,8 @@ class ExperimentArgs(TypedDict, total=False):
     known by default. Default: `[]`
     """
     checkpoint_dir: str
-    """Folder where a command saves, below the one that it runs in; empty: the folder that
-    CHECKPOINT_DIR names. Default: `""`
+    """Folder in which a command saves, below the one that it runs in; empty: the folder in
+    CHECKPOINT_DIR. Default: `""`
     """
     allow_no_output: bool
     """Whether a command that exits with 0 is done even if it saved nothing. Default: `false`
@@ -87,7 +87,7 @@ class ExperimentArgs(TypedDict, total=False):
     folders; a command finds them in DATA_DIR. Default: `[]`
     """
     init: str
-    """Another run's checkpoint to begin with, as outlast checkpoints EXPERIMENT prints it; empty
+    """Another run's checkpoint to start from, as outlast checkpoints EXPERIMENT prints it; empty
     is none. Default: `""`
     """
     rerun: int
@@ -99,8 +99,8 @@ class ExperimentArgs(TypedDict, total=False):
     `"auto"`
     """
     keep_every_steps: int
-    """In addition to the last checkpoints and the best, keep one every so many steps; 0 keeps
-    none of these. Default: `0`
+    """Also keep one checkpoint every so many steps, besides the last ones and the best; 0 keeps
+    no others. Default: `0`
     """
     trainer_python: str
     """The trainer's interpreter on the VM, an absolute path on the image; empty is the
@@ -108,8 +108,8 @@ class ExperimentArgs(TypedDict, total=False):
     """
     trainer_user: str
     """The user that the trainer or the command runs as on the VM: root; or own, a user without
-    rights, for code that others wrote: it can write only to its own folders and cannot get
-    the VM's token (docs/teams.md). Default: `"root"`
+    rights, for code that you do not trust: it can write only to its own folders and cannot
+    get the VM's token (docs/teams.md). Default: `"root"`
     """
     processes: int
     """Processes that train together on the VM (torchrun's ranks); the trainer's interpreter
@@ -143,8 +143,8 @@ class ExperimentArgs(TypedDict, total=False):
 
     # Limits
     max_run_minutes: int
-    """Time after which no VM of the run exists any more, counted from when the run was first
-    declared; a higher value applies from the next resume. Default: `1440`
+    """Minutes after the run was first declared at which its VM is deleted for the last time; a
+    higher value applies from the next resume. Default: `1440`
     """
     max_stall_minutes: int
     """Minutes without a step after which a trainer is restarted, which counts as its own
@@ -155,11 +155,11 @@ class ExperimentArgs(TypedDict, total=False):
     zone: str
     """Zone of the VM; empty is gcp:zone. Default: `""`"""
     zones: list[Any]
-    """Zones of one region, instead of zone: the VM is created in the first that has room, and
-    recreated in another if need be. Default: `[]`
+    """Zones of one region, instead of zone: the VM is created in one with capacity, and
+    recreated in another if necessary. Default: `[]`
     """
     region: str
-    """Region whose zones may all be used; instead of zone. Default: `""`"""
+    """Region, instead of zone: all of its zones may be used. Default: `""`"""
     machine_type: str
     """Machine type of the VM, a bare name. Default: `"e2-standard-2"`"""
     allow_unlisted: list[Any]
@@ -175,15 +175,15 @@ class ExperimentArgs(TypedDict, total=False):
     else spot. Default: `""`
     """
     machine_types: list[Any]
-    """Other machine types in order of preference, used if the region has no room for
-    machineType; for a regional group. Default: `[]`
+    """Other machine types in order of preference, used if the region has no capacity for
+    machineType; only with zones or region. Default: `[]`
     """
     accelerator: str
     """GPU that is attached to an N1 machine, such as nvidia-tesla-t4; machine types that include
     GPUs need none. Default: `""`
     """
     accelerator_count: int
-    """How many of them. Default: `0`"""
+    """Number of attached GPUs. Default: `0`"""
     local_ssd: int
     """How many local SSDs are attached; they are mounted as one disk, for data and snapshots.
     Default: `0`
@@ -196,16 +196,16 @@ class ExperimentArgs(TypedDict, total=False):
     `"projects/debian-cloud/global/images/family/debian-13"`
     """
     image_recipe: dict[str, Any]
-    """What the stack's own image is baked from, on top of outlast:image unless the recipe names
-    a base: family, packages, requirements, driver, cuda, script, data, trainers
-    (docs/machines.md); empty bakes none. Default: `{}`
+    """Recipe of the stack's own image, baked on top of outlast:image unless it names a base:
+    family, packages, requirements, driver, cuda, script, data, trainers (docs/machines.md);
+    empty bakes none. Default: `{}`
     """
     boot_disk_gb: int
     """Size of the boot disk. Default: `50`"""
     boot_disk_type: str
     """Type of the boot disk. Default: `"pd-balanced"`"""
     bucket: str
-    """Bucket of all checkpoints and results, kept at destroy; empty is <gcp:project>-outlast.
+    """Bucket for all checkpoints and results, kept at destroy; empty is <gcp:project>-outlast.
     Default: `""`
     """
     bucket_mode: str
@@ -263,8 +263,8 @@ class ExperimentArgs(TypedDict, total=False):
     Default: `""`
     """
     webhook_secret: str
-    """Secret of Secret Manager that holds the webhook's address, if the address itself is a
-    secret; NAME or projects/PROJECT/secrets/NAME; empty is none. Default: `""`
+    """Secret in Secret Manager that holds the webhook's address, if the address is a secret;
+    NAME or projects/PROJECT/secrets/NAME; empty is none. Default: `""`
     """
 
     # Timeouts, in seconds

@@ -1,4 +1,4 @@
-"""Formats of single values, as pydantic checks them in `keys`, each with its rule in words."""
+"""Formats of single values, which pydantic checks in `keys`, each with its rule in words."""
 
 import re
 from collections.abc import Callable
@@ -20,20 +20,22 @@ from outlast.spec.run_spec import BadSpec, parse_checkpoint_every
 EMPTY = "or leave it empty"
 GS_PATH = re.compile(r"gs://[a-z0-9][-_.a-z0-9]*(?:/(?!\.{1,2}(?:/|$))[^/#'\\\\\s]+)+/?")
 DATA_PATHS_LIMIT = 16
-"""The platform takes 20 conditional bindings of one role and member; the bucket's own is one."""
+"""The platform allows 20 conditional bindings of one role and member; the bucket's own is one of
+them.
+"""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be: pydantic's error of type `rule` has the words in its context."""
+    """A rule for a value; pydantic's error of type `rule` has the words in its context."""
 
     holds: Callable[[Any], object]
     rule: str
-    """As in "must be …"."""
+    """The words of the rule, such as "must be …"."""
     otherwise: str = ""
-    """What else to do than to set the key, such as "or leave it empty"."""
+    """An alternative to setting the key, such as "or leave it empty"."""
     shown: Callable[[Any], object] = lambda value: value
-    """The value as the sentence shows it."""
+    """The value as shown in the message."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -49,13 +51,13 @@ class Rule:
 
 
 def one_of(*known: str) -> Rule:
-    """One of these texts."""
+    """One of these values."""
     rule = f"must be {machines.either([one for one in known if one])}"
     return Rule(known.__contains__, rule, EMPTY if "" in known else "")
 
 
 def matching(pattern: re.Pattern[str], rule: str, otherwise: str = "") -> Rule:
-    """A text that the pattern matches as a whole."""
+    """A text that matches the whole pattern."""
     return Rule(lambda value: isinstance(value, str) and pattern.fullmatch(value), rule, otherwise)
 
 
@@ -102,14 +104,15 @@ FOLDER_BELOW = Rule(
 HTTPS = Rule(_is_https, "must be an https address", EMPTY, shown=keys.without_person)
 NO_PASSWORD = Rule(
     lambda url: "@" not in urlsplit(url).netloc,
-    "must hold no user or password, which would be readable in the stack's state and in the VM's"
+    "must not contain a user or password, which would be readable in the stack's state and in the"
+    " VM's"
     " metadata",
     "to an address that needs none",
     shown=keys.without_person,
 )
 IMAGE = matching(
     re.compile(
-        # The forms that the provider resolves.
+        # Forms that the provider resolves.
         r"(?:https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/"
         rf"projects/{recipes.PROJECT}/|projects/{recipes.PROJECT}/)?"
         rf"global/images/(?:family/)?{_NAME}|(?:{recipes.PROJECT}/|family/)?{_NAME}"
@@ -133,7 +136,7 @@ RUN = Rule(
     EMPTY,
 )
 SOFT_DELETE_DAYS = Rule(
-    network_rules.SOFT_DELETE_DAYS.__contains__, "must be 0, or 7 to 90 as the platform takes"
+    network_rules.SOFT_DELETE_DAYS.__contains__, "must be 0, or 7 to 90, as the platform allows"
 )
 SUBNETWORK = matching(
     re.compile(rf"(?:projects/{recipes.PROJECT}/regions/[-a-z0-9]+/subnetworks/)?(?:{_NAME})?"),
@@ -149,12 +152,13 @@ _GLOB = Rule(
 _DATA = matching(GS_PATH, "must be gs://BUCKET/PATH, an object or a folder")
 _NO_WILDCARD = Rule(
     lambda path: "*" not in path,
-    "takes no wildcards, a folder means all that is below it",
+    "must not contain wildcards; a folder means everything below it",
     "to the folder",
 )
 _FEW_PATHS = Rule(
     lambda paths: len(paths) <= DATA_PATHS_LIMIT,
-    f"at most {DATA_PATHS_LIMIT} are allowed, each is an IAM binding; name a folder above them",
+    f"at most {DATA_PATHS_LIMIT} are allowed, because each is an IAM binding; name a folder above"
+    " them",
     shown=lambda paths: f"{len(paths)} paths",
 )
 

@@ -1,8 +1,8 @@
-"""The settings of a stack: each with its type, default, limits and description, declared here only.
+"""The settings of a stack: each with its type, default, limits and description, declared only here.
 
 `make tables` writes the config part of Pulumi.yaml, docs/configuration.md and ExperimentArgs from
 it. A key is the field's name in camelCase. Pydantic checks each value by itself; rules about
-several of them are in `rules`. What reaches the VM has its default in `RunSpec`.
+several of them are in `rules`. A setting that reaches the VM has its default in `RunSpec`.
 """
 
 import functools
@@ -47,8 +47,8 @@ class WhatIsTrained(Section):
     experiment: str = Field(
         "",
         description=(
-            "Name of the experiment, 1 to 40 lower-case letters, digits and dashes, the first a "
-            "letter, the last no dash; empty is the stack's name"
+            "Name of the experiment: 1 to 40 lower-case letters, digits and dashes, beginning with"
+            " a letter and not ending in a dash; empty is the stack's name"
         ),
     )
     trainer: str = Field("digits", description="Name of the trainer, a module of trainers/")
@@ -77,15 +77,15 @@ class WhatIsTrained(Section):
         "",
         description=(
             "Requirements file of the checkout, or a folder with pyproject.toml or "
-            "requirements.txt, installed into an environment of the trainer's or the command's "
-            "own; with git, below gitPath; empty is none"
+            "requirements.txt, installed into a separate environment for the trainer or command;"
+            " with git, below gitPath; empty is none"
         ),
     )
     delivery: Annotated[str, one_of(*KINDS)] = Field(
         RunSpec.delivery,
         description=(
-            "Where a VM takes the code from: bucket, image (it was baked in), or git (a commit of "
-            "a repository)"
+            "Where a VM gets the code: from the bucket, from the image (it was baked in), or from"
+            " git (a commit of a repository)"
         ),
     )
     git_url: str = Field(
@@ -97,26 +97,26 @@ class WhatIsTrained(Section):
     git_path: str = Field(
         "",
         description=(
-            "Folder of the repository that is worked in, or that holds the trainer; empty is the "
-            "whole"
+            "Folder of the repository to work in, or that holds the trainer; empty is the whole"
+            " repository"
         ),
     )
     git_ref: str = Field("", description="Branch that outlast up --latest takes the commit from")
     git_secret: str = Field(
         "",
         description=(
-            "Secret of Secret Manager that lets the VM read the repository: a token for https, a "
+            "Secret in Secret Manager that lets the VM read the repository: a token for https, a "
             "deploy key for ssh; NAME or projects/PROJECT/secrets/NAME; empty for a public one"
         ),
     )
     git_host_keys: tuple[Any, ...] = Field(
-        (), description="Lines of known_hosts of the ssh host, as ssh-keyscan prints them"
+        (), description="Lines of known_hosts for the ssh host, as ssh-keyscan prints them"
     )
     secret_env: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "Variables that only the trainer or the command gets, each with the secret of Secret "
-            "Manager that holds its value, such as WANDB_API_KEY: wandb; NAME or "
+            "Variables that only the trainer or the command gets, each with the secret in Secret"
+            " Manager that holds its value, such as WANDB_API_KEY: wandb; NAME or "
             "projects/PROJECT/secrets/NAME"
         ),
     )
@@ -130,8 +130,8 @@ class WhatIsTrained(Section):
     checkpoint_files: Globs = Field(
         (),
         description=(
-            "Globs of the files that are a command's checkpoint; empty: all but logs and "
-            "by-products"
+            "Globs of the files that make a command's checkpoint; empty: all but logs and"
+            " by-products"
         ),
     )
     log_files: Globs = Field(
@@ -151,8 +151,8 @@ class WhatIsTrained(Section):
     checkpoint_dir: Annotated[str, formats.FOLDER_BELOW] = Field(
         "",
         description=(
-            "Folder where a command saves, below the one that it runs in; empty: the folder that "
-            "CHECKPOINT_DIR names"
+            "Folder in which a command saves, below the one that it runs in; empty: the folder in"
+            " CHECKPOINT_DIR"
         ),
     )
     allow_no_output: bool = Field(
@@ -177,8 +177,8 @@ class WhatIsTrained(Section):
     init: Annotated[str, formats.PINNED] = Field(
         RunSpec.init,
         description=(
-            "Another run's checkpoint to begin with, as outlast checkpoints EXPERIMENT prints it; "
-            "empty is none"
+            "Another run's checkpoint to start from, as outlast checkpoints EXPERIMENT prints it;"
+            " empty is none"
         ),
     )
     rerun: Count = Field(
@@ -196,8 +196,8 @@ class HowItContinues(Section):
     keep_every_steps: Count = Field(
         RunSpec.keep_every_steps,
         description=(
-            "In addition to the last checkpoints and the best, keep one every so many steps; 0 "
-            "keeps none of these"
+            "Also keep one checkpoint every so many steps, besides the last ones and the best; 0"
+            " keeps no others"
         ),
     )
     trainer_python: Annotated[str, formats.ABSOLUTE] = Field(
@@ -210,8 +210,9 @@ class HowItContinues(Section):
     trainer_user: Annotated[str, one_of(ROOT, OWN)] = Field(
         RunSpec.trainer_user,
         description=(
-            "The user that the trainer or the command runs as on the VM: root; or own, a user "
-            "without rights, for code that others wrote: it can write only to its own folders and "
+            "The user that the trainer or the command runs as on the VM: root; or own, a user"
+            " without rights, for code that you do not trust: it can write only to its own folders"
+            " and "
             "cannot get the VM's token (docs/teams.md)"
         ),
     )
@@ -275,8 +276,8 @@ class Limits(Section):
     max_run_minutes: Minutes = Field(
         1440,
         description=(
-            "Time after which no VM of the run exists any more, counted from when the run was "
-            "first declared; a higher value applies from the next resume"
+            "Minutes after the run was first declared at which its VM is deleted for the last"
+            " time; a higher value applies from the next resume"
         ),
     )
     max_stall_minutes: Minutes = Field(
@@ -295,11 +296,11 @@ class WhereAndOnWhat(Section):
     zones: tuple[Any, ...] = Field(
         (),
         description=(
-            "Zones of one region, instead of zone: the VM is created in the first that has room, "
-            "and recreated in another if need be"
+            "Zones of one region, instead of zone: the VM is created in one with capacity, and"
+            " recreated in another if necessary"
         ),
     )
-    region: str = Field("", description="Region whose zones may all be used; instead of zone")
+    region: str = Field("", description="Region, instead of zone: all of its zones may be used")
     machine_type: Annotated[str, formats.MACHINE_TYPE] = Field(
         machines.Choice.machine_type, description="Machine type of the VM, a bare name"
     )
@@ -327,8 +328,8 @@ class WhereAndOnWhat(Section):
     machine_types: tuple[Annotated[Any, formats.MACHINE_TYPE], ...] = Field(
         (),
         description=(
-            "Other machine types in order of preference, used if the region has no room for "
-            "machineType; for a regional group"
+            "Other machine types in order of preference, used if the region has no capacity for"
+            " machineType; only with zones or region"
         ),
     )
     accelerator: str = Field(
@@ -338,7 +339,9 @@ class WhereAndOnWhat(Section):
             "include GPUs need none"
         ),
     )
-    accelerator_count: int = Field(0, ge=0, le=machines.MOST_GPUS, description="How many of them")
+    accelerator_count: int = Field(
+        0, ge=0, le=machines.MOST_GPUS, description="Number of attached GPUs"
+    )
     local_ssd: int = Field(
         0,
         ge=0,
@@ -357,8 +360,8 @@ class WhereAndOnWhat(Section):
     image_recipe: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "What the stack's own image is baked from, on top of outlast:image unless the recipe "
-            "names a base: family, packages, requirements, driver, cuda, script, data, trainers "
+            "Recipe of the stack's own image, baked on top of outlast:image unless it names a"
+            " base: family, packages, requirements, driver, cuda, script, data, trainers "
             "(docs/machines.md); empty bakes none"
         ),
     )
@@ -371,7 +374,8 @@ class WhereAndOnWhat(Section):
     bucket: str = Field(
         "",
         description=(
-            "Bucket of all checkpoints and results, kept at destroy; empty is <gcp:project>-outlast"
+            "Bucket for all checkpoints and results, kept at destroy; empty is"
+            " <gcp:project>-outlast"
         ),
     )
     bucket_mode: Annotated[str, one_of("managed", "existing")] = Field(
@@ -467,8 +471,8 @@ class WhatIsSharedAndHowVmsAreReached(Section):
     webhook_secret: str = Field(
         RunSpec.webhook_secret,
         description=(
-            "Secret of Secret Manager that holds the webhook's address, if the address itself is "
-            "a secret; NAME or projects/PROJECT/secrets/NAME; empty is none"
+            "Secret in Secret Manager that holds the webhook's address, if the address is a"
+            " secret; NAME or projects/PROJECT/secrets/NAME; empty is none"
         ),
     )
 

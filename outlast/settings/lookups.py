@@ -1,4 +1,4 @@
-"""What the program asks the cloud before it declares anything."""
+"""Looks things up in the cloud before the program declares anything."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,25 +16,27 @@ if TYPE_CHECKING:
 DAY_SEC = 86_400
 TIMEOUT_SEC = 10
 PROTECTION = ("softDeleteDays", "versioning")
-"""Settings of how a bucket protects what is in it. Outlast strengthens them and never weakens
-them: other stacks share the bucket."""
+"""Settings that protect a bucket's content. Outlast only strengthens them, because other stacks
+share the bucket.
+"""
 
 
 @dataclass(frozen=True)
 class FoundBucket:
-    """What the look-up of the bucket found."""
+    """The result of looking up the bucket."""
 
     location: str = ""
-    """Where it is, or will be; empty if the API did not answer."""
+    """Its location, or the future one; empty if the API did not answer."""
     adopt: bool = False
-    """Whether it is there and ours."""
+    """Whether it exists and is ours."""
     leave: tuple[str, ...] = PROTECTION
-    """Of PROTECTION, what a bucket that is there keeps as it has it."""
+    """Which settings of PROTECTION an existing bucket keeps unchanged."""
 
 
 def look_up(settings: Settings) -> FoundBucket:
-    """What the program asks before it declares anything, side by side: whether the code and the
-    secrets can be had, and where the bucket is. Raises SettingsError."""
+    """Looks up, in parallel, whether the code and the secrets are available and where the bucket
+    is. Raises SettingsError.
+    """
     answers = lambda: []  # noqa: E731
     if settings.git or settings.secrets:
         from outlast.settings import sources
@@ -50,12 +52,12 @@ def look_up(settings: Settings) -> FoundBucket:
 
 
 def find_bucket(settings: Settings) -> FoundBucket:
-    """Where the bucket is, whether it is ours, and what of it stays as it is.
+    """Looks up the bucket: where it is, whether it is ours, and which of its settings stay.
 
-    Raises SettingsError for a bucket of that name that is not ours, and for an existing one that
-    does not exist or has no uniform access. Ours is a bucket of this project with our label.
-    Without credentials or a network nothing is known: a preview needs no cloud, and `up` would
-    fail on the provider's own call, which says why.
+    Raises SettingsError if a bucket of that name is not ours or, with bucketMode existing, if it
+    does not exist or lacks uniform access. A bucket is ours if it is in this project and has our
+    label. Without credentials or a network nothing is known: a preview needs no cloud, and `up`
+    would fail with the provider's own error.
     """
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
@@ -75,7 +77,7 @@ def find_bucket(settings: Settings) -> FoundBucket:
             raise bad(
                 "bucket",
                 settings.bucket,
-                "with bucketMode existing must be there",
+                "must exist with bucketMode existing",
                 "to one that is",
             )
         return FoundBucket(settings.region)
@@ -86,7 +88,8 @@ def find_bucket(settings: Settings) -> FoundBucket:
     location = (found.location or "").lower()
     if location not in ("", settings.region):
         pulumi.log.warn(
-            f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; what they"
+            f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; everything"
+            " that they"
             " read and write crosses regions, which is slower and billed"
         )
     leave = PROTECTION if existing else _stronger(settings, found)
@@ -123,13 +126,14 @@ def _check_existing(settings: Settings, found: "storage.Bucket", of_project: boo
 
 
 def _check_managed(settings: Settings, found: "storage.Bucket", of_project: bool | None) -> None:
-    """Bucket names are global and labels are free: a stranger may have made one of this name. Code
-    and packages in it are run as root."""
+    """Bucket names are global and anyone can set labels: a stranger may have created this bucket.
+    Code and packages in it run as root.
+    """
     where = f"outlast:bucket {settings.bucket!r}"
     if of_project is None:
         raise SettingsError(
             f"{where}: exists, and this account may not list the buckets of project"
-            f" {settings.project}, so that it could be a stranger's; grant storage.buckets.list,"
+            f" {settings.project}, so it could be a stranger's; grant storage.buckets.list,"
             " or set outlast:bucketMode to existing if you trust its owner"
         )
     if not of_project:
@@ -146,7 +150,7 @@ def _check_managed(settings: Settings, found: "storage.Bucket", of_project: bool
 
 
 def _stronger(settings: Settings, found: "storage.Bucket") -> tuple[str, ...]:
-    """Of PROTECTION, what the bucket has at least as strong as this stack asks for."""
+    """Which settings of PROTECTION are at least as strong in the bucket as in this stack."""
     days = int(found.soft_delete_policy.retention_duration_seconds or 0) / DAY_SEC
     asked: Mapping[str, tuple[float, float, str]] = {
         "softDeleteDays": (days, settings.soft_delete_days, f"soft delete of {days:g} days"),
@@ -156,13 +160,13 @@ def _stronger(settings: Settings, found: "storage.Bucket") -> tuple[str, ...]:
     if kept:
         pulumi.log.info(
             f"bucket {settings.bucket}: keeps its {' and '.join(kept)}, which this stack does not"
-            " ask for; other stacks may rely on it. gcloud storage buckets update takes it away"
+            " ask for; other stacks may rely on it. gcloud storage buckets update turns it off"
         )
     return tuple(key for key, (has, wanted, _) in asked.items() if has >= wanted)
 
 
 def read_foundation(name: str) -> Mapping[str, Any]:
-    """The outputs of the stack, as a reference to it has them. Raises SettingsError."""
+    """The outputs of the stack, read by reference. Raises SettingsError."""
     try:
         found = pulumi.runtime.invoke("pulumi:pulumi:readStackOutputs", {"name": name}).value
     except Exception as error:

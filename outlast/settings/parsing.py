@@ -1,4 +1,4 @@
-"""From the engine's texts to Keys, and pydantic's errors in Outlast's words."""
+"""Parses the engine's texts into Keys, and rewords pydantic's errors."""
 
 import json
 import re
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def parse(values: Mapping[str, Any]) -> Keys:
-    """The settings among the engine's values (full key to text), each checked by itself. Raises
-    SettingsError for the first that is wrong."""
+    """The settings among the engine's values (full key to text), each checked separately. Raises
+    SettingsError for the first wrong one.
+    """
     prefix = f"{NAMESPACE}:"
     given = {
         key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)
@@ -29,7 +30,7 @@ def parse(values: Mapping[str, Any]) -> Keys:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """The value of an engine's text by its setting's type; a text that has none stays."""
+    """Converts an engine's text to its setting's type; returns the text if it cannot."""
     text = str(value).strip() if isinstance(value, str | int | float) else json.dumps(value)
     kind = type(declared()[key]["default"]) if key in declared() else str
     if kind is bool:
@@ -38,7 +39,7 @@ def _typed(key: str, value: Any) -> Any:
         return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
     parsed = _json(text)
     if kind is str:
-        # The engine makes a text of lists and objects. A command may be a list.
+        # The engine passes lists and objects as texts. A command may be a list.
         allowed = (str, list) if key == "command" else (str,)
         return (
             parsed if isinstance(parsed, list | dict) and not isinstance(parsed, allowed) else text
@@ -47,7 +48,7 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def _json(text: str) -> Any:
-    """What a text in JSON holds; another text as it is."""
+    """The value of a JSON text; any other text unchanged."""
     try:
         return json.loads(text)
     except ValueError:

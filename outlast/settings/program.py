@@ -1,4 +1,6 @@
-"""What the program calls: settings in, and what follows from them before any resource."""
+"""The program's first steps: reads the settings, and prepares everything before the first
+resource.
+"""
 
 import json
 import os
@@ -24,7 +26,7 @@ from outlast.spec.run_spec import whole
 
 @dataclass(frozen=True)
 class Code:
-    """The bundle of this checkout, and where it goes."""
+    """The bundle of this checkout, and its object name."""
 
     path: str
     object: str
@@ -37,8 +39,9 @@ def load() -> Settings:
 
 
 def of_args(args: Mapping[str, Any]) -> Settings:
-    """The settings that a program gives by their names in Python, instead of the stack's. Project,
-    region and zone are the stack's `gcp:` settings. Raises SettingsError."""
+    """Settings that a program passes by their Python names, instead of the stack's. Project, region
+    and zone are the stack's `gcp:` settings. Raises SettingsError.
+    """
     names = {name: keys.to_camel(name) for name in keys.Keys.model_fields}
     values = {key: value for key, value in _stack_values().items() if key.startswith("gcp:")}
     for name, value in args.items():
@@ -47,7 +50,7 @@ def of_args(args: Mapping[str, Any]) -> Settings:
             raise SettingsError(f"argument {name}: is not a setting of Outlast; {hint}")
         if isinstance(value, pulumi.Output):
             raise SettingsError(
-                f"argument {name}: is an output, whose value is not known before the update; give"
+                f"argument {name}: is an output, whose value is not known before the update; pass"
                 " a plain value"
             )
         values[f"{errors.NAMESPACE}:{names[name]}"] = _text(name, value)
@@ -55,7 +58,7 @@ def of_args(args: Mapping[str, Any]) -> Settings:
 
 
 def _text(name: str, value: Any) -> str:
-    """As the engine hands a setting over."""
+    """Converts a value to the form in which the engine passes settings."""
     try:
         return value if isinstance(value, str) else json.dumps(_with_whole_numbers(value))
     except TypeError:
@@ -66,7 +69,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """Whole numbers as integers: programs in other languages have floats only."""
+    """Converts whole numbers to integers: programs in other languages only have floats."""
     if isinstance(value, float):
         return whole(value)
     if isinstance(value, Mapping):
@@ -129,7 +132,9 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
 
 
 def foundation_outputs(settings: Settings) -> dict[str, Any]:
-    """A foundation's outputs that are known beforehand, for `outlast.spec.foundation.overlay`."""
+    """A foundation's outputs that are known before the update, for
+    `outlast.spec.foundation.overlay`.
+    """
     image = "" if settings.is_default("image") else settings.image
     return {
         "part": settings.part,
@@ -143,7 +148,7 @@ def foundation_outputs(settings: Settings) -> dict[str, Any]:
 
 
 def outputs(settings: Settings, code: Code) -> dict[str, Any]:
-    """The stack's outputs that are known beforehand."""
+    """The stack's outputs that are known before the update."""
     return {
         "experiment": settings.experiment,
         "project": settings.project,

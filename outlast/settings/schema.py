@@ -14,36 +14,37 @@ from outlast.spec.run_spec import NO_DEADLINE, RunSpec, Timeouts, texts_of
 
 
 class Settings(Keys):
-    """The checked configuration of one stack: each key with what an empty value stands for, and
-    what follows from all of them."""
+    """The checked configuration of one stack: each key, with empty values replaced by their
+    meaning, and what follows from all of them.
+    """
 
     project: str
     owner: str
-    """`organization/project/stack`: whose the run is."""
+    """`organization/project/stack`, the owner of the run."""
     content: dict[str, Any]
-    """What the run's name is made of, unless `outlast:run` gives it another."""
+    """The content that names the run, unless `outlast:run` does."""
     mutable: dict[str, str]
-    """Flags that may change in the middle of the run, each with how."""
+    """Flags that may change in the middle of the run, and how."""
     git: Git | None
     command_options: dict[str, Any]
-    """More options of the command's runner, by their flags."""
+    """More options of the command's runner, by flag."""
     spot: bool
     restarts: bool
     """Whether the VM stops and boots again when its host is maintained."""
     gpus: int
-    """GPUs that the VM must have, attached or built in."""
+    """GPUs that the VM must have, attached or included."""
     recipe: recipes.Recipe | None
-    """What the image is baked from; None if it exists."""
+    """The recipe of the image; None if no image is baked."""
     leave_role: str
-    """The foundation's; empty if the stack declares its own."""
+    """The foundation's role; empty if the stack declares its own."""
     network_rules: network_rules.NetworkRules
     timeouts: str
     """Canonical JSON object of seconds, as the VM reads it."""
     advice: tuple[str, ...]
-    """Sentences about what could be better and is not an error."""
+    """Advice that is not an error."""
 
     def run_spec(self, bundle_sha256: str) -> RunSpec:
-        """The run as its VM gets it; placement, deadline and bundle are known later."""
+        """The run as its VM gets it; placement, deadline and bundle are added later."""
         values = {one.name: getattr(self, one.name, None) for one in fields(RunSpec)}
         known = {name: value for name, value in values.items() if value is not None}
         return RunSpec(
@@ -61,29 +62,29 @@ class Settings(Keys):
 
     @property
     def location(self) -> str:
-        """Where the group is; another one is another placement."""
+        """The group's location; another one makes another placement."""
         return self.zone or ",".join(self.zones) or self.region
 
     @property
     def needs(self) -> fit.Needs:
-        """What its VMs need of the image that they boot from."""
+        """What its VMs need from their image."""
         return fit.Needs(self.boot_disk_gb, self.gpus, self.machine_type)
 
     @property
     def boot(self) -> dict[str, Any]:
-        """The same for RunPin, with what the image is baked from."""
+        """The same for RunPin, with the image's recipe."""
         base = self.recipe.base if self.recipe else ""
         driver = self.recipe is not None and self.recipe.installs_driver
         return {**asdict(self.needs), "base": base, "installs_driver": driver}
 
     @property
     def named(self) -> str:
-        """The name that the run's content gives it."""
+        """The run's name according to its content."""
         return identity.name_of(self.content)
 
     @property
     def secrets(self) -> dict[str, str]:
-        """Setting to the secret that it names; what the VM must be allowed to read."""
+        """The secret that each setting names; the VM must be allowed to read them."""
         named = {f"secretEnv.{variable}": name for variable, name in self.secret_env.items()}
         git = self.git.secret if self.git else ""
         named |= {"gitSecret": git, "webhookSecret": self.webhook_secret}
@@ -96,12 +97,12 @@ class Settings(Keys):
 
     @property
     def prefix(self) -> str:
-        """Where the experiment lives in the bucket."""
+        """The experiment's prefix in the bucket."""
         return f"experiments/{self.experiment}"
 
     @property
     def billed(self) -> dict[str, Any]:
-        """What is paid for beside the machine type, as the attempts' records have it."""
+        """What is paid for besides the machine type, in the form of the attempts' records."""
         return {
             "spot": self.spot,
             "accelerator": self.accelerator,
@@ -115,17 +116,17 @@ class Settings(Keys):
 
     @property
     def tags(self) -> list[str]:
-        """The VMs' network tags: one where a firewall rule is meant for them."""
+        """The VMs' network tags: one if a firewall rule applies to them."""
         return [network_rules.tag(self.experiment)] if self.network_rules.tagged else []
 
     @property
     def health_port(self) -> int:
-        """Where a VM is asked for its health; 0 if it is not."""
+        """Port for health checks; 0 without them."""
         return network_rules.HEALTH_PORT if self.network_rules.checked else 0
 
     @property
     def health_check(self) -> str:
-        """As `outlast-health` has it; empty without health checks."""
+        """The value of `outlast-health`; empty without health checks."""
         return (
             f"{self.health_port} {self.network_rules.health_limit_sec}"
             if self.network_rules.checked
@@ -134,12 +135,12 @@ class Settings(Keys):
 
     @property
     def foundation_note(self) -> str:
-        """The object by which the foundation knows that this experiment stands on it."""
+        """The note that tells the foundation that this experiment uses it."""
         return foundation.note(self.foundation, self.experiment)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the VM must be allowed to read beside its bucket's `data/` and its own prefix."""
+        """What the VM must be allowed to read besides its bucket's `data/` and its own prefix."""
         init = Pin.parse(self.init).path if self.init else ""
         baked = tuple(one.url for one in self.recipe.data) if self.recipe else ()
         below = tuple(f"gs://{self.bucket}/{folder}/" for folder in (self.prefix, "data"))

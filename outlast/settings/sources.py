@@ -1,8 +1,9 @@
-"""Whether a VM will find the secrets that a stack's settings name, and a repository that needs
-none: asked before anything is created.
+"""Checks, before anything is created, whether a VM will find the secrets that a stack's settings
+name, and a repository that needs none.
 
-The questions run beside the program's other look-ups, for some seconds at most. A question without
-an answer only warns: a preview needs no cloud, and a VM asks again. No secret is read here.
+The checks run in parallel with the program's other look-ups, for a few seconds at most. A check
+without an answer only warns: a preview needs no cloud, and the VM checks again. No secret is read
+here.
 """
 
 import functools
@@ -28,7 +29,7 @@ ANSWER_SEC = 10.0
 
 @dataclass(frozen=True)
 class Answer:
-    """At most one of them is a sentence."""
+    """The result of a check; at most one of them is a sentence."""
 
     refusal: str = ""
     warning: str = ""
@@ -36,8 +37,9 @@ class Answer:
 
 
 def ask(git: Git | None, named: Mapping[str, str]) -> Callable[[], list[Answer]]:
-    """Asks about each secret once, and about a repository that is read without one. `named`:
-    setting to the secret that it names. The returned function waits for the answers."""
+    """Checks each secret once, and a repository that is read without one. `named`: the secret that
+    each setting names. The returned function waits for the answers.
+    """
     once = {name: setting for setting, name in named.items()}
     waiting = [
         _Asked(_about_secret(setting, name), functools.partial(secret, setting, name))
@@ -49,7 +51,7 @@ def ask(git: Git | None, named: Mapping[str, str]) -> Callable[[], list[Answer]]
 
 
 class _Asked:
-    """One question, asked in a thread."""
+    """One check, in a thread."""
 
     def __init__(self, about: str, question: Callable[[], Answer]) -> None:
         self._about = about
@@ -79,19 +81,19 @@ def secret(setting: str, full_name: str) -> Answer:
             create = f"{gcloud.format('create')} --replication-policy automatic --data-file FILE"
             return Answer(f"{field}: there is no such secret; create it: {create}")
         if version == "latest":
-            return Answer(f"{field}: has no version, and a VM reads one; add it: {new}")
+            return Answer(f"{field}: has no version, and the VM needs one; add it: {new}")
         listed = gcloud.format("versions list")
         return Answer(f"{field}: has no version {version}; name one that it has: {listed}")
     except CannotAsk as error:
-        if "it is disabled" in str(error):  # so the platform says it of an API
+        if "it is disabled" in str(error):  # The platform's message about a disabled API.
             enable = f"gcloud services enable secretmanager.googleapis.com --project {project}"
             return Answer(
                 f"{field}: Secret Manager is not enabled in {project}; enable it: {enable}"
             )
         if error.status == 403:
             return Answer(
-                warning=f"{field}: you may not ask whether it is there ({error}), and the run ends"
-                " where its VM finds none; grant yourself roles/secretmanager.viewer on it to have"
+                warning=f"{field}: you may not look it up ({error}), and the run ends"
+                " if its VM finds none; grant yourself roles/secretmanager.viewer on it to have"
                 " it looked up"
             )
         return Answer(warning=f"{field}: not looked up ({error})")
@@ -106,7 +108,7 @@ def secret(setting: str, full_name: str) -> Answer:
         how = f"enable it: gcloud secrets versions enable {number} --secret {name}"
         how += f" --project {project}"
     which = f"its latest version, {number}," if version == "latest" else f"version {number}"
-    return Answer(f"{field}: {which} is {state.lower()}, and a VM reads an enabled one; {how}")
+    return Answer(f"{field}: {which} is {state.lower()}, and the VM needs an enabled one; {how}")
 
 
 def repository(git: Git) -> Answer:
@@ -121,7 +123,7 @@ def repository(git: Git) -> Answer:
 
 
 def _is_there(api: Compute, name: str) -> bool:
-    """Whether there is a secret, of which no version was found; true if that is unknown."""
+    """Whether the secret without a version exists; true if that is unknown."""
     try:
         api.call("GET", f"secrets/{name}", timeout_sec=ANSWER_SEC)
     except Missing:

@@ -195,7 +195,7 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
         ({"softDeleteDays": "3"}, "outlast:softDeleteDays 3: must be 0, or 7 to 90"),
         ({"bucketMode": "mine"}, "outlast:bucketMode 'mine': must be managed or existing"),
         ({"part": "both"}, "outlast:part 'both': must be experiment or foundation"),
-        ({"part": "foundation", "foundation": "base"}, "a foundation stands on no other"),
+        ({"part": "foundation", "foundation": "base"}, "a foundation cannot use another"),
         (
             {"part": "foundation", "args": '{"epochs": 5}'},
             "outlast:args {'epochs': 5} beside outlast:part foundation: is a run's",
@@ -203,11 +203,11 @@ def test_what_an_experiment_cannot_say_beside_a_foundation():
         ({"part": "foundation", "resume": "3"}, "outlast:resume '3' beside outlast:part found"),
         (
             {"bucketMode": "existing", "softDeleteDays": "7"},
-            "outlast:softDeleteDays '7' beside outlast:bucketMode existing: somebody else's",
+            "outlast:softDeleteDays '7' beside outlast:bucketMode existing: such a bucket",
         ),
         (
             {"bucketMode": "existing", "versioning": "true"},
-            "outlast:versioning 'true' beside outlast:bucketMode existing: somebody else's",
+            "outlast:versioning 'true' beside outlast:bucketMode existing: such a bucket",
         ),
         (
             {"imageRecipe": '{"trainers": true, "base": "Debian!"}'},

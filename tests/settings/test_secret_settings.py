@@ -65,7 +65,7 @@ def test_what_is_refused(values, said):
     [
         ("webhook", "https://hooks.example/SECRET", "name that secret in outlast:webhookSecret"),
         ("webhook", "no address: SECRET", "name that secret in outlast:webhookSecret"),
-        ("args", '{"token": "SECRET"}', "name a secret of Secret Manager in outlast:secretEnv"),
+        ("args", '{"token": "SECRET"}', "name a secret in Secret Manager in outlast:secretEnv"),
         ("command", "python t.py --key SECRET", "in outlast:secretEnv and read the variable"),
         ("gitUrl", "https://me:SECRET@h/x", "name that secret in outlast:gitSecret"),
         ("experiment", "SECRET", "set outlast:experiment without --secret"),
@@ -75,7 +75,7 @@ def test_what_is_refused(values, said):
 )
 def test_a_value_set_with_secret_is_refused_with_the_remedy_and_not_shown(key, value, remedy):
     said = refusal({f"outlast:{key}": value}, secret_keys=[f"outlast:{key}", "gcp:credentials"])
-    assert said.startswith(f"outlast:{key}: is set with --secret, and would stand in plain text")
+    assert said.startswith(f"outlast:{key}: is set with --secret, but would be in plain text")
     assert remedy in said and "SECRET" not in said
 
 

@@ -1,1 +1,1 @@
-"""The rules of the settings, by subject; each refuses with a SettingsError."""
+"""The rules for settings, by subject; each raises SettingsError."""

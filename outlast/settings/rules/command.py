@@ -1,4 +1,4 @@
-"""Rules of a command: what its runner is started with, and what a person should know before."""
+"""Rules for a command: the options of its runner, and warnings."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ _KEYS = {
 
 
 def command_options_of(given: Keys, command: str) -> dict[str, Any]:
-    """More options of the command's runner by their flags; empty if all is as usual."""
+    """The command runner's options that differ from the defaults, by flag."""
     kinds = Kinds(given.checkpoint_files, given.log_files, given.by_product_files)
     options: dict[str, Any] = {
         option: list(found) for option, found in kinds.given.items() if found
@@ -52,8 +52,9 @@ def _folder(given: Keys) -> str:
 
 
 def slips(command: str, given: Keys) -> list[str]:
-    """Sentences on words in braces that look like a mistyped field of the command, and on one that
-    saves nothing that could be kept."""
+    """Warnings about words in braces that look like a mistyped field, and about a command that
+    saves nothing that could be kept.
+    """
     if not command:
         return []
     words, folder = json.loads(command), _folder(given)
@@ -64,7 +65,7 @@ def slips(command: str, given: Keys) -> list[str]:
     said = list(made.near_misses())
     source = given.source
     place = bundles.inside(errors.project(), source) if source else None
-    # What comes from git, or with the image, cannot be read here.
+    # Code from git or in the image cannot be read here.
     if place is not None and place.is_dir():
         if unsaved := made.cannot_save(place):
             said.append(unsaved)

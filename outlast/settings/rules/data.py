@@ -1,4 +1,4 @@
-"""Rules of the data that a VM reads, and of the paths in a trainer's flags."""
+"""Rules for the data that a VM reads, and for the paths in a trainer's flags."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,9 @@ from outlast.spec.run_spec import Argument
 
 
 def dests_of(flags: argparse.ArgumentParser | Mapping[str, Any]) -> dict[str, str]:
-    """What each flag sets, as its parser says, or as its name says if the parser cannot be
-    asked."""
+    """The name that each flag sets, from its parser, or from the flag if the parser cannot be
+    called.
+    """
     if not isinstance(flags, argparse.ArgumentParser):
         return {flag: flag.replace("-", "_") for flag in flags}
     return {
@@ -41,7 +42,7 @@ def check_paths(
 def _check_data(flag: str, path: str, bucket: str, prefix: str, data_paths: Sequence[str]) -> None:
     if not path.startswith("gs://"):
         raise SettingsError(
-            f"{NAMESPACE}:args {flag} {path!r}: a VM has no file of this machine; copy it to"
+            f"{NAMESPACE}:args {flag} {path!r}: a VM cannot read files of this machine; copy it to"
             f" {bucket}data/ (gcloud storage cp --recursive) and give its gs:// path, or leave it"
             " out"
         )

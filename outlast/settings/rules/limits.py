@@ -1,4 +1,4 @@
-"""Rules of times and limits."""
+"""Rules for times and limits."""
 
 from outlast.machines import machines
 from outlast.settings.errors import NAMESPACE, bad
@@ -7,7 +7,7 @@ from outlast.spec import identity
 
 
 def timeouts_of(given: Keys, *, spot: bool) -> str:
-    """The supervisor's Timeouts in JSON."""
+    """The supervisor's Timeouts, in JSON."""
     return identity.canonical_json(
         {
             "heartbeat": given.heartbeat_sec,
@@ -26,7 +26,7 @@ def timeouts_of(given: Keys, *, spot: bool) -> str:
 
 
 def _keep_vm_minutes(given: Keys) -> int:
-    """How long the VM stays after the run's end."""
+    """Seconds that the VM stays after the run's end."""
     minutes, limit = given.keep_vm_minutes, given.max_run_minutes
     if given.on_end != "keep":
         return 0

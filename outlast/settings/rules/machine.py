@@ -1,4 +1,4 @@
-"""Rules of the location, the machine and its image."""
+"""Rules for the location, the machine and its image."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from outlast.spec import delivery, network_rules
 def recipe_of(
     given: Keys, project: str, location: regions.Location, network: network_rules.NetworkRules
 ) -> recipes.Recipe | None:
-    """What the stack's image is baked from; None for none."""
+    """The recipe of the stack's image; None if it bakes none."""
     if not given.image_recipe:
         return None
     zone = location.zone or (*location.zones, "")[0]
@@ -52,8 +52,9 @@ def recipe_of(
 
 
 def check_image(image: str, recipe: recipes.Recipe | None, needs: fit.Needs) -> None:
-    """Refuses an image that no VM with these needs can work with, as far as that is known without
-    the cloud; `RunPin` asks about the rest. Raises SettingsError."""
+    """Refuses an image that cannot work for VMs with these needs, as far as is known without the
+    cloud; `RunPin` checks the rest. Raises SettingsError.
+    """
     if recipe:
         why = fit.recipe_refusal(recipe, needs)
     else:
@@ -63,7 +64,7 @@ def check_image(image: str, recipe: recipes.Recipe | None, needs: fit.Needs) -> 
 
 
 def location_of(given: Keys, values: Mapping[str, Any]) -> regions.Location:
-    """Zonal or regional."""
+    """The location, zonal or regional."""
     region, zone = (str(values.get(f"gcp:{key}", "")) for key in ("region", "zone"))
     try:
         regions.check_engine(region, zone, given.allow_unlisted)
@@ -79,7 +80,7 @@ def location_of(given: Keys, values: Mapping[str, Any]) -> regions.Location:
 
 
 def machine_of(given: Keys, *, regional: bool) -> machines.Checked:
-    """What follows from the machine that is asked for."""
+    """What follows from the requested machine."""
     choice = machines.Choice(
         mode=given.mode,
         provisioning=given.provisioning,

@@ -1,4 +1,4 @@
-"""Rules of the network and of who may come in."""
+"""Rules for the network and for access to VMs."""
 
 from outlast.settings.errors import NAMESPACE, SettingsError
 from outlast.settings.keys import Keys
@@ -6,13 +6,13 @@ from outlast.spec import delivery, network_rules
 
 
 def network_of(given: Keys, git: delivery.Git | None) -> network_rules.NetworkRules:
-    """The network and who may come in. Raises SettingsError for what cannot be."""
+    """The network and the access to VMs. Raises SettingsError for what is impossible."""
     network, health, asked_sec = given.network, given.health, given.health_limit_sec
     stall_sec = given.max_stall_minutes * 60
     if asked_sec and health == network_rules.OFF:
         raise SettingsError(
-            f"{NAMESPACE}:healthLimitSec {asked_sec} beside {NAMESPACE}:health off: nothing asks"
-            f" for the VM's health; leave it out, or set {NAMESPACE}:health to observe or repair"
+            f"{NAMESPACE}:healthLimitSec {asked_sec} beside {NAMESPACE}:health off: nothing checks"
+            f" the VM's health; leave it out, or set {NAMESPACE}:health to observe or repair"
         )
     found = network_rules.NetworkRules(
         network=network,
@@ -33,7 +33,7 @@ def network_of(given: Keys, git: delivery.Git | None) -> network_rules.NetworkRu
 
 
 def _needs_internet(given: Keys, git: delivery.Git | None) -> list[str]:
-    """What a boot fetches from elsewhere than Google's APIs, in words."""
+    """What a boot fetches from outside of Google's APIs, in words."""
     if given.part == "foundation":
         return []
     needs = []

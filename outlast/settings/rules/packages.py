@@ -1,5 +1,5 @@
-"""Rules of the packages that a VM gets. Imported only for stacks with requirements: what reads them
-takes longer to load than all other rules.
+"""Rules for the packages that a VM gets. Imported only for stacks with requirements: what reads
+them takes longer to load than all other rules.
 """
 
 from outlast.settings import errors
@@ -18,7 +18,8 @@ def requirement_files(name: str) -> dict[str, bytes]:
         if place.is_file():
             if not bundles.may_leave(place, errors.project()):
                 raise bundles.BundleError(
-                    f"{name}: is a key, or a file that git ignores, and these leave no machine;"
+                    f"{name}: is a key, or a file that git ignores, and these never leave your"
+                    " machine;"
                     " name another"
                 )
             return _of_file(known)
@@ -30,7 +31,7 @@ def requirement_files(name: str) -> dict[str, bytes]:
 
 
 def _of_file(name: str) -> dict[str, bytes]:
-    """A requirements file, which stands for all that it includes, and its constraints."""
+    """One requirements file that includes all others, and its constraints."""
     found = project.read(name, _Checkout(errors.project()), alone=True).requirements
     assert found is not None
     files = {bundles.USER_REQUIREMENTS: found.data}
@@ -76,8 +77,8 @@ def digest(given: Keys, git: delivery.Git | None) -> str:
     name = given.requirements
     if given.trainer_python:
         raise SettingsError(
-            f"{NAMESPACE}:requirements beside {NAMESPACE}:trainerPython: an environment is made of"
-            " the one, the other names one that is there; leave one of them out"
+            f"{NAMESPACE}:requirements beside {NAMESPACE}:trainerPython: requirements make a new"
+            " environment, trainerPython names an existing one; leave out one of them"
         )
     if git is not None:
         return git.requirements

@@ -1,4 +1,4 @@
-"""Rules of where a stack is: project, bucket, foundation and labels."""
+"""Rules for a stack's project, bucket, foundation and labels."""
 
 import json
 import re
@@ -13,9 +13,9 @@ from outlast.spec import foundation, network_rules
 from outlast.spec import labels as label_rules
 
 LOCAL_PROJECT = "outlast-rehearsal"
-"""The local cloud's project: no real one is touched through the example stack."""
+"""The local cloud's project, so that the example stack never touches a real one."""
 EXPERIMENT = "experiment"
-"""The part of a stack that has a run; the other one is a foundation."""
+"""The part with a run; the other part is a foundation."""
 _STACK = re.compile(r"(?:[-_.A-Za-z0-9]+/){0,2}[-_.A-Za-z0-9]+")
 _LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
 _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
@@ -23,7 +23,7 @@ _LABELS_LIMIT = 64 - len(label_rules.RESERVED)
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OF_A_RUN = ("trainer", "args", "command", "source", "delivery", "init", "rerun", "run", "resume")
 _OF_A_RUN += ("secret_env", "webhook_secret")
-"""What a foundation has no use for."""
+"""Settings that a foundation must not have."""
 
 
 def cloud_project(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
@@ -70,7 +70,7 @@ def bucket_of(given: Keys, cloud: str) -> str:
 
 
 def refuse_for_existing(given: Keys) -> None:
-    """Refuses options of a bucket that is used as it is: they would do nothing."""
+    """Refuses options for a bucket that is used as it is: they would have no effect."""
     for key, value in (
         ("softDeleteDays", given.soft_delete_days),
         ("versioning", given.versioning),
@@ -78,18 +78,18 @@ def refuse_for_existing(given: Keys) -> None:
         if value and given.bucket_mode == "existing":
             raise SettingsError(
                 f"{NAMESPACE}:{key} {json.dumps(value)!r} beside {NAMESPACE}:bucketMode existing:"
-                " somebody else's bucket is used as it is; leave it out, or set it on the bucket"
+                " such a bucket is used as it is; leave it out, or set it on the bucket"
             )
 
 
 def check_part(given: Keys) -> None:
-    """Refuses what a foundation cannot have."""
+    """Refuses settings that a foundation cannot have."""
     if given.part == EXPERIMENT:
         return
     if given.foundation:
         raise SettingsError(
-            f"{NAMESPACE}:foundation beside {NAMESPACE}:part foundation: a foundation stands on no"
-            " other; leave one of them out"
+            f"{NAMESPACE}:foundation beside {NAMESPACE}:part foundation: a foundation cannot use"
+            " another; leave out one of them"
         )
     for name in _OF_A_RUN:
         if not given.is_default(name):
@@ -102,7 +102,7 @@ def check_part(given: Keys) -> None:
 
 
 def foundation_name(values: Mapping[str, Any], organization: str, project: str) -> str:
-    """The foundation as the engine names a stack; empty for none."""
+    """The foundation as organization/project/stack; empty for none."""
     name = str(values.get(f"{NAMESPACE}:foundation", "")).strip()
     if not name:
         return ""

@@ -1,4 +1,4 @@
-"""Rules of what runs: trainer or command, its arguments, and what names the run."""
+"""Rules for the trainer or command, its arguments, and the content that names the run."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def experiment_of(name: str, stack: str) -> str:
         origin = "" if name else " (the stack's name)"
         raise SettingsError(
             f"{NAMESPACE}:experiment {experiment!r}{origin}: must have 1 to 40 lower-case letters,"
-            " digits and dashes, the first a letter, the last no dash; set outlast:experiment"
+            " digits and dashes, begin with a letter and not end in a dash; set outlast:experiment"
         )
     return experiment
 
@@ -43,8 +43,7 @@ def args_of(args: Mapping[str, Any]) -> dict[str, Argument]:
             raise bad(
                 "args",
                 flag,
-                "a flag is written without dashes in front, in lower case with dashes, such as"
-                " learning-rate",
+                "write a flag in lower case, without leading dashes, such as learning-rate",
             )
         if flag in _SET_ELSEWHERE:
             raise SettingsError(
@@ -79,11 +78,12 @@ def command_of(given: Keys) -> str:
             value = getattr(given, name)
             key = f"{NAMESPACE}:{to_camel(name)}"
             raise SettingsError(
-                f"{key} {str(value)!r} beside {NAMESPACE}:command: {why}; leave {key} out"
+                f"{key} {str(value)!r} beside {NAMESPACE}:command: {why}; leave out {key}"
             )
     if given.args:
         raise SettingsError(
-            f"{NAMESPACE}:args beside {NAMESPACE}:command: are a trainer's; write the command's own"
+            f"{NAMESPACE}:args beside {NAMESPACE}:command: are for a trainer; write the command's"
+            " own"
             " into it"
         )
     if re.fullmatch("[0-9]+", given.checkpoint_every):
@@ -97,7 +97,7 @@ def command_of(given: Keys) -> str:
 
 
 def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """What `{data}` is in a command: all that it may read besides."""
+    """The data paths that `{data}` stands for in a command."""
     if "{data}" in command and not paths:
         raise bad(
             "command",
@@ -115,8 +115,9 @@ def content_of(
     command: str,
     git: delivery.Git | None,
 ) -> dict[str, Any]:
-    """What names the run, checked by the trainer's own parser even where it is pinned. A trainer
-    that is none of the checkout's is not run here: its flags count as they are written."""
+    """The content that names the run, checked by the trainer's own parser even if the run is
+    pinned. A trainer outside of the checkout is not executed here: its flags count as written.
+    """
     pin = Pin.parse(given.init) if given.init else None
     init = None if pin is None else {"path": pin.path, "blake3": pin.digest}
     if command or git or given.source:
@@ -139,7 +140,7 @@ def content_of(
     parser = parser_of(trainer)
     flags = {
         option.removeprefix("--")
-        for action in parser._actions  # argparse has no public list of them
+        for action in parser._actions  # argparse has no public list of them.
         for option in action.option_strings
         if option.startswith("--")
     }
@@ -191,6 +192,6 @@ def check_init(given: Keys, command: str) -> None:
     """Refuses another run's checkpoint for a command."""
     if given.init and command:
         raise SettingsError(
-            f"{NAMESPACE}:init beside {NAMESPACE}:command: is a trainer's; let the command read"
+            f"{NAMESPACE}:init beside {NAMESPACE}:command: is for a trainer; let the command read"
             " the other run's result"
         )

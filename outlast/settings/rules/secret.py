@@ -1,4 +1,4 @@
-"""Rules of secrets: which a VM reads, and that no other setting holds one."""
+"""Rules for secrets: which ones a VM reads, and that no other setting contains one."""
 
 import json
 import re
@@ -10,13 +10,13 @@ from outlast.settings.keys import Keys
 from outlast.spec import secrets
 
 _REMEDIES = {
-    "webhook": f"keep the address as a secret of Secret Manager, name that secret in"
+    "webhook": f"keep the address as a secret in Secret Manager, name that secret in"
     f" {NAMESPACE}:webhookSecret, and remove {NAMESPACE}:webhook",
-    "gitUrl": f"keep the token as a secret of Secret Manager, name that secret in"
+    "gitUrl": f"keep the token as a secret in Secret Manager, name that secret in"
     f" {NAMESPACE}:gitSecret, and set {NAMESPACE}:gitUrl without it and without --secret",
-    "secretEnv": "it holds names of secrets, which are no secrets; set it without --secret",
-    "webhookSecret": "it is the name of a secret, which is not a secret; set it without --secret",
-    "gitSecret": "it is the name of a secret, which is not a secret; set it without --secret",
+    "secretEnv": "it contains names of secrets, which are not secret; set it without --secret",
+    "webhookSecret": "it is the name of a secret, which is not secret; set it without --secret",
+    "gitSecret": "it is the name of a secret, which is not secret; set it without --secret",
 }
 
 
@@ -29,12 +29,12 @@ def refuse_secret_values(secret_keys: Collection[str]) -> None:
             continue
         remedy = _REMEDIES.get(
             key,
-            "for a value that the trainer needs in secret, name a secret of Secret Manager in"
+            "for a secret value that the trainer needs, name a secret in Secret Manager in"
             f" {NAMESPACE}:secretEnv and read the variable in the trainer; set {full} without"
             " --secret",
         )
         raise SettingsError(
-            f"{full}: is set with --secret, and would stand in plain text in the stack's state and"
+            f"{full}: is set with --secret, but would be in plain text in the stack's state and"
             f" in the VM's metadata; {remedy}"
         )
 
@@ -46,15 +46,16 @@ def refuse_plain_values(
     command: str,
     args: Mapping[str, Any],
 ) -> None:
-    """Refuses a variable of `secretEnv` that the stack's settings have in plain text too: it is in
-    a file, in the state and in the VM's metadata, and the secret is none. `values` and
-    `secret_keys` are by full key, `command` and `args` are the settings."""
+    """Refuses a variable of `secretEnv` that the stack's settings also contain in plain text: it
+    would be in a file, in the state and in the VM's metadata, and no longer secret. `values` and
+    `secret_keys` are by full key, `command` and `args` are the settings.
+    """
     for name in sorted(variables):
         own = f"{NAMESPACE}:secretEnv.{name}"
         for key in args:
             if _same(key, name):
                 raise SettingsError(
-                    f"{NAMESPACE}:args.{key} beside {own}: stands in plain text; leave it out, and"
+                    f"{NAMESPACE}:args.{key} beside {own}: is in plain text; leave it out, and"
                     f" read the variable {name} in the trainer"
                 )
         if re.search(rf"(?<![\w$]){re.escape(name)}=(?![\"']?\$|\s|$)", _words(command), re.M):
@@ -66,37 +67,38 @@ def refuse_plain_values(
             space, _, key = full.partition(":")
             if space != NAMESPACE and full not in secret_keys and _same(key, name):
                 raise SettingsError(
-                    f"{full} beside {own}: stands in plain text in the stack's settings; remove it"
-                    f" with pulumi config rm {full}, and change the key, since others may have read"
+                    f"{full} beside {own}: is in plain text in the stack's settings; remove it"
+                    f" with pulumi config rm {full}, and change the key, because others may have"
+                    " read"
                     " it"
                 )
 
 
 def _words(command: str) -> str:
-    """The command's line, or its words one a line."""
+    """The command's line, or its words, one on each line."""
     found = json.loads(command) if command else ""
     return found if isinstance(found, str) else "\n".join(found)
 
 
 def _same(key: object, variable: str) -> bool:
-    """Whether a setting is called like the variable: api-key, apiKey and API_KEY are."""
+    """Whether a setting's name matches the variable: api-key, apiKey and API_KEY match."""
     return re.sub(r"[^a-z0-9]", "", str(key).lower()) == re.sub(r"[^a-z0-9]", "", variable.lower())
 
 
 def plain_tokens(command: str, args: Mapping[str, Any]) -> tuple[str, ...]:
-    """A sentence for each setting of the run that looks like a token or a key itself."""
+    """A warning for each setting of the run that looks like a token or a key."""
     words = {f"args.{key}": str(value).split() for key, value in args.items()}
     words["command"] = re.split(r"[\s=,\"']+", _words(command))
     return tuple(
-        f"{NAMESPACE}:{key}: looks like it holds a token or a key, in plain text; keep it as a"
-        f" secret of Secret Manager, and name that in {NAMESPACE}:secretEnv"
+        f"{NAMESPACE}:{key}: looks like it contains a token or a key, in plain text; keep it as a"
+        f" secret in Secret Manager, and name that in {NAMESPACE}:secretEnv"
         for key, found in words.items()
         if any(map(secrets.looks_secret, found))
     )
 
 
 def secret_env_of(given: Keys, cloud: str) -> dict[str, str]:
-    """Variable of the trainer to the secret that it holds."""
+    """The secret for each variable of the trainer."""
     try:
         return secrets.check_variables(given.secret_env, cloud)
     except secrets.SecretNameError as error:
@@ -109,7 +111,7 @@ def webhook_secret_of(given: Keys, cloud: str) -> str:
     if text and given.webhook:
         raise SettingsError(
             f"{NAMESPACE}:webhookSecret beside {NAMESPACE}:webhook: both give the address; leave"
-            " one of them out"
+            " out one of them"
         )
     try:
         return secrets.check_name("webhookSecret", text, cloud)

@@ -1,7 +1,7 @@
-"""What a trainer of the checkout says of itself.
+"""Asks a trainer of the checkout for its flags.
 
-The file may be a user's own: whatever it lacks, or does wrong when it is imported or asked, is
-refused in one sentence.
+The file may be the user's: anything that it lacks, or that goes wrong when it is imported or
+called, is refused in one sentence.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _Answer = TypeVar("_Answer")
 TRAINERS = PACKAGE / "trainers"
 
 _SHAPE = (
-    "write it as trainers/dummy.py has it, or move a script of another shape into a folder outside"
+    "write it as in trainers/dummy.py, or move a script of another form into a folder outside"
     f" of trainers/ and set {NAMESPACE}:source to that folder"
 )
 
@@ -60,7 +60,7 @@ def mutable_of(name: str) -> dict[str, str]:
 
 
 def arguments_of(name: str, argv: list[str]) -> dict[str, Any]:
-    """What its parser makes of the arguments. Raises SettingsError."""
+    """The arguments, read by its parser. Raises SettingsError."""
     parser = parser_of(name)
     return _ask(name, "parser", lambda: identity.arguments(parser, argv))
 
@@ -81,7 +81,7 @@ def _module(name: str) -> ModuleType:
     if (TRAINERS / name).is_dir():
         raise SettingsError(
             f"{NAMESPACE}:trainer {name!r}: trainers/{name} is a folder: a trainer must be one"
-            f" file; move the folder out of trainers/, and set {NAMESPACE}:source to where it lies"
+            f" file; move the folder out of trainers/, and set {NAMESPACE}:source to its new place"
         )
     return _ask(name, "the import", lambda: trainers.load(name))
 
@@ -95,20 +95,20 @@ def _ask(name: str, what: str, question: Callable[[], _Answer]) -> _Answer:
         raise _bad(
             name,
             f"imports {error.name}, which is not in the environment that pulumi runs in; import it"
-            " inside of the functions that need it",
+            " inside the functions that need it",
         ) from None
     except (Exception, SystemExit) as error:
         kind, said = type(error).__name__, first_line(error)
         what = f"{what} ended with {kind}" + ("" if said == kind else f" ({said})")
         raise _bad(
             name,
-            f"cannot be asked, {what}{_place(error)}; correct the"
+            f"cannot be used, {what}{_place(error)}; correct the"
             f" file: python -m outlast.trainers {name} --help shows the whole error",
         ) from None
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's file it was raised."""
+    """The line of the user's file that raised it."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f" at line {error.lineno}"
     trace, line = error.__traceback__, 0

@@ -1,4 +1,4 @@
-"""Rules of `trainerUser`: what a run cannot do if its trainer has no rights on its VM."""
+"""Rules for `trainerUser`: what a run cannot do if its trainer has no rights on its VM."""
 
 import json
 import re
@@ -16,12 +16,12 @@ _NEEDS = {
     "gsutil": "gets no token of the VM's service account",
     "bq": "gets no token of the VM's service account",
 }
-"""Programs that need what the user does not have, and why."""
+"""Programs that need rights which the user lacks, and why."""
 _OUTPUT_URI = re.compile(r"\{output_uri\}|\$\{?OUTPUT_URI\b")
 
 
 def check_trainer_user(given: Keys, command: str) -> None:
-    """Refuses a command that needs rights which the trainer's own user does not have."""
+    """Refuses a command that needs rights which the trainer's own user lacks."""
     if given.trainer_user != OWN or not command:
         return
     words = json.loads(command)
@@ -34,12 +34,13 @@ def check_trainer_user(given: Keys, command: str) -> None:
         )
     for program, why in _NEEDS.items():
         if re.search(rf"(?:^|[\s;&|(/]){program}(?=\s|$)", text):
-            raise _refused(program, why, f"leave {program} out")
+            raise _refused(program, why, f"leave out {program}")
 
 
 def gs_paths_read(given: Keys, command: str, args: Mapping[str, Any], is_own: bool) -> list[str]:
-    """A sentence about a gs:// path that the user's own trainer or command may try to read itself,
-    which its user on the VM cannot."""
+    """A warning about a gs:// path that the user's trainer or command may try to read directly,
+    which its user on the VM cannot do.
+    """
     if given.trainer_user != OWN or not (command or is_own):
         return []
     texts = [command, *(value for value in args.values() if isinstance(value, str))]

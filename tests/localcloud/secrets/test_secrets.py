@@ -36,7 +36,7 @@ def test_a_secret_is_followed_from_absent_to_destroyed(cloud: LocalCloud, name: 
     )
     body = {"replication": {"automatic": {}}}
     assert cloud.call("POST", SECRETS, params={"secretId": name}, json=body).status_code == 200
-    assert told(name).refusal == f"{field}: has no version, and a VM reads one; add it: {add}"
+    assert told(name).refusal == f"{field}: has no version, and the VM needs one; add it: {add}"
 
     cloud.call("POST", f"{SECRETS}/{name}:addVersion", json=PAYLOAD)
     assert told(name) == told(name, "1") == sources.Answer()
@@ -46,7 +46,7 @@ def test_a_secret_is_followed_from_absent_to_destroyed(cloud: LocalCloud, name: 
 
     cloud.call("POST", f"{SECRETS}/{name}/versions/1:disable", json={})
     assert told(name).refusal == (
-        f"{field}: its latest version, 1, is disabled, and a VM reads an enabled one; enable it:"
+        f"{field}: its latest version, 1, is disabled, and the VM needs an enabled one; enable it:"
         f" gcloud secrets versions enable 1 --secret {name} --project {PROJECT}"
     )
     cloud.call("POST", f"{SECRETS}/{name}/versions/1:destroy", json={})
@@ -59,7 +59,7 @@ def test_a_secret_is_followed_from_absent_to_destroyed(cloud: LocalCloud, name: 
 def test_who_may_not_ask_or_gets_no_answer_is_warned(name: str, monkeypatch: pytest.MonkeyPatch):
     found = told(name, project="of-others")
     assert found.refusal == ""
-    assert f"secrets/{name}': you may not ask whether it is there" in found.warning
+    assert f"secrets/{name}': you may not look it up" in found.warning
     assert "\n" not in found.warning
 
     monkeypatch.setenv(sources.ENDPOINT_VARIABLE, "http://127.0.0.1:1/")
