@@ -257,12 +257,12 @@ def _pulumi(env: Mapping[str, str]) -> str:
     return found
 
 
-def show_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = None) -> None:
+def show_engine(args: list[str], *, env: Mapping[str, str]) -> None:
     """Runs `pulumi ARGS` on this terminal. EngineError: it ended with an error, which it has said
     there."""
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
-        done = subprocess.run(command, cwd=cwd or project(), env=dict(env))
+        done = subprocess.run(command, cwd=project(), env=dict(env))
     if done.returncode:
         raise EngineError(f"pulumi {args[0]}: ended with an error, see above.")
 

@@ -70,8 +70,9 @@ def installed() -> dict[str, Any]:
 # -------------------------------------------------------------------------------- where things are
 
 
-def cache_dir(env: Mapping[str, str] = os.environ) -> Path:
+def cache_dir() -> Path:
     """The cache that all checkouts of this user share."""
+    env = os.environ
     if env.get("OUTLAST_CACHE"):
         return Path(env["OUTLAST_CACHE"]).absolute()
     base = env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or Path.home()) / ".cache"

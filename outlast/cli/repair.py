@@ -60,7 +60,7 @@ class Repaired:
     """Newer checkpoints in the bucket that could not be used."""
 
 
-def repair_alone(place: Place, *, silent_sec: float = Timeouts().successor_silence) -> Repaired:
+def repair_alone(place: Place) -> Repaired:
     """As `repair`, of a run without a stack, in a folder or a bucket. OperateError: it is a
     stack's."""
     owner = _recorded_owner(place.store, place.layout)
@@ -74,7 +74,7 @@ def repair_alone(place: Place, *, silent_sec: float = Timeouts().successor_silen
         raise OperateError(
             f"{place.name}: is the run of stack {stack}; outlast repair {quote(stack)}."
         )
-    return repair(place.store, place.layout, owner, silent_sec=silent_sec)
+    return repair(place.store, place.layout, owner)
 
 
 def repair(

@@ -119,9 +119,9 @@ class Compute:
             said = "; ".join(f"{one.get('code')}: {one.get('message')}" for one in errors)
             raise OperationFailed(int(operation.get("httpErrorStatusCode") or 0), said)
 
-    def listed(self, path: str, *, filter: str = "") -> Iterator[Json]:
+    def listed(self, path: str) -> Iterator[Json]:
         """All items of a list, from all its pages. Raises ComputeError."""
-        for answer in self._pages(path, filter=filter):
+        for answer in self._pages(path):
             yield from answer.get("items") or []
 
     def aggregated(self, kind: str) -> Iterator[Json]:
@@ -132,11 +132,10 @@ class Compute:
             for scope in (answer.get("items") or {}).values():
                 yield from scope.get(kind) or []
 
-    def _pages(self, path: str, *, filter: str = "") -> Iterator[Json]:
+    def _pages(self, path: str) -> Iterator[Json]:
         page = ""
         while True:
-            asked = {"filter": filter, "pageToken": page}
-            query = urllib.parse.urlencode({key: text for key, text in asked.items() if text})
+            query = urllib.parse.urlencode({"pageToken": page} if page else {})
             answer = self.call("GET", f"{path}?{query}" if query else path)
             yield answer
             page = str(answer.get("nextPageToken") or "")
