@@ -1,4 +1,4 @@
-"""What goes on while a run has no attempt at work: is there a VM, does it boot, does none come?
+"""What happens while a run has no attempt at work: is there a VM, does it boot, does none come?
 
 The boot records tell what got as far as the startup script; the group, if it can be asked, of
 VMs that did not. `wait_of` is the rule, `look` asks.

@@ -142,7 +142,7 @@ class LocalCloud:
         return self.call("GET", "/_local/audit")
 
     def reset(self) -> None:
-        """Ends every VM and forgets all that exists in it; it goes on."""
+        """Ends every VM and forgets all that exists in it; the cloud keeps running."""
         self.call("POST", "/_local/reset")
 
     def variables(self, parts: Parts, home: Path, path: str) -> dict[str, str]:

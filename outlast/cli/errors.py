@@ -45,12 +45,13 @@ class RehearsalError(OperateError):
 @contextlib.contextmanager
 def reading(experiment: str) -> Iterator[None]:
     """Turns what the bucket answers against reading or writing into one sentence."""
+    from outlast.bucket.errors import RestoreError
     from outlast.bucket.head import HeadError
     from outlast.bucket.store import StoreError
 
     try:
         yield
-    except (HeadError, StoreError) as error:
+    except (HeadError, RestoreError, StoreError) as error:
         raise OperateError(about(experiment, error)) from None
 
 

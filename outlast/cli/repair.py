@@ -5,7 +5,7 @@ HEAD is rebuilt from the attempts' start records: from the newest attempt backwa
 checkpoint that it was restored from. A checkpoint on that way whose every byte is right is taken up
 again; a snapshot beside it, such as one that a fenced attempt left, is not. The repaired run is
 stopped, under a term that no attempt ever had; `outlast resume` reopens it. A run without a stack
-has no such counter: it is open again, and its own command goes on with it.
+has no such counter: it is open again, and its own command continues it.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Reopens a run, and stops one.
 
 A resume raises the stack's `outlast:resume`; the VM of the next `up` does the rest. Where code or
-arguments were changed meanwhile, `outlast:run` keeps the run's name, so that it goes on with them.
+arguments were changed meanwhile, `outlast:run` keeps the run's name, so that it continues with them.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ class Resumed:
 def resume(deployed: Deployed) -> Resumed:
     """Raises the counter past every value that held the run, and keeps the run's name.
 
-    The program itself is asked, by a preview, what the run would be now, and whether it can go on
-    so; where it refuses, the stack's settings are left as they were. A run that is open past its
+    A preview asks the program what the run would be now, and whether it can continue like that; if
+    it refuses, the stack's settings stay as they were. A run that is open past its
     deadline is ended as expired, so that its end is on record. OperateError: the run is done, or
-    cannot go on so. Raises HeadError and StoreError if HEAD cannot be read.
+    cannot continue like that. Raises HeadError and StoreError if HEAD cannot be read.
     """
     head_file = deployed.head_file()
     head = head_file.read().head

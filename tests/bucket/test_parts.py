@@ -5,10 +5,12 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from outlast.base.exits import Reason, State
 from outlast.bucket import pages
@@ -189,6 +191,20 @@ def test_one_of_them_is_read_from_its_page(many: dict[str, Any], tmp_path: Path)
     assert part.newest not in head_of(store).chain
     fetch_result(store, result_of(store, part.newest), tmp_path / "result")
     assert (tmp_path / "result" / "model").read_text() == fold(7)
+
+
+def test_a_part_of_another_version_of_outlast_is_not_made_again(
+    many: dict[str, Any], tmp_path: Path
+) -> None:
+    store = copy_of(many)
+    end = pages.parts(store, LAYOUT, head_of(store))[7].newest
+    data = store.get(end.manifest)[0].replace(b'"format":1', b'"format":2')
+    written = store.put(end.manifest, data)
+    newer = replace(end, blake3=blake3(data).hexdigest(), generation=written.generation)
+    with pytest.raises(RestoreError) as caught:
+        result_of(store, newer)
+    assert "has format 2, this version of Outlast reads format 1" in str(caught.value)
+    assert "make it again" not in str(caught.value)
 
 
 def test_a_lost_page_of_parts_is_named(many: dict[str, Any], tmp_path: Path) -> None:

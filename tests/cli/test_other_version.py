@@ -86,6 +86,22 @@ def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path: Path):
     assert str(caught.value) == f"{newest.manifest}: Manifest: {SENTENCE}"
 
 
+def test_an_attempt_writes_and_deletes_nothing_once_a_newer_version_has_taken_its_run(
+    tmp_path: Path,
+):
+    store = MemoryStore()
+    machine = Machine(store, tmp_path)
+    for step in (10, 20, 30, 40):
+        machine.commit(step)
+    rewrite(store, LAYOUT.head)
+    kept = {path for path in everything(store) if "/t000001/" in path}
+    with pytest.raises(head.HeadOtherFormat) as caught:
+        machine.commit(50)
+    assert SENTENCE in str(caught.value)
+    assert kept <= set(everything(store))
+    assert json.loads(store.get(LAYOUT.head)[0])["format"] == 2
+
+
 @pytest.mark.parametrize("record", ["HEAD", "manifest", "start", "page"])
 def test_repair_changes_nothing_of_another_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from outlast.base.exits import Reason, State
 from outlast.bucket import data as data_module
@@ -324,6 +325,17 @@ def test_a_checkpoint_that_cannot_be_begun_with_ends_the_run(
     assert vm.run() == 0 and vm.trainers == []
     assert world.head.end is not None and world.head.end.reason is Reason.USAGE
     assert says in world.end_of(1).message and str(pin.path[:30]) in world.end_of(1).message
+
+
+def test_a_checkpoint_of_another_version_of_outlast_ends_the_run(world: World, pin: Pin) -> None:
+    path = f"{OTHER.root}{pin.folder}MANIFEST.json"
+    data = world.store.get(path)[0].replace(b'"format":1', b'"format":2')
+    world.store.put(path, data)
+    newer = Pin(pin.root, pin.folder, blake3(data).hexdigest())
+    vm = world.boot(spec=spec_with(init=str(newer)))
+    assert vm.run() == 0 and vm.trainers == []
+    assert world.head.end is not None and world.head.end.reason is Reason.USAGE
+    assert "has format 2, this version of Outlast reads format 1" in world.end_of(1).message
 
 
 def test_a_damaged_object_of_it_is_found_before_it_is_read(world: World, pin: Pin) -> None:

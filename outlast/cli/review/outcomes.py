@@ -44,7 +44,7 @@ class RunLine:
     then: Then
     why: str
     step: int | None = None
-    """Where it goes on, or stands."""
+    """From which it resumes, or at which it stands."""
 
     @property
     def said(self) -> str:
