@@ -3,8 +3,8 @@
 An engine that is killed leaves its lock, and a note of each thing that it had asked for without an
 answer. The thing may be there: under a fixed name it stands in the way of the next `up`, and a
 `destroy` would leave it. Here each such thing enters the stack's state under the id that it must
-have; a refresh then drops what is not there, and the next `up` continues with the rest or deletes it.
-A recovery that is killed is recovered by the next one.
+have; a refresh then drops what is not there, and the next `up` continues with the rest or deletes
+it. A recovery that is killed is recovered by the next one.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Reopens a run, and stops one.
 
-A resume raises the stack's `outlast:resume`; the VM of the next `up` does the rest. Where code or
-arguments were changed meanwhile, `outlast:run` keeps the run's name, so that it continues with them.
+A resume raises the stack's `outlast:resume`; the VM of the next `up` does the rest. If code or
+arguments were changed meanwhile, `outlast:run` keeps the run's name, and it continues with them.
 """
 
 import contextlib
