@@ -400,6 +400,21 @@ def decode(line: bytes) -> Message:
     return cls(**body)
 
 
+def _connected(path: Path) -> socket.socket | OSError:
+    """A connection, or why nothing listens there yet."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with unix_socket.address(path) as address:
+            connection.connect(address)
+        return connection
+    except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+        connection.close()
+        return error
+    except BaseException:
+        connection.close()
+        raise
+
+
 class Channel:
     """One connection. Blocking; ``send`` may be called from several threads."""
 
@@ -415,22 +430,13 @@ class Channel:
     def connect(cls, path: str | Path, *, timeout_sec: float = 10.0) -> "Channel":
         """Connect to a supervisor that may still be starting."""
         deadline = time.monotonic() + timeout_sec
-        while True:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                with unix_socket.address(Path(path)) as address:
-                    connection.connect(address)
-                return cls(connection)
-            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
-                connection.close()
-                if time.monotonic() >= deadline:
-                    raise Closed(
-                        f"{SOCKET_VARIABLE} {path}: no supervisor answers there ({error.strerror})"
-                    ) from None
-                time.sleep(0.02)  # There is no event for a new socket file.
-            except BaseException:
-                connection.close()
-                raise
+        while isinstance(found := _connected(Path(path)), OSError):
+            if time.monotonic() >= deadline:
+                raise Closed(
+                    f"{SOCKET_VARIABLE} {path}: no supervisor answers there ({found.strerror})"
+                )
+            time.sleep(0.02)  # There is no event for a new socket file.
+        return cls(found)
 
     def fileno(self) -> int:
         """For select; only meaningful while no complete line is buffered."""

@@ -174,31 +174,31 @@ def _engine_in_cache() -> Path | None:
     return None
 
 
-def ensure_engine(say: Progress) -> Path:
+def ensure_engine(progress: Progress) -> Path:
     """The engine, fetched or built if none is at hand."""
     on_path, passed_over = engine_on_path()
     if passed_over:
-        say.line(passed_over)
+        progress.line(passed_over)
     at_hand = on_path or _engine_in_cache()
     if at_hand:
         return at_hand
-    with lock("engine", say):
-        return _engine_in_cache() or _install_engine(say) or _build_engine(say)
+    with lock("engine", progress):
+        return _engine_in_cache() or _install_engine(progress) or _build_engine(progress)
 
 
-def _install_engine(say: Progress) -> Path | None:
+def _install_engine(progress: Progress) -> Path | None:
     """Fetches the engine by the SDK's installer; None, and a sentence, if that fails."""
     if not _reachable(INSTALLER):
-        say.line("engine: the installer's site cannot be reached; building instead")
+        progress.line("engine: the installer's site cannot be reached; building instead")
         return None
     target = installed_engine_dir()
     install = "import sys; from pulumi.automation import PulumiCommand as P; P.install(sys.argv[1])"
     try:
         with made_whole(target) as draft:
             argv = [str(venv_python()), "-c", install, str(draft)]
-            run(argv, say, "engine: installing", timeout_sec=INSTALL_TIMEOUT_SEC)
+            run(argv, progress, "engine: installing", timeout_sec=INSTALL_TIMEOUT_SEC)
     except SetupError as error:
-        say.line(f"engine: the SDK's installer failed; building instead. {error}")
+        progress.line(f"engine: the SDK's installer failed; building instead. {error}")
         return None
     return target / "bin" / "pulumi"
 
@@ -219,7 +219,7 @@ def _go() -> str | None:
     return found if new_enough else None
 
 
-def _build_engine(say: Progress) -> Path:
+def _build_engine(progress: Progress) -> Path:
     """Builds the pinned engine with Go, through the module proxy that `go env` names."""
     go = _go()
     if not go:
@@ -230,11 +230,11 @@ def _build_engine(say: Progress) -> Path:
     version = engine_version()
     module = ROOT / "tools" / "engine"
     env = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
-    say.line(f"engine: building {version} with Go (about ten minutes the first time)")
+    progress.line(f"engine: building {version} with Go (about ten minutes the first time)")
     listing = [go, "list", "-mod=readonly", "-deps", "-f", "{{.ImportPath}}", ENGINE_PACKAGE]
     packages = run(
         listing,
-        say,
+        progress,
         "engine: fetching modules",
         count=r"^go: downloading ",
         unit="modules",
@@ -249,7 +249,7 @@ def _build_engine(say: Progress) -> Path:
         build = [go, "build", "-mod=readonly", "-trimpath", "-v", "-ldflags", stamp]
         run(
             [*build, "-o", str(engine), ENGINE_PACKAGE],
-            say,
+            progress,
             "engine: building",
             count=r"^[\w.\-/]+$",
             unit=f"packages, of at most {total}",
@@ -269,7 +269,7 @@ COMPILED = ("outlast", "components", "trainers")
 """Folders of the project that processes import from."""
 
 
-def ensure_venv(say: Progress) -> None:
+def ensure_venv(progress: Progress) -> None:
     """`.venv` with what requirements/dev.txt locks and the project itself, editable."""
     venv = ROOT / ".venv"
     stamp = venv / "outlast-requirements"
@@ -281,24 +281,29 @@ def ensure_venv(say: Progress) -> None:
     if stamp.is_file() and stamp.read_text() == wanted and os.access(venv_python(), os.X_OK):
         return
     if not _same_python(venv_python()):
-        run([sys.executable, "-m", "venv", "--clear", str(venv)], say, ".venv: making")
+        run([sys.executable, "-m", "venv", "--clear", str(venv)], progress, ".venv: making")
     pip = [str(venv_python()), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     lock = ROOT / "requirements" / "dev.txt"
     locked = ["--require-hashes", "-r", str(lock)]
     what = ".venv: installing what requirements/dev.txt locks"
     try:
-        uv = _installed_uv(pip, lock, say)
-        run([*uv, "install", "--compile-bytecode", *locked], say, what, env=_uv_environment(pip))
+        uv = _installed_uv(pip, lock, progress)
+        run(
+            [*uv, "install", "--compile-bytecode", *locked],
+            progress,
+            what,
+            env=_uv_environment(pip),
+        )
     except SetupError as error:  # The index may be a mirror or proxy that only pip can use.
-        say.line(f".venv: uv cannot install; pip does it, which takes longer. {error}")
-        run([*pip, "install", *locked], say, what)
+        progress.line(f".venv: uv cannot install; pip does it, which takes longer. {error}")
+        run([*pip, "install", *locked], progress, what)
     editable = ["install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT)]
-    run([*pip, *editable], say, ".venv: installing the project")
+    run([*pip, *editable], progress, ".venv: installing the project")
     compile_bytecode()
     stamp.write_text(wanted)
 
 
-def _installed_uv(pip: Sequence[str], lock: Path, say: Progress) -> list[str]:
+def _installed_uv(pip: Sequence[str], lock: Path, progress: Progress) -> list[str]:
     """`uv pip`, which is ten times as fast as pip. pip installs it, checked by the lock's
     hashes.
     """
@@ -306,7 +311,9 @@ def _installed_uv(pip: Sequence[str], lock: Path, say: Progress) -> list[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as only:
         only.write(f"{block}\n")
         only.flush()
-        run([*pip, "install", "--require-hashes", "-r", only.name], say, ".venv: installing uv")
+        run(
+            [*pip, "install", "--require-hashes", "-r", only.name], progress, ".venv: installing uv"
+        )
     return [str(venv_python().with_name("uv")), "pip"]
 
 
@@ -396,23 +403,23 @@ def parts() -> dict[str, Any]:
     return found
 
 
-def make(say: Progress) -> dict[str, Any]:
+def make(progress: Progress) -> dict[str, Any]:
     """Runs the setup; skips what is done."""
     check_python()
     done = finished()
     if done:
         return done
     check_machine()
-    ensure_venv(say)
-    engine = ensure_engine(say)
-    image = ensure_image(venv_python(), say)
+    ensure_venv(progress)
+    engine = ensure_engine(progress)
+    image = ensure_image(venv_python(), progress)
     hosts = hosts_for(engine)
     engine = engine_beside(HOSTS, engine, venv_python()) if hosts else engine
     made = {
         "engine": str(engine),
         "hosts": str(hosts) if hosts else None,
         "image": str(image),
-        "wheels": str(ensure_wheels(venv_python(), say)),
+        "wheels": str(ensure_wheels(venv_python(), progress)),
         "python": str(venv_python()),
     }
     _write(stamp_path(), json.dumps({"state": _state(), "parts": made}, indent=2))

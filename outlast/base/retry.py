@@ -229,6 +229,10 @@ class Spell:
         if patience._closed.is_set():
             self._give_up(error)
 
+    def pause(self, error: Exception) -> None:
+        """Sleep after a lost race, to which no limit applies: the winner may have done the work."""
+        self._patience.clock.sleep(pause_after(error, PAUSE_SEC))
+
     def note(self, error: Exception) -> None:
         """Log it as `wait` does, for a caller that tries again in any case, and only then."""
         self._tries += 1
@@ -271,6 +275,15 @@ class Spell:
                 f"{self._what}{_first_line(error)}; trying again (tried {self._tries} times in "
                 f"{duration(since_sec)})"
             )
+
+
+def persistently(action: Callable[[], T], pause_sec: float, clock: Clock = SYSTEM_CLOCK) -> T:
+    """What ``action`` returns: it is called until it raises nothing, whatever that is."""
+    while True:
+        try:
+            return action()
+        except Exception:
+            clock.sleep(jittered(pause_sec))
 
 
 def _first_line(error: Exception) -> str:

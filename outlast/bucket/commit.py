@@ -90,6 +90,8 @@ class Committer:
         )
         self.pace: Pace | None = None
         """None before the first commit."""
+        self.last_commit_sec = 0.0
+        """How long the last commit took, from its first upload until HEAD has it."""
         self.sent_bytes: int | None = None
         """Bytes that the last commit uploaded, without copies; None before the first."""
         self._folder = Folder(
@@ -304,7 +306,8 @@ class Committer:
 
         after = self._head_file.swap(change, term=self.term)
         self._uploader.committed(sent)
-        self._note_pace(sent.sent_bytes, sent.seconds, time.monotonic() - begun)
+        self.last_commit_sec = time.monotonic() - begun
+        self._note_pace(sent.sent_bytes, sent.seconds, self.last_commit_sec)
         self._note_dropped(there, after)
         if clean:
             self.clean()

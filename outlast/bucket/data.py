@@ -40,6 +40,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from outlast.base.codec import canonical_json
+from outlast.base.file_lock import try_lock
 from outlast.base.names import BUCKET, check_file_names, check_object_name
 from outlast.base.retry import BRIEF, Patience
 from outlast.base.scratch_space import cache_home
@@ -533,13 +534,9 @@ def _same_sizes(source: Source, path: Path) -> bool:
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Lets one fetch; the others wait for it and find the result."""
     with path.open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                progress(0, 0)
-                time.sleep(0.1)
+        while not try_lock(file):
+            progress(0, 0)
+            time.sleep(0.1)
         yield
 
 

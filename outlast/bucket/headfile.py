@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from outlast.base.clock import SYSTEM_CLOCK, Clock
 from outlast.base.exits import Reason, State
-from outlast.base.retry import Patience, pause_after
+from outlast.base.retry import Patience
 from outlast.bucket.boot import (
     NUMBERS_MAX,
     Act,
@@ -231,7 +231,7 @@ class HeadFile:
                         self.layout.head, decision.head.to_json(), if_generation_match=generation
                     )
                 except PreconditionFailed as error:
-                    self.clock.sleep(pause_after(error, 1.0))
+                    spell.pause(error)
                     self._demand_member(still_member)
                 except HeadOtherFormat as error:
                     return Decision(Act.REFUSE, Reason.REFUSED, str(error))
@@ -317,7 +317,7 @@ class HeadFile:
                     )
                     return mine
                 except PreconditionFailed as error:
-                    self.clock.sleep(pause_after(error, RETRY_SECONDS))
+                    spell.pause(error)
                 except StoreError as error:
                     # If the answer to our own write was lost, the next read finds the end.
                     spell.wait(error)

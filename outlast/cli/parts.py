@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outlast.base.file_lock import try_lock
 from outlast.base.folders import PACKAGE
 
 ENGINE_MAJOR_LIMIT = 4
@@ -382,9 +383,7 @@ def lock(name: str, progress: Progress) -> Iterator[None]:
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             progress.line(f"{name}: another checkout is making it; waiting")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

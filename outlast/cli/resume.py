@@ -13,9 +13,7 @@ from typing import Any
 from outlast.base.exits import Reason, State
 from outlast.bucket.boot import beyond
 from outlast.bucket.head import Head, HeadLost
-from outlast.bucket.layout import AttemptStart
-from outlast.bucket.records import read_record
-from outlast.bucket.store import Damaged
+from outlast.bucket.standing import content_of, end_if_expired
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
 from outlast.cli.review import plan as plans
@@ -61,9 +59,9 @@ def resume(deployed: Deployed) -> Resumed:
         planned = _planned(deployed.stack)
         if planned["named"] == run:
             engine.run_engine(["config", "rm", "outlast:run", "-s", deployed.stack], env=os.environ)
-    if head.state is State.OPEN and head_file.store.now() >= head.deadline:
-        head = head_file.end_from_outside(State.FAILED, Reason.EXPIRED)
-    before = _content_of(deployed, head)
+    head = end_if_expired(head_file)
+    term = head.chain[-1].term if head.chain else None
+    before = content_of(head_file.store, deployed.layout, term) if term else None
     changed = changes.between(before, planned["content"]) if before else []
     return Resumed(head, counter, planned["named"] != run, changed)
 
@@ -110,14 +108,3 @@ def _planned(stack: str) -> dict[str, Any]:
     if not pins:
         raise OperateError(f"stack {stack}: its program pins no run; run pulumi up first.")
     return dict(pins[-1])
-
-
-def _content_of(deployed: Deployed, head: Head) -> dict[str, Any] | None:
-    """The content with which the newest checkpoint was made; None if it is unknown."""
-    if not head.chain:
-        return None
-    path = deployed.layout.attempt_start(head.chain[-1].term)
-    with contextlib.suppress(Damaged):
-        record = read_record(deployed.store(), path, AttemptStart)
-        return record.spec.get("content") if record else None
-    return None

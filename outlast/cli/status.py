@@ -13,6 +13,7 @@ from outlast.bucket.head import HeadError
 from outlast.bucket.history import Boot, History
 from outlast.bucket.layout import Layout
 from outlast.bucket.parts import parts_of, table
+from outlast.bucket.standing import is_expired
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import boots
@@ -62,7 +63,7 @@ class Status:
         if self.history is None:
             return self.wait.what if self.wait else boots.BootState.WAITING
         head = self.history.head
-        if head.state is State.OPEN and self.now >= head.deadline:
+        if is_expired(head, self.now):
             return "expired"
         return head.state
 

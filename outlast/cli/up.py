@@ -5,8 +5,8 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from outlast.base.exits import Reason, State
 from outlast.bucket.head import HeadError
+from outlast.bucket.standing import end_if_expired
 from outlast.bucket.store import StoreError
 from outlast.cli import engine, stack
 from outlast.cli.errors import OperateError, UsageError
@@ -51,10 +51,7 @@ def destroy(name: str) -> str:
 def _left(deployed: stack.Deployed) -> str:
     run = f"run {deployed.layout.run}"
     try:
-        head_file = deployed.head_file()
-        head = head_file.read().head
-        if head.state is State.OPEN and head_file.store.now() >= head.deadline:
-            head = head_file.end_from_outside(State.FAILED, Reason.EXPIRED)
+        head = end_if_expired(deployed.head_file())
     except (HeadError, StoreError, OperateError):
         return ""
     if head.end is None:

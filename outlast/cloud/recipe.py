@@ -7,13 +7,13 @@ how its builder runs, so a larger builder causes no new bake.
 import base64
 import gzip
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.base.codec import canonical_json
 from outlast.base.folders import PACKAGE
 from outlast.base.suggest import did_you_mean
 from outlast.spec import bundle as bundles
@@ -242,8 +242,7 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
     }
     for key in ("share_with", "machine_type", "zone", "limit_minutes", "requirements", "script"):
         del content[key]
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return Baked(recipe, hashlib.sha256(text.encode()).hexdigest(), files)
+    return Baked(recipe, hashlib.sha256(canonical_json(content)).hexdigest(), files)
 
 
 def _locked(root: Path, name: str) -> bytes:

@@ -24,18 +24,14 @@ from pulumi.dynamic import (
 from outlast.base.codec import OtherFormat, format_time
 from outlast.base.exits import State
 from outlast.bucket.head import Head
-from outlast.bucket.layout import AttemptStart, Layout
+from outlast.bucket.layout import Layout
+from outlast.bucket.standing import PLACEMENTS_MAX, content_of, obstacle
 from outlast.bucket.store import NotFound, Store, StoreError, open_store
 from outlast.dynamic import boot_image, moved
 from outlast.dynamic.host import failure, say
 from outlast.spec import changes
 
 _WHERE = ("bucket", "prefix", "run")
-
-PLACEMENTS_MAX = 999_999
-"""Limit of a run's placements. A VM can write any number into HEAD; more than the template's nine
-digits would lock out all later VMs.
-"""
 
 _pinned_before: set[str] = set()
 """Owners whose stack had a pin when this command began."""
@@ -83,33 +79,6 @@ def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) ->
 
 def _text(moment: datetime) -> str:
     return format_time(moment.replace(microsecond=0))  # with four digits of any year
-
-
-def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
-    """Why a VM of this resume would have nothing to do: the rest of a sentence, with the remedy."""
-    if head.state is State.DONE:
-        return "is done, nothing is started; other args or outlast:rerun make a new run"
-    if resume < head.resume:
-        return (
-            f"is at resume {head.resume} already, nothing is started at {resume}; outlast resume"
-            " resumes from there"
-        )
-    if resume > head.resume:
-        return None
-    if head.state.ended:
-        reason = f" ({head.end.reason})" if head.end else ""
-        return f"has ended as {head.state}{reason}, nothing is started; outlast resume reopens it"
-    if head.deadline <= now:
-        return (
-            f"has passed its limit of {head.deadline:%Y-%m-%d %H:%M} UTC, nothing is started;"
-            " raise outlast:maxRunMinutes, and outlast resume reopens it"
-        )
-    if head.placement >= PLACEMENTS_MAX:
-        return (
-            f"has placement {head.placement} in its HEAD, which must be less than"
-            f" {PLACEMENTS_MAX}; nothing is started; outlast resume continues with placement 0"
-        )
-    return None
 
 
 def guard(
@@ -407,16 +376,8 @@ def _heads(store: Store, prefix: str, gives_up: bool) -> list[tuple[Layout, Head
 
 
 def _recorded_content(store: Store, layout: Layout, head: Head) -> Mapping[str, Any] | None:
-    """What the run's name was made of when its newest checkpoint was made, as that attempt recorded
-    it; None if unknown.
-    """
-    if not head.chain:
-        return None
-    try:
-        data, _ = store.get(layout.attempt_start(head.chain[-1].term))
-        return AttemptStart.from_json(data).spec.get("content") or {}
-    except (NotFound, ValueError):
-        return None
+    """What the run's name was made of when its newest checkpoint was made; None if unknown."""
+    return content_of(store, layout, head.chain[-1].term) if head.chain else None
 
 
 def _unchangeable(

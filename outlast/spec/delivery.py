@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from outlast.base.codec import canonical_json
 from outlast.spec import secrets
 
 BUCKET = "bucket"
@@ -141,7 +142,7 @@ class Git:
     def to_json(self) -> str:
         """JSON for the metadata; empty fields are left out."""
         kept = {key: value for key, value in asdict(self).items() if value}
-        return json.dumps(kept, sort_keys=True, separators=(",", ":"))
+        return canonical_json(kept).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:

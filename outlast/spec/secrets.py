@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from outlast.base.codec import canonical_json
 from outlast.spec import keys
 
 VARIABLES_LIMIT = 32
@@ -117,7 +118,7 @@ def check_variable(name: str) -> None:
 
 def to_json(variables: Mapping[str, str]) -> str:
     """For the metadata; empty for none."""
-    return json.dumps(variables, sort_keys=True, separators=(",", ":")) if variables else ""
+    return canonical_json(dict(variables)).decode() if variables else ""
 
 
 def from_json(text: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +86,6 @@ class Jobs:
     def _commit(
         self, snapshot: Snapshot, begin: Begin, tags: Sequence[str], *, whole: bool = False
     ) -> Made:
-        begun = time.monotonic()
         folder = Path(snapshot.path)
         checkpoint = self._committer.commit(
             folder,
@@ -100,7 +98,7 @@ class Jobs:
             clean=False,
         )
         shutil.rmtree(folder, ignore_errors=True)
-        return Made(checkpoint, time.monotonic() - begun)
+        return Made(checkpoint, self._committer.last_commit_sec)
 
     def read(self, begin: Begin, rooms: Rooms, count: int) -> Folders:
         """Reads what a training begins with, into folders of that number."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from outlast.base.exits import Reason
-from outlast.base.retry import ONCE
+from outlast.base.retry import ONCE, persistently
 from outlast.spec.run_spec import Timeouts
 from outlast.supervisor.metadata import Metadata, MetadataError
 
@@ -134,13 +134,10 @@ class Notices:
     def _values(self, path: str):
         """The value at ``path`` now and after each change."""
         assert self._metadata is not None
-        etag, seen = "0", None
+        wait, etag, seen = self._metadata.wait_for_change, "0", None
         while True:
-            try:
-                value, etag = self._metadata.wait_for_change(path, last_etag=etag)
-            except Exception:  # no answer, however odd, may end this thread in silence
-                time.sleep(RETRY_SEC)
-                continue
+            # No answer, however odd, may end this thread in silence.
+            value, etag = persistently(lambda etag=etag: wait(path, last_etag=etag), RETRY_SEC)
             if value != seen:
                 seen = value
                 yield value

@@ -5,6 +5,7 @@ import contextlib
 import importlib.metadata
 import logging
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 from outlast.base.exits import Reason
@@ -13,8 +14,9 @@ from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart
 from outlast.bucket.parts import is_done, own_step
-from outlast.bucket.records import read_record, write_record
+from outlast.bucket.records import write_record
 from outlast.bucket.restore import Fresh, Restored
+from outlast.bucket.standing import content_of
 from outlast.bucket.store import StoreError
 from outlast.spec import changes
 from outlast.spec.run_spec import RunSpec
@@ -135,16 +137,14 @@ class Preparation:
             return self._jobs.finish_failed(Reason.USAGE, message, None)
         return Outcome(Next.STOP, Reason.USAGE, message)
 
-    def _content_before(self, restored: Restored | None) -> dict[str, Any] | None:
+    def _content_before(self, restored: Restored | None) -> Mapping[str, Any] | None:
         """The content with which the restored checkpoint was made, where this attempt has another;
         None if it is the same, or not known."""
         if restored is None or not self._spec.content:
             return None
         store, layout = self._head_file.store, self._head_file.layout
         with contextlib.suppress(StoreError):
-            maker = layout.attempt_start(restored.checkpoint.term)
-            record = read_record(store, maker, AttemptStart)
-            before = record.spec.get("content") if record else None
+            before = content_of(store, layout, restored.checkpoint.term)
             if before and before != self._spec.content:
                 return before
         return None

@@ -172,7 +172,7 @@ NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
             unchanged(),
             replace(OPEN, deadline=NOW - timedelta(minutes=1)),
             "finished",
-            "its limit of 2026-11-28 11:59 UTC has passed",
+            "it has passed its limit of 2026-11-28 11:59 UTC",
         ),
         (
             unchanged(pin=changed(PIN, PINNED, {**NEW_PIN, "resume": 1})),

@@ -15,6 +15,7 @@ from outlast.base.codec import parse_time
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head
 from outlast.bucket.layout import Layout
+from outlast.bucket.standing import obstacle
 from outlast.bucket.store import GcsStore, MemoryStore, Unavailable
 from outlast.cloud import images
 from outlast.cloud.images import Image, ImageMissing
@@ -22,7 +23,6 @@ from outlast.dynamic import boot_image, host, run_pin
 from outlast.dynamic.run_pin import (
     Pin,
     RunPinProvider,
-    obstacle,
     pin,
 )
 from outlast.localcloud.storage import pages
@@ -142,7 +142,7 @@ def test_no_number_that_a_vm_wrote_takes_a_pin_past_the_stacks_own_limit(of, res
     ("head", "resume", "words"),
     [
         (FAILED, 1, "has ended as failed (user-failed), nothing is started; outlast resume"),
-        (STOPPED, 1, "has ended as stopped (stopped), nothing is started; outlast resume"),
+        (STOPPED, 1, "has ended as stopped, nothing is started; outlast resume"),
         (EXPIRED, 1, "passed its limit of 2026-11-27 12:00 UTC"),
         (EXPIRED, 1, "outlast resume"),
         (OPEN, 0, "is at resume 1 already"),

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from outlast.base.file_lock import try_lock
 from outlast.base.scratch_space import FULL, file_system_type
 from outlast.bucket.store import trust
 from outlast.bucket.store.contract import (
@@ -305,17 +306,13 @@ class FolderStore(Fetching):
             descriptor = trust.open_file(lock, os.O_RDWR | os.O_CREAT)
             try:
                 trust.check_alone(lock, descriptor)
-                while True:
-                    try:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        if time.monotonic() > limit:
-                            raise Unavailable(
-                                f"{self._folder}: another process has held its lock for "
-                                f"{self._LOCK_SECONDS:.0f} s"
-                            ) from None
-                        time.sleep(0.01)
+                while not try_lock(descriptor):
+                    if time.monotonic() > limit:
+                        raise Unavailable(
+                            f"{self._folder}: another process has held its lock for "
+                            f"{self._LOCK_SECONDS:.0f} s"
+                        )
+                    time.sleep(0.01)
                 yield descriptor
             finally:
                 os.close(descriptor)

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from outlast.base.exits import State
 from outlast.bucket.head import Head
+from outlast.bucket.standing import is_expired, obstacle
 from outlast.cli.review.plan import GROUPS, PIN, TEMPLATES, Pin, Step
 
 _PINNED = {"image": "the image", "maxRunMinutes": "the limit"}
@@ -186,25 +187,12 @@ def _ended(pin: Pin, head: Look, now: datetime) -> RunLine | None:
     """The line of a run with nothing left to do."""
     if not isinstance(head, Head):
         return None
-    reason = f" ({head.end.reason})" if head.end and head.end.reason != head.state else ""
-    if head.state is State.DONE:
-        why = "it is done, nothing is started; other args or outlast:rerun make a new run"
-    elif pin.resume > head.resume:
-        return None
-    elif head.state.ended:
-        why = f"it has ended as {head.state}{reason}, nothing is started; outlast resume reopens it"
-    elif head.deadline <= now:
-        why = (
-            f"its limit of {head.deadline:%Y-%m-%d %H:%M} UTC has passed, nothing is started; raise"
-            " outlast:maxRunMinutes, and outlast resume reopens it"
-        )
-    else:
-        return None
-    return RunLine(pin.run, Then.FINISHED, why, head.step)
+    why = obstacle(head, resume=pin.resume, now=now)
+    return RunLine(pin.run, Then.FINISHED, f"it {why}", head.step) if why else None
 
 
 def has_ended(head: Look | None, now: datetime) -> bool:
-    return isinstance(head, Head) and (head.state.ended or head.deadline <= now)
+    return isinstance(head, Head) and (head.state.ended or is_expired(head, now))
 
 
 def _at(head: Look) -> tuple[int | None, str]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from outlast.base.codec import canonical_json
 from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import EXPERIMENT_PATTERN
 from outlast.settings.errors import NAMESPACE, SettingsError, bad
@@ -93,7 +94,7 @@ def command_of(given: Keys) -> str:
             "a command makes no steps; must be auto, or seconds such as 60s, the least time"
             " between two checkpoints",
         )
-    return json.dumps(command, ensure_ascii=True, separators=(",", ":"))
+    return canonical_json(command).decode()
 
 
 def _command_data(command: str, paths: tuple[str, ...]) -> tuple[str, ...]:

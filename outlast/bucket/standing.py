@@ -1,0 +1,68 @@
+"""How a run stands: what its HEAD allows, and the sentences about it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from outlast.base.exits import Reason, State
+from outlast.bucket.head import Head
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import AttemptStart, Layout
+from outlast.bucket.records import read_record
+from outlast.bucket.store import Damaged, Store
+
+PLACEMENTS_MAX = 999_999
+"""Limit of a run's placements. A VM can write any number into HEAD; more than the template's nine
+digits would lock out all later VMs.
+"""
+
+
+def is_expired(head: Head, now: datetime) -> bool:
+    """Whether the run is open past its deadline, so that no VM continues it."""
+    return head.state is State.OPEN and head.deadline <= now
+
+
+def end_if_expired(head_file: HeadFile) -> Head:
+    """HEAD; a run that is open past its deadline is ended first, so that its end is recorded.
+    Raises HeadError and StoreError."""
+    head = head_file.read().head
+    if is_expired(head, head_file.store.now()):
+        return head_file.end_from_outside(State.FAILED, Reason.EXPIRED)
+    return head
+
+
+def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
+    """Why a VM of this resume would have nothing to do: the rest of a sentence, with the remedy."""
+    if head.state is State.DONE:
+        return "is done, nothing is started; other args or outlast:rerun make a new run"
+    if resume < head.resume:
+        return (
+            f"is at resume {head.resume} already, nothing is started at {resume}; outlast resume"
+            " resumes from there"
+        )
+    if resume > head.resume:
+        return None
+    if head.state.ended:
+        reason = f" ({head.end.reason})" if head.end and head.end.reason != head.state else ""
+        return f"has ended as {head.state}{reason}, nothing is started; outlast resume reopens it"
+    if is_expired(head, now):
+        return (
+            f"has passed its limit of {head.deadline:%Y-%m-%d %H:%M} UTC, nothing is started;"
+            " raise outlast:maxRunMinutes, and outlast resume reopens it"
+        )
+    if head.placement >= PLACEMENTS_MAX:
+        return (
+            f"has placement {head.placement} in its HEAD, which must be less than"
+            f" {PLACEMENTS_MAX}; nothing is started; outlast resume continues with placement 0"
+        )
+    return None
+
+
+def content_of(store: Store, layout: Layout, term: int) -> Mapping[str, Any] | None:
+    """What the run's name was made of in the attempt of that term, as its start record says; None
+    if it is unknown. Raises StoreError."""
+    try:
+        record = read_record(store, layout.attempt_start(term), AttemptStart)
+    except Damaged:
+        return None
+    return record.spec.get("content") if record else None
