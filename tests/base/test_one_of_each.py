@@ -82,7 +82,7 @@ RULES: dict[Callable[[ast.AST], Found], set[str]] = {
 """Each rule, and the files that are the one."""
 
 
-def product() -> dict[str, ast.AST]:
+def product() -> dict[str, ast.Module]:
     """The project's files, without the local cloud, which imports none of it."""
     files = [
         file
