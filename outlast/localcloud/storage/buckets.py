@@ -65,15 +65,14 @@ class Buckets:
         self._check_project(request)
         self._cloud.authorize(request, "storage.buckets.list")
         prefix = request.query_params.get("prefix", "")
-        buckets = self._store.buckets
+        buckets = list(self._store.buckets.values())
         if is_true(request.query_params, "softDeleted"):
-            self._store.expire_buckets()
-            buckets = self._store.lost
+            buckets = self._store.lost.all()
         limit, after = pages.size(request.query_params), pages.start(request.query_params)
         # Of deleted buckets several may have had one name.
         found = {
             f"{bucket['name']}\n{bucket['generation']}": bucket
-            for bucket in buckets.values()
+            for bucket in buckets
             if bucket["name"].startswith(prefix)
         }
         keys = sorted(key for key in found if key > after)
@@ -194,14 +193,14 @@ class Buckets:
         lost = self._lost(request, name)
         if name in self._store.buckets:
             raise ApiError(409, f"The bucket {name} exists: restore takes the name back.")
-        return JSONResponse(self._shown(self._keep(self._store.restore_bucket(lost))))
+        return JSONResponse(self._shown(self._keep(self._store.lost.restore(lost))))
 
     def _lost(self, request: Request, name: str) -> Entry:
         """The soft-deleted bucket of a name and of the generation that a request asks for."""
         generation = whole_number(request.query_params, "generation")
         if generation is None:
             raise ApiError(400, "Required parameter: generation", "required")
-        return self._store.lost_bucket(name, generation)
+        return self._store.lost.find(name, generation)
 
     def get_layout(self, request: Request, name: str) -> Response:
         bucket = self._store.bucket(name)

@@ -26,13 +26,14 @@ from outlast.localcloud.storage.content import (
 )
 from outlast.localcloud.storage.globs import compiled
 from outlast.localcloud.storage.journal import Table
+from outlast.localcloud.storage.lost_buckets import version_key
 from outlast.localcloud.storage.resources import (
     HEADER_FIELDS,
     OBJECT_FIELDS,
     check_fields,
     merge,
 )
-from outlast.localcloud.storage.store import Store, version_key, versions_of
+from outlast.localcloud.storage.store import Store, versions_of
 
 
 class Objects:

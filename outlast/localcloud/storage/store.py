@@ -19,6 +19,7 @@ from outlast.localcloud.http.bodies import etag_of
 from outlast.localcloud.storage.conditions import Preconditions
 from outlast.localcloud.storage.content import Sink
 from outlast.localcloud.storage.journal import Change, Journal, Table
+from outlast.localcloud.storage.lost_buckets import LostBuckets, version_key
 from outlast.localcloud.storage.resources import shown_object
 
 DAY_SEC = 86400
@@ -47,11 +48,10 @@ class Store:
             )
         self.journal = Journal(folder / "journal")
         self.buckets = self.journal.table("buckets")
-        self.lost = self.journal.table("lost")
-        """Soft-deleted buckets, by `version_key`, each with its policy."""
         self.sessions = self.journal.table("sessions")
         self.rewrites = self.journal.table("rewrites")
         self.bytes = cloud.state.folder("storage/bytes")
+        self.lost = LostBuckets(cloud, self.journal, self.bytes)
         self.uploads = cloud.state.folder("storage/uploads")
         self.switches = dict(SWITCHES)
         self._last_write: dict[tuple[str, str], float] = {}
@@ -63,12 +63,12 @@ class Store:
             for key, value in list(self.journal.table(name).items()):
                 if time.time() - value["opened"] > SESSION_SEC:
                     self.journal.write((name, key, None))
-        self.expire_buckets()
-        for bucket in (*self.buckets, *map(_lost_name, self.lost.values())):
+        self.lost.expire()
+        for bucket in (*self.buckets, *self.lost.names()):
             self.expire(bucket)
         known = {
             entry["generation"]
-            for bucket in (*self.buckets, *map(_lost_name, self.lost.values()))
+            for bucket in (*self.buckets, *self.lost.names())
             for table in (self.live(bucket), self.old(bucket), self.gone(bucket))
             for entry in table.values()
         }
@@ -81,8 +81,7 @@ class Store:
         """Forgets every bucket, object and upload."""
         for bucket in self.buckets:
             self.drop_bucket(bucket)
-        for key in self.lost:
-            self._forget_bucket(key)
+        self.lost.clear()
         for table in ("sessions", "rewrites"):
             self.journal.write(*((table, key, None) for key in self.journal.table(table)))
         self._last_write.clear()
@@ -148,63 +147,10 @@ class Store:
 
     def delete_bucket(self, name: str) -> None:
         """Deletes an empty bucket; soft delete holds it, and what it held of objects."""
-        bucket = self.buckets[name]
-        held_sec = int(bucket["softDeletePolicy"]["retentionDurationSeconds"])
-        if not held_sec:
+        if int(self.buckets[name]["softDeletePolicy"]["retentionDurationSeconds"]):
+            self.lost.hold(self.buckets[name])
+        else:
             self.drop_bucket(name)
-            return
-        now = time.time()
-        lost = {
-            **bucket,
-            "softDeleteTime": to_rfc3339(now),
-            "hardDeleteTime": to_rfc3339(now + held_sec),
-            "policy": self._cloud.policies.kept(f"buckets/{name}"),
-        }
-        key = version_key(name, int(bucket["generation"]))
-        self.journal.write(
-            ("buckets", name, None),
-            *((f"{kind}/{name}", None, None) for kind in ("live", "old", "gone")),
-            ("lost", key, lost),
-            *((f"gone/{_lost_name(lost)}", k, entry) for k, entry in self.gone(name).items()),
-        )
-        self._cloud.policies.drop(f"buckets/{name}")
-
-    def lost_bucket(self, name: str, generation: int) -> Entry:
-        """A soft-deleted bucket, or ApiError 404."""
-        self.expire_buckets()
-        found = self.lost.get(version_key(name, generation))
-        if found is None:
-            raise ApiError(404, f"No such soft-deleted bucket: {name}#{generation}")
-        return found
-
-    def restore_bucket(self, lost: Entry) -> Entry:
-        """Brings a soft-deleted bucket back, with its policy and what it held of objects."""
-        name, key = lost["name"], version_key(lost["name"], int(lost["generation"]))
-        own = ("softDeleteTime", "hardDeleteTime", "policy")
-        bucket = {field: value for field, value in lost.items() if field not in own}
-        self.journal.write(
-            ("lost", key, None),
-            (f"gone/{_lost_name(lost)}", None, None),
-            ("buckets", name, bucket),
-            *((f"gone/{name}", k, entry) for k, entry in self.gone(_lost_name(lost)).items()),
-        )
-        policy = {"version": 3, "bindings": lost["policy"].get("bindings", [])}
-        self._cloud.policies.write(f"buckets/{name}", policy, initial=True)
-        return bucket
-
-    def expire_buckets(self) -> None:
-        """Deletes soft-deleted buckets whose time is over."""
-        now = time.time()
-        for key, lost in list(self.lost.items()):
-            if from_rfc3339(lost["hardDeleteTime"]) <= now:
-                self._forget_bucket(key)
-
-    def _forget_bucket(self, key: str) -> None:
-        name = _lost_name(self.lost[key])
-        entries = list(self.gone(name).values())
-        self.journal.write(("lost", key, None), (f"gone/{name}", None, None))
-        for entry in entries:
-            self.path(entry).unlink(missing_ok=True)
 
     def is_versioned(self, bucket: str) -> bool:
         return bool((self.buckets[bucket].get("versioning") or {}).get("enabled"))
@@ -386,16 +332,6 @@ class Store:
             key = version_key(entry["name"], int(entry["generation"]))
             if key not in self.old(entry["bucket"]) and key not in self.gone(entry["bucket"]):
                 self.path(entry).unlink(missing_ok=True)
-
-
-def version_key(name: str, generation: int) -> str:
-    """A version's key: all of a name lie together, in order; no name has a line's end in it."""
-    return f"{name}\n{generation:020d}"
-
-
-def _lost_name(lost: Entry) -> str:
-    """What a soft-deleted bucket's table of objects goes by; no bucket has such a name."""
-    return f"{lost['name']}#{lost['generation']}"
 
 
 def versions_of(table: Table, name: str) -> list[Entry]:
