@@ -1,19 +1,10 @@
 """The model's things in the JSON forms of the API. Links are of v1; `in_version` makes them fit."""
 
-import base64
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from outlast.localcloud.base.clock import to_rfc3339
-from outlast.localcloud.compute.catalogue import (
-    ZONES,
-    Image,
-    machine_type,
-    region_of,
-)
 from outlast.localcloud.compute.fleet.fleet import Fleet
 from outlast.localcloud.compute.fleet.model import (
     Group,
@@ -23,36 +14,12 @@ from outlast.localcloud.compute.fleet.model import (
     Template,
     template_path,
 )
+from outlast.localcloud.compute.links import Json, Links, fingerprint, fingerprint_of
 
-Json = dict[str, Any]
-
-HOST = "https://www.googleapis.com/compute"
 ACTIONS = (
     *("abandoning", "creating", "creatingWithoutRetries", "deleting", "none", "recreating"),
     *("refreshing", "restarting", "resuming", "starting", "stopping", "suspending", "verifying"),
 )
-
-
-def in_version(value: Any, version: str) -> Any:
-    """An answer with the links of the version that was asked."""
-    if isinstance(value, dict):
-        return {key: in_version(item, version) for key, item in value.items()}
-    if isinstance(value, list):
-        return [in_version(item, version) for item in value]
-    if isinstance(value, str) and value.startswith(f"{HOST}/"):
-        return f"{HOST}/{version}/{value[len(HOST) + 1 :].partition('/')[2]}"
-    return value
-
-
-def fingerprint(number: int) -> str:
-    """A counter in the form of a fingerprint."""
-    return base64.b64encode(number.to_bytes(8, "big")).decode()
-
-
-def fingerprint_of(content: Any) -> str:
-    """The fingerprint of what somebody may change only after having read it."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
-    return base64.b64encode(digest[:8]).decode()
 
 
 def label_fingerprint(instance: Instance) -> str:
@@ -68,124 +35,13 @@ def tags_fingerprint(instance: Instance) -> str:
 class Answers:
     """Answers about one project."""
 
-    def __init__(
-        self,
-        project: str,
-        project_number: str,
-        fleet: Fleet,
-        address_of: Callable[[Instance], str],
-    ) -> None:
+    def __init__(self, links: Links, fleet: Fleet, address_of: Callable[[Instance], str]) -> None:
         """`address_of` gives the internal address of a VM."""
-        self._project = project
-        self._address_of = address_of
-        self._number = project_number
-        self._fleet = fleet
-
-    def link(self, path: str) -> str:
+        self.link = links.link
         """The address of something in the project."""
-        return f"{HOST}/v1/projects/{self._project}/{path}"
-
-    def _head(self, kind: str, path: str, number: str, created: float) -> Json:
-        return {
-            "kind": f"compute#{kind}",
-            "id": number,
-            "name": path.rpartition("/")[2],
-            "creationTimestamp": to_rfc3339(created),
-            "selfLink": self.link(path),
-        }
-
-    # What is fixed
-
-    def project(self, default_account: str) -> Json:
-        """The project itself."""
-        return {
-            "kind": "compute#project",
-            "id": self._number,
-            "name": self._project,
-            "creationTimestamp": to_rfc3339(0),
-            "commonInstanceMetadata": {"kind": "compute#metadata", "fingerprint": fingerprint(0)},
-            "defaultServiceAccount": default_account,
-            "defaultNetworkTier": "PREMIUM",
-            "quotas": self._fleet.capacity.quotas(""),
-            "selfLink": f"{HOST}/v1/projects/{self._project}",
-        }
-
-    def region(self, region: str) -> Json:
-        """A region with its zones."""
-        return {
-            **self._head("region", f"regions/{region}", _number(region), 0),
-            "description": region,
-            "status": "UP",
-            "zones": [self.link(f"zones/{zone}") for zone in ZONES[region]],
-            "quotas": self._fleet.capacity.quotas(region),
-        }
-
-    def zone(self, zone: str) -> Json:
-        """A zone."""
-        return {
-            **self._head("zone", f"zones/{zone}", _number(zone), 0),
-            "description": zone,
-            "status": "UP",
-            "region": self.link(f"regions/{region_of(zone)}"),
-        }
-
-    def machine_type(self, zone: str, name: str) -> Json:
-        """A machine type of the catalogue."""
-        known = machine_type(name)
-        assert known is not None
-        return {
-            **self._head("machineType", f"zones/{zone}/machineTypes/{name}", _number(name), 0),
-            "description": f"{known.cpus} vCPU, {known.memory_mb / 1024:g} GB RAM",
-            "guestCpus": known.cpus,
-            "memoryMb": known.memory_mb,
-            "isSharedCpu": known.cpus == 2 and name.startswith("e2-") and "-standard" not in name,
-            "maximumPersistentDisks": 128,
-            "maximumPersistentDisksSizeGb": "263168",
-            "zone": zone,
-        }
-
-    def image(self, image: Image) -> Json:
-        """An image, of whichever project."""
-        return {
-            "kind": "compute#image",
-            "id": image.id,
-            "name": image.name,
-            "family": image.family,
-            "creationTimestamp": to_rfc3339(0),
-            "status": "READY",
-            "sourceType": "RAW",
-            "architecture": "X86_64",
-            "diskSizeGb": str(image.size_gb),
-            "archiveSizeBytes": "0",
-            "labelFingerprint": fingerprint(0),
-            "selfLink": f"{HOST}/v1/{image.path}",
-        }
-
-    def network(self) -> Json:
-        """The network `default`."""
-        regions = ZONES
-        return {
-            **self._head("network", "global/networks/default", _number("default"), 0),
-            "autoCreateSubnetworks": True,
-            "mtu": 1460,
-            "routingConfig": {"routingMode": "REGIONAL"},
-            "subnetworks": [self.link(f"regions/{r}/subnetworks/default") for r in regions],
-        }
-
-    def subnetwork(self, region: str) -> Json:
-        """The subnetwork `default` of a region."""
-        return {
-            **self._head("subnetwork", f"regions/{region}/subnetworks/default", _number(region), 0),
-            "ipCidrRange": "10.128.0.0/20",
-            "gatewayAddress": "10.128.0.1",
-            "network": self.link("global/networks/default"),
-            "privateIpGoogleAccess": True,
-            "purpose": "PRIVATE",
-            "stackType": "IPV4_ONLY",
-            "region": self.link(f"regions/{region}"),
-        }
-
-    # What comes and goes
+        self._head = links.head
+        self._address_of = address_of
+        self._fleet = fleet
 
     def template(self, template: Template) -> Json:
         """An instance template."""
@@ -441,8 +297,3 @@ def _disk_name(instance: Instance, disk: Mapping[str, Any]) -> str:
 
 def _screaming(name: str) -> str:
     return "".join(f"_{letter}" if letter.isupper() else letter for letter in name).upper()
-
-
-def _number(name: str) -> str:
-    """An id for something that was always there."""
-    return str(int.from_bytes(name.encode()[:7].ljust(7, b"\0"), "big"))

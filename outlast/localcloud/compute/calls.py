@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlast.localcloud.base.errors import ApiError
-from outlast.localcloud.compute.answers import Json
+from outlast.localcloud.compute.links import Json
 from outlast.localcloud.compute.listing import nothing_in
 
 KEPT_REPEATS = 1000

@@ -5,6 +5,10 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from outlast.localcloud.base.state import Entry
+from outlast.localcloud.compute.declared_kinds import DEFAULT_NETWORK, FIREWALL
+from outlast.localcloud.compute.links import Json
+
 DEFAULT_PRIORITY = 1000
 
 
@@ -54,3 +58,37 @@ def _covers(rule: Mapping[str, Any], port: int) -> bool:
         if not ports or any(int(low) <= port <= int(high or low) for low, _, high in ranges):
             return True
     return False
+
+
+class Firewalls:
+    """The firewall rules that a project has declared."""
+
+    def __init__(self, declared: Mapping[str, Entry]) -> None:
+        """`declared` has everything that is declared, by path."""
+        self._declared = declared
+
+    def lets_in(self, properties: Json, account: str, sources: Iterable[str], port: int) -> bool:
+        """Whether TCP from all of these addresses reaches a port of a VM."""
+        interface = (properties.get("networkInterfaces") or [{}])[0]
+        entries = [
+            self._declared[key] for key in self._declared if key.startswith(f"{FIREWALL.path}/")
+        ]
+        return all(
+            lets_in(
+                [entry["body"] for entry in entries],
+                network=self._network_behind(interface),
+                tags=(properties.get("tags") or {}).get("items") or [],
+                account=account,
+                source=source,
+                port=port,
+            )
+            for source in sources
+        )
+
+    def _network_behind(self, interface: Json) -> str:
+        """The network that a VM's interface is in, by itself or by its subnetwork."""
+        if interface.get("network"):
+            return str(interface["network"])
+        path = str(interface.get("subnetwork") or "").partition("/regions/")[2]
+        entry = self._declared.get(f"regions/{path}")
+        return str(entry["body"]["network"]) if entry else DEFAULT_NETWORK

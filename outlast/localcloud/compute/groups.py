@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.compute import rules
-from outlast.localcloud.compute.answers import Json, fingerprint
 from outlast.localcloud.compute.calls import (
     TEMPLATE_REFERENCE,
     Call,
@@ -18,6 +17,7 @@ from outlast.localcloud.compute.calls import (
 )
 from outlast.localcloud.compute.catalogue import ALL_ZONES, ZONES, region_of
 from outlast.localcloud.compute.fleet.model import Group
+from outlast.localcloud.compute.links import Json, fingerprint
 
 if TYPE_CHECKING:
     from outlast.localcloud.compute.service import Compute

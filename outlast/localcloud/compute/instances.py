@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.compute import rules
-from outlast.localcloud.compute.answers import (
-    Json,
-    fingerprint,
-    label_fingerprint,
-    tags_fingerprint,
-)
+from outlast.localcloud.compute.answers import label_fingerprint, tags_fingerprint
 from outlast.localcloud.compute.attached import attached, check_free, detached
 from outlast.localcloud.compute.calls import (
     TEMPLATE_REFERENCE,
@@ -25,6 +20,7 @@ from outlast.localcloud.compute.calls import (
 )
 from outlast.localcloud.compute.catalogue import ALL_ZONES
 from outlast.localcloud.compute.fleet.model import Fault, Instance
+from outlast.localcloud.compute.links import Json, fingerprint
 from outlast.localcloud.vm.serial import read_serial
 
 if TYPE_CHECKING:

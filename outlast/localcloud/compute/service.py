@@ -5,47 +5,32 @@ Request bodies are held to Google's own discovery documents and to the rules tha
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from outlast.localcloud.base.access import Caller
 from outlast.localcloud.base.background import Background
 from outlast.localcloud.base.clock import to_rfc3339
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.cloud import Cloud, Service
-from outlast.localcloud.compute import listing, rules
-from outlast.localcloud.compute.accounts import default_account, service_account
-from outlast.localcloud.compute.answers import (
-    HOST,
-    Answers,
-    Json,
-    in_version,
-)
+from outlast.localcloud.compute.accounts import service_account
+from outlast.localcloud.compute.answers import Answers
+from outlast.localcloud.compute.api import Api
 from outlast.localcloud.compute.calls import (
-    Call,
-    Handler,
-    Repeats,
     Row,
-    listed,
-    unknown,
 )
 from outlast.localcloud.compute.catalogue import (
-    ALL_ZONES,
-    MACHINE_TYPES,
-    ZONES,
     Catalogue,
-    has_zone,
     machine_type,
 )
 from outlast.localcloud.compute.declared import Declared
+from outlast.localcloud.compute.firewalls import Firewalls
 from outlast.localcloud.compute.fleet.capacity import gpus_of
 from outlast.localcloud.compute.fleet.fleet import Fleet
 from outlast.localcloud.compute.fleet.inventory import TABLES
@@ -54,15 +39,10 @@ from outlast.localcloud.compute.fleet.model import (
     Boot,
     Command,
     Discard,
-    Exists,
     Fault,
     HealthCheck,
     Instance,
-    InUse,
-    Invalid,
     Kill,
-    ModelError,
-    NotFound,
     Preempt,
     Probe,
     Restless,
@@ -71,6 +51,7 @@ from outlast.localcloud.compute.fleet.model import (
     checked_switch,
     duration_sec,
 )
+from outlast.localcloud.compute.given import Given
 from outlast.localcloud.compute.groups import Groups
 from outlast.localcloud.compute.health import (
     SOURCES,
@@ -79,18 +60,15 @@ from outlast.localcloud.compute.health import (
     vm_address,
 )
 from outlast.localcloud.compute.instances import Instances
+from outlast.localcloud.compute.links import Json, Links
 from outlast.localcloud.compute.operations import Operations
 from outlast.localcloud.compute.templates import Templates
-from outlast.localcloud.http import discovery
-from outlast.localcloud.http.bodies import read_json
 from outlast.localcloud.vm.hypervisor import Hypervisor
 from outlast.localcloud.vm.machine import Machine
 from outlast.localcloud.vm.metadata import Value, vm_values
 from outlast.localcloud.vm.no_guests import NoGuests
 
-VERSIONS = ("v1", "beta")
 LONGEST_OPERATION_SEC = 60.0
-MACHINE_TYPE_PATH = "zones/{zone}/machineTypes/{name}"
 
 
 class Compute(Service):
@@ -110,11 +88,15 @@ class Compute(Service):
             vet=self.vet,
         )
         self.hypervisor = self._hypervisor()
-        self.answers = Answers(cloud.project, cloud.project_number, self.fleet, self._address_of)
-        self.operations = Operations(self._clock, self.answers.link, cloud.state.next_number)
+        links = Links(cloud.project)
+        self._given = Given(cloud.project, cloud.project_number, links, self.fleet.capacity)
+        self.answers = Answers(links, self.fleet, self._address_of)
+        self.operations = Operations(self._clock, links.link, cloud.state.next_number)
+        self._firewalls = Firewalls(cloud.state.table("compute/declared"))
         self._declared = Declared(
             cloud.state,
-            self.answers,
+            links,
+            self._given,
             self.catalogue,
             self._clock.now,
             self.operations.record,
@@ -125,7 +107,7 @@ class Compute(Service):
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._executing = asyncio.Lock()
         self._change = asyncio.Event()
-        self._repeats = Repeats()
+        self._api = Api(cloud, self.operations, self.until, self._wake)
         self._background = Background(cloud.fail)
         self._running = False
 
@@ -177,7 +159,7 @@ class Compute(Service):
             await self.hypervisor.close()
         self._declared.clear()
         self.operations.forget()
-        self._repeats.clear()
+        self._api.forget()
         self._running = True
         self.changed()
 
@@ -346,7 +328,7 @@ class Compute(Service):
             return
         # Without processes every VM is well.
         healthy = not self._cloud.options.guests or (
-            self._declared.lets_in(
+            self._firewalls.lets_in(
                 instance.properties, self.account_of(instance), SOURCES, port_of(check)
             )
             and await probe(check, self._address_of(instance))
@@ -431,156 +413,14 @@ class Compute(Service):
             *Instances(self).routes(),
             *Groups(self).routes(),
             *Templates(self).routes(),
-            ("GET", "", self._get_project, "projects.get"),
-            ("GET", "zones", self._list_zones, "zones.list"),
-            ("GET", "zones/{zone}", self._get_zone, "zones.get"),
-            ("GET", "regions", self._list_regions, "regions.list"),
-            ("GET", "regions/{region}", self._get_region, "regions.get"),
-            ("GET", "zones/{zone}/machineTypes", self._list_machine_types, "machineTypes.list"),
-            ("GET", MACHINE_TYPE_PATH, self._get_machine_type, "machineTypes.get"),
-            ("GET", "zones/{zone}/operations", self._list_operations, "zoneOperations.list"),
+            *self._given.routes(),
         ]
-        for scope in ("global", "zones/{zone}", "regions/{region}"):
-            kind = scope.partition("/")[0].rstrip("s") + "Operations"
-            path = scope + "/operations/{name}"
-            table.append(("GET", path, self._get_operation, f"{kind}.get"))
-            table.append(("POST", path + "/wait", self._wait_operation, f"{kind}.get"))
-        routes: list[BaseRoute] = []
-        for version in VERSIONS:
-            for method, path, handler, permission in table:
-                path = f"projects/{{project}}/{path}".rstrip("/")
-                described = discovery.method(f"compute.{version}", method, path)
-                endpoint = self._endpoint(version, handler, permission, described)
-                routes.append(Route(f"/compute/{version}/{path}", endpoint, methods=[method]))
-        return routes
-
-    def _endpoint(
-        self,
-        version: str,
-        handler: Handler,
-        permission: str | None,
-        method: discovery.Method,
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """`permission` None: a public image, of any project."""
-
-        async def answer(request: Request) -> Response:
-            body = await read_json(request)
-            query = dict(request.query_params)
-            params = request.path_params
-            if permission:
-                own = (self._cloud.project, self._cloud.project_number)
-                if params["project"] not in own:
-                    raise ApiError(
-                        404, f"The resource 'projects/{params['project']}' was not found"
-                    )
-                self._cloud.authorize(request, f"compute.{permission}")
-            if "zone" in params and not has_zone(params["zone"]):
-                raise unknown(f"projects/{params['project']}/zones/{params['zone']}")
-            if "region" in params and params["region"] not in ZONES:
-                raise unknown(f"projects/{params['project']}/regions/{params['region']}")
-            method.check_query(query)
-            method.check_body(body)
-            call = Call(version, params, query, rules.cleaned(body), body)
-            path = request.url.path.partition(f"/projects/{params['project']}/")[2]
-            if request.method == "POST" and isinstance(call.body.get("name"), str):
-                path += f"/{call.body['name']}"  # of what is to be created
-            request_id = "" if request.method == "GET" else query.get("requestId", "")
-            if request_id:
-                rules.check_request_id(request_id)
-                key = (request.method, path, request_id)
-                content = await self._repeats.once(
-                    key, lambda: self._handle(handler, call, request.method, path)
-                )
-                with suppress(KeyError):  # not an operation, or one of long ago
-                    content = self.operations.shown(content["name"])
-            else:
-                content = await self._handle(handler, call, request.method, path)
-            if content.get("kind", "").endswith("List"):
-                whole = f"projects/{params['project']}/{path}"
-                content = {**content, "id": whole, "selfLink": f"{HOST}/{version}/{whole}"}
-            return JSONResponse(in_version(listing.page(content, query), version))
-
-        return answer
-
-    async def _handle(self, handler: Handler, call: Call, method: str, path: str) -> Json:
-        trouble = None
-        if method != "GET":
-            trouble = self.operations.trouble(method, path)
-        if trouble and trouble.error:
-            return self.operations.record(method.lower(), path, "0", error=trouble.error)
-        try:
-            content = await handler(call)
-        except ModelError as error:
-            raise self._refusal(error) from None
-        if trouble and trouble.delay_sec > 0 and content.get("kind") == "compute#operation":
-            content = self.operations.slowed(content, trouble.delay_sec)
-            self._wake()
-        return content
-
-    def _refusal(self, error: ModelError) -> ApiError:
-        path = f"projects/{self._cloud.project}/{error}"
-        if isinstance(error, NotFound):
-            return unknown(path)
-        if isinstance(error, Exists):
-            return ApiError(409, f"The resource '{path}' already exists", "alreadyExists")
-        if isinstance(error, InUse):
-            return ApiError(
-                400,
-                f"The {error.kind} resource 'projects/{self._cloud.project}/{error.used}' is "
-                f"already being used by '{path}'",
-                "resourceInUseByAnotherResource",
-            )
-        assert isinstance(error, Invalid)
-        reason = "resourceNotReady" if str(error).endswith("is not ready") else "invalid"
-        return ApiError(400, str(error), reason)
-
-    # Operations
-
-    async def _get_operation(self, call: Call) -> Json:
-        try:
-            return self.operations.shown(call["name"])
-        except KeyError:
-            raise unknown(f"projects/{self._cloud.project}/operations/{call['name']}") from None
-
-    async def _wait_operation(self, call: Call) -> Json:
-        await self._get_operation(call)
-        await self.until(lambda: self.operations.finished(call["name"]))
-        return await self._get_operation(call)
-
-    async def _list_operations(self, call: Call) -> Json:
-        return listed("operationList", self.operations.of(f"zones/{call['zone']}"))
+        return self._api.routes(table)
 
     def record_preemption(self, instance: Instance) -> None:
         """The operation that a preemption leaves."""
         path = f"zones/{instance.zone}/instances/{instance.name}"
         self.operations.record("compute.instances.preempted", path, instance.id)
-
-    # What is fixed
-
-    async def _get_project(self, call: Call) -> Json:
-        return self.answers.project(default_account(self._cloud.project_number))
-
-    async def _list_zones(self, call: Call) -> Json:
-        return listed("zoneList", map(self.answers.zone, ALL_ZONES))
-
-    async def _get_zone(self, call: Call) -> Json:
-        return self.answers.zone(call["zone"])
-
-    async def _list_regions(self, call: Call) -> Json:
-        return listed("regionList", map(self.answers.region, ZONES))
-
-    async def _get_region(self, call: Call) -> Json:
-        return self.answers.region(call["region"])
-
-    async def _list_machine_types(self, call: Call) -> Json:
-        types = (self.answers.machine_type(call["zone"], name) for name in MACHINE_TYPES)
-        return listed("machineTypeList", types)
-
-    async def _get_machine_type(self, call: Call) -> Json:
-        if machine_type(call["name"]) is None:
-            path = f"zones/{call['zone']}/machineTypes/{call['name']}"
-            raise unknown(f"projects/{self._cloud.project}/{path}")
-        return self.answers.machine_type(call["zone"], call["name"])
 
     # VMs
 

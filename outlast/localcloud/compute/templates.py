@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from outlast.localcloud.compute import rules
-from outlast.localcloud.compute.answers import Json
 from outlast.localcloud.compute.calls import (
     Call,
     Row,
@@ -12,6 +11,7 @@ from outlast.localcloud.compute.calls import (
 )
 from outlast.localcloud.compute.catalogue import ZONES
 from outlast.localcloud.compute.fleet.model import HealthCheck, Template
+from outlast.localcloud.compute.links import Json
 
 if TYPE_CHECKING:
     from outlast.localcloud.compute.service import Compute

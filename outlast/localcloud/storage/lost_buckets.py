@@ -68,10 +68,7 @@ class LostBuckets:
             ("lost", key, None),
             (f"gone/{held}", None, None),
             ("buckets", name, bucket),
-            *(
-                (f"gone/{name}", k, entry)
-                for k, entry in self._journal.table(f"gone/{held}").items()
-            ),
+            *((f"gone/{name}", k, entry) for k, entry in gone.items()),
         )
         policy = {"version": 3, "bindings": lost["policy"].get("bindings", [])}
         self._cloud.policies.write(f"buckets/{name}", policy, initial=True)
