@@ -2,7 +2,7 @@
 FILE` reads a scenario file and prints it as JSON.
 
 Exit codes: 0 stopped, or the file is right; 64 bad flags, a bad scenario, port or state folder in
-use; 1 the cloud could not go on.
+use; 1 the cloud could not continue.
 """
 
 import argparse

@@ -124,7 +124,9 @@ class Control:
             try:
                 self._set_switch(name, value)
             except KeyError:
-                raise ApiError(400, f"switch {name!r}: there is no such switch") from None
+                raise ApiError(
+                    400, f"switch {name!r}: the local cloud has no such switch"
+                ) from None
             except ValueError as error:
                 raise ApiError(400, f"switch {name} {value!r}: {error}") from None
         self._cloud.events.write("switches", switches=switches)

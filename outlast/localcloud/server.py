@@ -220,7 +220,7 @@ async def _wait_for_end(
         task.cancel()
     if cloud.failure:
         kind = type(cloud.failure).__name__
-        raise RehearsalError(f"the local cloud has a defect and cannot go on ({kind})")
+        raise RehearsalError(f"the local cloud has a defect and cannot continue ({kind})")
     if gone and gone.done() and not cloud.stopping.is_set():
         raise RehearsalError(f"the engine's provider adapter ended with exit code {gone.result()}")
 

@@ -1,4 +1,4 @@
-"""What goes on in the cloud beside the calls."""
+"""Work that runs in the cloud beside the calls."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ class Background:
         """The event loop alone holds tasks weakly."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Lets the work go on by itself."""
+        """Starts the work."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

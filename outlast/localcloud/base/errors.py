@@ -1,6 +1,6 @@
 """What goes wrong in the local cloud, and how Google says it.
 
-RehearsalError          the local cloud itself cannot go on
+RehearsalError          the local cloud itself cannot continue
 |- UsageError           bad flags or environment: one sentence, exit 64
    |- ScenarioError     a scenario file that cannot be played (`scenario.py`)
 ApiError                an answer of one of the APIs, in Google's JSON form
@@ -55,7 +55,7 @@ REASONS = {
 
 
 class RehearsalError(Exception):
-    """The local cloud cannot go on; the message is one sentence for the person who started it."""
+    """The local cloud cannot continue; the message is one sentence for the person who started it."""
 
 
 class UsageError(RehearsalError):
@@ -66,7 +66,7 @@ class ApiError(Exception):
     """An error answer; raise it anywhere below a route.
 
     `reason` is Google's short word (`conditionNotMet`, `rateLimitExceeded`), `status_name` the
-    google.rpc code where the HTTP status alone does not say it (409 ABORTED), `details` what the
+    google.rpc code if the HTTP status alone does not say it (409 ABORTED), `details` what the
     newer APIs add.
     """
 

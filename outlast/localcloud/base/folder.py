@@ -1,4 +1,4 @@
-"""The state folder of a local cloud: whose it is, who may look into it, which process holds it."""
+"""The state folder of a local cloud: its owner, who may read it, which process holds it."""
 
 import fcntl
 import os

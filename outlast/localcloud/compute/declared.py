@@ -323,7 +323,7 @@ class Declared:
         return self._change(DISK, entry, body, "resizeDisk")
 
     def _nothing(self, kind: str) -> Handler:
-        """What clients look for before they go on, and there is none of."""
+        """A list that clients ask for and that is always empty."""
 
         async def handle(call: Call) -> Json:
             return {"kind": f"compute#{kind}", "items": []}

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.compute import rules
@@ -18,9 +17,7 @@ from outlast.localcloud.compute.calls import (
 from outlast.localcloud.compute.catalogue import ALL_ZONES, ZONES, region_of
 from outlast.localcloud.compute.fleet.model import Group
 from outlast.localcloud.compute.links import Json, fingerprint
-
-if TYPE_CHECKING:
-    from outlast.localcloud.compute.service import Compute
+from outlast.localcloud.compute.platform import Platform
 
 # What a group's answer adds or keeps elsewhere; a body may carry it, for clients send back whole
 # answers.
@@ -34,11 +31,11 @@ OUTPUT_FIELDS = (
 class Groups:
     """Answers the calls for groups."""
 
-    def __init__(self, compute: "Compute") -> None:
-        self._compute = compute
-        self._fleet = compute.fleet
-        self._answers = compute.answers
-        self._operations = compute.operations
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._fleet = platform.fleet
+        self._answers = platform.answers
+        self._operations = platform.operations
 
     def routes(self) -> list[Row]:
         """Every path of theirs."""
@@ -93,7 +90,7 @@ class Groups:
     def _group_operation(
         self, kind: str, group: Group, done: Callable[[], bool] = lambda: True
     ) -> Json:
-        self._compute.changed()
+        self._platform.changed()
         return self._operations.record(kind, group.path, group.id, done)
 
     def _versions(self, call: Call) -> list[Json] | None:
@@ -110,7 +107,7 @@ class Groups:
             field = f"resource.versions[{index}].instanceTemplate"
             reference = str(version.get("instanceTemplate") or "")
             match = TEMPLATE_REFERENCE.fullmatch(reference)
-            own = (None, self._compute.project, self._compute.project_number)
+            own = (None, self._platform.project, self._platform.project_number)
             if not match or match["project"] not in own:
                 raise rules.invalid(
                     field,
@@ -193,12 +190,12 @@ class Groups:
     async def _delete_group(self, call: Call) -> Json:
         group = self._group(call)
         self._fleet.delete_group(group)
-        self._compute.changed()
+        self._platform.changed()
 
         def gone() -> bool:
             return self._fleet.groups.get(group.key) is not group
 
-        await self._compute.until(gone)
+        await self._platform.until(gone)
         return self._group_operation("delete", group, gone)
 
     async def _resize(self, call: Call) -> Json:

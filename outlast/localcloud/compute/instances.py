@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.compute import rules
@@ -21,10 +20,9 @@ from outlast.localcloud.compute.calls import (
 from outlast.localcloud.compute.catalogue import ALL_ZONES
 from outlast.localcloud.compute.fleet.model import Fault, Instance
 from outlast.localcloud.compute.links import Json, fingerprint
+from outlast.localcloud.compute.platform import Platform
+from outlast.localcloud.compute.vm_disks import VmDisks
 from outlast.localcloud.vm.serial import read_serial
-
-if TYPE_CHECKING:
-    from outlast.localcloud.compute.service import Compute
 
 # The operation, not the call, reports what a zone or a quota lacks.
 LACKS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED")
@@ -34,11 +32,16 @@ CHANGED_WHILE_RUNNING = {"automaticRestart", "onHostMaintenance"}
 class Instances:
     """Answers the calls for VMs."""
 
-    def __init__(self, compute: "Compute") -> None:
-        self._compute = compute
-        self._fleet = compute.fleet
-        self._answers = compute.answers
-        self._operations = compute.operations
+    def __init__(
+        self, platform: Platform, disks: VmDisks, disk_path: Callable[[str, str], str]
+    ) -> None:
+        """`disk_path` gives the path of the declared disk of a zone that a `source` names."""
+        self._platform = platform
+        self._disks = disks
+        self._disk_path = disk_path
+        self._fleet = platform.fleet
+        self._answers = platform.answers
+        self._operations = platform.operations
 
     def routes(self) -> list[Row]:
         """Every path of theirs."""
@@ -77,12 +80,12 @@ class Instances:
         return self._fleet.vms.instance(call["zone"], name)
 
     def _shown_instance(self, instance: Instance) -> Json:
-        return self._answers.instance(instance, self._compute.account_of(instance))
+        return self._answers.instance(instance, self._platform.account_of(instance))
 
     def _instance_operation(
         self, kind: str, instance: Instance, done: Callable[[], bool] = lambda: True
     ) -> Json:
-        self._compute.changed()
+        self._platform.changed()
         path = f"zones/{instance.zone}/instances/{instance.name}"
         return self._operations.record(kind, path, instance.id, done)
 
@@ -116,12 +119,12 @@ class Instances:
         if fault:
             raise _refusal(fault)
         instance = self._fleet.vms.add_instance(call["zone"], name, properties)
-        self._compute.changed()
+        self._platform.changed()
 
         def started() -> bool:
             return instance.status not in ("PROVISIONING", "STAGING")
 
-        await self._compute.until(started)
+        await self._platform.until(started)
         return self._instance_operation("insert", instance, started)
 
     async def _list_instances(self, call: Call) -> Json:
@@ -136,12 +139,12 @@ class Instances:
     async def _delete_instance(self, call: Call) -> Json:
         instance = self._instance(call)
         self._fleet.vms.delete_instance(instance)
-        self._compute.changed()
+        self._platform.changed()
 
         def gone() -> bool:
             return instance.id not in self._fleet.instances
 
-        await self._compute.until(gone)
+        await self._platform.until(gone)
         return self._instance_operation("delete", instance, gone)
 
     async def _start_instance(self, call: Call) -> Json:
@@ -157,12 +160,12 @@ class Instances:
     async def _stop_instance(self, call: Call) -> Json:
         instance = self._instance(call)
         self._fleet.vms.stop_instance(instance)
-        self._compute.changed()
+        self._platform.changed()
 
         def stopped() -> bool:
             return not instance.live or instance.id not in self._fleet.instances
 
-        await self._compute.until(stopped)
+        await self._platform.until(stopped)
         return self._instance_operation("stop", instance, stopped)
 
     async def _reset_instance(self, call: Call) -> Json:
@@ -205,7 +208,7 @@ class Instances:
         return self._instance_operation("setTags", instance)
 
     async def _set_scheduling(self, call: Call) -> Json:
-        """What becomes of a VM at its host's end may change while it runs, all else may not."""
+        """What happens to a VM when its host ends may change while it runs; nothing else may."""
         instance = self._instance(call)
         changes = {
             key: value for key, value in call.body.items() if value != instance.scheduling.get(key)
@@ -213,7 +216,7 @@ class Instances:
         if set(changes) - CHANGED_WHILE_RUNNING:
             self._must_be_stopped(instance, "scheduling")
         scheduling = rules.checked_scheduling({**instance.scheduling, **changes}, "scheduling")
-        fault = self._compute.vet({**instance.properties, "scheduling": scheduling}, instance.zone)
+        fault = self._platform.vet({**instance.properties, "scheduling": scheduling}, instance.zone)
         if fault:
             raise _refusal(fault)
         self._fleet.vms.change_instance(instance, scheduling=scheduling)
@@ -225,7 +228,7 @@ class Instances:
         if not name:
             raise rules.missing("machineType")
         self._must_be_stopped(instance, "machineType")
-        fault = self._compute.vet({**instance.properties, "machineType": name}, instance.zone)
+        fault = self._platform.vet({**instance.properties, "machineType": name}, instance.zone)
         if fault:
             raise _refusal(fault)
         self._fleet.vms.change_instance(instance, machineType=name)
@@ -241,9 +244,9 @@ class Instances:
     def _free_disk(self, zone: str, body: Json) -> str:
         """The link of the declared disk that a body's `source` names; ApiError: it is not there,
         or another VM has it."""
-        path = self._compute.disk_path(zone, str(body.get("source") or ""))
-        project = f"projects/{self._compute.project}"
-        users = [(f"{project}/{user}", disk) for user, disk in self._compute.users_of(path)]
+        path = self._disk_path(zone, str(body.get("source") or ""))
+        project = f"projects/{self._platform.project}"
+        users = [(f"{project}/{user}", disk) for user, disk in self._disks.users_of(path)]
         check_free(f"{project}/{path}", str(body.get("mode") or "READ_WRITE"), users)
         return self._answers.link(path)
 
@@ -255,7 +258,7 @@ class Instances:
 
     def _must_be_stopped(self, instance: Instance, field: str) -> None:
         if instance.live:
-            path = f"projects/{self._compute.project}/zones/{instance.zone}/instances"
+            path = f"projects/{self._platform.project}/zones/{instance.zone}/instances"
             raise ApiError(
                 400,
                 f"The resource '{path}/{instance.name}' is {instance.status}: its {field} can be "
@@ -271,7 +274,7 @@ class Instances:
         if not re.fullmatch(r"-?\d{1,19}", start):
             raise rules.invalid("start", start, "Must be a whole number.")
         contents, first, end = b"", 0, 0
-        file = self._compute.hypervisor.serial(instance.name)
+        file = self._platform.hypervisor.serial(instance.name)
         if file and port == "1":  # a guest's system writes to the first alone
             contents, first, end = read_serial(file, int(start))
         return {
@@ -287,7 +290,7 @@ class Instances:
     async def _get_guest_attributes(self, call: Call) -> Json:
         instance = self._instance(call)
         asked = call.query.get("queryPath", "")
-        guest = self._compute.hypervisor.guest(instance.id)
+        guest = self._platform.hypervisor.guest(instance.id)
         values = guest.tree.items("instance/guest-attributes/") if guest else {}
         items = []
         for path, value in sorted(values.items()):
@@ -306,7 +309,7 @@ class Instances:
         instance = self._instance(call)
         self._fleet.vms.maintain_instance(instance)
         if instance.spot:
-            self._compute.record_preemption(instance)
+            self._platform.record_preemption(instance)
         return self._instance_operation("compute.instances.simulateMaintenanceEvent", instance)
 
 

@@ -50,6 +50,6 @@ def fingerprint(number: int) -> str:
 
 
 def fingerprint_of(content: Any) -> str:
-    """The fingerprint of what somebody may change only after having read it."""
+    """The fingerprint of what a client may change only after having read it."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
     return base64.b64encode(digest[:8]).decode()

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 Test = Callable[[Json], bool]
 
 MAX_PAGE = 500
-"""Also where a query asks for no size."""
+"""Also if a query asks for no size."""
 ITEMS = ("items", "managedInstances")
 TOKEN = re.compile(
     r"""\s*(?:(?P<punct>[()]|!=|<=|>=|[=:<>])
@@ -104,7 +104,7 @@ def _first(token: str, query: dict[str, str]) -> int:
 
 
 def parse_filter(text: str) -> Test:
-    """The test that a filter expression means; ApiError 400 where it means none.
+    """The test that a filter expression means; ApiError 400 if it means none.
 
     `name = x`, `labels.a:*`, `(a = 1) (b != 2)`, `status = (…)` with AND, OR, NOT and brackets;
     `eq` and `ne` with a regular expression for the whole value.

@@ -1,6 +1,6 @@
 """The rules of Compute Engine that its schema does not say, for templates and groups.
 
-Each check raises ApiError 400 in Google's words where those are known.
+Each check raises ApiError 400 in Google's words if those are known.
 """
 
 import json
@@ -301,7 +301,7 @@ def checked_health_check(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_zones(body: dict[str, Any], region: str, known: Sequence[str]) -> list[str]:
-    """The zones that a regional group's body asks for; all that are known where it names none."""
+    """The zones that a regional group's body asks for; all that are known if it names none."""
     asked = (body.get("distributionPolicy") or {}).get("zones") or []
     zones = [str(entry.get("zone")).rpartition("/")[2] for entry in asked]
     for zone in zones:

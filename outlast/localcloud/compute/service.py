@@ -1,185 +1,112 @@
-"""Compute Engine's REST API, versions v1 and beta, over the model and the hypervisor.
+"""Compute Engine: its API over the platform, and what the rest of the cloud asks of its VMs."""
 
-Request bodies are held to Google's own discovery documents and to the rules that those do not say.
-"""
-
-import asyncio
-import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from copy import deepcopy
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.routing import BaseRoute
 
 from outlast.localcloud.base.access import Caller
-from outlast.localcloud.base.background import Background
 from outlast.localcloud.base.clock import to_rfc3339
-from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.cloud import Cloud, Service
-from outlast.localcloud.compute.accounts import service_account
-from outlast.localcloud.compute.answers import Answers
 from outlast.localcloud.compute.api import Api
-from outlast.localcloud.compute.calls import (
-    Row,
-)
-from outlast.localcloud.compute.catalogue import (
-    Catalogue,
-    machine_type,
-)
 from outlast.localcloud.compute.declared import Declared
-from outlast.localcloud.compute.firewalls import Firewalls
-from outlast.localcloud.compute.fleet.capacity import gpus_of
-from outlast.localcloud.compute.fleet.fleet import Fleet
-from outlast.localcloud.compute.fleet.inventory import TABLES
-from outlast.localcloud.compute.fleet.model import (
-    Announce,
-    Boot,
-    Command,
-    Discard,
-    Fault,
-    HealthCheck,
-    Instance,
-    Kill,
-    Preempt,
-    Probe,
-    Restless,
-    SetMetadata,
-    Stop,
-    checked_switch,
-    duration_sec,
-)
+from outlast.localcloud.compute.fleet.model import Instance, checked_switch
 from outlast.localcloud.compute.given import Given
 from outlast.localcloud.compute.groups import Groups
-from outlast.localcloud.compute.health import (
-    SOURCES,
-    port_of,
-    probe,
-    vm_address,
-)
 from outlast.localcloud.compute.instances import Instances
-from outlast.localcloud.compute.links import Json, Links
-from outlast.localcloud.compute.operations import Operations
+from outlast.localcloud.compute.links import Json
+from outlast.localcloud.compute.platform import Platform
 from outlast.localcloud.compute.templates import Templates
-from outlast.localcloud.vm.hypervisor import Hypervisor
+from outlast.localcloud.compute.vm_disks import VmDisks
 from outlast.localcloud.vm.machine import Machine
-from outlast.localcloud.vm.metadata import Value, vm_values
-from outlast.localcloud.vm.no_guests import NoGuests
-
-LONGEST_OPERATION_SEC = 60.0
 
 
 class Compute(Service):
     """The compute part of a local cloud: its routes, its groups, its VMs."""
 
     def __init__(self, cloud: Cloud) -> None:
-        self._cloud = cloud
-        self._clock = cloud.clock
-        self.project = cloud.project
-        self.project_number = cloud.project_number
-        options = cloud.options
-        self.catalogue = Catalogue(cloud.project, options.images)
-        self.fleet = Fleet(
-            self._clock,
-            project_number=cloud.project_number,
-            next_id=cloud.state.next_number,
-            vet=self.vet,
-        )
-        self.hypervisor = self._hypervisor()
-        links = Links(cloud.project)
-        self._given = Given(cloud.project, cloud.project_number, links, self.fleet.capacity)
-        self.answers = Answers(links, self.fleet, self._address_of)
-        self.operations = Operations(self._clock, links.link, cloud.state.next_number)
-        self._firewalls = Firewalls(cloud.state.table("compute/declared"))
+        self.platform = Platform(cloud)
+        self._disks = VmDisks(self.platform)
+        capacity = self.platform.fleet.capacity
+        links, operations = self.platform.links, self.platform.operations
+        self._given = Given(cloud.project, cloud.project_number, links, capacity)
         self._declared = Declared(
             cloud.state,
             links,
             self._given,
-            self.catalogue,
-            self._clock.now,
-            self.operations.record,
-            self._disks,
-            lambda path: [user for user, _ in self.users_of(path)],
-            self._bake,
+            self.platform.catalogue,
+            cloud.clock.now,
+            operations.record,
+            self._disks.of_zone,
+            lambda path: [user for user, _ in self._disks.users_of(path)],
+            self._disks.bake,
         )
-        self._commands: asyncio.Queue[Command] = asyncio.Queue()
-        self._executing = asyncio.Lock()
-        self._change = asyncio.Event()
-        self._api = Api(cloud, self.operations, self.until, self._wake)
-        self._background = Background(cloud.fail)
-        self._running = False
+        self._api = Api(cloud, operations, self.platform.until, self.platform.wake)
 
-    def _hypervisor(self) -> Hypervisor | NoGuests:
-        options, base_url = self._cloud.options, self._cloud.base_url
-        if not options.guests:
-            return NoGuests(self._on_report)
-        return Hypervisor(
-            options.state,
-            self._on_report,
-            self._cloud.fail,
-            grace_sec=options.grace_sec,
-            environment={
-                "STORAGE_EMULATOR_HOST": base_url,
-                "OUTLAST_COMPUTE_ENDPOINT": f"{base_url}/compute/v1/",
-                "OUTLAST_RESOURCE_MANAGER_ENDPOINT": f"{base_url}/cloudresourcemanager/v1/",
-                "OUTLAST_SECRET_MANAGER_ENDPOINT": f"{base_url}/secretmanager/",
-                **options.guest_env,
-            },
+    def routes(self) -> list[BaseRoute]:
+        """Every path of both versions; they raise ApiError."""
+        return self._api.routes(
+            [
+                *self._declared.routes(),
+                *Instances(self.platform, self._disks, self._declared.disk_path).routes(),
+                *Groups(self.platform).routes(),
+                *Templates(self.platform).routes(),
+                *self._given.routes(),
+            ]
         )
+
+    async def start(self) -> None:
+        self.platform.start()
+
+    async def stop(self) -> None:
+        await self.platform.stop()
+
+    async def reset(self) -> None:
+        await self.platform.clear()
+        self._declared.clear()
+        self._api.forget()
+        self.platform.resume()
+
+    def audit(self) -> Json:
+        """Everything that exists, and every process that lives for it."""
+        fleet, answers = self.platform.fleet, self.platform.answers
+        instances = fleet.instances.values()
+        return {
+            "templates": sorted(fleet.templates),
+            "health_checks": sorted(fleet.health_checks),
+            "declared": self._declared.paths(),
+            "groups": [name for _, name in sorted(fleet.groups)],
+            "vms": sorted(instance.name for instance in instances),
+            "disks": sorted(disk["name"] for i in instances for disk in answers.disks(i)),
+            "pids": self.platform.hypervisor.pids(),
+        }
+
+    def set_switch(self, name: str, value: Any) -> None:
+        """Sets one of `model.Switches`. KeyError: no such switch; ValueError: wrong value."""
+        setattr(self.platform.fleet.switches, name, checked_switch(name, value))
+        self.changed()
 
     # What the rest of the cloud asks (`outlast.localcloud.cloud.Machines`)
 
-    async def start(self) -> None:
-        """Takes up the groups of the state, whose VMs have lost their hosts."""
-        tables = {name: dict(self._table(name)) for name in TABLES}
-        self.fleet.take_up(deepcopy(tables))
-        self._running = True
-        self._background.begin(self._execute_commands())
-        self._background.begin(self._tick())
-        self.changed()
-
-    async def stop(self) -> None:
-        """Kills every VM's tree and waits for it; the state stays."""
-        self._running = False
-        async with self._executing:  # what has begun to boot must be known before it is killed
-            self._background.cancel()
-        await self._background.rest()
-        await self.hypervisor.close()
-
-    async def reset(self) -> None:
-        """Kills every VM and forgets everything."""
-        self._running = False
-        self.fleet.clear()
-        async with self._executing:
-            while not self._commands.empty():
-                self._commands.get_nowait()
-                self._commands.task_done()
-            await self.hypervisor.close()
-        self._declared.clear()
-        self.operations.forget()
-        self._api.forget()
-        self._running = True
-        self.changed()
+    def changed(self) -> None:
+        """Does what has become due."""
+        self.platform.changed()
 
     def caller(self, token: str) -> Caller | None:
         """The VM that holds this metadata server's token; None for any other."""
-        machine = self.hypervisor.holder(token)
-        if machine is None:
-            return None
-        return _caller_of(machine)
+        machine = self.platform.hypervisor.holder(token)
+        return machine and _caller_of(machine)
 
     def sender(self, inode: int) -> Caller | None:
-        """The VM of which a process has this socket open; None: none of them."""
-        machine = self.hypervisor.sender(inode)
+        """The VM of which a process has this socket open; None if none has."""
+        machine = self.platform.hypervisor.sender(inode)
         return machine and _caller_of(machine)
 
     def vms(self) -> list[Json]:
         """What exists: {name, id, group, zone, status, pid, pids, boots, started}."""
+        hypervisor = self.platform.hypervisor
         answer = []
-        for instance in self.fleet.instances.values():
-            guest = self.hypervisor.guest(instance.id)
+        for instance in self.platform.fleet.instances.values():
+            guest = hypervisor.guest(instance.id)
             answer.append(
                 {
                     "name": instance.name,
@@ -188,290 +115,40 @@ class Compute(Service):
                     "zone": instance.zone,
                     "status": instance.status,
                     "pid": guest.pid if guest else None,
-                    "pids": self.hypervisor.pids(instance.id),
-                    "boots": self.hypervisor.boots(instance.name),
+                    "pids": hypervisor.pids(instance.id),
+                    "boots": hypervisor.boots(instance.name),
                     "started": None if instance.started is None else to_rfc3339(instance.started),
                 }
             )
         return answer
 
     async def kill(self, name: str) -> None:
-        """SIGKILL of the VM's whole tree: its host has vanished. KeyError: no such VM."""
-        await self.hypervisor.kill(self._by_name(name).id)
+        """SIGKILL of the VM's whole process tree: its host has vanished. KeyError: no such VM."""
+        await self.platform.hypervisor.kill(self._by_name(name).id)
 
     async def preempt(self, name: str) -> None:
         """Starts a preemption, of a standard VM too; returns at the flag."""
         instance = self._by_name(name)
-        self.fleet.vms.preempt_instance(instance)
+        self.platform.fleet.vms.preempt_instance(instance)
         self.changed()
-        self.record_preemption(instance)
-        await self._commands.join()
+        self.platform.record_preemption(instance)
+        await self.platform.commanded()
 
     async def freeze(self, name: str) -> None:
-        """SIGSTOP of the whole tree."""
-        await self.hypervisor.freeze(self._by_name(name).id)
+        """SIGSTOP of the whole process tree."""
+        await self.platform.hypervisor.freeze(self._by_name(name).id)
 
     async def thaw(self, name: str) -> None:
-        """SIGCONT of the whole tree."""
-        await self.hypervisor.thaw(self._by_name(name).id)
-
-    def audit(self) -> Json:
-        """Everything that exists, and every process that lives for it."""
-        instances = self.fleet.instances.values()
-        return {
-            "templates": sorted(self.fleet.templates),
-            "health_checks": sorted(self.fleet.health_checks),
-            "declared": self._declared.paths(),
-            "groups": [name for _, name in sorted(self.fleet.groups)],
-            "vms": sorted(instance.name for instance in instances),
-            "disks": sorted(disk["name"] for i in instances for disk in self.answers.disks(i)),
-            "pids": self.hypervisor.pids(),
-        }
-
-    def set_switch(self, name: str, value: Any) -> None:
-        """Sets one of `model.Switches`. KeyError: no such switch; ValueError: wrong value."""
-        setattr(self.fleet.switches, name, checked_switch(name, value))
-        self.changed()
-
-    # The machinery
-
-    def vet(self, properties: Mapping[str, Any], zone: str) -> Fault | None:
-        """What keeps a VM of these properties from being created, whatever room there is."""
-        self._cloud.director.trying(properties)
-        return self.catalogue.vet(properties, zone)
+        """SIGCONT of the whole process tree."""
+        await self.platform.hypervisor.thaw(self._by_name(name).id)
 
     def _by_name(self, name: str) -> Instance:
-        for instance in self.fleet.instances.values():
+        for instance in self.platform.fleet.instances.values():
             if instance.name == name:
                 return instance
         raise KeyError(name)
-
-    def _table(self, name: str) -> Any:
-        return self._cloud.state.table(f"compute/{name}")
-
-    def changed(self) -> None:
-        """After each call and event: does what is due, keeps the state, wakes who waits."""
-        if not self._running:
-            return
-        try:
-            self.fleet.tick()
-        except Restless as error:
-            self._cloud.events.write("defect", message=str(error))
-            print(f"rehearsal: {error}", file=sys.stderr, flush=True)
-            raise
-        for command in self.fleet.take_commands():
-            self._commands.put_nowait(command)
-        for name, entries in self.fleet.take_changes().items():
-            table = self._table(name)
-            for key, entry in entries.items():
-                if entry is not None:
-                    table[key] = entry
-                elif key in table:
-                    del table[key]
-        self._wake()
-
-    def _wake(self) -> None:
-        """Wakes everybody who waits for a change."""
-        self._change.set()
-        self._change = asyncio.Event()
-
-    async def _tick(self) -> None:
-        """Wakes the model when something becomes due by time alone."""
-        while True:
-            times = (self.fleet.next_time(), self.operations.next_time())
-            due = min((time for time in times if time is not None), default=None)
-            wait_sec = None
-            if due is not None:
-                wait_sec = max(0.0, self._clock.wall_sec(due - self._clock.now()))
-            change = self._change
-            with suppress(TimeoutError):
-                await asyncio.wait_for(change.wait(), wait_sec)
-                continue
-            self.changed()
-
-    async def _execute_commands(self) -> None:
-        while True:
-            command = await self._commands.get()
-            async with self._executing:
-                try:
-                    await self._execute(command)
-                finally:
-                    self._commands.task_done()
-
-    async def _execute(self, command: Command) -> None:
-        hypervisor = self.hypervisor
-        match command:
-            case Boot(instance_id, new_disk):
-                if instance := self.fleet.instances.get(instance_id):
-                    await hypervisor.boot(self._machine(instance), new_disk=new_disk)
-            case Stop(instance_id):
-                await hypervisor.stop(instance_id)
-            case Preempt(instance_id):
-                await hypervisor.preempt(instance_id, *self._cloud.director.notice(instance_id))
-            case Kill(instance_id):
-                await hypervisor.kill(instance_id)
-            case Discard(instance_id):
-                await hypervisor.discard(instance_id)
-            case SetMetadata(instance_id):
-                if instance := self.fleet.instances.get(instance_id):
-                    hypervisor.set_attributes(instance_id, _attributes(instance))
-            case Announce(instance_id, event):
-                if guest := hypervisor.guest(instance_id):
-                    guest.tree.set("instance/maintenance-event", event)
-            case Probe(instance_id, key):
-                if check := self.fleet.health_checks.get(key):
-                    self._background.begin(self._probe(instance_id, check))
-
-    async def _probe(self, instance_id: str, check: HealthCheck) -> None:
-        instance = self.fleet.instances.get(instance_id)
-        if instance is None:
-            return
-        # Without processes every VM is well.
-        healthy = not self._cloud.options.guests or (
-            self._firewalls.lets_in(
-                instance.properties, self.account_of(instance), SOURCES, port_of(check)
-            )
-            and await probe(check, self._address_of(instance))
-        )
-        if self._running:
-            self.fleet.vms.probed(instance_id, healthy)
-            self.changed()
-
-    def _address_of(self, instance: Instance) -> str:
-        return vm_address(urlsplit(self._cloud.base_url).port or 0, instance.address)
-
-    def _on_report(self, instance_id: str, event: str, why: str) -> None:
-        if not self._running:
-            return
-        instance = self.fleet.instances.get(instance_id)
-        name = instance.name if instance else None
-        self._cloud.events.write(f"vm-{event}", vm=name, id=instance_id)
-        self._cloud.director.on_report(instance_id, event)
-        match event:
-            case "running":
-                self.fleet.vms.running(instance_id)
-            case "stopping":
-                self.fleet.vms.stopping(instance_id)
-            case "exited":
-                self.fleet.vms.exited(instance_id)
-            case "failed":
-                self.fleet.vms.exited(instance_id, Fault("INTERNAL_ERROR", why))
-        self.changed()
-
-    def _machine(self, instance: Instance) -> Machine:
-        properties = instance.properties
-        boot_disk = next((d for d in properties.get("disks") or [] if d.get("boot")), {})
-        reference = (boot_disk.get("initializeParams") or {}).get("sourceImage") or ""
-        image = self.catalogue.image(reference)
-        values: dict[str, Value] = vm_values(
-            project=self._cloud.project,
-            project_number=self._cloud.project_number,
-            instance_id=instance.id,
-            name=instance.name,
-            zone=instance.zone,
-            properties=properties,
-            service_account=self.account_of(instance),
-            image=image.path if image else "",
-            address=self._address_of(instance),
-        )
-        values |= {f"instance/attributes/{k}": v for k, v in _attributes(instance).items()}
-        noticed = duration_sec(instance.scheduling.get("preemptionNoticeDuration")) > 0
-        kind = machine_type(str(properties.get("machineType")))
-        disks = properties.get("disks") or []
-        return Machine(
-            instance.id,
-            instance.name,
-            values,
-            image=image.folder if image else None,
-            notice_sec=self._cloud.options.notice_sec if noticed else 0.0,
-            memory_mb=kind.memory_mb if kind else 0,
-            gpus=sum(count for _, count in gpus_of(properties)),
-            local_ssds=sum(disk.get("type") == "SCRATCH" for disk in disks),
-            **self._cloud.director.booting(instance),
-        )
-
-    def account_of(self, instance: Instance) -> str:
-        """The address of a VM's service account."""
-        return service_account(instance.properties, self._cloud.project_number)
-
-    async def until(self, done: Callable[[], bool]) -> None:
-        """Waits for the model; an operation that takes too long is answered as running."""
-        deadline = asyncio.get_running_loop().time() + LONGEST_OPERATION_SEC
-        while not done() and self._running:
-            left_sec = deadline - asyncio.get_running_loop().time()
-            try:
-                await asyncio.wait_for(self._change.wait(), max(0.0, left_sec))
-            except TimeoutError:
-                return
-
-    # Routes
-
-    def routes(self) -> list[BaseRoute]:
-        """Every path of both versions; they raise ApiError."""
-        table: list[Row] = [
-            *self._declared.routes(),
-            *Instances(self).routes(),
-            *Groups(self).routes(),
-            *Templates(self).routes(),
-            *self._given.routes(),
-        ]
-        return self._api.routes(table)
-
-    def record_preemption(self, instance: Instance) -> None:
-        """The operation that a preemption leaves."""
-        path = f"zones/{instance.zone}/instances/{instance.name}"
-        self.operations.record("compute.instances.preempted", path, instance.id)
-
-    # VMs
-
-    def _disks(self, zone: str) -> list[Json]:
-        return [disk for i in self.fleet.vms.in_zone(zone) for disk in self.answers.disks(i)]
-
-    def users_of(self, path: str) -> list[tuple[str, Json]]:
-        """The paths of the VMs that a declared disk is attached to, and how each has it."""
-        link = self.answers.link(path)
-        return [
-            (f"zones/{instance.zone}/instances/{instance.name}", disk)
-            for instance in self.fleet.instances.values()
-            for disk in instance.properties.get("disks") or []
-            if disk.get("source") == link
-        ]
-
-    def disk_path(self, zone: str, reference: str) -> str:
-        """The path of a declared disk that a `source` names."""
-        return self._declared.disk_path(zone, reference)
-
-    async def _bake(self, zone: str, disk: str, folder: Path, force: bool) -> None:
-        """Copies what the disk of a VM holds, which must be stopped unless `force`."""
-        instance = next(
-            i
-            for i in self.fleet.vms.in_zone(zone)
-            if disk in [d["name"] for d in self.answers.disks(i)]
-        )
-        if instance.live and not force:
-            path = f"projects/{self._cloud.project}/zones/{zone}"
-            raise ApiError(
-                400,
-                f"The disk resource '{path}/disks/{disk}' is already being used by "
-                f"'{path}/instances/{instance.name}'",
-                "resourceInUseByAnotherResource",
-            )
-        if isinstance(self.hypervisor, Hypervisor):
-            try:
-                await self.hypervisor.bake(instance.id, folder)
-            except KeyError:
-                raise ApiError(
-                    400, f"The resource '{instance.name}' is not ready", "resourceNotReady"
-                ) from None
-            except OSError as error:
-                raise ApiError(500, f"The disk '{disk}' could not be copied: {error}") from None
 
 
 def _caller_of(machine: Machine) -> Caller:
     email = machine.values.get("instance/service-accounts/default/email")
     return Caller(email=str(email or ""), vm=machine.name, instance=machine.id)
-
-
-def _attributes(instance: Instance) -> dict[str, str]:
-    items = (instance.properties.get("metadata") or {}).get("items") or []
-    return {item["key"]: str(item.get("value") or "") for item in items}

@@ -1,7 +1,5 @@
 """Instance templates and health checks, global or of a region: the API's calls for them."""
 
-from typing import TYPE_CHECKING
-
 from outlast.localcloud.compute import rules
 from outlast.localcloud.compute.calls import (
     Call,
@@ -12,19 +10,17 @@ from outlast.localcloud.compute.calls import (
 from outlast.localcloud.compute.catalogue import ZONES
 from outlast.localcloud.compute.fleet.model import HealthCheck, Template
 from outlast.localcloud.compute.links import Json
-
-if TYPE_CHECKING:
-    from outlast.localcloud.compute.service import Compute
+from outlast.localcloud.compute.platform import Platform
 
 
 class Templates:
     """Answers the calls for what groups are made of."""
 
-    def __init__(self, compute: "Compute") -> None:
-        self._compute = compute
-        self._fleet = compute.fleet
-        self._answers = compute.answers
-        self._operations = compute.operations
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._fleet = platform.fleet
+        self._answers = platform.answers
+        self._operations = platform.operations
 
     def routes(self) -> list[Row]:
         """Every path of theirs."""
@@ -67,7 +63,7 @@ class Templates:
         template = self._fleet.blueprints.add_template(
             name, checked, call.body.get("description", ""), region
         )
-        self._compute.changed()
+        self._platform.changed()
         return self._operations.record("insert", template.path, template.id)
 
     async def _get_template(self, call: Call) -> Json:
@@ -90,7 +86,7 @@ class Templates:
     async def _delete_template(self, call: Call) -> Json:
         region = call.params.get("region", "")
         template = self._fleet.blueprints.delete_template(call["name"], region)
-        self._compute.changed()
+        self._platform.changed()
         return self._operations.record("delete", template.path, template.id)
 
     # Health checks
@@ -99,7 +95,7 @@ class Templates:
         return self._fleet.blueprints.health_check(call["name"], call.params.get("region", ""))
 
     def _health_check_operation(self, kind: str, check: HealthCheck) -> Json:
-        self._compute.changed()
+        self._platform.changed()
         return self._operations.record(kind, check.path, check.id)
 
     async def _insert_health_check(self, call: Call) -> Json:

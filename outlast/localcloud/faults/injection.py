@@ -83,7 +83,7 @@ class Injection:
             await self._run_mid_body()
 
     async def _inject(self) -> bool:
-        """Does what the rule says; whether the request goes on."""
+        """Does what the rule says; whether the request continues."""
         self._injected = True
         do = self._rule.do
         self._cloud.events.write(

@@ -2,8 +2,8 @@
 
 A rule is JSON:
 
-    {"id": "…",                              made up where it is absent
-     "match": {"method": "POST",             any where absent
+    {"id": "…",                              made up if it is absent
+     "match": {"method": "POST",             any if absent
                "path": "regex",              searched in the target as sent, decoded, and for an
                                              upload in /upload/storage/v1/b/BUCKET/o/NAME
                "object": "regex",            searched in the object's name alone
@@ -17,7 +17,7 @@ A rule is JSON:
 Several actions of one rule happen in the order: VMs, delay, then the first of stall, reset,
 drop_answer and status. `bytes_per_sec` is the pace of both bodies, with `before`. `after` means
 that the request has had its effect; `mid-body` is half of the request's body, or of the answer's
-where the request has none.
+if the request has none.
 """
 
 import re

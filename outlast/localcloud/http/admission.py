@@ -21,7 +21,7 @@ TYPED = "none"
 
 
 def hosts(names: Iterable[str], port: int) -> frozenset[str]:
-    """What Host may be: each name with the port, and without it where HTTP's own is meant."""
+    """What Host may be: each name with the port, and without it if HTTP's own is meant."""
     bare = {name.lower() for name in names}
     return frozenset({f"{name}:{port}" for name in bare} | (bare if port == HTTP_PORT else set()))
 

@@ -61,7 +61,7 @@ class Method:
     parameters: Mapping[str, Any]
 
     def check_query(self, query: Mapping[str, str]) -> None:
-        """Raises ApiError 400 where a query parameter is unknown or of another type."""
+        """Raises ApiError 400 if a query parameter is unknown or of another type."""
         for name, value in query.items():
             known = self.parameters.get(name)
             if name in COMMON_QUERY or name.startswith("$"):
@@ -75,7 +75,7 @@ class Method:
                 _check_query_value(name, known, value)
 
     def check_body(self, body: Any) -> None:
-        """Raises ApiError 400 where the body does not fit; nothing is expected of no body."""
+        """Raises ApiError 400 if the body does not fit; nothing is expected of no body."""
         if self.request is None:
             return
         if self.needs_body and not body:
@@ -116,7 +116,7 @@ def method(api: str, http_method: str, path: str) -> Method:
 
 
 def check_body(api: str, schema: str, body: Any) -> None:
-    """Raises ApiError 400 where the body does not fit the schema.
+    """Raises ApiError 400 if the body does not fit the schema.
 
     `api` is a document's name (`compute.beta`), `schema` a name in it (`InstanceTemplate`).
     Nulls and empty objects pass anywhere, as they do in the real API.

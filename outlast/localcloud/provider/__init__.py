@@ -1,4 +1,4 @@
-"""The engine's gcp provider for the local cloud, where the real plugin is not installed.
+"""The engine's gcp provider for the local cloud, for machines without the real plugin.
 
 It speaks the engine's provider protocol on one side and sends the real plugin's REST calls on the
 other. Only what this project's programs declare is known; anything else is refused by name.

@@ -378,7 +378,7 @@ class RegionInstanceGroupManager(InstanceGroupManager):
 
 
 def _by_number(body: Body) -> Body:
-    """Templates by number instead of name, where the URL says both (`…?uniqueId=`)."""
+    """Templates by number instead of name, if the URL says both (`…?uniqueId=`)."""
     for version in body.get("versions", []):
         url = version.get("instanceTemplate", "")
         unique = changes.UNIQUE_TEMPLATE.search(url)

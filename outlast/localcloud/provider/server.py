@@ -42,7 +42,7 @@ MAX_MESSAGE_BYTES = 400 * 1024 * 1024
 """The engine's own limit."""
 MAX_WORKERS = 64
 ENDPOINTS = {
-    # The configuration's name, and the path below --endpoint where it is not given.
+    # The configuration's name, and the path below --endpoint if it is not given.
     "compute": ("computeCustomEndpoint", "compute/beta/"),
     "storage": ("storageCustomEndpoint", "storage/v1/"),
     "iam": ("iamBetaCustomEndpoint", "iam/v1/"),

@@ -11,6 +11,7 @@ from typing import Any, cast
 from outlast.localcloud.base.background import Background
 from outlast.localcloud.cloud import Cloud
 from outlast.localcloud.compute.fleet.model import Instance, ModelError
+from outlast.localcloud.compute.platform import Platform
 from outlast.localcloud.compute.service import Compute
 from outlast.localcloud.faults.rules import FaultRule
 from outlast.localcloud.scenarios.lives import Life, Lives
@@ -50,21 +51,21 @@ class EventActions:
         """The fault rules that have been added."""
 
     @property
-    def compute(self) -> Compute:
-        """The compute part, with its inside."""
-        return cast("Compute", self._cloud.machines)
+    def platform(self) -> Platform:
+        """The platform behind Compute Engine."""
+        return cast("Compute", self._cloud.machines).platform
 
     async def act(self, do: Do, life: Life | None) -> None:
         """What each action does; LookupError and ModelError if it cannot be done."""
-        compute, options = self.compute, do.options
+        platform, options = self.platform, do.options
         match do.action:
             case "capacity":
                 window = Capacity(vms=options.vms, to_sec=options.for_sec)
                 self.limit_zone(options.zone, window, self._cloud.clock.now())
-                compute.changed()
+                platform.changed()
             case "quota":
                 self.limit_quota(options, options.for_sec)
-                compute.changed()
+                platform.changed()
             case "new-image":
                 self._offer_image(options.family)
             case "late-create":
@@ -75,45 +76,45 @@ class EventActions:
                 match = options.match.model_copy(update={"vm": vm})
                 self.add_rule(options.model_copy(update={"match": match}))
             case "thaw" if options.boot is not None or options.attempt is not None:
-                await compute.hypervisor.thaw(self._lives.named(options.boot, options.attempt).id)
+                await platform.hypervisor.thaw(self._lives.named(options.boot, options.attempt).id)
             case _:
                 assert life is not None
                 await self._act_on_vm(do, life)
 
     async def _act_on_vm(self, do: Do, life: Life) -> None:
-        compute, options = self.compute, do.options
-        instance = compute.fleet.instances.get(life.id)
+        platform, options = self.platform, do.options
+        instance = platform.fleet.instances.get(life.id)
         if instance is None or life.ended:
             raise LookupError("the VM has ended")
         match do.action:
             case "kill":
                 life.ended = True
-                await compute.hypervisor.kill(life.id)
+                await platform.hypervisor.kill(life.id)
             case "preempt":
                 life.notice = (options.notice_sec, options.grace_sec)
-                await compute.preempt(life.name)
+                await self._cloud.machines.preempt(life.name)
             case "freeze":
-                await compute.hypervisor.freeze(life.id)
+                await platform.hypervisor.freeze(life.id)
                 if options.for_sec is not None:
-                    self._later(options.for_sec, compute.hypervisor.thaw(life.id))
+                    self._later(options.for_sec, platform.hypervisor.thaw(life.id))
             case "thaw":
-                await compute.hypervisor.thaw(life.id)
+                await platform.hypervisor.thaw(life.id)
             case "stop":
-                compute.fleet.vms.stop_instance(instance)
+                platform.fleet.vms.stop_instance(instance)
             case "delete":
-                compute.fleet.vms.delete_instance(instance)
+                platform.fleet.vms.delete_instance(instance)
             case "lost":
                 await self._lose(instance, options.frozen, options.frozen_sec, options.lives_sec)
             case "stays-stopping":
-                compute.fleet.vms.hold_stopping(instance, options.for_sec)
-                compute.fleet.vms.stop_instance(instance)
+                platform.fleet.vms.hold_stopping(instance, options.for_sec)
+                platform.fleet.vms.stop_instance(instance)
             case "maintenance":
-                compute.fleet.vms.maintain_instance(instance, options.notice_sec)
+                platform.fleet.vms.maintain_instance(instance, options.notice_sec)
             case "signal":
                 number = signal.Signals[f"SIG{options.signal}"]
                 await self._signal(life, options.process, number)
             case "out-of-memory":
-                if not await compute.hypervisor.out_of_memory(life.id):
+                if not await platform.hypervisor.out_of_memory(life.id):
                     raise LookupError("the VM runs nothing")
             case "gpu-down":
                 await self._signal(life, options.process, signal.SIGABRT)
@@ -121,7 +122,7 @@ class EventActions:
                 await self.cut_off(life)
                 if options.for_sec is not None:
                     self._later(options.for_sec, self._connect(life))
-        compute.changed()
+        platform.changed()
 
     def _later(self, wait_sec: float, work: Coroutine[Any, Any, None]) -> None:
         self._background.begin(after(wait_sec, work))
@@ -136,7 +137,7 @@ class EventActions:
     def limit_zone(self, zone: str, window: Capacity, since: float) -> None:
         """Room for so many of the target's VMs in a zone, for a time."""
         ends = math.inf if window.to_sec is None else since + window.to_sec
-        self.compute.fleet.capacity.add_window(
+        self.platform.fleet.capacity.add_window(
             zone, window.vms, since + window.from_sec, ends, applies=self._lives.means
         )
 
@@ -144,7 +145,7 @@ class EventActions:
         """A quota for the target's VMs, for a time from now on."""
         now = self._cloud.clock.now()
         ends = math.inf if to_sec is None else now + to_sec
-        self.compute.fleet.capacity.limit(
+        self.platform.fleet.capacity.limit(
             quota.metric, quota.limit, now + from_sec, ends, applies=self._lives.means
         )
 
@@ -152,7 +153,7 @@ class EventActions:
         """A preemption by chance; nothing if the VM has gone."""
         life.notice = (notice_sec, None)
         with suppress(LookupError, ModelError):
-            await self.compute.preempt(life.name)
+            await self._cloud.machines.preempt(life.name)
 
     async def cut_off(self, life: Life, for_sec: float | None = None) -> None:
         """Takes the VM's network away, for so many seconds on the wall or for good."""
@@ -178,7 +179,7 @@ class EventActions:
 
     def _offer_image(self, family: str) -> None:
         """A family of the project gets a newer image, of the same content."""
-        catalogue = self.compute.catalogue
+        catalogue = self.platform.catalogue
         newest = catalogue.image(f"global/images/family/{family}")
         if newest is None:
             raise LookupError(f"family {family}: has no image")
@@ -188,8 +189,8 @@ class EventActions:
     async def _lose(
         self, instance: Instance, frozen: bool, frozen_sec: float, lives_sec: float | None
     ) -> None:
-        """The platform takes the VM for dead; its processes live on."""
-        hypervisor = self.compute.hypervisor
+        """The platform takes the VM for dead; its processes keep running."""
+        hypervisor = self.platform.hypervisor
         if frozen or frozen_sec:
             await hypervisor.freeze(instance.id)
         await hypervisor.withdraw_address(instance.id)
@@ -197,11 +198,11 @@ class EventActions:
             self._later(frozen_sec, hypervisor.thaw(instance.id))
         if lives_sec is not None:
             self._later(lives_sec, hypervisor.kill(instance.id))
-        self.compute.fleet.vms.lose(instance)
+        self.platform.fleet.vms.lose(instance)
 
     async def _signal(self, life: Life, process: str, number: int) -> None:
         count = await asyncio.to_thread(
-            self.compute.hypervisor.signal, life.id, process, signal.Signals(number)
+            self.platform.hypervisor.signal, life.id, process, signal.Signals(number)
         )
         if not count:
             raise LookupError(f"no process matches {process!r}")
@@ -211,7 +212,7 @@ class EventActions:
 
     def _create_late(self, after_sec: float, lives_sec: float | None) -> None:
         """A VM comes up that a group had begun to create before it was cancelled."""
-        fleet = self.compute.fleet
+        fleet = self.platform.fleet
         groups = [group for group in fleet.groups.values() if self._lives.owns(group.name)]
         if not groups:
             raise LookupError("the target has no group")
@@ -223,11 +224,11 @@ class EventActions:
             except ModelError as error:  # what it was to be made from has gone, or there is no room
                 self._played.note(None, "late-create", None, {"missed": str(error)})
                 return
-            self.compute.changed()
+            self.platform.changed()
             if lives_sec is not None:
                 await asyncio.sleep(self._cloud.clock.wall_sec(lives_sec))
                 if instance.id in fleet.instances:
                     fleet.vms.delete_instance(instance)
-                    self.compute.changed()
+                    self.platform.changed()
 
         self._later(self._cloud.clock.wall_sec(after_sec), create())

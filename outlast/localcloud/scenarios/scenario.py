@@ -49,7 +49,7 @@ class ScenarioError(UsageError):
 
 def _zone(value: Any) -> Any:
     if isinstance(value, str) and not has_zone(value):
-        raise ValueError("there is no such zone in the local cloud")
+        raise ValueError("the local cloud has no such zone")
     return value
 
 

@@ -44,7 +44,7 @@ class World:
         for rule in scenario.world.faults:
             self._actions.add_rule(rule)
         for switch, value in scenario.world.switches.items():
-            self._switches[switch] = getattr(self._actions.compute.fleet.switches, switch)
+            self._switches[switch] = getattr(self._actions.platform.fleet.switches, switch)
             self._cloud.machines.set_switch(switch, value)
         self._set_speed(scenario.speed)
 
@@ -62,8 +62,8 @@ class World:
 
     def end(self) -> None:
         """Ends the limits that `begin` has set."""
-        self._actions.compute.fleet.capacity.clear()
-        self._actions.compute.operations.clear()
+        self._actions.platform.fleet.capacity.clear()
+        self._actions.platform.operations.clear()
 
     def forget(self) -> None:
         """Forgets every binding."""
@@ -84,7 +84,7 @@ class World:
         for quota in world.quota:
             self._actions.limit_quota(quota, quota.to_sec, quota.from_sec)
         for trouble in world.operations:
-            self._actions.compute.operations.add(
+            self._actions.platform.operations.add(
                 trouble.match,
                 delay_sec=trouble.delay_sec,
                 error=(trouble.error.code, trouble.error.message) if trouble.error else None,
@@ -172,7 +172,7 @@ class World:
                 await self._actions.preempt(life, lifetimes.notice_sec)
             else:
                 life.ended = True
-                await self._actions.compute.hypervisor.kill(life.id)
+                await self._actions.platform.hypervisor.kill(life.id)
 
         self._background.begin(after(self._cloud.clock.wall_sec(age_sec), die()))
 

@@ -271,7 +271,7 @@ class Buckets:
 
 
 def _check_bucket(given: Entry) -> None:
-    """ApiError 400 where a bucket's field has a value that it cannot have."""
+    """ApiError 400 if a bucket's field has a value that it cannot have."""
     check_storage_class(given.get("storageClass"))
     held = (given.get("softDeletePolicy") or {}).get("retentionDurationSeconds")
     least, most = SOFT_DELETE_SEC

@@ -41,7 +41,7 @@ class Preconditions:
         )
 
     def check(self, live: Entry | None, *, reading: bool = False) -> None:
-        """ApiError 412, or 304 where a reader has what there is; None is an absent object."""
+        """ApiError 412, or 304 if a reader has the object already; None is an absent object."""
         generation = int(live["generation"]) if live else 0
         metageneration = int(live["metageneration"]) if live else None
         if self.generation is not None and self.generation != generation:

@@ -109,7 +109,7 @@ class Sink:
 
 
 def check_hashes(declared: Entry, headers: Mapping[str, str], sink: Sink) -> None:
-    """ApiError 400 where the bytes are not those that the client says it sent."""
+    """ApiError 400 if the bytes are not those that the client says it sent."""
     claims = [("CRC32C", declared.get("crc32c")), ("MD5", declared.get("md5Hash"))]
     claims.append(("MD5", headers.get("content-md5")))
     for item in headers.get("x-goog-hash", "").split(","):
@@ -127,7 +127,7 @@ def check_hashes(declared: Entry, headers: Mapping[str, str], sink: Sink) -> Non
 
 
 def check_length(headers: Mapping[str, str]) -> None:
-    """ApiError 400 where a client announces more than an object can be."""
+    """ApiError 400 if a client announces more than an object can be."""
     for name in ("content-length", "x-upload-content-length"):
         text = headers.get(name, "0")
         if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > MAX_OBJECT_BYTES:

@@ -90,7 +90,7 @@ class Copies:
     async def rewrite(
         self, request: Request, source: tuple[str, str], to: tuple[str, str]
     ) -> Entry:
-        """Goes on with a rewrite; it takes more than one call where location or class change."""
+        """Continues a rewrite; it takes more than one call if location or class change."""
         body = await read_json(request)
         query, caller = request.query_params, self._store.caller(request)
         _, fields = checked_metadata({**body, "name": to[1]}, QueryParams())

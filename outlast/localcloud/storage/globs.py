@@ -46,7 +46,7 @@ def compiled(glob: str) -> re.Pattern[str]:
 
 
 def _class(glob: str, at: int) -> tuple[str, int]:
-    """The class of signs whose `[` is before `at`, and where the pattern goes on."""
+    """The class of signs whose `[` is before `at`, and where the pattern continues."""
     end = glob.find("]", at + 1)
     signs = glob[at:end]
     negated = signs[:1] in ("!", "^")

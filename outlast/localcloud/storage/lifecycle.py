@@ -1,4 +1,4 @@
-"""A bucket's lifecycle rules, done when somebody says that the time has come.
+"""A bucket's lifecycle rules, applied when a client says that the time has come.
 
 The platform does them about once a day; here a rehearsal says for which moment.
 """

@@ -7,7 +7,7 @@ from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.storage.conditions import whole_number
 
 MAX_PAGE = 1000
-"""Also where a query asks for no size."""
+"""Also if a query asks for no size."""
 
 
 def size(query: Mapping[str, str]) -> int:

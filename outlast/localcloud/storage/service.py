@@ -147,7 +147,7 @@ class Storage(Service):
             case ("POST", "resumable", "b", bucket, "o") if "upload_id" not in request.query_params:
                 return await self._uploads.open_session(request, bucket)
             case ("PUT" | "POST", _, "b", _, "o") if "upload_id" in request.query_params:
-                return await self._uploads.go_on(request)
+                return await self._uploads.resume(request)
             case ("DELETE", _, "b", _, "o") if "upload_id" in request.query_params:
                 return self._uploads.cancel(request)
             case ("POST", _, "b", _, "o"):

@@ -24,7 +24,7 @@ from outlast.localcloud.storage.resources import shown_object
 
 DAY_SEC = 86400
 SESSION_SEC = 7 * DAY_SEC
-"""A resumable upload and a rewrite can be gone on with for a week."""
+"""A resumable upload and a rewrite can be continued for a week."""
 MAX_WRITES_REMEMBERED = 20_000
 
 SWITCHES: dict[str, int | float] = {
@@ -209,7 +209,7 @@ class Store:
         return live
 
     def count_write(self, bucket: str, name: str) -> None:
-        """Remembers the write; ApiError 429 where the name was written within the interval."""
+        """Remembers the write; ApiError 429 if the name was written within the interval."""
         now, interval = time.monotonic(), self.switches["write_interval_sec"]
         if now - self._last_write.get((bucket, name), float("-inf")) < interval:
             raise ApiError(
@@ -312,7 +312,7 @@ class Store:
         self._drop_bytes([entry])
 
     def _removal(self, entry: Entry, *, for_good: bool = False) -> list[Change]:
-        """The changes that take a version from its place, and keep it where it is still held."""
+        """The changes that take a version from its place, and keep it if it is still held."""
         bucket, name = entry["bucket"], entry["name"]
         removal: Change = (*_place(entry), None)
         if "timeDeleted" not in entry and not for_good and self.is_versioned(bucket):

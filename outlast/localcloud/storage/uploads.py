@@ -130,7 +130,7 @@ class Uploads:
             raise ApiError(404, "No such resumable upload.", "notFound")
         return upload_id, self._store.sessions[upload_id]
 
-    async def go_on(self, request: Request) -> Response:
+    async def resume(self, request: Request) -> Response:
         """Takes more bytes of a session, or says how many it has."""
         upload_id, _ = self._session(request)
         check_length(request.headers)
@@ -248,6 +248,6 @@ def _content_range(request: Request) -> tuple[int | None, int, int | None] | Non
 
 
 def _incomplete(received: int) -> Response:
-    """308: the upload goes on after the bytes named in Range."""
+    """308: the upload continues after the bytes named in Range."""
     headers = {"range": f"bytes=0-{received - 1}"} if received else {}
     return Response(status_code=308, headers=headers)

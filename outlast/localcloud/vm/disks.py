@@ -61,7 +61,7 @@ def make_disk(folder: Path, machine: Machine) -> Path:
 
 def make_folders(root: Path) -> None:
     """A disk's folders, with the rights that they have on a machine. OSError if one is a link,
-    which may lead off the disk: an image may be somebody else's."""
+    which may lead off the disk: an image may come from another person."""
     root.mkdir(exist_ok=True)
     root.chmod(0o755)
     for name in FOLDERS:

@@ -46,7 +46,7 @@ TEMPORARY_PREFIX = "outlast-vm-"
 
 USERS = Path(__file__).with_name("guest_users.py")
 USER_ATTRIBUTE = "outlast-trainer-user"
-"""Is set where the VM has users beside root."""
+"""Is set if the VM has users beside root."""
 
 
 def descendants(pid: int) -> set[int]:

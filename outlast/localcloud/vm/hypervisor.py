@@ -174,7 +174,7 @@ class Hypervisor:
 
     async def bake(self, instance_id: str, folder: Path) -> None:
         """Makes `folder` an image of a VM's disk; a VM that runs stands still meanwhile.
-        KeyError: there is no such disk; OSError: it cannot be copied."""
+        KeyError: no such disk; OSError: it cannot be copied."""
         guest = self._guests[instance_id]
         runs = guest.process is not None
         if runs:
@@ -196,7 +196,7 @@ class Hypervisor:
         return len(meant)
 
     async def out_of_memory(self, instance_id: str) -> int:
-        """The VM's kernel finds no memory: its largest process is killed, and the VM lives on.
+        """The VM's kernel finds no memory: its largest process is killed, and the VM keeps running.
         The pid, 0 if none ran."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None or guest.serial is None:
@@ -219,7 +219,7 @@ class Hypervisor:
             )
 
     async def thaw(self, instance_id: str) -> None:
-        """Lets a frozen VM go on."""
+        """Lets a frozen VM continue."""
         guest = self._guests.get(instance_id)
         if guest and guest.process:
             signal_all(processes_below(guest.process.pid, guest.token), signal.SIGCONT)

@@ -8,7 +8,7 @@ from outlast.localcloud.vm.machine import Machine, Report
 
 
 class NoGuests:
-    """Stands where `outlast.localcloud.vm.hypervisor.Hypervisor` does."""
+    """Takes the place of `outlast.localcloud.vm.hypervisor.Hypervisor`."""
 
     def __init__(self, report: Report) -> None:
         """`report` gets (instance id, what happened, why it failed)."""

@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[3]
 BROKEN = """
 import sys
 from outlast.localcloud import __main__
-from outlast.localcloud.compute import service as compute
+from outlast.localcloud.compute import platform
 
 async def broken(self):
     raise RuntimeError("planted")
 
-compute.Compute._tick = broken
+platform.Platform._tick = broken
 sys.exit(__main__.main(["serve", "--state", sys.argv[1], "--no-provider", "--no-guests"]))
 """
 
@@ -52,5 +52,5 @@ def test_a_cloud_whose_clockwork_has_failed_ends_and_says_so(tmp_path: Path) -> 
     )
     assert done.returncode == 1, done.stderr
     assert "RuntimeError: planted" in done.stderr
-    last = "rehearsal: the local cloud has a defect and cannot go on (RuntimeError)"
+    last = "rehearsal: the local cloud has a defect and cannot continue (RuntimeError)"
     assert done.stderr.splitlines()[-1] == last

@@ -79,11 +79,15 @@ class Rehearsal:
         )
         verbs = ("stop_instance", "delete_instance", "lose", "hold_stopping", "maintain_instance")
         self.fleet.vms = SimpleNamespace(**{verb: self._noting(verb) for verb in verbs})
-        machines = SimpleNamespace(
+        platform = SimpleNamespace(
             fleet=self.fleet,
             hypervisor=Hypervisor(self),
             changed=lambda: None,
             operations=SimpleNamespace(clear=lambda: None),
+        )
+        machines = SimpleNamespace(
+            platform=platform,
+            changed=lambda: None,
             set_switch=lambda name, value: setattr(self.fleet.switches, name, value),
             preempt=self._preempt,
         )

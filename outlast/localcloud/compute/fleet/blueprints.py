@@ -24,7 +24,7 @@ class Blueprints:
     def add_template(
         self, name: str, properties: dict[str, Any], description: str, region: str = ""
     ) -> Template:
-        """A new template; Exists where the name is taken."""
+        """A new template; Exists if the name is taken."""
         key = place_key(region, name)
         if key in self._inventory.templates:
             raise Exists(template_path(key))
@@ -57,7 +57,7 @@ class Blueprints:
         return found
 
     def delete_template(self, name_or_id: str, region: str = "") -> Template:
-        """InUse where a group's versions name it, or with `vms_hold_template` a group's VM was
+        """InUse if a group's versions name it, or with `vms_hold_template` a group's VM was
         made from it; the message is that group's path."""
         template = self.template(name_or_id, region)
         for group in self._inventory.groups.values():
@@ -71,7 +71,7 @@ class Blueprints:
         return template
 
     def add_health_check(self, name: str, body: dict[str, Any], region: str = "") -> HealthCheck:
-        """A new health check; Exists where the name is taken."""
+        """A new health check; Exists if the name is taken."""
         check = HealthCheck(
             name, self._inventory.new_id(), self._inventory.clock.now(), body, region=region
         )
@@ -94,7 +94,7 @@ class Blueprints:
         self._inventory.keep("health_checks", check.key)
 
     def delete_health_check(self, check: HealthCheck) -> None:
-        """InUse where a group heals by it; the message is that group's path."""
+        """InUse if a group heals by it; the message is that group's path."""
         for group in self._inventory.groups.values():
             if group.health_check == check.key:
                 raise InUse("health_check", check.path, group.path)

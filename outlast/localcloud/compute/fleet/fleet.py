@@ -137,7 +137,7 @@ class Fleet:
     def change_group(
         self, group: Group, body: dict[str, Any], versions: Sequence[dict[str, Any]] | None
     ) -> None:
-        """New policies, and new versions where given."""
+        """New policies, and new versions if given."""
         self._not_deleting(group)
         bound = None if versions is None else self._bind(versions)
         check = self._bind_check(body)
@@ -222,7 +222,7 @@ class Fleet:
         self._touch(group)
 
     def abandon_members(self, group: Group, names: Iterable[str]) -> None:
-        """The VMs live on without the group, whose target size falls."""
+        """The VMs keep running without the group, whose target size falls."""
         self._not_deleting(group)
         for member in self.members(group, names):
             if not member.leaving:

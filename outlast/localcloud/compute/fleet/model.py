@@ -499,7 +499,7 @@ def _has(member: Member, version: dict[str, Any]) -> bool:
 
 
 def place_key(region: str, name: str) -> str:
-    """The key of a template or health check: its name, behind its region where it has one."""
+    """The key of a template or health check: its name, behind its region if it has one."""
     return f"{region}/{name}" if region else name
 
 

@@ -1,4 +1,4 @@
-"""VMs: what calls do to them, what their machines report, and what becomes of them by time."""
+"""VMs: what calls do to them, what their machines report, and what happens to them by time."""
 
 from typing import Any
 
@@ -41,14 +41,14 @@ class Vms:
         return [i for i in self._inventory.instances.values() if i.zone == zone]
 
     def add_instance(self, zone: str, name: str, properties: dict[str, Any]) -> Instance:
-        """A VM of no group; Exists where the name is taken."""
+        """A VM of no group; Exists if the name is taken."""
         if self._inventory.named(zone, name):
             raise Exists(f"zones/{zone}/instances/{name}")
         return self._inventory.add_instance(name, zone, properties)
 
     def late_create(self, group: Group, name: str = "", zone: str = "") -> Instance:
         """A VM of the group's main version whose creation was on its way when it was cancelled:
-        it boots and says whose it is, but is not a member. The group may be gone."""
+        it boots and names its group, but is not a member. The group may be gone."""
         template = self._inventory.templates.get(group.main["template"])
         if template is None:
             raise NotFound(template_path(group.main["template"]))
