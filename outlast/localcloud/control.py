@@ -125,7 +125,7 @@ class Control:
                 self._set_switch(name, value)
             except KeyError:
                 raise ApiError(
-                    400, f"switch {name!r}: the local cloud has no such switch"
+                    400, f"switch {name!r}: no service has it"
                 ) from None
             except ValueError as error:
                 raise ApiError(400, f"switch {name} {value!r}: {error}") from None

@@ -55,7 +55,7 @@ REASONS = {
 
 
 class RehearsalError(Exception):
-    """The local cloud cannot continue; the message is one sentence for the person who started it."""
+    """The local cloud cannot continue; the message is one sentence for its user."""
 
 
 class UsageError(RehearsalError):

@@ -98,7 +98,7 @@ def test_every_phase_may_be_named() -> None:
         (event({}, {"stays-stopping": None}), "events[0].do.stays-stopping.for_sec: is missing"),
         (
             event({}, {"capacity": {"zone": "mars-1a"}}),
-            "events[0].do.capacity.zone 'mars-1a': there is no such zone",
+            "events[0].do.capacity.zone 'mars-1a': the local cloud has no such zone",
         ),
         (
             event({}, {"signal": {"process": "(", "signal": "KILL"}}),
