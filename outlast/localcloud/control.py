@@ -124,9 +124,7 @@ class Control:
             try:
                 self._set_switch(name, value)
             except KeyError:
-                raise ApiError(
-                    400, f"switch {name!r}: no service has it"
-                ) from None
+                raise ApiError(400, f"switch {name!r}: no service has it") from None
             except ValueError as error:
                 raise ApiError(400, f"switch {name} {value!r}: {error}") from None
         self._cloud.events.write("switches", switches=switches)

@@ -125,7 +125,10 @@ def test_every_phase_may_be_named() -> None:
         (world(metadata={"boots": [1]}), "world.metadata: must have late_sec or status"),
         (world(shutdown={}), "world.shutdown: must have network_lost_sec or gpu_lost_sec"),
         (world(operations=[{"match": "x"}]), "world.operations[0]: must have delay_sec or error"),
-        (world(zones={"us-central1-q": {}}), "world.zones.us-central1-q 'us-central1-q': there is"),
+        (
+            world(zones={"us-central1-q": {}}),
+            "world.zones.us-central1-q 'us-central1-q': the local cloud has no such zone",
+        ),
         (
             world(zones={"us-central1-a": {"capacity": [{"from_sec": 8, "to_sec": 3, "vms": 0}]}}),
             "world.zones.us-central1-a.capacity[0]: to_sec 3: must be after from_sec 8",
