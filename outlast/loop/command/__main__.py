@@ -27,8 +27,8 @@ from outlast.loop.command.errors import (
     NoOutput,
     ResultTooLarge,
 )
+from outlast.loop.command.folders import check_checkpoint_dir
 from outlast.loop.command.home import remove_home
-from outlast.loop.command.places import check_checkpoint_dir
 from outlast.loop.command.runner import (
     Heard,
     Runner,

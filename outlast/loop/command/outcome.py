@@ -7,9 +7,9 @@ from outlast.base import codec
 from outlast.loop.command import results
 from outlast.loop.command.command import Command
 from outlast.loop.command.errors import NoOutput, ResultTooLarge
+from outlast.loop.command.folders import Folders
 from outlast.loop.command.handover import Handover
 from outlast.loop.command.listing import look
-from outlast.loop.command.places import Places
 from outlast.loop.command.saves import Saves
 from outlast.loop.command.work import (
     FILES_AT_END_MAX,
@@ -35,7 +35,7 @@ class Outcome:
     def __init__(
         self,
         command: Command,
-        places: Places,
+        places: Folders,
         session: Session,
         welcome: Welcome,
         saves: Saves,

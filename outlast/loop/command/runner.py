@@ -19,6 +19,7 @@ from outlast.loop.command.child import Child
 from outlast.loop.command.command import Command
 from outlast.loop.command.errors import CommandFailed
 from outlast.loop.command.folder import Copier
+from outlast.loop.command.folders import Folders
 from outlast.loop.command.handover import Handover
 from outlast.loop.command.hidden import Hidden
 from outlast.loop.command.left import Left
@@ -26,7 +27,6 @@ from outlast.loop.command.listing import look
 from outlast.loop.command.marks import Marks
 from outlast.loop.command.notes import Notes
 from outlast.loop.command.outcome import Outcome
-from outlast.loop.command.places import Places
 from outlast.loop.command.saves import Saves
 from outlast.loop.command.staging import Staging
 from outlast.loop.command.work import WorkFolder
@@ -89,7 +89,7 @@ class Runner:
         self._welcome = welcome
         self._signals = signals
         self._is_local = isinstance(signals, Interrupts)
-        self._places = Places(command, Path(welcome.work))
+        self._places = Folders(command, Path(welcome.work))
         self._scratch = [self._places.work, *map(Path, welcome.scratch)]
         self._staging = Staging(
             command,

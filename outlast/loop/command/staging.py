@@ -8,10 +8,10 @@ from outlast.loop import data
 from outlast.loop.command import home
 from outlast.loop.command.begun import Begun, begun
 from outlast.loop.command.command import Command
+from outlast.loop.command.folders import Folders, copy_source
 from outlast.loop.command.mark import SOCKET_VARIABLE as MARK_VARIABLE
 from outlast.loop.command.marks import Marks
 from outlast.loop.command.own_folder import make_ready
-from outlast.loop.command.places import Places, copy_source
 from outlast.loop.session import Session
 from outlast.loop.words import say
 from outlast.protocol import SOCKET_VARIABLE, Welcome
@@ -23,7 +23,7 @@ class Staging:
     def __init__(
         self,
         command: Command,
-        places: Places,
+        places: Folders,
         session: Session,
         welcome: Welcome,
         *,

@@ -8,7 +8,7 @@ from outlast.loop.command.command import Command
 from outlast.loop.command.errors import CommandError
 
 
-class Places:
+class Folders:
     """Where everything of a command is. ``data`` is known once that was found."""
 
     data: Path
