@@ -251,7 +251,7 @@ UNIT
 boot::supervise() {
   local python="$1" bundle="$2" child="" signals=0 seen rc
   STEP_LOG="$LOG_DIR/supervisor.log"
-  # SIGINT too goes on as SIGTERM: bash starts background children with SIGINT ignored.
+  # SIGINT too is passed on as SIGTERM: bash starts background children with SIGINT ignored.
   trap 'signals=$((signals + 1)); [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' \
     TERM INT
   (
@@ -312,10 +312,10 @@ boot::judge_crash() {
 
 # ---- a boot that failed -------------------------------------------------------------------------
 
-# boots::find_unattempted: RUN_DIR/unattempted names the boot records of this resume and placement that
-# are younger, by the server's clock, than the start record of the newest attempt: the boots in a
-# row without an attempt, this one among them. Other resumes and places do not count: somebody has
-# changed something in between.
+# boots::find_unattempted: RUN_DIR/unattempted names the boot records of this resume and placement
+# that are younger, by the server's clock, than the start record of the newest attempt: the boots in
+# a row without an attempt, this one among them. Other resumes and placements do not count: someone
+# has changed something in between.
 boots::find_unattempted() {
   local newest="" folder start names=() argv=() name n=0
   local same="\"placement\":$PLACEMENT,\"resume\":$RESUME,"
@@ -330,7 +330,7 @@ boots::find_unattempted() {
     fi
   done < <(grep '/$' "$RUN_DIR/list" | LC_ALL=C sort -r)
   http::persist "boots" gcs::list "$BUCKET" "$RUN_PREFIX/boots/" "$RUN_DIR/list" || return
-  # The newest are enough to count to MAX_NO_PROGRESS, whatever else lies there.
+  # The newest are enough to count to MAX_NO_PROGRESS, whatever else is there.
   mapfile -t names < <(
     awk -F '\t' -v newest="$newest" '
       $1 ~ /\.json$/ && $1 !~ /\.end\.json$/ && $2 > newest { print $2 "\t" $1 }

@@ -84,6 +84,24 @@ PROSE = {
 }
 """Phrases that prose does without."""
 
+SETTLED = re.compile(
+    r"(?:components|docs|examples|policy|startup|tools|trainers"
+    r"|outlast/(?:base|bucket|cli|cloud|costs|dynamic|machines|settings|spec))/.*|[A-Z]+\.md"
+)
+"""Files without the phrases below either; add a folder when it is rewritten."""
+
+RIDDLES = {
+    "becomes of": r"\bbec(?:omes?|ame|oming) of\b",
+    "for ever": r"\bfor ever\b",
+    "for good": r"\bfor good\b",
+    "goes on": r"\b(?:go|goes|going|gone) on\b",
+    "lies": r"\b(?:lies|lay)\b",
+    "made again": r"\bma(?:de|kes?) (?:it )?again\b",
+    "somebody": r"\b[Ss]omebody\b",
+    "stands in": r"\bst(?:ands|ood) (?:at|below|in|on)\b",
+}
+"""Phrases with a plainer word: continues, is in, someone, is, happens to, forever, recreated."""
+
 OURS = Path(__file__).relative_to(ROOT).as_posix()
 """This file names what it forbids."""
 
@@ -141,22 +159,23 @@ def is_bad(name: str) -> bool:
     return name in CLASSES or bool(INSTEAD.keys() & set(words_of(name)))
 
 
-def bad_prose(lines: Iterable[tuple[int, str]]) -> list[str]:
+def bad_prose(lines: Iterable[tuple[int, str]], phrases: dict[str, str] | None = None) -> list[str]:
     """The phrases that plain English avoids, with their lines."""
     return [
         f"{line}: {phrase}: {text.strip()[:90]}"
         for line, text in lines
-        for phrase, pattern in PROSE.items()
+        for phrase, pattern in (PROSE if phrases is None else phrases).items()
         if re.search(pattern, text)
     ]
 
 
-def lines_of(name: str) -> Iterable[tuple[int, str]]:
+def bad_prose_of(name: str) -> list[str]:
     text = (ROOT / name).read_text()
-    lines = list(enumerate(text.split("\n"), 1))
-    if not name.endswith(".py") or not bad_prose(lines):
-        return lines
-    return prose_of(text)  # the code itself may have such words
+    phrases = {**PROSE, **RIDDLES} if SETTLED.fullmatch(name) else PROSE
+    found = bad_prose(enumerate(text.split("\n"), 1), phrases)
+    if found and name.endswith(".py"):  # the code itself may have such words
+        found = bad_prose(prose_of(text), phrases)
+    return found
 
 
 def under(pattern: re.Pattern[str], found: dict[str, list[str]]) -> str:
@@ -243,12 +262,12 @@ def scenario_files() -> list[Path]:
 
 
 def test_prose_of_the_code_is_plain():
-    found = {name: bad_prose(lines_of(name)) for name in tracked(CODE)}
+    found = {name: bad_prose_of(name) for name in tracked(CODE)}
     assert not any(found.values()), under(CODE, found)
 
 
 def test_prose_of_the_pages_is_plain():
-    found = {name: bad_prose(lines_of(name)) for name in tracked(DOCS)}
+    found = {name: bad_prose_of(name) for name in tracked(DOCS)}
     assert not any(found.values()), under(DOCS, found)
 
 
@@ -285,6 +304,27 @@ def test_a_planted_name_is_found(planted: str):
 )
 def test_a_planted_phrase_is_found(planted: str):
     assert len(bad_prose(prose_of(planted))) == 1
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        '"""What becomes of a run."""\n',
+        "x = 1  # somebody works on it\n",
+        'say("the run goes on")\n',
+        '"""Where a folder lies."""\n',
+        '"""A line that stands in a file."""\n',
+    ],
+)
+def test_a_planted_riddle_is_found(planted: str):
+    assert len(bad_prose(prose_of(planted), RIDDLES)) == 1
+
+
+def test_the_settled_files_are_most_of_the_code():
+    """Tests, the loop, the supervisor and the local cloud are not settled yet."""
+    product = [name for name in tracked(CODE) if not name.startswith(("bench/", "tests/"))]
+    settled = [name for name in product if SETTLED.fullmatch(name)]
+    assert len(settled) > 0.4 * len(product)
 
 
 @pytest.mark.parametrize(

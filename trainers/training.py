@@ -1,7 +1,7 @@
-"""What all trainers share beside their flags: the loop, the evaluation, order and environment.
+"""Shared by all trainers, besides flags: the loop, the evaluation, order and environment.
 
-A trainer's module says what is trained; this one trains it. ``main`` is the whole of a trainer's
-command: it reads the flags, asks for the frameworks, builds the training, makes its steps inside
+A trainer's module defines what is trained; this one trains it. ``main`` is a trainer's whole
+command: it reads the flags, checks the frameworks, builds the training, makes its steps inside
 ``outlast.train`` (which saves, resumes and stops it), evaluates every so many epochs, and writes
 the result. No framework is imported at the top: parsers need none.
 """
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 FROM_SCRATCH = frozenset({"order", "rng", "environment"})
-"""What a run that begins with another run's checkpoint does not take from there: where that one was
-in its data, its random numbers, and what it ran on."""
+"""State that a run does not take from another run's checkpoint: the position in the data, the
+random numbers, and the environment.
+"""
 CONFIG_FILE = "config.json"
 """Result file with the trainer's name and the flags that it trained with."""
 
 
 def main(trainer: ModuleType, argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say; an exit code of outlast/base/exits.py.
+    """Trains or evaluates, as the flags say; returns an exit code of outlast/base/exits.py.
 
     ``trainer`` is a module of the shape that ``trainers/dummy.py`` explains. What its ``build``
     makes has ``total``, the steps of the whole training, and ``epoch``, the whole epochs that are
@@ -57,7 +58,7 @@ def main(trainer: ModuleType, argv: Sequence[str]) -> int:
 
 
 def require(needs: Mapping[str, str]) -> None:
-    """UsageError that says what to install unless all modules of ``needs`` can be imported."""
+    """Raises UsageError that says what to install if a module of ``needs`` cannot be imported."""
     missing = [module for module in needs if importlib.util.find_spec(module) is None]
     if missing:
         packages = " ".join(dict.fromkeys(needs.values()))
@@ -96,8 +97,7 @@ def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> 
 
 
 def _show(values: Mapping[str, Any]) -> None:
-    """Print a line of JSON on stdout; if stdout has no reader any more, training continues
-    without."""
+    """Prints a line of JSON on stdout; if stdout has no reader any more, training continues."""
     try:
         print(json.dumps(values), flush=True)
     except BrokenPipeError:
@@ -105,7 +105,7 @@ def _show(values: Mapping[str, Any]) -> None:
 
 
 def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
-    """Print the last row of a finished run's metrics, computed again from its model."""
+    """Prints the last row of a finished run's metrics, recomputed from its model."""
     source = Path(trainer.__file__ or "")
     run_dir = args.run_dir or local.default_folder(trainer.NAME, arguments(args), source)
     result = local.finished_result(run_dir)
@@ -145,7 +145,7 @@ def _recorded_flags(name: str, run_dir: str | Path, result: Path) -> dict[str, A
 
 
 def arguments(args: Any) -> dict[str, Any]:
-    """The flags that name the run: all but those that say where and how often."""
+    """The flags that name the run: all except those that say where and how often."""
     return {name: value for name, value in vars(args).items() if name not in identity.OPERATIONAL}
 
 
@@ -155,7 +155,7 @@ def due(before: int, now: int, *, every: int, last: int) -> bool:
 
 
 def data(path: str) -> Path:
-    """The local path of the data that a flag names, fetched if it lies in a bucket.
+    """The local path of the data that a flag names, fetched if it is in a bucket.
 
     Raises UsageError for data that cannot be used, LoopError if the supervisor does not answer.
     """
@@ -195,7 +195,7 @@ def table(path: str, *, columns: int, form: str, least: float, most: float) -> "
 
 
 def check_classes(labels: "np.ndarray") -> None:
-    """UsageError unless there are two classes or more to tell apart."""
+    """Raises UsageError if there are fewer than two classes."""
     import numpy as np
 
     found = np.unique(labels)
@@ -241,17 +241,17 @@ def _order_of_epoch(rows: int, seed: int, epoch: int) -> "np.ndarray":
 
 
 class Order:
-    """The order in which rows are trained on: another in each epoch, a function of seed and epoch.
+    """The order of the rows: different in each epoch, a function of seed and epoch.
 
-    So the position in it is two numbers, and they are all that is saved.
+    The position in it is two numbers, and only these are saved.
     """
 
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
         self._rows, self._batch_size, self._seed = rows, batch_size, seed
         self.epoch = 0
-        """Whole passes that are done."""
+        """Finished passes."""
         self.row = 0
-        """Rows of the next one that are done."""
+        """Finished rows of the current pass."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -280,11 +280,11 @@ class Order:
 
 
 class Environment:
-    """What decides about a result's last digits beside the training: saved with it, compared when
-    it resumes.
+    """The environment, which affects a result's last digits: saved with the training, and compared
+    at a resume.
 
-    Another processor, device, thread count or library version can round differently. The run goes
-    on, for a finished training is worth more than an equal one; but it is said.
+    Another processor, device, thread count or library version can round differently. The run
+    continues, because a finished training is worth more than an equal one, but a message says so.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Environment:
         return dict(self.found)
 
     def load_state_dict(self, saved: Mapping[str, str]) -> None:
-        """Say what has changed on stderr; what is found here counts from now on."""
+        """Reports changes on stderr; the current environment counts from now on."""
         changed = [
             f"{part} {saved.get(part, 'unknown')} then and {value} now"
             for part, value in self.found.items()
@@ -310,7 +310,7 @@ class Environment:
         ]
         if changed:
             print(
-                f"{self._name}: goes on in another environment ({'; '.join(changed)}); the last "
+                f"{self._name}: continues in another environment ({'; '.join(changed)}); the last "
                 "digits of its result may differ from those of an uninterrupted run",
                 file=sys.stderr,
                 flush=True,

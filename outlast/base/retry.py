@@ -216,7 +216,7 @@ class Spell:
         self._since = now if self._since is None else self._since
         limit_sec = patience.limits.of(trouble) if trouble else 0.0
         if trouble is None or not limit_sec:
-            raise error  # what is not waited for here, somebody further out may wait for
+            raise error  # an outer caller may still wait for it
         counted = patience.limits.silent_tries if trouble is Trouble.SILENT else None
         is_over = self._tries >= counted if counted else now - self._since >= limit_sec
         if is_over or patience._closed.is_set():

@@ -74,7 +74,7 @@ class HeadUnreadable(HeadError):
 
 
 class HeadOtherFormat(HeadError):
-    """Another version of Outlast wrote HEAD: this one may neither go on with it nor repair it."""
+    """Another version of Outlast wrote HEAD: this one may neither continue nor repair it."""
 
 
 class HeadForbidden(HeadError):

@@ -71,7 +71,7 @@ def put_results(
             return _copy_result(store, layout.result(term), part, patience)
         except (Damaged, NotFound) as error:
             raise RestoreError(
-                f"the result of part {part.name} cannot be read ({error}); make it again: "
+                f"the result of part {part.name} cannot be read ({error}); repeat it: "
                 f"outlast resume --from {part.name}:{part.step}"
             ) from None
 

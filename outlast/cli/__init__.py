@@ -1,1 +1,1 @@
-"""What runs on your machine: the command line, the engine, the rehearsal and its guarantees."""
+"""The operator's side: the command line, the engine, the rehearsal and its guarantees."""

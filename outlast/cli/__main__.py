@@ -1,5 +1,4 @@
-"""The command's first lines: from here on Ctrl-C is one line, however much is still to be
-imported."""
+"""The command's entry point, which handles Ctrl-C from the start, even during imports."""
 
 import sys
 

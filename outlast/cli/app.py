@@ -1,4 +1,4 @@
-"""The command `outlast`: finds the command that is called, and shows errors as one sentence."""
+"""The command `outlast`: finds its subcommand, and shows errors as one sentence."""
 
 import importlib
 import sys
@@ -14,11 +14,11 @@ COMMANDS = (
     *("rehearse", "init", "train", "mark", "status", "costs", "checkpoints", "up", "destroy"),
     *("resume", "stop", "recover", "repair", "preview", "cloud"),
 )
-"""Each is in `outlast.cli.commands`, in a module of its name."""
+"""The subcommands; each is a module of `outlast.cli.commands`."""
 
 
 class Commands(click.Group):
-    """The commands, each imported when it is called or listed."""
+    """Imports each subcommand when it is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -39,7 +39,7 @@ class Commands(click.Group):
     help="Show the version and the commit.",
 )
 def cli() -> None:
-    """Training on preemptible Compute Engine VMs, so that preemption does not matter."""
+    """Train on preemptible Compute Engine VMs; a preemption costs only minutes."""
 
 
 def _show_version(context: click.Context) -> None:
@@ -50,7 +50,7 @@ def _show_version(context: click.Context) -> None:
 
 
 def main() -> None:
-    """Errors for a person are one sentence on stderr."""
+    """Shows errors for people as one sentence on stderr."""
     from outlast.cli.errors import OperateError
 
     log_to(write_line)

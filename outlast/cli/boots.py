@@ -1,7 +1,7 @@
 """What happens while a run has no attempt at work: is there a VM, does it boot, does none come?
 
-The boot records tell what got as far as the startup script; the group, if it can be asked, of
-VMs that did not. `wait_of` is the rule, `look` asks.
+The boot records show which VMs reached the startup script; the group, if it can be asked, shows the
+others. `wait_of` is the rule, `look` asks.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from outlast.cloud.compute import Compute, ComputeError, Group
 
 _BOOT = timedelta(seconds=BOOT_SEC)
 _FIRST_VM = timedelta(seconds=300)
-"""A group makes its first VM sooner, unless it reports an error."""
+"""Seconds within which a group creates its first VM, unless it reports an error."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,32 @@ class Vm:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a group says."""
+    """What a group reports."""
 
     made: datetime
-    """When the group was."""
+    """When the group was asked."""
     size: int
-    """VMs that it is to have."""
+    """Its target size."""
     vm: Vm | None
     """The newest."""
     errors: tuple[tuple[datetime, str], ...] = ()
-    """What kept it from creating VMs, by code; oldest first."""
+    """Error codes that kept it from creating VMs, oldest first."""
 
 
 class BootState(StrEnum):
     """What a run without an attempt waits for."""
 
     WAITING = "waiting"
-    """For a VM."""
+    """Waiting for a VM."""
     BOOTING = "booting"
-    """For a VM that has come to start its attempt."""
+    """Waiting for a booted VM to start its attempt."""
     NEVER_STARTED = "never-started"
-    """VMs came to nothing, or one boots for too long."""
+    """VMs failed, or one takes too long to boot."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What is waited for, since when, and what is known of it."""
+    """What the run waits for, since when, and why."""
 
     what: BootState
     since: datetime | None
@@ -70,19 +70,19 @@ class Wait:
 def wait_of(
     boots: Sequence[Boot], seen: Seen | None, *, now: datetime, attempt: datetime | None = None
 ) -> Wait:
-    """What a run waits for.
+    """Decides what a run waits for.
 
-    `attempt`: the start of its newest attempt, None for none; `boots`: those since, oldest first;
+    `attempt`: the start of its newest attempt, or None; `boots`: those since, oldest first;
     `seen`: None if the group could not be asked.
     """
     failed = [boot for boot in boots if boot.reason]
     said = ""
     if failed:
         count = f"{len(failed)} boots have" if len(failed) > 1 else "1 boot has"
-        said = f"{count} come to nothing, the last as {failed[-1].reason}"
+        said = f"{count} failed, the last with {failed[-1].reason}"
     if seen and seen.size == 0:
         what = BootState.NEVER_STARTED if boots else BootState.WAITING
-        return Wait(what, None, _joined(said, "its group is to have no VM"))
+        return Wait(what, None, _joined(said, "its group has target size 0"))
     if seen and seen.vm is None:
         last = boots[-1].start if boots else attempt or seen.made
         errors = [error for error in seen.errors if error[0] >= last]
@@ -97,7 +97,7 @@ def wait_of(
         name = f"VM {seen.vm.name}"
         unseen = not boots and not attempt and not seen.errors
         if unseen and since - seen.made > _FIRST_VM:
-            gone = f"VMs before {seen.vm.name} have gone without a boot record"
+            gone = f"VMs before {seen.vm.name} disappeared without a boot record"
             late = now - seen.made >= _BOOT
             return Wait(
                 BootState.NEVER_STARTED if late else BootState.BOOTING,
@@ -109,13 +109,13 @@ def wait_of(
     else:
         return Wait(BootState.NEVER_STARTED if boots else BootState.WAITING, None, said)
     if now - since >= _BOOT:
-        why = f"{name} has come to no attempt in {BOOT_SEC // 60} minutes"
+        why = f"{name} has not reached an attempt in {BOOT_SEC // 60} minutes"
         return Wait(BootState.NEVER_STARTED, since, _joined(said, why))
     return Wait(BootState.BOOTING, since, _joined(said, f"{name} boots"))
 
 
 def look(group: Group) -> Seen | None:
-    """What the group says now; None if the API does not answer or there is no such group."""
+    """Asks the group; None if the API does not answer or the group does not exist."""
     compute = Compute(group.project)
     path = f"{group.place}/instanceGroupManagers/{group.name}"
     try:

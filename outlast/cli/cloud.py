@@ -1,7 +1,7 @@
-"""The local cloud as this machine's commands see it: start, stop, and its control calls.
+"""Starts, stops and controls the local cloud.
 
 The local cloud is a separate program (`python -m outlast.localcloud`); nothing of it is imported
-here. Where it listens stands in `endpoint.json` of its state folder.
+here. `endpoint.json` in its state folder has its address.
 """
 
 import json
@@ -31,25 +31,25 @@ from outlast.cli.errors import CloudError
 from outlast.cli.terminal import say
 
 PROJECT = "outlast-rehearsal"
-"""The project of Pulumi.dev.yaml; it exists in local clouds only."""
+"""The project of Pulumi.dev.yaml, which exists only in local clouds."""
 IMAGE_FAMILY = f"{PROJECT}/outlast"
-"""The family that Pulumi.dev.yaml names; its image is the folder that `make setup` made."""
+"""The family that Pulumi.dev.yaml names; its image is the folder made by `make setup`."""
 START_TIMEOUT_SEC = 60
 STOP_TIMEOUT_SEC = 20
 CALL_TIMEOUT_SEC = 30
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 NOTE = "local cloud: "
-"""What the cloud's log says to the person who starts it begins with this."""
+"""Prefix of the log lines for the person who starts the cloud."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How much time a preempted VM of a local cloud is given."""
+    """How much time a preempted VM of the local cloud gets."""
 
     notice_sec: float = 3
-    """From the notice to SIGTERM."""
+    """Seconds from the notice to SIGTERM."""
     grace_sec: float = 2
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class LocalCloud:
     port: int
     provider_port: int
     process: subprocess.Popen[bytes] | None = field(default=None, compare=False, repr=False)
-    """Where this process started it."""
+    """Set if this process started it."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One call of its API; the answer's JSON, None for an empty answer.
+        """Calls its API; returns the answer's JSON, None for an empty answer.
 
-        CloudError: it refused, with its own words, or does not answer. Nothing is sent where it
-        has ended: its port may be another program's by now.
+        Raises CloudError if it refuses, with its message, or does not answer. Sends nothing if it
+        has ended: another program may now use its port.
         """
         if not _is_cloud(self.pid, self.state):
             raise CloudError(f"local cloud {self.pid}: has ended; see `outlast cloud start`.")
@@ -112,7 +112,7 @@ class LocalCloud:
         return [item["error"]["code"] for item in listed.get("items", [])]
 
     def make_bucket(self, name: str, region: str) -> None:
-        """A bucket as the program makes it, so that a stack whose bucket it is adopts it."""
+        """Creates a bucket as the program does, so that its stack adopts it."""
         bucket = {
             "name": name,
             "location": region,
@@ -130,15 +130,15 @@ class LocalCloud:
         self.call("PUT", "/_local/scenario", {"document": scenario, "target": target})
 
     def played(self) -> dict[str, Any]:
-        """The scenario: `log`, what happened so far, and `waiting`, what is to come."""
+        """The scenario: `log` is what has happened, `waiting` is what is still to come."""
         return self.call("GET", "/_local/scenario")
 
     def faults(self) -> list[dict[str, Any]]:
-        """The rules of faults that stand, with `seen` and `fired`."""
+        """The current fault rules, with `seen` and `fired`."""
         return self.call("GET", "/_local/faults")
 
     def audit(self) -> dict[str, Any]:
-        """All that exists in it, by kind, and the live processes of its VMs."""
+        """Everything that exists in it, by kind, and the live processes of its VMs."""
         return self.call("GET", "/_local/audit")
 
     def reset(self) -> None:
@@ -158,7 +158,7 @@ class LocalCloud:
             "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/cloudresourcemanager/v1/",
             "GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/secretmanager/v1/",
             "STORAGE_EMULATOR_HOST": self.url,
-            # So that a guide's gcloud does not reach anybody's project from this shell either.
+            # So that gcloud does not reach a real project from this shell either.
             "CLOUDSDK_CONFIG": str(home / "gcloud"),
             "CLOUDSDK_CORE_PROJECT": PROJECT,
             "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
@@ -169,13 +169,13 @@ class LocalCloud:
         }
 
     def stop(self) -> None:
-        """Ends it and every VM of it; returns when its process is gone."""
+        """Ends it and its VMs; returns when its process has ended."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             handle = -1
         try:
-            # The handle stays the cloud's, even if another process gets its number after its end.
+            # The handle keeps referring to the cloud, even if another process gets its pid.
             if handle >= 0 and (self.process or _is_cloud(self.pid, self.state)):
                 self._end(handle)
         finally:
@@ -193,13 +193,13 @@ class LocalCloud:
 
 
 def _groups(place: str) -> str:
-    """Where the groups of a zone or region are."""
+    """The path of the groups of a zone or region."""
     scope = "zones" if re.search("-[a-z]$", place) else "regions"
     return f"/compute/v1/projects/{PROJECT}/{scope}/{place}/instanceGroupManagers"
 
 
 def find(state: Path) -> LocalCloud | None:
-    """The local cloud that runs on this state folder; None if none does."""
+    """The local cloud of this state folder; None if none is running."""
     try:
         kept = json.loads((state / "endpoint.json").read_bytes())
         found = LocalCloud(state, int(kept["pid"]), int(kept["port"]), int(kept["provider_port"]))
@@ -218,16 +218,15 @@ def start(
     guests: bool = True,
     dies_with_us: bool,
 ) -> LocalCloud:
-    """Starts a local cloud and returns when it serves.
+    """Starts a local cloud; returns when it is ready.
 
-    `dies_with_us`: it ends when this process does, however that ends; otherwise it is in a separate
-    session and stays until it is stopped. Without `guests` VMs come and go, but nothing runs on
-    them. CloudError: one runs there already, or it did not
-    start; says why.
+    `dies_with_us`: it ends when this process does, in any way; otherwise it runs in a separate
+    session until it is stopped. Without `guests`, VMs come and go, but nothing runs on them. Raises
+    CloudError, with the reason, if one is already running there or it does not start.
     """
     if (running := find(state)) is not None:
         raise CloudError(
-            f"local cloud {running.pid}: runs already at {running.url} on {state}; "
+            f"local cloud {running.pid}: is already running at {running.url} on {state}; "
             "stop it first (outlast cloud stop)."
         )
     try:
@@ -252,7 +251,7 @@ def start(
     if dies_with_us:
         command += ["--parent-pid", str(os.getpid())]
     with sink:
-        # A separate session in both cases: Ctrl-C is ours to handle, then we stop it in order.
+        # A separate session in both cases: we handle Ctrl-C and stop it in order.
         process = subprocess.Popen(
             command,
             cwd=PACKAGE.parent,
@@ -264,12 +263,14 @@ def start(
         )
     deadline = time.monotonic() + START_TIMEOUT_SEC
     try:
-        # What another cloud has left there is of another process, and so is what one that was
-        # started at the same moment writes: nothing of either is touched.
+        # Files of an earlier cloud, or of one started at the same moment, belong to another
+        # process: leave them alone.
         while (found := find(state)) is None or found.pid != process.pid:
             if process.poll() is not None:
                 why = _last_line(log, said_before)
-                if new_log and not (state / "lock").exists():  # refused: left as it was
+                if (
+                    new_log and not (state / "lock").exists()
+                ):  # It was refused, so leave the folder as it was.
                     log.unlink(missing_ok=True)
                 if fresh and not any(state.iterdir()):
                     state.rmdir()
@@ -288,7 +289,7 @@ def start(
 
 
 TOKEN_VARIABLE = "OUTLAST_REHEARSAL"
-"""Set in every process that a rehearsal starts, so that none is overlooked at its end."""
+"""Set in every process that a rehearsal starts, so that its end finds all of them."""
 
 
 def _token() -> dict[str, str]:
@@ -297,14 +298,15 @@ def _token() -> dict[str, str]:
 
 
 def _is_own(state: Path) -> bool:
-    """Whether this is a folder of this user's, and no link to one."""
+    """Whether this is the user's own folder and not a link."""
     found = state.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _is_cloud(pid: int, state: Path) -> bool:
-    """Whether this pid is this user's cloud on this folder, and no later process's that got the
-    number."""
+    """Whether this pid is this user's cloud on this folder, and not a later process with the same
+    pid.
+    """
     try:
         if not _is_own(state) or Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
             return False

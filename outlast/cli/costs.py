@@ -1,9 +1,9 @@
 """What a run has cost so far, counted from its records: every VM's hours at the list's price.
 
-A VM is counted from its first record to its last, so that the bill has some seconds more at both
-ends: from its start to its boot script, and from its last record to its end. A VM that is still at
-work is counted up to now, and one that is kept after the run's end for as long as it stays. What
-passes through the network is not in the records and not counted.
+A VM is counted from its first record to its last, so the bill has a few more seconds at both ends:
+from its start to its boot script, and from its last record to its end. A VM that is still running
+is counted up to now, and one that is kept after the run's end for as long as it stays. Network
+traffic is not in the records and not counted.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""The Pulumi engine on this machine: where it is, the environment it runs in, and one stack.
+"""Runs the Pulumi engine: finds it, sets its environment, and operates one stack.
 
 Every process that is started for a local cloud gets a scrubbed environment: its own PULUMI_HOME
 and backend, the local cloud's endpoints, and nothing of the caller's credentials, projects,
-backends or proxies. So a rehearsal cannot reach a real project, whatever the shell was set up for.
+backends or proxies. So a rehearsal cannot reach a real project, however the shell is set up.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ LOCK_HOLDER = re.compile(r"created by \S+@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\)"
 """How the engine names who holds a stack's lock."""
 
 NO_STACK = "no stack named"
-"""What the engine says of a stack that its backend does not know."""
+"""The engine's message about a stack that its backend does not know."""
 
 TORN = ": EOF"
-"""How the engine's word on a file of its backend ends that was being written when it was killed."""
+"""End of the engine's message about a backend file that was being written when it was killed."""
 
 _PROBLEM = re.compile(r"^\s*error: \S+ resource '.*?': property .*? has a problem: (.*)$", re.M)
-"""How the engine tells what the check of a dynamic resource says."""
+"""The form in which the engine reports a dynamic resource's check."""
 
 _SCRUBBED_PREFIXES = (
     "PULUMI_",
@@ -61,7 +61,7 @@ _KEPT = {"OUTLAST_CACHE"}
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the parts are that `make setup` made; paths."""
+    """The paths of what `make setup` made."""
 
     engine: str
     """The `pulumi` executable."""
@@ -76,7 +76,9 @@ class Parts:
 
 
 def find_parts() -> Parts:
-    """The engine, the image and the rest. EngineError: something is missing; says what to run."""
+    """Finds the engine, the image and the rest. Raises EngineError that says what to run if
+    something is missing.
+    """
     script = PACKAGE.parent / "tools" / "setup.py"
     try:
         if not script.exists():
@@ -91,8 +93,9 @@ def find_parts() -> Parts:
 
 
 def project() -> Path:
-    """The folder of the user's project, whose program every stack runs. EngineError: there is
-    none."""
+    """The folder of the user's project, whose program every stack runs. Raises EngineError if there
+    is none.
+    """
     try:
         return folders.project()
     except FileNotFoundError as error:
@@ -100,7 +103,9 @@ def project() -> Path:
 
 
 def scrubbed(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`environ` without what could lead a process to a real project or a foreign backend."""
+    """`environ` without variables that could lead a process to a real project or another
+    backend.
+    """
     return {
         name: value
         for name, value in environ.items()
@@ -131,8 +136,9 @@ def enter(variables: Mapping[str, str]) -> None:
 
 
 def path_variable(parts: Parts, path: str) -> str:
-    """PATH with the engine, the stand-in hosts where they are needed, and this Python first, each
-    there once."""
+    """PATH with the engine, the stand-in hosts if they are needed, and this Python first, each
+    once.
+    """
     folders = [str(Path(parts.engine).parent), str(Path(parts.python).parent)]
     if parts.hosts:
         folders.insert(0, parts.hosts)
@@ -177,7 +183,7 @@ class Stack:
         )
 
     def destroy(self, on_output: Callable[[str], Any] | None = None) -> None:
-        """Destroys all that the stack declares; its record in the backend stays."""
+        """Destroys everything that the stack declares; its record in the backend stays."""
         self._do(lambda stack: stack.destroy(on_output=on_output))
 
     def _do(self, action: "Callable[[automation.Stack], Any]") -> Any:
@@ -194,8 +200,7 @@ class Stack:
 
 
 def _reason(text: str) -> str:
-    """The lines of a failed command that say why, without the frame around them; empty if none
-    does."""
+    """The lines of a failed command that give the reason; empty if there are none."""
     if text.lstrip().startswith("{"):
         text = _diagnosed(text) or text
     lines = [line.strip() for line in text.splitlines()]
@@ -207,19 +212,20 @@ def _reason(text: str) -> str:
     ]
     told = "; ".join(dict.fromkeys(errors))
     if told.endswith(TORN):
-        told += "; a command that was killed left an empty file in the backend, run outlast recover"
+        told += "; a killed command left an empty file in the backend: run outlast recover"
     return told
 
 
 def _refusal(text: str) -> str:
-    """The sentences with which the program's resources refuse what they are given; empty for other
-    text."""
+    """The sentences with which the program's resources refuse their inputs; empty for other
+    text.
+    """
     found = _PROBLEM.findall(_diagnosed(text) or text)
     return "; ".join(dict.fromkeys(sentence.strip() for sentence in found))
 
 
 def _diagnosed(text: str) -> str:
-    """The errors that a command with `--json` tells in its document; empty for other text."""
+    """The errors in the output of a command with `--json`; empty for other text."""
     import json
 
     try:
@@ -230,9 +236,9 @@ def _diagnosed(text: str) -> str:
 
 
 def ensure_stack(name: str, env: Mapping[str, str]) -> None:
-    """Makes a stack of the checkout's program known to the environment's backend.
+    """Adds a stack of the checkout's program to the environment's backend.
 
-    A new one is selected there, so that `pulumi up` means it until another is selected.
+    A new stack becomes the selected one.
     """
     import json
 
@@ -242,7 +248,9 @@ def ensure_stack(name: str, env: Mapping[str, str]) -> None:
 
 
 def foreign(environ: Mapping[str, str], variables: Mapping[str, str]) -> set[str]:
-    """Names in `environ` that could lead away from the local cloud and that nothing replaces."""
+    """Variables in `environ` that could lead away from the local cloud and that nothing
+    replaces.
+    """
     kept = scrubbed(environ)
     return {name for name in environ if name not in kept and name not in variables}
 
@@ -258,8 +266,9 @@ def _pulumi(env: Mapping[str, str]) -> str:
 
 
 def show_engine(args: list[str], *, env: Mapping[str, str]) -> None:
-    """Runs `pulumi ARGS` on this terminal. EngineError: it ended with an error, which it has said
-    there."""
+    """Runs `pulumi ARGS` on this terminal. Raises EngineError if it ends with an error, which it
+    has printed.
+    """
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
         done = subprocess.run(command, cwd=project(), env=dict(env))
@@ -268,7 +277,7 @@ def show_engine(args: list[str], *, env: Mapping[str, str]) -> None:
 
 
 def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = None) -> str:
-    """Runs `pulumi ARGS` and returns its stdout. EngineError: it ended with an error."""
+    """Runs `pulumi ARGS` and returns its stdout. Raises EngineError if it ends with an error."""
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
         done = subprocess.run(
@@ -288,8 +297,9 @@ def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = No
 
 @contextlib.contextmanager
 def _interrupts_left_to_engine() -> Iterator[None]:
-    """Ctrl-C reaches the engine too, which ends in order; this process waits for that and ends
-    after it, instead of killing it in the middle."""
+    """Ctrl-C reaches the engine too, which ends in order; this process waits for that instead of
+    killing it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

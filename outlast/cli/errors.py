@@ -33,7 +33,7 @@ class CloudError(OperateError):
 
 
 class UsageError(OperateError):
-    """What was asked for makes no sense; asking again changes nothing."""
+    """The request makes no sense; repeating it changes nothing."""
 
     exit_code = exits.USAGE
 
@@ -44,7 +44,7 @@ class RehearsalError(OperateError):
 
 @contextlib.contextmanager
 def reading(experiment: str) -> Iterator[None]:
-    """Turns what the bucket answers against reading or writing into one sentence."""
+    """Converts errors of reading or writing the bucket into one sentence."""
     from outlast.bucket.errors import RestoreError
     from outlast.bucket.head import HeadError
     from outlast.bucket.store import StoreError
@@ -56,8 +56,9 @@ def reading(experiment: str) -> Iterator[None]:
 
 
 def about(name: str, error: Exception) -> str:
-    """The error's sentence with the name of what it is about, unless it begins with the place, and
-    with what repairs it."""
+    """The error's sentence, with the name of the run (unless it begins with the place) and the
+    remedy.
+    """
     from outlast.bucket.head import HeadUnreadable
 
     said = str(error)

@@ -1,4 +1,4 @@
-"""Write a project that uses the installed package: `outlast init`."""
+"""Writes a project that uses the installed package: `outlast init`."""
 
 import contextlib
 import os
@@ -21,16 +21,16 @@ FILES = {
 }
 """Files of a project, each with its name among the templates."""
 MAY_BE_THERE = frozenset({".git", ".venv", "venv"})
-"""What a folder may hold that a project is written into."""
+"""Names that a folder for a new project may already contain."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,100}")
-"""Of a Pulumi project."""
+"""Pattern of a Pulumi project's name."""
 
 
 def write(folder: Path) -> list[str]:
-    """Write a project into `folder`, which is made if needed; the names of its files.
+    """Writes a project into `folder`, which is created if needed; returns the names of its files.
 
-    UsageError: the folder holds other files, is the home folder, or its name cannot be a project's.
-    OperateError: it cannot be written. Nothing is left of a project that could not be written.
+    Raises UsageError if the folder contains other files, is the home folder, or its name cannot be
+    a project's, and OperateError if it cannot be written; then nothing is left behind.
     """
     folder = Path(os.path.abspath(folder))
     _check(folder)
@@ -70,7 +70,7 @@ def _check(folder: Path) -> None:
         raise UsageError(f"{folder}: cannot be read ({error.strerror}); name another.") from None
     if there:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-        raise UsageError(f"{folder}: holds {there[0]}{more}; name a new or an empty folder.")
+        raise UsageError(f"{folder}: contains {there[0]}{more}; name a new or an empty folder.")
 
 
 def _texts(folder: Path) -> dict[str, str]:
@@ -91,7 +91,7 @@ def _environment(folder: Path) -> str:
 
 
 def _remove(folder: Path, written: list[Path], made: bool) -> None:
-    """Takes away what was written, with the folders for it; others' files keep theirs."""
+    """Removes the written files and their folders; folders with other files stay."""
     for path in written:
         path.unlink(missing_ok=True)
     below = {parent for name in FILES for parent in (folder / name).parents}

@@ -1,9 +1,9 @@
-"""What runs a stack on this machine: the Pulumi engine, its language hosts, and image and wheels of
-the local cloud's VMs.
+"""Finds or makes what runs a stack on this machine: the Pulumi engine, its language hosts, and
+image and wheels for the local cloud's VMs.
 
 The standard library is enough: `tools/setup.py` uses this before there is a virtual environment.
-What is expensive lies in a cache, `${OUTLAST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/outlast}`; each
-entry appears whole or not at all, and a lock keeps two processes from making one twice.
+Expensive results are in a cache, `${OUTLAST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/outlast}`; each
+entry appears complete or not at all, and a lock keeps two processes from making the same one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from outlast.base.folders import PACKAGE
 ENGINE_MAJOR_LIMIT = 4
 PROGRESS_SEC = 1.0
 QUIET_SEC = 30.0
-"""Between two lines of progress if there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 LANGUAGE_HOST = "pulumi-language-python"
 DYNAMIC_HOST = "pulumi-resource-pulumi-python"
 INTERPRETER = "interpreter"
 """File beside the stand-ins that names the Python they run in."""
 HOSTS = PACKAGE / "cli" / "hosts"
-"""Stand-ins for the language hosts, which an engine that was built from source lacks."""
+"""Stand-ins for the language hosts, which an engine built from source lacks."""
 REQUIREMENTS = PACKAGE / "requirements"
 Version = tuple[int, int, int]
 
@@ -133,7 +133,7 @@ def format_version(version: Version) -> str:
 
 
 def unfit_reason(version_text: str) -> str | None:
-    """Why an engine of this version does not fit; None if it does."""
+    """Why an engine of this version cannot be used; None if it can."""
     least = sdk_version()
     rule = f"it must be at least {format_version(least)} (the SDK's) and below {ENGINE_MAJOR_LIMIT}"
     try:
@@ -158,18 +158,18 @@ def engine_version_text(engine: Path) -> str:
 
 
 def engine_on_path() -> tuple[Path | None, str | None]:
-    """The engine on PATH if it fits; otherwise, if there is one, why it is passed over."""
+    """The engine on PATH if it can be used; otherwise, if there is one, the reason."""
     engine = foreign_engine()
     if not engine:
         return None, None
     reason = unfit_reason(engine_version_text(engine))
     if reason is None:
         return engine, None
-    return None, f"{engine} is passed over: {reason}."
+    return None, f"{engine} is not used: {reason}."
 
 
 def foreign_engine() -> Path | None:
-    """`pulumi` on PATH, unless it is the cache's, put there for a shell."""
+    """`pulumi` on PATH, unless it is the cache's own."""
     found = shutil.which("pulumi")
     if not found:
         return None
@@ -180,7 +180,7 @@ def foreign_engine() -> Path | None:
 
 
 def engine_in_cache() -> Path | None:
-    """The newest engine of the cache that fits."""
+    """The newest usable engine of the cache."""
     found = {}
     for engine in _engines_in_cache():
         text = engine.parents[1].name.partition("-")[0]
@@ -225,7 +225,7 @@ def engine_beside(hosts: Path, engine: Path, python: Path) -> Path:
             os.link(engine, draft)
             draft.replace(link)
     except OSError:
-        link.unlink(missing_ok=True)  # an older one would come first on PATH
+        link.unlink(missing_ok=True)  # An older one would come first on PATH.
         return engine
     return link
 
@@ -272,7 +272,7 @@ def _install_image(python: Path, venv: Path, wheels: Path, progress: Progress) -
 
 
 class Progress:
-    """Lines for a person, and a status that is renewed while a long command runs."""
+    """Prints lines for people, and a status that is updated while a long command runs."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -283,7 +283,7 @@ class Progress:
         self._said_at = time.monotonic()
 
     def tick(self, text: str, *, last: bool = False) -> None:
-        """Rewrites one line on a terminal; elsewhere says a line from time to time."""
+        """Rewrites one line on a terminal; elsewhere prints a line from time to time."""
         if self._live:
             print(f"\r\033[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
         elif last or time.monotonic() - self._said_at > QUIET_SEC:
@@ -338,7 +338,7 @@ def run(
             except subprocess.TimeoutExpired:
                 progress.tick(status())
                 if timeout_sec and time.monotonic() - started > timeout_sec:
-                    raise SetupError(f"{what}: not done after {timeout_sec:.0f} s") from None
+                    raise SetupError(f"{what}: did not finish in {timeout_sec:.0f} s") from None
     finally:
         if process.poll() is None:
             process.terminate()
@@ -360,7 +360,8 @@ def clock(seconds: float) -> str:
 
 @contextlib.contextmanager
 def made_whole(target: Path) -> Iterator[Path]:
-    """A draft folder that becomes `target` at once if the block succeeds; nothing is left if not.
+    """A temporary folder that becomes `target` at once if the block succeeds, and is deleted if
+    not.
 
     A virtual environment made in it can be moved so: `bin/python` finds it by its own place, and
     only the scripts beside it, which are not used, hold the draft's path.
@@ -379,7 +380,7 @@ def made_whole(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock(name: str, progress: Progress) -> Iterator[None]:
-    """One maker at a time among all checkouts of this cache."""
+    """Lets only one checkout at a time make an entry of this cache."""
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{name}.lock").open("w") as file:

@@ -1,4 +1,4 @@
-"""Recovers a stack whose `up` was killed: its lock, and what was being made when it died.
+"""Recovers a stack whose `up` was killed: its lock, and the resources that were being created.
 
 An engine that is killed leaves its lock, and a note of each thing that it had asked for without an
 answer. The thing may be there: under a fixed name it stands in the way of the next `up`, and a
@@ -52,24 +52,29 @@ IDS = {
     "gcp:storage/bucketObject:BucketObject": "{bucket}-{name}",
     _BAKE: "{project}/{family}",
 }
-"""The provider's id of each kind of thing that would be left behind, out of its inputs; a binding
-with a condition has its title at the end. A test holds the list against what is declared."""
+"""The provider's id, computed from the inputs, of each kind of resource that could be left behind;
+a binding with a condition has its title at the end. A test compares the list with what stacks
+declare.
+"""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a recovery did."""
+    """The result of a recovery."""
 
     unlocked: bool
     taken_up: tuple[str, ...]
-    """Logical names of what was being made and is now in the state, if it exists."""
+    """Logical names of the resources that were being created and are now in the state, if they
+    exist.
+    """
 
 
 def recover(
     stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Recovered | None:
-    """Recovers the stack, or the selected one; None if nothing was wrong. OperateError: somebody
-    works on it now."""
+    """Recovers the stack, or the selected one; None if nothing was wrong. Raises OperateError if
+    another process is working on it.
+    """
     of = ["-s", stack] if stack else []
     export = ["stack", "export", *of]
     try:
@@ -92,7 +97,7 @@ def recover(
             file.write_text(json.dumps(state))
             engine.run_engine(["stack", "import", *of, "--file", str(file)], env=env, cwd=cwd)
 
-    # The state goes back unchanged too: it is the cheapest act that needs the lock.
+    # Even an unchanged state is imported again: it is the cheapest action that needs the lock.
     unlocked = False
     try:
         give_back()
@@ -107,8 +112,9 @@ def recover(
 
 
 def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
-    """Moves what was being created among the resources; the names of what was moved, and of an
-    image that was being made in the place of another."""
+    """Moves resources that were being created into the list of resources; returns their names, and
+    that of an image that was replacing another.
+    """
     resources = deployment.setdefault("resources", [])
     names = []
     for operation in deployment.pop("pending_operations"):
@@ -116,7 +122,7 @@ def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
         kind = resource.get("type", "")
         same = [one for one in resources if one["urn"] == resource["urn"] and not one.get("delete")]
         if kind == _BAKE and same and operation["type"] in ("creating", "updating"):
-            # Whatever the recipe is by then, the next up looks at what this bake has left.
+            # Whatever the recipe is then, the next up checks what this bake has left.
             (same[0].get("outputs") or {}).pop("image", None)
             names.append(_name(resource))
             continue
@@ -135,7 +141,7 @@ def take_up(deployment: dict[str, Any]) -> tuple[str, ...]:
             resources[resources.index(same[0])] = found
         else:
             if same:
-                found["delete"] = True  # it was to take the place of one that is still there
+                found["delete"] = True  # It was replacing one that still exists.
             resources.append(found)
         names.append(_name(resource))
     return tuple(names)
@@ -146,8 +152,9 @@ def _name(resource: Mapping[str, Any]) -> str:
 
 
 def _is_unread(resource: Mapping[str, Any]) -> bool:
-    """Whether a recovery took it up and was killed before the refresh: the cloud's answer always
-    says more than what was asked for."""
+    """Whether a recovery added it and was killed before the refresh: the cloud's answer always has
+    more than the inputs.
+    """
     return resource.get("type", "").startswith("gcp:") and resource.get("outputs") == resource.get(
         "inputs"
     )
@@ -164,7 +171,7 @@ def _drop_torn(backend: str) -> None:
 
 
 def _check_dead(said: str) -> None:
-    """Whether what the engine said is that a dead process of this machine holds the lock.
+    """Whether the engine's message says that a dead process of this machine holds the lock.
 
     EngineError: it is something else; OperateError: the holder may be alive.
     """
@@ -173,7 +180,8 @@ def _check_dead(said: str) -> None:
     holder = engine.LOCK_HOLDER.search(said)
     if holder is None or holder["host"] != socket.gethostname() or _alive(int(holder["pid"])):
         raise OperateError(
-            "stack: somebody works on it now; wait for that, or if it is dead run pulumi cancel"
+            "stack: another process is working on it; wait for it, or if it is dead run pulumi"
+            " cancel"
             f" ({holder[0] if holder else said})."
         )
 

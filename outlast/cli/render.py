@@ -1,4 +1,4 @@
-"""What the terminal shows: live progress, tables, guarantees."""
+"""Renders what the terminal shows: live progress, tables, guarantees."""
 
 import re
 import time
@@ -26,8 +26,9 @@ from outlast.spec.metrics import Last
 
 
 class Terminal(Console):
-    """A console on which no string is markup, an emoji's code or a control sequence, those in a
-    table's cells included. `Text` objects are taken as they are."""
+    """A console that prints strings literally, also in table cells: no markup, emoji codes or
+    control sequences. `Text` objects are printed as they are.
+    """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
@@ -37,7 +38,7 @@ class Terminal(Console):
 
 
 class Screen(Watcher):
-    """Live progress of a rehearsal: bars on a terminal, one line an event anywhere."""
+    """Live progress of a rehearsal: bars on a terminal, and one line for each event."""
 
     def __init__(self, *, quiet: bool) -> None:
         # With --json, stdout is the report's alone.
@@ -74,7 +75,7 @@ class Screen(Watcher):
 
 
 def _numbers(row: dict[str, Any]) -> str:
-    """A row's floats, short; the step is shown beside it."""
+    """A row's floats, shortened; the step is shown separately."""
     shown = (f"{key} {value:.4g}" for key, value in row.items() if type(value) is float)
     return one_line("  ".join(shown))
 
@@ -108,8 +109,9 @@ LINES_WITHOUT_TRACEBACK = 10
 def _say_failures(
     console: Terminal, attempts: Sequence[Attempt], *, done: bool, of: str = ""
 ) -> None:
-    """Why attempts failed, and what the newest of them said last; where the run is done all the
-    same, the sentences are enough."""
+    """Why attempts failed, and the newest one's last lines; only the sentences if the run is done
+    anyway.
+    """
     failed = [attempt for attempt in attempts if attempt.why]
     if len(failed) > FAILURES_SHOWN:
         console.print(f"{of}{len(failed) - FAILURES_SHOWN} earlier attempts failed too")
@@ -122,12 +124,12 @@ def _say_failures(
 
 
 _BUNDLE = re.compile(r'"[^"]*/bundle/[0-9a-f]{64}/')
-"""Where a VM has the code that was delivered; a traceback names files below it."""
+"""The folder of the delivered code on a VM, which tracebacks name."""
 _RUNPY = '  File "<frozen runpy>"'
 
 
 def _excerpt(lines: Sequence[str]) -> list[str]:
-    """The last traceback and what follows it, else the last few lines."""
+    """The last traceback and what follows it, or else the last few lines."""
     starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     shown = list(lines[starts[-1] :] if starts else lines[-LINES_WITHOUT_TRACEBACK:])
     shown = [line for line in shown if not line.startswith(_RUNPY)]
@@ -141,7 +143,7 @@ PARTS_SHOWN = 12
 
 
 def _say_parts(console: Terminal, parts: Sequence[Mapping[str, Any]]) -> None:
-    """How far each part is; of many, the last ones."""
+    """The progress of each part; if there are many, of the last ones."""
     hidden = parts[:-PARTS_SHOWN]
     if hidden:
         done = sum(part["done"] for part in hidden)
@@ -152,7 +154,7 @@ def _say_parts(console: Terminal, parts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_report(report: Report) -> None:
-    """The end of a rehearsal: attempts, goodput, one line a guarantee."""
+    """The end of a rehearsal: attempts, goodput, one line for each guarantee."""
     console = Terminal()
     console.print()
     if report.attempts:
@@ -164,7 +166,7 @@ def show_report(report: Report) -> None:
         _say_warnings(console, report.attempts)
     else:
         console.print(f"Run {report.run} is {report.ending}.")
-    # The same failure twice is read once.
+    # The same failure is shown once.
     same = {attempt.why for attempt in report.attempts} & {a.why for a in report.baseline_attempts}
     done = bool(same - {""})
     _say_failures(console, report.baseline_attempts, done=done, of="undisturbed run: ")
@@ -192,7 +194,7 @@ _COLOURS = {Verdict.HELD: "green", Verdict.BROKEN: "red", Verdict.NOT_EXERCISED:
 
 
 def _say_guarantees(console: Terminal, guarantees: Sequence[Guarantee]) -> None:
-    """One line each; on a terminal long ones are wrapped beside their verdicts."""
+    """One line for each guarantee; on a terminal, long ones are wrapped beside their verdicts."""
     width = max((len(guarantee.verdict) for guarantee in guarantees), default=0)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -209,7 +211,7 @@ def _say_guarantees(console: Terminal, guarantees: Sequence[Guarantee]) -> None:
 
 
 def show_scenarios(listed: list[tuple[str, str]]) -> None:
-    """The named scenarios, each with its sentence."""
+    """The named scenarios with their descriptions."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, about in listed:
         table.add_row(name, about)
@@ -259,8 +261,9 @@ def show_status(status: Status) -> None:
 
 
 def _line(console: Terminal, text: str) -> None:
-    """A sentence: on a terminal it is wrapped between words, unless one of them is a long path; a
-    file or a pipe gets it as one line."""
+    """Prints a sentence: wrapped between words on a terminal, unless it contains a long path; as
+    one line into a file or pipe.
+    """
     fits = all(len(word) < console.width for word in text.split())
     console.print(text, soft_wrap=not (console.is_terminal and fits))
 
@@ -271,7 +274,7 @@ LABEL_WIDTH = 13
 
 
 def _say_metrics(console: Terminal, metrics: Mapping[str, Last], now: int | None = None) -> None:
-    """The last value of each metric, with its step where that is another than `now`."""
+    """The last value of each metric, with its step if that is not `now`."""
     shown = sorted(metrics.items())[:METRICS_SHOWN]
     lines = [(_cut(name), _value(last.value), last.step) for name, last in shown]
     label = max([LABEL_WIDTH, *(len(name) for name, _, _ in lines)])
@@ -286,7 +289,7 @@ def _say_metrics(console: Terminal, metrics: Mapping[str, Last], now: int | None
 
 
 def _cut(text: str, most: int = NAME_SHOWN) -> str:
-    """One line of printable characters, at most so long."""
+    """One line of printable characters, limited in length."""
     line = one_line(text)
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -298,13 +301,13 @@ def _value(value: Any) -> str:
 
 
 def _say_warnings(console: Terminal, attempts: tuple[Attempt, ...]) -> None:
-    """What the trainers said that people should look at, each once."""
+    """The trainers' warnings, each once."""
     for warning in {text: None for attempt in attempts for text in attempt.warnings}:
         _line(console, f"warning: {warning}")
 
 
 def _span(length: timedelta) -> str:
-    """A length of time as people say it."""
+    """A duration in words."""
     seconds = round(length.total_seconds())
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
     if days:
@@ -320,7 +323,7 @@ def _waited(wait: Wait) -> str:
 
 
 def show_costs(costs: Costs) -> None:
-    """What a run has cost, VM by VM."""
+    """The cost of a run, VM by VM."""
     console = Terminal()
 
     def line(text: str) -> None:
@@ -353,7 +356,7 @@ def show_costs(costs: Costs) -> None:
 
 
 def show_review(review: Review) -> None:
-    """What a change does, on a terminal."""
+    """The effects of a change, for a terminal."""
     console = Terminal()
 
     def line(text: str = "") -> None:
@@ -392,7 +395,7 @@ def show_review(review: Review) -> None:
 
 
 def as_markdown(review: Review) -> str:
-    """What a change does, as a pull request's comment."""
+    """The effects of a change, as a pull request's comment."""
     lines = [
         f"### Outlast: stack `{_code(review.stack)}`",
         "",
@@ -465,5 +468,5 @@ _MARKS = re.compile(r"[\\`<>\[\]!&@]")
 
 
 def _markdown(text: str) -> str:
-    """Text as a page of Markdown shows it, letter by letter: no link, picture, tag or mention."""
+    """Text that Markdown shows literally: no link, picture, tag or mention."""
     return _MARKS.sub(lambda found: f"&#{ord(found[0])};", one_line(text))

@@ -1,5 +1,4 @@
-"""Repairs a HEAD that is gone, unreadable, older than its run, or names no checkpoint that can be
-read.
+"""Repairs a HEAD that is lost, unreadable, older than its run, or names no readable checkpoint.
 
 HEAD is rebuilt from the attempts' start records: from the newest attempt backwards, each names the
 checkpoint that it was restored from. A checkpoint on that way whose every byte is right is taken up
@@ -43,17 +42,18 @@ from outlast.cli.runs import Place
 from outlast.spec.run_spec import NO_DEADLINE, NO_STACK, Timeouts
 
 UNRECORDED_TERMS = 100
-"""A term is taken in HEAD before its attempt writes its first record, so a lost HEAD may have been
-at a higher term than any record tells; no number of these may be given a second time."""
+"""A term is taken in HEAD before its attempt writes its first record, so a lost HEAD may have had a
+higher term than any record shows; such a number must not be used twice.
+"""
 
 
 _LOOKED_AT = 64
-"""Manifests that are read for the best checkpoint before the next ones are."""
+"""How many manifests are read at a time to find the best checkpoint."""
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did."""
+    """The result of a repair."""
 
     head: Head
     set_aside: int
@@ -61,13 +61,14 @@ class Repaired:
 
 
 def repair_alone(place: Place) -> Repaired:
-    """As `repair`, of a run without a stack, in a folder or a bucket. OperateError: it is a
-    stack's."""
+    """Like `repair`, for a run without a stack, in a folder or a bucket. Raises OperateError if it
+    is a stack's.
+    """
     owner = _recorded_owner(place.store, place.layout)
     if owner is None:
-        what = "no record tells whose run it is; another --run-dir starts from scratch"
+        what = "no record shows the run's owner; another --run-dir starts from scratch"
         if not _attempts(place.store, place.layout)[0]:
-            what = "there is no run; look at its name again"
+            what = "there is no run; check the name"
         raise OperateError(f"{place.name}: {what}.")
     if not owner.startswith(NO_STACK):
         stack = owner.rpartition("/")[2]
@@ -80,8 +81,8 @@ def repair_alone(place: Place) -> Repaired:
 def repair(
     store: Store, layout: Layout, owner: str, *, silent_sec: float = Timeouts().successor_silence
 ) -> Repaired:
-    """Rebuilds and writes HEAD. OperateError: it needs no repair, cannot be rebuilt, or an attempt
-    has given a sign of life within `silent_sec` and has not ended.
+    """Rebuilds and writes HEAD. Raises OperateError if it needs no repair, cannot be rebuilt, or an
+    attempt that has not ended gave a sign of life within `silent_sec`.
 
     Raises StoreError if the store does not answer, HeadForbidden if HEAD may not be read, and
     HeadOtherFormat or OperateError if another version of Outlast wrote it or another record.
@@ -112,7 +113,7 @@ def _repair(store: Store, layout: Layout, owner: str, silent_sec: float) -> Repa
         plausible = _plausible(look.head)
         if whole and plausible == look.head and contradicted(store, layout, look.head) is None:
             raise OperateError(
-                f"{_run(layout)}: HEAD is whole ({look.head.state}, step {look.head.step}); "
+                f"{_run(layout)}: HEAD is intact ({look.head.state}, step {look.head.step}); "
                 "nothing to repair."
             )
         expected, known = look.object.generation, plausible
@@ -122,7 +123,7 @@ def _repair(store: Store, layout: Layout, owner: str, silent_sec: float) -> Repa
         store.put(layout.head, repaired.head.to_json(), if_generation_match=expected)
     except PreconditionFailed:
         raise OperateError(
-            f"{_run(layout)}: somebody wrote HEAD meanwhile; look at it with outlast status."
+            f"{_run(layout)}: another process wrote HEAD meanwhile; see outlast status."
         ) from None
     return repaired
 
@@ -130,10 +131,9 @@ def _repair(store: Store, layout: Layout, owner: str, silent_sec: float) -> Repa
 def rebuild(
     store: Store, layout: Layout, owner: str, now: datetime, known: Head | None = None
 ) -> Repaired:
-    """The HEAD that the bucket's records and manifests give; nothing is written.
+    """The HEAD that follows from the bucket's records and manifests; writes nothing.
 
-    `known` is the HEAD that is there, if it can be read: its term, resume and placement only
-    rise.
+    `known` is the current HEAD, if it can be read: its term, resume and placement only increase.
     """
     terms, starts = _attempts(store, layout)
     if not terms:
@@ -170,7 +170,7 @@ def rebuild(
         highest = max([*terms, *(place[0] for place, _ in manifests)]) + UNRECORDED_TERMS
         if known is not None:
             pairs.append((known.resume, known.placement))
-            highest = max(highest, known.term)  # an older HEAD put back knows too little
+            highest = max(highest, known.term)  # An older HEAD that was put back knows too little.
         if highest + 1 >= NUMBERS_MAX:
             raise OperateError(
                 f"{_run(layout)}: its records count to attempt {highest}, which must be less than "
@@ -207,7 +207,7 @@ def _from_scratch(owner: str) -> str:
 
 
 def _plausible(head: Head) -> Head:
-    """HEAD without the numbers that its run cannot have come to; they count for nothing."""
+    """HEAD without numbers that its run cannot have reached, which are ignored."""
     alone = head.owner.startswith(NO_STACK)
     return replace(
         head,
@@ -291,14 +291,15 @@ def _retention(start: AttemptStart) -> Retention:
 
 
 def _refuse_beside_a_holder(store: Store, layout: Layout, silent_sec: float) -> None:
-    """OperateError while the newest attempt may be writing still what would be taken up or left;
-    the ones before it are fenced, whether or not they had the time to write their end."""
+    """Raises OperateError while the newest attempt may still be writing; earlier ones are fenced,
+    even if they could not write their end.
+    """
     if living := living_attempt(store, layout, silent_sec):
         term, silent = living
         raise OperateError(
             f"{_run(layout)}: attempt {term} gave a sign of life {silent:.0f} s ago and has "
             f"not ended; repair takes a run that has been silent for {silent_sec:.0f} s, so "
-            "end it (its VM: delete it) or wait until it has found HEAD gone, and repair then."
+            "end it (delete its VM) or wait until it has noticed the missing HEAD, then repair."
         )
 
 
@@ -329,7 +330,7 @@ def _run(layout: Layout) -> str:
 
 
 def _recorded_owner(store: Store, layout: Layout) -> str | None:
-    """Whose run it is, as HEAD or the newest record that can be read tells."""
+    """The run's owner, from HEAD or the newest readable record."""
     with contextlib.suppress(HeadLost, HeadUnreadable):
         return read_head(store, layout).head.owner
     _, starts = _attempts(store, layout)
@@ -338,7 +339,7 @@ def _recorded_owner(store: Store, layout: Layout) -> str | None:
 
 
 def _attempts(store: Store, layout: Layout) -> tuple[set[int], dict[int, AttemptStart]]:
-    """Every term that left a record, and the start records that can be read."""
+    """Every term with a record, and the readable start records."""
     terms: set[int] = set()
     starts: dict[int, AttemptStart] = {}
     for item in store.list(layout.attempts):
@@ -376,7 +377,7 @@ def _place(layout: Layout, folder: str) -> tuple[int, str]:
 
 
 class _Digest:
-    """A sink that keeps no more of an object than its digest."""
+    """A sink that keeps only an object's digest."""
 
     def __init__(self) -> None:
         self.blake3 = blake3()
@@ -453,7 +454,7 @@ def _whole_parts(
 def _lineage(
     layout: Layout, starts: Mapping[int, AttemptStart], newest: int
 ) -> tuple[Lineage, ...] | None:
-    """Which terms led to the newest attempt; None if a start record on the way is missing."""
+    """The terms that led to the newest attempt; None if a start record on the path is missing."""
     entries: list[Lineage] = []
     term = newest
     while (start := starts.get(term)) is not None:

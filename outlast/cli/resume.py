@@ -24,19 +24,19 @@ from outlast.spec.changes import Change
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a resume did."""
+    """The result of a resume."""
 
     head: Head
     resume: int
     """The counter's new value."""
     renamed: bool
-    """Whether `outlast:run` now keeps the run's name, its content having another."""
+    """Whether `outlast:run` now keeps the run's name, because its content would give another."""
     changed: Sequence[Change]
-    """What differs from the attempt that made the newest checkpoint, as far as that is known."""
+    """The changes since the attempt that made the newest checkpoint, as far as they are known."""
 
 
 def resume(deployed: Deployed) -> Resumed:
-    """Raises the counter past every value that held the run, and keeps the run's name.
+    """Raises the counter above every value that has held the run, and keeps the run's name.
 
     A preview asks the program what the run would be now, and whether it can continue like that; if
     it refuses, the stack's settings stay as they were. A run that is open past its
@@ -67,24 +67,25 @@ def resume(deployed: Deployed) -> Resumed:
 
 
 def stop(deployed: Deployed) -> Head:
-    """Ends an open run as stopped. Its VM sees it with the next heartbeat, keeps what was committed
-    and leaves; the group stays, empty. OperateError: it is not open."""
+    """Ends an open run as stopped. Its VM notices with the next heartbeat, keeps what is committed
+    and leaves; the group stays, empty. Raises OperateError if the run is not open.
+    """
     head_file = deployed.head_file()
     try:
         head = head_file.read().head
     except HeadLost:
         raise OperateError(
-            f"run {deployed.layout.run}: has no HEAD, no VM has begun it yet; pulumi destroy ends"
+            f"run {deployed.layout.run}: has no HEAD: no VM has started it yet; pulumi destroy ends"
             " the wait for one."
         ) from None
     if head.state.ended:
-        raise OperateError(f"run {deployed.layout.run}: has ended already ({head.state}).")
+        raise OperateError(f"run {deployed.layout.run}: has already ended ({head.state}).")
     return head_file.end_from_outside(State.STOPPED, Reason.STOPPED)
 
 
 @contextlib.contextmanager
 def _settings_kept(stack: str) -> Iterator[None]:
-    """Puts the stack's settings back, byte for byte, where the block fails."""
+    """Restores the stack's settings, byte for byte, if the block fails."""
     file = engine.project() / f"Pulumi.{stack}.yaml"
     before = file.read_bytes() if file.exists() else None
     try:
@@ -102,7 +103,7 @@ def _set(stack: str, key: str, value: str) -> None:
 
 
 def _planned(stack: str) -> dict[str, Any]:
-    """What the program pins with the stack's settings as they are now."""
+    """What the program would pin with the stack's current settings."""
     text = engine.run_engine(["preview", "--json", "--show-sames", "-s", stack], env=os.environ)
     pins = [step.new for step in plans.plan(text) if step.type == plans.PIN and step.new]
     if not pins:

@@ -1,10 +1,10 @@
-"""Sets a run back to an older checkpoint: HEAD alone changes, by one swap.
+"""Sets a run back to an older checkpoint, by one swap of HEAD.
 
-``PART:STEP`` names a state of a part, whose end is made again even where it is the last one;
-``PART:0`` the end of the part before, so that the part starts from scratch.
+``PART:STEP`` names a state of a part, whose end is repeated even if it is the last state;
+``PART:0`` names the end of the part before, so that the part starts from scratch.
 
-HEAD then names the checkpoint as the newest one, under a term that no attempt ever had, so that an
-attempt that was not known to live is fenced. The newer checkpoints are swept by the next attempt.
+HEAD then names the checkpoint as its newest, under a term that no attempt has had, so that an
+unknown live attempt is fenced. The next attempt deletes the newer checkpoints.
 """
 
 import bisect
@@ -23,7 +23,7 @@ from outlast.cli.repair import living_attempt
 from outlast.spec.run_spec import NO_STACK, Timeouts
 
 NEAREST = 5
-"""Steps on each side that a refusal names, of a run with many checkpoints."""
+"""How many steps on each side a refusal lists, if a run has many checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rewound:
     """A run that is, or can be, set back."""
 
     head: Head
-    """HEAD as it is written."""
+    """The HEAD to write."""
     dropped: int
     """How many newer checkpoints HEAD no longer names."""
     store: Store
@@ -39,21 +39,22 @@ class Rewound:
     generation: int
 
     def write(self) -> None:
-        """Swap HEAD. OperateError: it was written meanwhile, and nothing has changed."""
+        """Swaps HEAD. Raises OperateError, changing nothing, if HEAD was written meanwhile."""
         try:
             self.store.put(
                 self.layout.head, self.head.to_json(), if_generation_match=self.generation
             )
         except PreconditionFailed:
             raise OperateError(
-                f"{_named(self.layout)}: HEAD was written meanwhile, nothing was set back; look at "
+                f"{_named(self.layout)}: HEAD was written meanwhile, nothing was set back; check "
                 "it with outlast status."
             ) from None
 
 
 def parse(text: str) -> tuple[str, int]:
-    """The part and the step of ``STEP`` or ``PART:STEP``; without a part it is empty. ValueError
-    with a sentence for anything else."""
+    """Parses ``STEP`` or ``PART:STEP`` into part (or empty) and step. Raises ValueError with a
+    sentence for anything else.
+    """
     part, _, step = text.rpartition(":")
     if not step.isascii() or not step.isdigit() or len(step) > 15 or (":" in text and not part):
         raise ValueError(f"--from {text!r}: must be a step, or a part's as PART:STEP")
@@ -67,10 +68,10 @@ def plan(
     *,
     silent_sec: float = Timeouts().successor_silence,
 ) -> Rewound:
-    """What setting the run back to ``where``, as ``parse`` takes it, would do; nothing is written.
+    """Plans to set the run back to ``where``, in the form of ``parse``; writes nothing.
 
-    OperateError: there is no such checkpoint, the run is done, or an attempt works on it. Raises
-    StoreError if the store does not answer.
+    Raises OperateError if there is no such checkpoint, the run is done, or an attempt is working on
+    it, and StoreError if the store does not answer.
     """
     name = _named(layout)
     try:
@@ -83,8 +84,9 @@ def plan(
     if not head.state.ended and (living := living_attempt(store, layout, silent_sec)):
         term, silent = living
         raise OperateError(
-            f"{name}: attempt {term} works on it (its last sign of life was {silent:.0f} s ago); "
-            "end it first (outlast stop, or Ctrl-C where it runs)."
+            f"{name}: attempt {term} is working on it (its last sign of life was {silent:.0f} s"
+            " ago); "
+            "end it first (outlast stop, or Ctrl-C where it is running)."
         )
     if said := beyond(head):
         raise OperateError(f"{name}: HEAD has {said}; repair it first: outlast repair.")
@@ -149,7 +151,7 @@ def _in_part(
         if not places:
             raise OperateError(
                 f"--from {where}: {part} is the first part of {name}, which would start from "
-                "scratch; begin another run instead."
+                "scratch; start another run instead."
             )
     if not places:
         own_ones = [one for one in kept.chain if one.part == part and not is_done(one)]
@@ -163,7 +165,7 @@ def _in_part(
 
 
 def _nearest(kept: Sequence[Checkpoint], step: int) -> str:
-    """The steps of the kept checkpoints; of many, those around the one that was asked for."""
+    """The steps of the kept checkpoints; if there are many, those around the requested one."""
     names = list(dict.fromkeys(map(said, kept)))
     if len(kept) <= 2 * NEAREST:
         return ", ".join(names) or "none"
@@ -174,7 +176,7 @@ def _nearest(kept: Sequence[Checkpoint], step: int) -> str:
 
 
 def said(entry: Checkpoint) -> str:
-    """A checkpoint, for people: as ``parse`` takes it, or the end of a part."""
+    """A checkpoint in words: in the form of ``parse``, or the end of a part."""
     if is_done(entry):
         return f"the end of part {entry.part}"
     return f"{entry.part}:{own_step(entry)}" if entry.part else str(entry.step)

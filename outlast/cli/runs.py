@@ -1,7 +1,7 @@
-"""A run as people and programs read it, in a bucket or in a folder.
+"""Reads a run in a bucket or a folder, for people and programs.
 
-Nothing of the run is written here. Results are copied to a cache folder, verified against their
-manifest, whose digest HEAD names, before anybody gets to see them.
+It never writes to the run. Results are copied to a cache folder and verified against their
+manifest, whose digest HEAD names, before they are returned.
 """
 
 import html
@@ -43,14 +43,14 @@ SHOWN_ROWS = 20
 
 
 class Table(Sequence[Mapping[str, Any]]):
-    """Rows with named columns; a cell that a row does not have is None."""
+    """Rows with named columns; a missing cell is None."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = list(rows)
         self.columns = tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     def __getitem__(self, index: Any) -> Any:
-        """The row of a number, the column of a name as a list, or the rows of a slice."""
+        """A row by number, a column by name as a list, or the rows of a slice."""
         if isinstance(index, str):
             if index not in self.columns:
                 raise KeyError(f"column {index!r}: there are {', '.join(self.columns)}")
@@ -78,7 +78,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return f"<table><tr>{head}</tr>{body}</table>{html.escape(self._more())}"
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame; OperateError if pandas is not installed."""
+        """The table as a pandas.DataFrame. Raises OperateError if pandas is not installed."""
         try:
             import pandas  # type: ignore[import-not-found]
         except ImportError:
@@ -106,13 +106,13 @@ class Place:
     """Where a run lives."""
 
     name: str
-    """As its user called it."""
+    """The name that the user gave."""
     store: Store
     layout: Layout
     folder: Path | None = None
-    """Of a run in a folder."""
+    """The folder of a run in a folder."""
     group: Group | None = None
-    """Of a stack's run."""
+    """The deployed stack of a stack's run."""
 
     @property
     def home(self) -> str:
@@ -121,12 +121,12 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Of the run itself: ``gs://…/`` or a folder."""
+        """The run's own URL: ``gs://…/`` or a folder."""
         return f"{self.home}/{self.layout.root}" if self.layout.root else self.home
 
 
 class OpenedRun:
-    """A run, read again with each call: a run that is still training shows its present state."""
+    """A run, read again with each call, so that a run in training shows its current state."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -146,12 +146,15 @@ class OpenedRun:
 
     @property
     def step(self) -> int:
-        """Steps that are safe: of the end, or of the newest checkpoint; those of all parts."""
+        """The committed step: that of the end, or of the newest checkpoint; counted through all
+        parts.
+        """
         return _safe_step(self._head())
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of ``run.log`` and ``run.eval`` up to the newest checkpoint or the end, each
-        step once, in order. Those of a part have its name as ``part``, and its own steps."""
+        step once, in order. Rows of a part have its name as ``part``, and its own steps.
+        """
         head = self._head()
         with self._reading():
             return read_rows(self._place.store, self._place.layout, head)
@@ -180,14 +183,16 @@ class OpenedRun:
 
     def parts(self) -> Table:
         """The parts of the run that have a checkpoint, in the order in which they began: name,
-        steps that are safe, and whether each is done. Empty for a run without parts."""
+        committed steps, and whether each is done. Empty for a run without parts.
+        """
         found = self._parts(self._head())
         return Table([{"part": p.name, "step": p.step, "done": p.done} for p in found])
 
     def checkpoints(self) -> Table:
-        """The checkpoints that are kept, oldest first: part (where the run has parts), step, term,
-        tags, path, and the name (``init``) by which another run begins with one. Only the newest
-        best, of each part, is tagged so; the last one of a part that is done is tagged ``done``."""
+        """The kept checkpoints, oldest first: part (if the run has parts), step, term, tags, path,
+        and the name (``init``) by which another run can start from it. Only the newest best one of
+        each part is tagged ``best``; the last one of a finished part is tagged ``done``.
+        """
         kept = pages.kept(self._place.store, self._place.layout, self._head())
         for lost in kept.lost:
             warnings.warn(visible(lost), stacklevel=2)
@@ -206,7 +211,9 @@ class OpenedRun:
 
     def best(self, part: str | None = None) -> dict[str, Any]:
         """The newest checkpoint with the tag ``best``: its step, term, tags and path, and the row
-        of its step. OperateError: there is none, or the run has parts and none is named."""
+        of its step. Raises OperateError if there is none, or if the run has parts and none is
+        named.
+        """
         head, place = self._head(), self._place
         if part is not None:
             self._part(head, part)
@@ -230,8 +237,9 @@ class OpenedRun:
         return {**row, **best}
 
     def result(self, part: str | None = None) -> Path:
-        """A folder with the verified files of the finished run's result, or of a part that is done;
-        do not write to it. The result of a run with parts has a folder for each."""
+        """A folder with the verified files of the result of a finished run or part; do not write to
+        it. The result of a run with parts has a folder for each part.
+        """
         head = self._head()
         if part is not None:
             return self._cached(self._result_of(head, part))
@@ -266,7 +274,7 @@ class OpenedRun:
             return result_of(self._place.store, part.newest)
 
     def _pinned(self, entry: Checkpoint) -> str:
-        """The checkpoint by where it is and what it is, as ``outlast:init`` takes it."""
+        """The checkpoint's name for ``outlast:init``."""
         path = f"{self._place.home}/{entry.path}"
         root = path.removesuffix(entry.path.removeprefix(self._place.layout.root))
         return str(Pin(root, path.removeprefix(root), entry.blake3))
@@ -279,7 +287,7 @@ class OpenedRun:
         return reading(self._place.name)
 
     def _cached(self, result: Result) -> Path:
-        """The result's files in the cache folder, under their digest; checked each time."""
+        """The result's files in the cache folder, under their digest, verified each time."""
         home = user_cache()
         try:
             with self._reading():
@@ -291,11 +299,12 @@ class OpenedRun:
 
 
 def find(where: str | Path, *, bucket: str | None = None) -> Place:
-    """Where the run is of an experiment's name, a ``gs://`` path or a folder.
+    """Finds a run by an experiment's name, a ``gs://`` path or a folder.
 
-    An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else
-    in the outputs of the Pulumi stack of that name; of several runs it is the newest. A ``gs://``
-    path is a run's or an experiment's. UsageError, OperateError: there is no run.
+    An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else in
+    the outputs of the Pulumi stack of that name; of several runs, the newest one is used. A
+    ``gs://`` path is a run's or an experiment's. Raises UsageError or OperateError if there is no
+    run.
     """
     text = os.fspath(where)
     if text.startswith("gs://"):
@@ -335,8 +344,9 @@ def find(where: str | Path, *, bucket: str | None = None) -> Place:
 
 
 def find_damaged(where: str) -> Place:
-    """Where the run is at a folder or ``gs://`` path, whose HEAD may be gone. UsageError,
-    OperateError: there is none."""
+    """Finds the run at a folder or ``gs://`` path, even without a HEAD. Raises UsageError or
+    OperateError if there is none.
+    """
     folder = None if where.startswith("gs://") else Path(where)
     if folder is not None and not (folder / "attempts").is_dir():
         return find(folder)
@@ -350,11 +360,11 @@ def find_damaged(where: str) -> Place:
 
 
 def _in_folder(folder: Path) -> Place:
-    # Looked at first: opening a folder as a store would make it.
+    # Checked first, because opening a folder as a store would create it.
     if not (folder / "HEAD").exists():
         if (folder / "attempts").is_dir():
             raise UsageError(
-                f"{folder}: its HEAD is gone while attempts exist; repair it: "
+                f"{folder}: its HEAD is missing, but attempts exist; repair it: "
                 f"outlast repair {folder}"
             )
         near = _near(folder) or "give the run-dir that a training was given"
@@ -372,7 +382,7 @@ def _no_run(folder: Path) -> str:
 
 
 def _near(folder: Path) -> str:
-    """The runs on this machine whose folder a person may have meant, as a question."""
+    """A question that suggests run folders on this machine with a similar name."""
     places = {folder, folder.parent, Path(), Path("runs")}
     runs = sorted(
         {head.parent for place in places for head in place.glob("*/HEAD") if head.is_file()}
@@ -397,7 +407,7 @@ def _in_bucket(name: str, bucket: str, path: str) -> Place:
         raise OperateError(f"{name}: its bucket {bucket} cannot be read: {error}") from None
     if not found:
         where = "" if name.startswith("gs://") else f" in gs://{bucket}/{path}"
-        raise OperateError(f"{name}: there is no run{where}; look at its name again")
+        raise OperateError(f"{name}: there is no run{where}; check the name")
     newest = max(found, key=lambda item: item.updated)
     prefix, _, run = newest.path.removesuffix("/HEAD").rpartition("/")
     return Place(name, store, Layout(prefix, run))
@@ -410,7 +420,7 @@ def _safe_step(head: Head) -> int:
 
 
 def _evaluations(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.json; ValueError for a file of another form."""
+    """The rows of a metrics.json. Raises ValueError for a file of another form."""
     columns = metrics.read_table(file.read_bytes())
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

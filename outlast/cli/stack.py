@@ -1,4 +1,4 @@
-"""A stack that is up, as its outputs tell: where its run lives in the bucket."""
+"""Finds a stack's run in the bucket, from the stack's outputs."""
 
 import json
 import os
@@ -27,18 +27,18 @@ class Deployed:
     resume: int
     owner: str
     group: Group | None = None
-    """Where the stack's outputs name it."""
+    """The group's path, if the stack's outputs name it."""
 
     @property
     def url(self) -> str:
         return f"gs://{self.bucket}/{self.layout.root}"
 
     def head_file(self) -> HeadFile:
-        """The run's HEAD, with the patience of a person. OperateError: as `store`."""
+        """The run's HEAD, read with short retries. Raises OperateError as `store` does."""
         return HeadFile(self.store(), self.layout, patience=BRIEF)
 
     def store(self) -> Store:
-        """The run's bucket. OperateError: it cannot be opened."""
+        """The run's bucket. Raises OperateError if it cannot be opened."""
         _check_local_cloud()
         try:
             return open_store(f"gs://{self.bucket}")
@@ -47,7 +47,7 @@ class Deployed:
 
 
 def find(stack: str) -> Deployed:
-    """The stack as the shell's own engine and backend know it. OperateError: it is not up."""
+    """The stack in the shell's own backend. Raises OperateError if it is not up."""
     if is_run_path(stack):
         raise UsageError(
             f"{stack}: is a run's folder, must be a stack's name; a run without a stack resumes "
@@ -82,7 +82,7 @@ def _group(outputs: Mapping[str, Any]) -> Group | None:
 
 
 def _check_local_cloud() -> None:
-    """A local cloud that has stopped is said at once, not after every retry."""
+    """Reports a stopped local cloud at once, instead of after all retries."""
     address = os.environ.get("STORAGE_EMULATOR_HOST")
     if not address:
         return

@@ -1,5 +1,6 @@
-"""The state of one run, from the bucket: any machine that may read it can tell. Its group is asked
-only while no attempt is at work, and where it is known."""
+"""The state of one run, read from the bucket, so any machine with access can show it. The group is
+asked only while no attempt is working, and if it is known.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ from outlast.spec.metrics import Last
 from outlast.spec.result import METRICS_FILE
 
 PARTS_READ = 20
-"""Parts of a finished run whose evaluations are read."""
+"""How many parts' evaluations of a finished run are read."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What `outlast status` shows."""
+    """Everything that `outlast status` shows."""
 
     experiment: str
     run: str
@@ -38,28 +39,29 @@ class Status:
     """What the names of the run's objects are below: a bucket, or a folder."""
     url: str
     history: History | None
-    """None: no VM of the run has got as far as taking a term yet."""
+    """None if no VM of the run has taken a term yet."""
     boots: int
-    """VM boots on record, those that never took a term included."""
+    """Recorded VM boots, including those that never took a term."""
     now: datetime
     metrics: Mapping[str, Last]
     """The last value of each metric; empty before any."""
     wait: Wait | None = None
-    """What an open run waits for that has no attempt at work."""
+    """What an open run without a working attempt waits for."""
     parts: Sequence[Mapping[str, Any]] = ()
     """The run's parts in the order in which they began, with their own steps; empty if it has
     none."""
 
     @property
     def result(self) -> str | None:
-        """Where a finished run's result is."""
+        """The URL of a finished run's result."""
         end = self.history.head.end if self.history else None
         return f"{self.home}/{end.result.path}" if end and end.result else None
 
     @property
     def state(self) -> str:
-        """HEAD's state; `expired` for a run still open past its deadline, and before HEAD what is
-        waited for."""
+        """HEAD's state; `expired` for a run that is open past its deadline; without HEAD, what the
+        run waits for.
+        """
         if self.history is None:
             return self.wait.what if self.wait else boots.BootState.WAITING
         head = self.history.head
@@ -69,8 +71,9 @@ class Status:
 
     @property
     def left(self) -> timedelta | None:
-        """How long the steps that are left take at the newest attempt's rate; None if no
-        attempt makes steps, or their number is not known."""
+        """The time for the remaining steps at the newest attempt's rate; None if no attempt makes
+        steps or their number is unknown.
+        """
         book = self.history
         if book is None or not (book.attempts and book.total and book.rate):
             return None
@@ -103,7 +106,7 @@ class Status:
 
 
 def read(place: Place) -> Status:
-    """The status of a run, wherever it lives. OperateError: it cannot be read."""
+    """The status of a run. Raises OperateError if it cannot be read."""
     store, layout = place.store, place.layout
     try:
         book = history.read(store, layout)
@@ -115,14 +118,14 @@ def read(place: Place) -> Status:
         raise OperateError(about(place.name, error)) from None
     except ValueError as error:
         raise OperateError(f"{place.name}: a record of its run cannot be read: {error}") from None
-    # A run in a folder has its name in HEAD alone.
+    # A run in a folder has its name only in HEAD.
     run = layout.run or (book.head.owner.rpartition("/")[2] if book else "")
     wait = _wait(place, book, booted, now)
     return Status(place.name, run, place.home, place.url, book, len(booted), now, last, wait, parts)
 
 
 def _parts(store: Store, layout: Layout, book: History | None) -> list[dict[str, Any]]:
-    """Those behind a page that cannot be read are left out; what needs them names it."""
+    """Parts behind an unreadable page are left out; code that needs them reports it."""
     if book is None:
         return []
     try:
@@ -133,7 +136,7 @@ def _parts(store: Store, layout: Layout, book: History | None) -> list[dict[str,
 
 
 def _wait(place: Place, book: History | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
-    """What is waited for; None if an attempt is at work, or nothing is to come."""
+    """What the run waits for; None if an attempt is working, or nothing is expected."""
     if place.folder or (book and (book.head.state.ended or now >= book.head.deadline)):
         return None
     seen = boots.look(place.group) if place.group else None
@@ -146,8 +149,9 @@ def _wait(place: Place, book: History | None, booted: Sequence[Boot], now: datet
 
 
 def _last_metrics(store: Store, book: History | None, parts: Sequence[str]) -> Mapping[str, Last]:
-    """Of a finished run metrics.json counts, too: it has the evaluations after the loop. Of many
-    parts, those of the last ones are read."""
+    """For a finished run, metrics.json is included, because it has the evaluations after the loop.
+    If there are many parts, only the last ones are read.
+    """
     if book is None:
         return {}
     end = book.head.end
@@ -168,5 +172,8 @@ def _last_metrics(store: Store, book: History | None, parts: Sequence[str]) -> M
 def _last_evaluations(store: Store, path: str) -> dict[str, Last]:
     try:
         return metrics.last_values(metrics.read_table(store.get(path)[0]))
-    except (NotFound, ValueError):  # a command's result has no such file, or another form of it
+    except (
+        NotFound,
+        ValueError,
+    ):  # A command's result may lack this file, or have another form of it.
         return {}

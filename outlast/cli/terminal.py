@@ -1,4 +1,4 @@
-"""How the command writes to a terminal: text from outside stays text."""
+"""Prints to a terminal, without interpreting text from outside."""
 
 import click
 
@@ -6,5 +6,5 @@ from outlast.base.visible import visible
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Lines to stdout, or to stderr, in which nothing is a control sequence."""
+    """Prints lines to stdout or stderr, without control sequences."""
     click.echo(visible(text), err=err)

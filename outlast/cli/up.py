@@ -1,4 +1,4 @@
-"""Brings a stack up, with the newest commit of its branch if that is asked for, and down."""
+"""Brings a stack up, on request with the newest commit of its branch, and destroys it."""
 
 import os
 import re
@@ -18,32 +18,32 @@ ASK_SEC = 60.0
 
 @dataclass(frozen=True)
 class Latest:
-    """Where a stack's branch is now."""
+    """The newest commit of a stack's branch."""
 
     ref: str
     commit: str
     before: str
-    """The commit that the stack had; empty for none."""
+    """The stack's previous commit; empty for none."""
 
 
 def up(name: str | None) -> None:
-    """`pulumi up` of the stack, or of the selected one; what it says goes to this terminal.
+    """Runs `pulumi up` of the stack, or of the selected one; its output goes to this terminal.
 
-    EngineError: it ended with an error, which it has said.
+    Raises EngineError if it ends with an error, which it has printed.
     """
     engine.show_engine(["up", "--yes", "--skip-preview", *_of(name)], env=os.environ)
 
 
 def destroy(name: str) -> str:
-    """`pulumi destroy` of the stack; what stays of its run, in words, if there is any.
+    """Runs `pulumi destroy` of the stack; returns what remains of its run, in words.
 
-    A run that is open past its deadline is ended as expired, since no VM will. EngineError: as
-    `up`.
+    A run that is open past its deadline is ended as expired, because no VM will do it. Raises
+    EngineError as `up` does.
     """
     try:
-        deployed = stack.find(name)  # its outputs go with it
+        deployed = stack.find(name)  # Its outputs are deleted with it.
     except OperateError:
-        deployed = None  # a foundation, or one that was never whole
+        deployed = None  # A foundation, or a stack that was never complete.
     engine.show_engine(["destroy", "--yes", "--skip-preview", *_of(name)], env=os.environ)
     return _left(deployed) if deployed else ""
 
@@ -60,10 +60,10 @@ def _left(deployed: stack.Deployed) -> str:
 
 
 def latest(name: str | None) -> Latest:
-    """Writes the commit that `gitRef` is at into the stack's configuration.
+    """Writes the newest commit of `gitRef` into the stack's configuration.
 
-    The repository is asked with the credentials of this machine's own git. UsageError: the stack
-    follows no branch; OperateError: it cannot be read, or has no such branch.
+    Uses the credentials of this machine's git. Raises UsageError if the stack follows no branch,
+    and OperateError if the repository cannot be read or has no such branch.
     """
     import json
 
@@ -74,7 +74,7 @@ def latest(name: str | None) -> Latest:
         missing = "gitRef" if url else "gitUrl"
         raise UsageError(
             f"outlast:{missing}: is not set, so there is no branch to follow; set outlast:gitUrl"
-            " and outlast:gitRef, or leave --latest out."
+            " and outlast:gitRef, or leave out --latest."
         )
     commit = resolve(url, ref)
     engine.run_engine(["config", "set", "outlast:gitCommit", commit, *_of(name)], env=os.environ)
@@ -82,8 +82,9 @@ def latest(name: str | None) -> Latest:
 
 
 def resolve(url: str, ref: str) -> str:
-    """The commit that a branch of a repository is at. UsageError: the address is none that a VM
-    could fetch from, or holds a password; it goes to no other program then."""
+    """The newest commit of a branch. Raises UsageError if no VM could use the address, or if it
+    contains a password; then it is passed to no other program.
+    """
     try:
         Remote.parse(url)
     except DeliveryError as error:
@@ -96,7 +97,7 @@ def resolve(url: str, ref: str) -> str:
             capture_output=True,
             text=True,
             timeout=ASK_SEC,
-            # There is no terminal to ask at.
+            # There is no terminal for questions.
             env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": _ssh()},
         )
     except FileNotFoundError:
@@ -108,7 +109,9 @@ def resolve(url: str, ref: str) -> str:
     commit = done.stdout.partition("\t")[0].strip()
     if done.returncode or not re.fullmatch("[0-9a-f]{40}", commit):
         # By this machine's own configuration git may ask another address, with a password in it.
-        said = keys.without_person((done.stderr.strip().splitlines() or ["git said nothing"])[-1])
+        said = keys.without_person(
+            (done.stderr.strip().splitlines() or ["git printed nothing"])[-1]
+        )
         raise OperateError(f"gitUrl {url}: cannot be read with this machine's git ({said}).")
     return commit
 

@@ -1,4 +1,4 @@
-"""Commands that hand their words to a program of the trainer's side."""
+"""Commands that pass their arguments to a program of the trainer's side."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import click
 
 
 class Verbatim(click.Command):
-    """A command that parses its own words, ``--`` among them."""
+    """A command that parses its own arguments, including ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.params["words"] = list(args)
@@ -17,7 +17,8 @@ class Verbatim(click.Command):
 
 
 def become(*words: str) -> NoReturn:
-    """Run a program of the trainer's side in place of this one, by Python with these words. Ctrl-C
-    waits until that program is ready for it."""
+    """Replaces this process by a program of the trainer's side, run by Python with these arguments.
+    Ctrl-C waits until that program is ready.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execv(sys.executable, [sys.executable, *words])

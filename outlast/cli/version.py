@@ -8,8 +8,7 @@ from outlast.base.folders import PACKAGE
 
 
 def text() -> str:
-    """As `outlast --version` shows it: `0.1.0 (0123456789ab)`; without the commit if it is not
-    known."""
+    """The text of `outlast --version`: `0.1.0 (0123456789ab)`, without the commit if unknown."""
     commit = _commit()
     return metadata.version("outlast") + (f" ({commit})" if commit else "")
 

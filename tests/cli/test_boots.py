@@ -35,7 +35,7 @@ OLD = Vm("vm-1", "1", ago(LATE))
 BOOTS = Boot("2", ago(2), None)
 FAILED = Boot("1", ago(9), Reason.SETUP_FAILED)
 STOCKOUT = ((ago(20), "ZONE_RESOURCE_POOL_EXHAUSTED"), (ago(4), "QUOTA_EXCEEDED"))
-NOTHING = "1 boot has come to nothing, the last as setup-failed"
+NOTHING = "1 boot has failed, the last with setup-failed"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ NOTHING = "1 boot has come to nothing, the last as setup-failed"
             None,
             "never-started",
             ago(LATE),
-            "VM 1 has come to no attempt in 30 minutes",
+            "VM 1 has not reached an attempt in 30 minutes",
         ),
         # With what the group says.
         ([], Seen(ago(1), 1, None), "waiting", None, ""),
@@ -77,7 +77,7 @@ NOTHING = "1 boot has come to nothing, the last as setup-failed"
             Seen(ago(LATE + 1), 1, OLD),
             "never-started",
             ago(LATE),
-            "VM vm-1 has come to no attempt in 30 minutes",
+            "VM vm-1 has not reached an attempt in 30 minutes",
         ),
         # VMs that come and go before their first act.
         (
@@ -85,21 +85,21 @@ NOTHING = "1 boot has come to nothing, the last as setup-failed"
             Seen(ago(10), 1, YOUNG),
             "booting",
             ago(3),
-            "VMs before vm-2 have gone without a boot record",
+            "VMs before vm-2 disappeared without a boot record",
         ),
         (
             [],
             Seen(ago(LATE), 1, YOUNG),
             "never-started",
             ago(LATE),
-            "VMs before vm-2 have gone without a boot record",
+            "VMs before vm-2 disappeared without a boot record",
         ),
         (
             [FAILED],
             Seen(ago(90), 0, None),
             "never-started",
             None,
-            f"{NOTHING}; its group is to have no VM",
+            f"{NOTHING}; its group has target size 0",
         ),
         # A VM whose disk stays boots again.
         ([Boot("1", ago(1), None)], Seen(ago(90), 1, OLD), "booting", ago(1), "VM vm-1 boots"),

@@ -65,7 +65,7 @@ def test_without_a_local_cloud_every_call_names_the_one_that_starts_it(call, tmp
     done = outlast("cloud", *call, "--state", str(tmp_path))
     assert done.returncode == 1
     assert done.stderr == (
-        f"outlast: local cloud: none runs on {tmp_path}; start one: outlast cloud start.\n"
+        f"outlast: local cloud: none is running on {tmp_path}; start one: outlast cloud start.\n"
     )
 
 

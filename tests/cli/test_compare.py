@@ -64,7 +64,12 @@ def test_equal_results_have_no_difference() -> None:
         ("m.safetensors", tensors(a=A, w=A), tensors(a=A, w=B), f"array w: {SAID}"),
         ("m.npz", npz(w=A), npz(w=A, b=A), "array b is in one only"),
         ("m.json", b'{"a": {"b": [1, 2]}}', b'{"a": {"b": [1, 3]}}', "value a.b[1]: 2, undist"),
-        ("m.json", b'{"a": 1}', b'{ "a": 1}', "all in it is equal but its bytes: first at byte 1"),
+        (
+            "m.json",
+            b'{"a": 1}',
+            b'{ "a": 1}',
+            "its content is equal, but not its bytes: first at byte 1",
+        ),
         ("log.txt", b"one\ntwo\n", b"one\nzwei\n", "value line 2: 'two', undisturbed 'zwei'"),
         (
             "m.joblib",

@@ -359,7 +359,7 @@ def test_what_nothing_put_to_the_test_is_neither_held_nor_broken(name, seen):
     [
         ("each-step-once", with_run(rows=rows(*range(1, 60), *range(65, 91))),
          "85 rows of 90 steps; without step 60, 61, 62 and 2 more, which the undisturbed run has"),
-        ("each-step-once", with_run(rows=rows(1, 1)), "step 1 is there twice"),
+        ("each-step-once", with_run(rows=rows(1, 1)), "step 1 is recorded twice"),
         ("each-step-once", replace(with_run(rows=TIMED), baseline=replace(RUN, rows=TIMED_AGAIN)),
          "90 rows of 90 steps; not compared, because they vary in each run: seconds"),
         ("each-step-once", replace(with_run(rows=rows(30, 60, 90)), baseline=None), "3 rows of 90"),

@@ -92,7 +92,7 @@ def test_a_folder_with_files_is_refused_and_left_as_it_was(tmp_path: Path) -> No
     folder.mkdir()
     (folder / "thesis.tex").write_text("mine")
     (folder / "notes").mkdir()
-    with pytest.raises(UsageError, match="demo: holds notes and 1 more; name a new or an empty"):
+    with pytest.raises(UsageError, match="demo: contains notes and 1 more; name a new or an empty"):
         init.write(folder)
     assert files(folder) == {"thesis.tex"}
 

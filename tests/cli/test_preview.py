@@ -122,7 +122,7 @@ NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
             unchanged(pin=changed(PIN, PINNED, {**PINNED, "image": "i"}, "same")),
             OPEN,
             "stays untouched",
-            "nothing of its VM changes; the image of now counts at its next resume",
+            "nothing of its VM changes; the image will change at its next resume",
         ),
         (
             unchanged(template=OTHER_TEMPLATE),
@@ -154,7 +154,12 @@ NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
             "resumes from step 400",
             "in us-central1-b instead of us-central1-a; it resumes from step 400",
         ),
-        (unchanged(**MOVED), NotRead.ABSENT, "restarts", "from step 0, as it has no checkpoint"),
+        (
+            unchanged(**MOVED),
+            NotRead.ABSENT,
+            "restarts",
+            "from step 0, because it has no checkpoint",
+        ),
         (unchanged(**MOVED), NotRead.UNKNOWN, "restarts", "it resumes from its last checkpoint"),
         (
             unchanged(template=OTHER_TEMPLATE),
@@ -249,7 +254,7 @@ def test_destroying_leaves_the_bucket():
     steps = [replace(step, op="delete", new={}) for step in unchanged()]
     found = reviewed(steps, _aaaaaaaaaa=OPEN)
     (line,) = found.runs
-    assert line.then is Then.STOPS and "the stack lets go of it" in line.why
+    assert line.then is Then.STOPS and "the stack gives it up" in line.why
     assert found.before.sum.hour > 0 and found.after.an_hour == "nothing"
 
 
@@ -261,10 +266,10 @@ def test_destroying_leaves_the_bucket():
             {"location": "us-central1", "softDeletePolicy": {"retentionDurationSeconds": 604800}},
             "billed for 7 more days, $0.0046 each",
         ),
-        ({"location": "us-central1", "versioning": {"enabled": True}}, "versions: what is"),
+        ({"location": "us-central1", "versioning": {"enabled": True}}, "versions: overwritten"),
         ({"location": "europe-west4"}, "in us-central1 and the bucket in europe-west4: reads"),
         ({"location": "europe-west4"}, "billed by the GiB, at most $0.0800 each"),
-        ({"location": "me-west1"}, "billed by the GiB, at a price that the list does not have"),
+        ({"location": "me-west1"}, "billed by the GiB, at a price that is not in the list"),
         ({"location": "us-central1"}, "how large they are is not known before a run's first"),
         ({"location": "mars-north1"}, "(mars-north1): unknown a GiB and month"),
     ],
@@ -424,8 +429,8 @@ RECIPE = {
         (
             "clear",
             "e2-standard-4",
-            "image outlast-0123456789 is there, and nothing is baked: what a bake that was killed"
-            " has left is deleted",
+            "image outlast-0123456789 exists, and nothing is baked: leftovers of a killed bake are"
+            " deleted",
         ),
     ],
 )
@@ -458,5 +463,5 @@ def test_what_the_program_warns_of_is_told_once(capsys):
 
 
 def test_what_is_no_plan_is_one_sentence():
-    with pytest.raises(EngineError, match="printed something else than its plan"):
+    with pytest.raises(EngineError, match="printed something other than its plan"):
         plans.plan("Previewing update (dev)")

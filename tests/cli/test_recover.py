@@ -184,7 +184,7 @@ def test_the_lock_of_a_dead_process_of_this_machine_goes(asked):
 def test_the_lock_of_anybody_else_stays(asked, host, pid):
     given, _, says = asked
     says[0] = LOCKED.format(host=host, pid=pid)
-    with pytest.raises(OperateError, match="somebody works on it now; wait for that"):
+    with pytest.raises(OperateError, match="another process is working on it; wait for it"):
         recover.recover("dev")
     assert "cancel --yes" not in given
 

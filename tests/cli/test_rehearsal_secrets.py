@@ -54,5 +54,7 @@ def test_what_the_program_refuses_is_left_to_it(config):
 
 
 def test_a_token_for_git_has_no_stand_in():
-    with pytest.raises(UsageError, match="outlast:gitSecret 'deploy': a rehearsal has no token"):
+    with pytest.raises(
+        UsageError, match="outlast:gitSecret 'deploy': a rehearsal does not have your token"
+    ):
         take_over({"outlast:gitSecret": "deploy"}, {})

@@ -289,7 +289,7 @@ def test_an_older_head_put_back_over_the_run_is_mended(store, tmp_path):
 def test_a_whole_head_and_a_foreign_one_are_left_alone(store, tmp_path):
     train(store, tmp_path)
     before = store.get(LAYOUT.head)
-    with pytest.raises(OperateError, match=r"HEAD is whole \(open, step 50\); nothing to repair"):
+    with pytest.raises(OperateError, match=r"HEAD is intact \(open, step 50\); nothing to repair"):
         repair(store, LAYOUT, OWNER)
     with pytest.raises(OperateError, match="HEAD belongs to o/p/s"):
         repair(store, LAYOUT, "o/p/other")
@@ -397,7 +397,7 @@ def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
     monkeypatch.chdir(tmp_path)
     if damage == "checkpoints":  # one of them is whole: the training itself goes back to it
         refused = CliRunner().invoke(cli, ["repair", "run"])
-        assert "run: HEAD is whole (open" in str(refused.exception)
+        assert "run: HEAD is intact (open" in str(refused.exception)
     else:
         refused = programs.run(tmp_path, argv)
         assert refused.returncode == 64 and f"repair it: outlast repair {run_dir}" in refused.stderr
@@ -418,7 +418,7 @@ def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):
     place = Place("gs://b/experiments/dev/0123456789", store, LAYOUT)
     with pytest.raises(OperateError, match="is the run of stack s; outlast repair s"):
         repairing.repair_alone(place)
-    with pytest.raises(OperateError, match="there is no run; look at its name again"):
+    with pytest.raises(OperateError, match="there is no run; check the name"):
         repairing.repair_alone(Place("gs://b/x/y", store, Layout("x", "y")))
     with pytest.raises(UsageError, match="the folder holds no run"):
         runs.find_damaged(str(tmp_path))

@@ -185,9 +185,9 @@ def test_a_stop_ends_an_open_run_and_keeps_what_it_committed():
     head = read_head(made.memory, LAYOUT).head
     assert (head.state, head.chain) == (State.STOPPED, COMMITTED.chain)
     assert head.end == End(Reason.STOPPED, None, 9, None)
-    with pytest.raises(OperateError, match="has ended already"):
+    with pytest.raises(OperateError, match="has already ended"):
         resume.stop(made)
-    with pytest.raises(OperateError, match="has no HEAD, no VM has begun it yet"):
+    with pytest.raises(OperateError, match="has no HEAD: no VM has started it yet"):
         resume.stop(stack(None))
 
 
@@ -203,7 +203,7 @@ def test_before_head_a_run_waits_boots_or_never_started():
     assert (found.state, found.boots) == ("never-started", 1)
     told = found.as_json()
     assert told["attempts"] == []
-    assert told["waits"]["why"] == "1 boot has come to nothing, the last as setup-failed"
+    assert told["waits"]["why"] == "1 boot has failed, the last with setup-failed"
 
 
 def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_left(capsys):

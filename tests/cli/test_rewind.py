@@ -70,7 +70,7 @@ def test_a_run_that_an_attempt_works_on_is_refused_with_its_number(
     with programs.started(tmp_path, [*RUNNER, LINE]) as process:
         programs.wait_for((tmp_path / "waits").exists, process)
         code, said = resume(monkeypatch, capsys, str(run_dir), "--from", str(before[0]))
-        assert code == 1 and "attempt 2 works on it" in said
+        assert code == 1 and "attempt 2 is working on it" in said
         assert steps(run_dir) == before
     programs.wait_until_alone(tmp_path)
 

@@ -288,7 +288,7 @@ def test_what_is_no_run_is_said(
 
 def test_a_folder_whose_head_is_gone_is_no_folder_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "attempts" / "000001").mkdir(parents=True)
-    with pytest.raises(UsageError, match="its HEAD is gone while attempts exist"):
+    with pytest.raises(UsageError, match="its HEAD is missing, but attempts exist"):
         outlast.open(tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_the_baseline_of_the_longest_name_has_a_name_that_may_be():
 
 def test_a_scenario_about_a_command_is_not_for_a_trainer_of_ones_own():
     command = scenario.of(document(stack={"outlast:command": "exit 3"}))
-    with pytest.raises(UsageError, match="brings its own command"):
+    with pytest.raises(UsageError, match="has its own command"):
         compose({}, command, {}, own=True)
     found = compose({"outlast:command": "./mine.sh"}, command, {}, own=True)
     assert found["outlast:command"] == "./mine.sh"
@@ -166,7 +166,7 @@ def test_a_command_is_rehearsed_at_moments_that_it_has():
     with pytest.raises(UsageError) as raised:
         storm.check_moments(command=True)
     assert str(raised.value) == (
-        "scenario storm: events[0].when.share 0.15: never comes, since a command has no total of "
+        "scenario storm: events[0].when.share 0.15: never happens, since a command has no total of "
         "steps; play command-storm, or name commits instead."
     )
 

@@ -138,7 +138,7 @@ def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
     stack.set("outlast:image", "projects/debian-cloud/global/images/family/debian-13")
     (line,) = review().runs
     assert line.said == "stays untouched"
-    assert line.why == "nothing of its VM changes; the image of now counts at its next resume"
+    assert line.why == "nothing of its VM changes; the image will change at its next resume"
 
     # A zone: the group is recreated there, and the run resumes.
     stack.set("outlast:zone", "europe-west4-b")

@@ -437,7 +437,7 @@ def test_an_up_that_is_killed_is_mended(deployed, cloud, asked_for):
         killed.wait()
         started.call("DELETE", "/_local/faults")
     said = deployed.outlast("up", "dev")
-    assert "was being made when pulumi was killed; taken up, if it exists" in said
+    assert "was being created when pulumi was killed; added to the state if it exists" in said
     assert deployed.changes() == set()
     left = started.audit()
     assert [len(left[kind]) for kind in ("groups", "templates", "roles", "vms")] == [1, 1, 1, 1]

@@ -78,7 +78,7 @@ def test_an_engine_on_path_that_does_not_fit_is_named_and_passed_over(
     monkeypatch.setenv("PATH", str(unfit.parent))
     assert setup.ensure_engine(setup.Progress()) == cached
     said = capsys.readouterr().err
-    assert f"{unfit} is passed over: its version is 3.100.0" in said
+    assert f"{unfit} is not used: its version is 3.100.0" in said
 
 
 def test_an_engine_that_does_not_run_is_passed_over(setup: ModuleType, monkeypatch, tmp_path):

@@ -49,7 +49,7 @@ def test_another_environment_is_said(capsys: pytest.CaptureFixture[str]) -> None
     then, now = (training.Environment("dummy", needs, threads) for threads in (2, 4))
     now.load_state_dict(then.state_dict())
     said = capsys.readouterr().err
-    assert "dummy: goes on in another environment (threads 2 then and 4 now)" in said
+    assert "dummy: continues in another environment (threads 2 then and 4 now)" in said
     assert now.state_dict()["threads"] == "4"
     now.load_state_dict({**now.state_dict(), "processor": "abacus"})
     assert "processor abacus then and " in capsys.readouterr().err

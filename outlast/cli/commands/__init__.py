@@ -1,1 +1,1 @@
-"""The commands of `outlast`, one a module, imported when they are needed."""
+"""The commands of `outlast`, one for each module, imported when they are needed."""

@@ -11,7 +11,7 @@ from outlast.cli.terminal import say
 @click.argument("experiment")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 def checkpoints(experiment: str, as_json: bool) -> None:
-    """List a run's checkpoints, and how another run begins with one.
+    """List a run's checkpoints, with the name by which another run can start from each.
 
     EXPERIMENT may also be a run's folder or gs:// path. The name under a checkpoint is what
     outlast:init takes, and init of outlast.train.

@@ -33,7 +33,7 @@ def _state_folder(state: Path | None) -> Path:
 
 
 def _stack_ready(found: "LocalCloud") -> dict[str, str]:
-    """Makes the checkout's stack known to the cloud's backend; the variables that lead there."""
+    """Adds the checkout's stack to the cloud's backend; returns the variables that lead there."""
     from outlast.cli import engine
     from outlast.cli.rehearsal import settings
 
@@ -50,7 +50,8 @@ def _running(state: Path | None) -> "LocalCloud":
     found = find(_state_folder(state))
     if found is None:
         raise CloudError(
-            f"local cloud: none runs on {_state_folder(state)}; start one: outlast cloud start."
+            f"local cloud: none is running on {_state_folder(state)}; start one: outlast cloud"
+            " start."
         )
     return found
 
@@ -61,7 +62,7 @@ def _running(state: Path | None) -> "LocalCloud":
 def start(state: Path | None, port: int) -> None:
     """Serve the local cloud in the background and print what to export.
 
-    If it runs already, only print it.
+    If it is already running, only print it.
 
     \b
     eval "$(outlast cloud start)"
@@ -79,7 +80,7 @@ def start(state: Path | None, port: int) -> None:
     found = clouds.find(folder)
     if found is not None and port not in (0, found.port):
         raise CloudError(
-            f"--port {port}: the local cloud {found.pid} runs already at {found.url}; "
+            f"--port {port}: the local cloud {found.pid} is already running at {found.url}; "
             "stop it first (outlast cloud stop)."
         )
     started = found is None
@@ -105,16 +106,16 @@ def start(state: Path | None, port: int) -> None:
 @cloud.command()
 @_state_option
 def stop(state: Path | None) -> None:
-    """End the local cloud and every VM of it; its state stays."""
+    """End the local cloud and its VMs; its state is kept."""
     found = _running(state)
     found.stop()
-    say(f"local cloud {found.pid}: ended; its state stays in {found.state}")
+    say(f"local cloud {found.pid}: ended; its state is kept in {found.state}")
 
 
 @cloud.command()
 @_state_option
 def reset(state: Path | None) -> None:
-    """End every VM and forget all that exists in the local cloud, buckets and stacks too.
+    """End every VM and delete everything in the local cloud, including buckets and stacks.
 
     It keeps its address; the next `pulumi up` finds nothing.
     """
@@ -122,7 +123,7 @@ def reset(state: Path | None) -> None:
 
     found = _running(state)
     found.reset()
-    # The engine's own record of what it has made there; nothing of that is left.
+    # The engine's record of its resources, none of which exist any more.
     shutil.rmtree(found.state / "pulumi" / "backend", ignore_errors=True)
     _stack_ready(found)
     say(f"local cloud {found.pid}: empty, at {found.url} as before")

@@ -13,7 +13,7 @@ from outlast.cli.terminal import say
 def costs(experiment: str, as_json: bool) -> None:
     """Count what a run has cost so far: every VM's hours, at list prices.
 
-    EXPERIMENT may also be a run's gs:// path, of a stack that is long gone.
+    EXPERIMENT may also be a run's gs:// path, even if its stack no longer exists.
     """
     from outlast.cli import costs as counting
     from outlast.cli import runs

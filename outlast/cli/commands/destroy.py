@@ -12,7 +12,7 @@ from outlast.cli.terminal import say
 def destroy(experiment: str) -> None:
     """Run pulumi destroy without its questions, after recovering from an interrupted update.
 
-    The bucket stays, and in it all that the run has committed: the next up resumes it.
+    The bucket is kept, with everything that the run has committed: the next up resumes it.
     """
     from outlast.cli import up as stack_up
 

@@ -12,7 +12,7 @@ from outlast.cli.terminal import say
 def init(folder: Path) -> None:
     """Write a new project: a program of ten lines, a trainer, a stack to rehearse.
 
-    FOLDER is made if it does not exist; the default is this folder.
+    FOLDER is created if it does not exist; the default is the current folder.
     """
     from outlast.cli import init as projects
 

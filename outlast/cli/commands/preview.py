@@ -18,18 +18,18 @@ from outlast.cli.terminal import say
     "config",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Limits of the rules, as the engine takes them with --policy-pack.",
+    help="Limits of the rules, in the file format of pulumi preview --policy-pack-config.",
 )
 def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path | None) -> None:
-    """Say what pulumi up would do: to each run, to the bill, and against which rule.
+    """Show what pulumi up would do to each run and to the bill, and which rules it would break.
 
-    EXPERIMENT is a stack; default the selected one. Nothing is changed.
+    EXPERIMENT is a stack; the default is the selected one. Nothing is changed.
 
     \b
     Exit codes
       0   no rule is broken
       3   a rule is broken
-      1   there is no preview: the program refuses the settings, or the engine failed
+      1   no preview: the program refuses the settings, or the engine failed
       64  bad usage
     """
     from outlast.cli.render import as_markdown, show_review

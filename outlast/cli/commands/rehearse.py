@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--scenario", metavar="NAME|FILE", help="What happens to it; default storm.")
+@click.option("--scenario", metavar="NAME|FILE", help="The faults that happen; default storm.")
 @click.option("--list", "lists", is_flag=True, help="List the named scenarios.")
 @click.option("--stack", metavar="NAME", help="Rehearse your own stack, Pulumi.NAME.yaml.")
 @click.option(
     "--data",
     metavar="gs://BUCKET/PATH=FOLDER",
     multiple=True,
-    help="Files that the local bucket has before; repeatable.",
+    help="Put a folder's files into the local bucket first; repeatable.",
 )
-@click.option("--limit-rows", type=click.IntRange(min=64), help="Train on the first rows only.")
+@click.option("--limit-rows", type=click.IntRange(min=64), help="Train only on the first N rows.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def rehearse(
@@ -35,16 +35,16 @@ def rehearse(
     epochs: int | None,
     as_json: bool,
 ) -> None:
-    """Run the stack on this machine, in a scenario, and check the guarantees.
+    """Run the stack on this machine with a scenario's faults, and check the guarantees.
 
     Without a scenario, the run is preempted once and killed twice. docs/scenarios.md has the
     scenarios, and how to write one.
 
     \b
     Exit codes
-      0   every guarantee was seen held
+      0   every guarantee was held
       1   a guarantee is broken
-      2   none is broken, and nothing put some of them to the test
+      2   none is broken, but some were not exercised
     """
     from outlast.cli.rehearsal import rehearse as rehearsal
     from outlast.cli.rehearsal import scenario as scenarios

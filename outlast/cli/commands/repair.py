@@ -8,7 +8,7 @@ from outlast.cli.terminal import say
 @click.command()
 @click.argument("experiment")
 def repair(experiment: str) -> None:
-    """Repair a HEAD that is gone, unreadable, or names no checkpoint that can be read.
+    """Repair a HEAD that is lost, unreadable, or names no readable checkpoint.
 
     EXPERIMENT may also be the folder or gs:// path of a run without a stack.
     """

@@ -28,13 +28,13 @@ def _checked_step(context: click.Context, option: click.Parameter, text: str | N
     "step",
     metavar="[PART:]STEP",
     callback=_checked_step,
-    help="Set the run back to the checkpoint of this step, as outlast checkpoints lists them.",
+    help="Set the run back to the checkpoint of this step (outlast checkpoints lists them).",
 )
 def resume(experiment: str, step: str | None) -> None:
     """Reopen a run that failed or was stopped, or continue it with changes, at the next pulumi up.
 
-    Before, the machine may be changed, the code corrected, and arguments that the trainer lists as
-    mutable: the run keeps its name (outlast:run) and resumes from its last checkpoint.
+    You may first change the machine, correct the code, and change arguments that the trainer lists
+    as mutable: the run keeps its name (outlast:run) and resumes from its last checkpoint.
 
     With --from, EXPERIMENT may also be the folder or gs:// path of a run without a stack.
     """

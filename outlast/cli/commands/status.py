@@ -11,7 +11,7 @@ from outlast.cli.terminal import say
 @click.argument("experiment")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(experiment: str, as_json: bool) -> None:
-    """Show a run's state, attempts and reasons, as the bucket has them.
+    """Show a run's state and attempts, from its records in the bucket.
 
     EXPERIMENT may also be a run's folder or gs:// path.
     """

@@ -8,7 +8,7 @@ from outlast.cli.terminal import say
 @click.command()
 @click.argument("experiment")
 def stop(experiment: str) -> None:
-    """End a run as stopped. What it committed is kept; outlast resume continues it."""
+    """End a run as stopped. Its checkpoints are kept; outlast resume continues it."""
     from outlast.cli import resume as resuming
     from outlast.cli import stack
     from outlast.cli.errors import reading

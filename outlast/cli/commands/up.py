@@ -8,13 +8,17 @@ from outlast.cli.terminal import say
 
 @click.command()
 @click.argument("experiment", required=False)
-@click.option("--latest", is_flag=True, help="First take the newest commit of outlast:gitRef.")
+@click.option(
+    "--latest",
+    is_flag=True,
+    help="First set outlast:gitCommit to the newest commit of outlast:gitRef.",
+)
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # pulumi's own habit
 def up(experiment: str | None, latest: bool) -> None:
     """Run pulumi up without its questions, after recovering from an interrupted update.
 
-    EXPERIMENT is a stack; default the selected one. With --latest the commit that the branch is at
-    is written into the stack's configuration, outlast:gitCommit, before.
+    EXPERIMENT is a stack; the default is the selected one. With --latest, the newest commit of the
+    branch is first written into the stack's configuration (outlast:gitCommit).
     """
     from outlast.cli import up as stack_up
 

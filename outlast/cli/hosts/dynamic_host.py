@@ -8,7 +8,7 @@ import threading
 
 
 def end_with_engine() -> None:
-    """Ends at once when the engine, which holds the other end of stdin, has gone."""
+    """Ends at once when the engine, which holds the other end of stdin, has ended."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os._exit(0)

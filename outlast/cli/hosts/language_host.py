@@ -28,8 +28,7 @@ MESSAGE_LIMIT_BYTES = 400 * 1024 * 1024
 
 
 class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
-    """Answers what the engine asks of a language host for programs and policy packs; the rest is
-    unimplemented."""
+    """Implements the parts of a language host that programs and policy packs need."""
 
     def __init__(self, engine_address: str) -> None:
         self._engine_address = engine_address
@@ -94,8 +93,7 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
         return language_pb2.RunResponse.FromString(data[1:])
 
     def RunPlugin(self, request, context):
-        """Runs a policy pack or a package of components, and tells the engine what it prints until
-        it ends."""
+        """Runs a policy pack or a component package, and streams its output to the engine."""
         folder = request.info.program_directory
         if request.kind == "analyzer":
             words = ["-m", "pulumi.policy", *request.args, folder]
@@ -147,7 +145,9 @@ def told(process: subprocess.Popen) -> Iterator[tuple[str, bytes]]:
 
 
 def interpreter(request) -> str:
-    """The interpreter that runs a program. ValueError: the project names one that is not there."""
+    """The interpreter that runs a program. Raises ValueError if the project names one that does not
+    exist.
+    """
     options = json_format.MessageToDict(request.info.options)
     name = options.get("virtualenv")
     if not name:
@@ -161,7 +161,7 @@ def interpreter(request) -> str:
 
 
 def end_with_engine() -> None:
-    """Ends at once when the engine, which holds the other end of stdin, has gone."""
+    """Ends at once when the engine, which holds the other end of stdin, has ended."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os._exit(0)

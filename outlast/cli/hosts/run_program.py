@@ -1,7 +1,7 @@
 """Runs one Pulumi program for language_host.py: `python run_program.py ANSWER_FD`.
 
-The request comes on stdin, its length first; the answer goes to the file descriptor, so that the
-program's own output stays the program's. The end of stdin means that the host has gone.
+The request comes on stdin, its length first; the answer goes to the file descriptor, so that it is
+not mixed with the program's output. The end of stdin means that the host has ended.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ DONE = b"\n"
 THREADS_PER_SLOT = 4
 """As in the SDK: each resource in work may need several threads."""
 MONITOR_GONE = "Resource monitor has terminated"
-"""What the SDK says if the engine has stopped the update, and has said why itself."""
+"""The SDK's message if the engine has stopped the update, for which the engine has given the
+reason.
+"""
 
 
 def read_request() -> Any:
@@ -88,7 +90,7 @@ def run(request: Any, entry: str) -> bool:
         if not error.code:
             return True
         log.error(f"the program ended with exit {error.code}")
-    except BaseException:  # whatever a program raises is the program's failure
+    except BaseException:  # Anything that a program raises is its failure.
         log.error(f"Program failed with an unhandled exception:\n{traceback.format_exc()}")
     else:
         return True

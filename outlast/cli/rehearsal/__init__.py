@@ -1,1 +1,1 @@
-"""The rehearsal: plays a scenario on the local cloud and judges what it saw."""
+"""The rehearsal: plays a scenario on the local cloud and checks the guarantees."""

@@ -1,4 +1,4 @@
-"""What a rehearsal leaves behind: nothing, however it ends."""
+"""Cleans up after a rehearsal, however it ends."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ from outlast.cli import cloud as clouds
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A short folder (Unix sockets have short names) that is gone afterwards."""
-    # A Ctrl-C between the folder and the line that takes it away waits until that is in force.
+    """A temporary folder with a short name, because Unix sockets need short paths."""
+    # A Ctrl-C waits until the removal of the folder is guaranteed.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     folder = Path(tempfile.mkdtemp(prefix="outlast-re-", dir=_short_temporary()))
     try:
@@ -27,11 +27,11 @@ def scratch() -> Iterator[Path]:
 
 
 SHORT_NAME = 24
-"""Bytes of a folder's name below which a VM's sockets still have room."""
+"""The longest folder name in bytes that leaves room for a VM's sockets."""
 
 
 def _short_temporary() -> str | None:
-    """The user's own folder for temporary files where its name is short enough, else /tmp."""
+    """The user's folder for temporary files if its name is short enough, else /tmp."""
     if len(os.fsencode(tempfile.gettempdir())) <= SHORT_NAME:
         return None
     return "/tmp" if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK) else None
@@ -39,7 +39,7 @@ def _short_temporary() -> str | None:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as Ctrl-C does, with everything put away."""
+    """Makes SIGTERM and SIGHUP end it like Ctrl-C, with a full clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,7 +60,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Clean-up is short and goes on through further Ctrl-C."""
+    """The clean-up is short and ignores further Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -73,7 +73,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def end_strays(token: str, *, only: str = "") -> list[str]:
-    """Kills every other process whose environment holds the token; tells which there were.
+    """Kills every other process whose environment contains the token; returns their names.
 
     `only`: those whose executable's name begins so.
     """

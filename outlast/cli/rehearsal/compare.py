@@ -1,5 +1,6 @@
-"""Where two results differ: the file and, in a format that is read without running anything, the
-array or value in it."""
+"""Finds where two results differ: the file and, in formats that can be read without running code,
+the array or value in it.
+"""
 
 import io
 import json
@@ -32,11 +33,11 @@ class Array:
 
 
 Parts = Mapping[str, Any]
-"""What a file consists of, by name: arrays, bytes of other members, JSON's values."""
+"""The content of a file by name: arrays, bytes of other members, JSON's values."""
 
 
 def difference(found: Files, baseline: Files) -> str:
-    """In which files two results differ, and where in them; empty if all are equal."""
+    """The files in which two results differ, and where; empty if all are equal."""
     names = sorted({*found, *baseline})
     differing = [name for name in names if found.get(name) != baseline.get(name)]
     if not differing:
@@ -58,7 +59,7 @@ def _of_file(name: str, found: Files, baseline: Files) -> str:
         one, other = _parts(name, found), _parts(name, baseline)
         if one is not None and other is not None:
             return f"{name} differs ({_of_parts(one, other, found[name], baseline[name])})"
-    except Exception as error:  # a damaged file may raise anything
+    except Exception as error:  # A damaged file may raise anything.
         return f"{name} differs ({_bytes(found[name], baseline[name])}; cannot be read: {error})"
     pickled = "a pickle, which is not read; " if _suffix(name) in PICKLES else ""
     return f"{name} differs ({pickled}{_bytes(found[name], baseline[name])})"
@@ -75,7 +76,7 @@ def _of_parts(one: Parts, other: Parts, data: bytes, baseline: bytes) -> str:
         elif not _same(here, there):
             told.append(f"{_named(name, here)}: {_of_values(here, there)}")
     if not told:
-        return f"all in it is equal but its bytes: {_bytes(data, baseline)}"
+        return f"its content is equal, but not its bytes: {_bytes(data, baseline)}"
     more = len(told) - PARTS_SHOWN
     return ", ".join(told[:PARTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -147,7 +148,7 @@ def _suffix(name: str) -> str:
     return PurePosixPath(name).suffix.lower()
 
 
-# What is in a file. None: its format is not read here.
+# Reads a file's content. None if its format cannot be read here.
 
 
 def _parts(name: str, files: Files, *, in_archive: bool = False) -> Parts | None:
@@ -172,7 +173,7 @@ _TEXTS = (".txt", ".csv", ".tsv", ".jsonl", ".yaml", ".yml", ".md", ".log", ".py
 
 
 def _leaves(node: Any, path: str) -> Iterable[tuple[str, Any]]:
-    """A document's values by their paths."""
+    """A document's values by path."""
     if isinstance(node, dict) and node:
         for key, value in node.items():
             yield from _leaves(value, f"{path}.{key}" if path else str(key))

@@ -1,6 +1,6 @@
-"""What a run's rows in the bucket say of its steps, alone and beside an undisturbed run's.
+"""Checks a run's rows in the bucket, alone and against those of an undisturbed run.
 
-A trainer may log every step, once an epoch, or when it evaluates: rows are judged by the steps that
+A trainer may log every step, once an epoch, or when it evaluates, so the check uses the steps that
 it logs.
 """
 
@@ -16,19 +16,20 @@ STEPS_SHOWN = 3
 
 
 def disorder(run: RunRecord) -> str:
-    """Rows that are there twice or out of order; empty if none are."""
+    """Duplicate rows, or rows out of order; empty if there are none."""
     steps = [row["step"] for row in run.rows]
     for before, after in pairwise(steps):
         if after == before:
-            return f"step {after} is there twice"
+            return f"step {after} is recorded twice"
         if after < before:
             return f"step {after} comes after step {before}"
     return ""
 
 
 def gap(run: RunRecord) -> str:
-    """Rows that are missing by the run's own word: where an attempt took over more steps in a row
-    are without one than anywhere else, or the last one that the trainer logged is not there."""
+    """Missing rows, judged by the run alone: more steps in a row lack one at the start of an
+    attempt than anywhere else, or the last one that the trainer logged is missing.
+    """
     steps = [row["step"] for row in run.rows]
     seams = {attempt.from_step for attempt in run.attempts[1:]}
     within, across = 0, []
@@ -48,7 +49,7 @@ def gap(run: RunRecord) -> str:
 
 
 def _last_logged(run: RunRecord) -> int:
-    """The last step that the trainer of a finished run logged, by its supervisor's word."""
+    """The last step that the trainer of a finished run logged, according to its supervisor."""
     head = run.head
     end = run.ends.get(head.term) if head is not None else None
     if end is None or head is None or head.state is not State.DONE:
@@ -68,13 +69,13 @@ def _before(run: RunRecord, metric: str) -> int:
 
 
 def difference(run: RunRecord, baseline: RunRecord) -> str:
-    """How the rows differ from the undisturbed run's, beyond the values that vary in each run."""
+    """How the rows differ from the undisturbed run's, except in values that vary in each run."""
     steps, baseline_steps = ({row["step"] for row in one.rows} for one in (run, baseline))
     told = []
     if missing := baseline_steps - steps:
         told.append(f"without step {_some(missing)}, which the undisturbed run has")
     if added := steps - baseline_steps:
-        told.append(f"with step {_some(added)}, which the undisturbed run has not")
+        told.append(f"with step {_some(added)}, which the undisturbed run lacks")
     if told:
         return " and ".join(told)
     varies, others = set(varying(run, baseline)), {row["step"]: row for row in baseline.rows}
@@ -87,7 +88,7 @@ def difference(run: RunRecord, baseline: RunRecord) -> str:
 
 
 def varying(run: RunRecord, baseline: RunRecord) -> list[str]:
-    """Names whose values differ although nothing had interrupted the run yet, such as times."""
+    """Names whose values differ even before the first interruption, such as times."""
     found: dict[str, None] = {}
     for row, other in _undisturbed(run, baseline):
         found |= dict.fromkeys(_differing(row, other))
@@ -95,13 +96,13 @@ def varying(run: RunRecord, baseline: RunRecord) -> list[str]:
 
 
 def differs_before_interruption(run: RunRecord, baseline: RunRecord) -> str:
-    """A sentence where two runs of the same training differ by themselves."""
+    """A sentence if two runs of the same training differ by themselves."""
     for row, other in _undisturbed(run, baseline):
         for name in _differing(row, other):
             return (
                 "the rows differ before anything interrupted the run: "
                 f"{_values(name, row, other)}; "
-                "if that is not a time, the training does not repeat itself: seed its random"
+                "if that is not a time, the training is not repeatable: seed its random"
                 " numbers"
             )
     return ""

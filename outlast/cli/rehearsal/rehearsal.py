@@ -1,4 +1,6 @@
-"""One rehearsal: stacks up, scenario played, end awaited, everything seen collected."""
+"""Runs one rehearsal: brings stacks up, plays the scenario, waits for the end, collects what it
+sees.
+"""
 
 import os
 import time
@@ -24,28 +26,28 @@ LIMIT_SEC = 600
 """An engine that takes longer than this has hung."""
 POLL_SEC = 0.2
 QUIET_SEC = 15.0
-"""After this long without a message, say what the rehearsal waits for."""
+"""Seconds without a message after which the rehearsal says what it waits for."""
 
 
 class Watcher:
-    """Receives what happens, for the command line to render. All calls come from one thread."""
+    """Receives events for the command line to render. All calls come from one thread."""
 
     def say(self, message: str) -> None:
         """One thing that happened."""
 
     def progress(self, name: str, step: int, total: int, rows: tuple[dict[str, Any], ...]) -> None:
-        """Where a run is."""
+        """The state of a run."""
 
 
 class StackRun:
-    """One of the stacks, and what is known of its run."""
+    """One of the stacks, and what is known about its run."""
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path) -> None:
         self.name = name
         self.stack = engine.Stack(name, config, folder=folder / name)
         self.place = place_of(config)
         self.raised: Future[dict[str, Any]] | None = None
-        """The `up` under way."""
+        """The running `up`."""
         self.outputs: dict[str, Any] = {}
         """The stack's outputs; empty until it is up."""
         self.up_at = 0.0
@@ -62,7 +64,7 @@ class StackRun:
         return self.outputs["group"]
 
     def where(self) -> str:
-        """Where the run stands, in words."""
+        """The state of the run, in words."""
         book = self.history
         if not self.outputs:
             return "pulumi up"
@@ -77,14 +79,16 @@ class StackRun:
         return f"attempt {attempt.term}, phase {book.phase or 'setup'}, {step}"
 
     def note(self, book: History | None) -> None:
-        """What was read of the run just now."""
+        """What was just read of the run."""
         self.history = book
         if book and (not self.heads or self.heads[-1].nonce != book.head.nonce):
             self.heads.append(book.head)
 
 
 class Rehearsal:
-    """One rehearsal: stacks up, scenario played, end awaited, everything seen collected."""
+    """Runs one rehearsal: brings stacks up, plays the scenario, waits for the end, collects what it
+    sees.
+    """
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class Rehearsal:
         self.bucket = str(config.get("outlast:bucket") or f"{config['gcp:project']}-outlast")
         self.store = open_store(f"gs://{self.bucket}")
         self.stack_runs: list[StackRun] = []
-        """The disturbed run's, then the baseline's if there is one."""
+        """The disturbed run, then the baseline if there is one."""
         self._deadline = time.monotonic() + LIMIT_SEC
         self._reported: dict[str, int] = {}
         self._faults_reported = 0
@@ -116,13 +120,15 @@ class Rehearsal:
         self._reported_at = time.monotonic()
 
     def say_where(self, what: str = "") -> None:
-        """After a silence, report `what` is going on; by default, where each run stands."""
+        """After a silence, report `what` is happening; by default, the state of each run."""
         if time.monotonic() - self._reported_at >= QUIET_SEC:
             stack_runs = "; ".join(f"{run.name}: {run.where()}" for run in self.stack_runs)
             self.say(f"still {what}" if what else stack_runs)
 
     def play(self, stack: str, deliveries: Sequence[Delivery]) -> tuple[Report, Seen]:
-        """Do everything but check the guarantees: that comes when nothing runs any more."""
+        """Do everything except check the guarantees, which comes when nothing is running any
+        more.
+        """
         name = str(self.config.get("outlast:experiment") or stack)
         names = [name, baseline_of(name)] if self.scenario.needs_baseline else [name]
         self.stack_runs = [
@@ -144,7 +150,7 @@ class Rehearsal:
                 seen.audit = self.cloud.audit()
                 return report, seen
             except BaseException:
-                # Threads that wait for an engine end with it.
+                # Threads that wait for an engine end when it does.
                 with uninterrupted():
                     end_strays(os.environ[clouds.TOKEN_VARIABLE], only="pulumi")
                 raise
@@ -169,7 +175,7 @@ class Rehearsal:
         self.say(f"must end as {self.scenario.end}, with {', '.join(self.scenario.guarantees)}")
         self.say(f"pulumi up: {storm.name}{beside}")
         storm.raised = pool.submit(storm.stack.up)
-        # They share the bucket; the second adopts it once the first has made it.
+        # They share the bucket; the second adopts it after the first has created it.
         while not storm.raised.done() and not self._bucket_exists(self.bucket):
             time.sleep(POLL_SEC)
         for stack_run in self.stack_runs[1:]:
@@ -220,7 +226,7 @@ class Rehearsal:
             if all(self._over(stack_run) for stack_run in self.stack_runs):
                 break
             time.sleep(POLL_SEC)
-        # An engine that destroys has its own time.
+        # The engine of a destroy has its own time limit.
         self._deadline = time.monotonic() + LIMIT_SEC
 
     def _over(self, stack_run: StackRun) -> bool:
@@ -241,13 +247,13 @@ class Rehearsal:
         try:
             return history.read(self.store, stack_run.layout)
         except (StoreError, HeadError):
-            return stack_run.history  # asked again in a moment
+            return stack_run.history  # It is asked again in a moment.
 
     def _report_attempts(self, stack_run: StackRun) -> None:
         book = stack_run.history
         if book is None:
             return
-        total = book.total or max(book.step, 1)  # all steps, once the trainer has said so
+        total = book.total or max(book.step, 1)  # All steps, once the trainer has reported them.
         self.watcher.progress(stack_run.name, min(book.step, total), total, book.rows)
         for attempt in book.attempts:
             if attempt.term > self._reported.get(stack_run.name, 0):
@@ -315,7 +321,7 @@ class Rehearsal:
         from outlast.bucket.store import NotFound, StoreError
 
         with reading(stack_run.name):
-            # What was read before the VM had left may lack the record of its end.
+            # Records that were read before the VM left may lack its end.
             stack_run.note(BRIEF(lambda: history.read(self.store, stack_run.layout)))
             book = stack_run.history
             boots = history.read_boots(self.store, stack_run.layout)
@@ -335,7 +341,7 @@ class Rehearsal:
         try:
             rows = list(iter_rows(self.store, stack_run.layout, book.head))
             parts = table(pages.parts(self.store, stack_run.layout, book.head))
-        except (StoreError, ValueError):  # what cannot be read is not there
+        except (StoreError, ValueError):  # What cannot be read counts as missing.
             rows, parts = [], []
         return RunRecord(book, rows, result, boots, ends, ended, tuple(stack_run.heads), parts)
 
@@ -358,19 +364,19 @@ class Rehearsal:
 
 
 def _event(entry: Mapping[str, Any]) -> str:
-    """An event that has not come, in words, such as `event 2 (kill at attempt 2, share 0.4)`."""
+    """An event that did not happen, in words, such as `event 2 (kill at attempt 2, share 0.4)`."""
     moment = ", ".join(f"{name} {value}" for name, value in entry["when"].items() if value)
     left = f", {entry['left']} times more" if entry["left"] > 1 else ""
     return f"event {entry['event'] + 1} ({entry['do']} at {moment}{left})"
 
 
 def _rule(rule: Mapping[str, Any]) -> str:
-    """What requests a fault is for."""
+    """The requests that a fault applies to."""
     return " ".join(f"{name} {value}" for name, value in rule["match"].items() if value)
 
 
 def _fault(entry: Mapping[str, Any]) -> Fault:
-    """An entry of the local cloud's log of what it played."""
+    """An entry of the local cloud's log of played events, in words."""
     return Fault(
         do=entry["do"],
         boot=entry.get("boot"),

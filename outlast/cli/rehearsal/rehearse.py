@@ -39,13 +39,13 @@ def rehearse(
     limit_rows: int | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Run the whole rehearsal in a temporary folder and leave nothing behind.
+    """Runs the whole rehearsal in a temporary folder and leaves nothing behind.
 
     `name`: a scenario's name or file; None: the default for the trainer or command. `stack`: the
     stack to rehearse; None: `dev`, which in the checkout is the example. `data`: files for the
     local cloud's buckets, each `gs://BUCKET/PATH=FOLDER`. `args` override the stack's
-    hyperparameters. OperateError: the rehearsal could not be carried out. KeyboardInterrupt passes
-    through after everything that was started has ended.
+    hyperparameters. Raises OperateError if the rehearsal could not be carried out.
+    KeyboardInterrupt passes through after everything that was started has ended.
     """
     deliveries = [Delivery.parse(text) for text in data]
     own = stack is not None or engine.project() != PACKAGE.parent

@@ -18,7 +18,7 @@ class Report:
     experiment: str
     run: str
     ending: str = ""
-    """How the run stood at the end, with its reason."""
+    """The final state of the run, with its reason."""
     seconds: float = 0.0
     metrics: Mapping[str, Last] = field(default_factory=dict)
     """The last value of each metric of the result."""
@@ -30,7 +30,7 @@ class Report:
     """The baseline's."""
     faults: tuple[Fault, ...] = ()
     parts: Sequence[Mapping[str, Any]] = ()
-    """How far each part of the run is; empty if it has none."""
+    """The progress of each part of the run; empty without parts."""
     guarantees: list[Guarantee] = field(default_factory=list)
 
     @property

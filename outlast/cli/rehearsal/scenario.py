@@ -1,4 +1,4 @@
-"""Scenarios, named or your own, as the rehearsal uses them.
+"""Loads scenarios, named ones or your own.
 
 The local cloud reads and checks the file (`python -m outlast.localcloud check`) and prints JSON.
 """
@@ -41,7 +41,7 @@ class Scenario:
     within_sec: float
     guarantees: tuple[str, ...]
     document: Mapping[str, Any]
-    """The whole scenario, as the local cloud takes it."""
+    """The whole scenario, in the local cloud's form."""
 
     @property
     def needs_baseline(self) -> bool:
@@ -49,18 +49,18 @@ class Scenario:
         return not NEEDS_BASELINE.isdisjoint(self.guarantees)
 
     def check_moments(self, command: bool) -> None:
-        """UsageError: a command runs, and an event is to come at a share of all steps."""
+        """Raises UsageError if a command runs and an event is planned at a share of all steps."""
         for place, event in enumerate(self.document.get("events") or ()):
             share = event["when"].get("share")
             if command and share is not None:
                 raise UsageError(
-                    f"scenario {self.name}: events[{place}].when.share {share:g}: never comes,"
+                    f"scenario {self.name}: events[{place}].when.share {share:g}: never happens,"
                     f" since a command has no total of steps; play {OF_COMMANDS}, or name commits"
                     " instead."
                 )
 
     def moved(self, zone: str, to: str) -> "Scenario":
-        """The same, with what it does to one zone done to another."""
+        """The same scenario, with one zone replaced by another."""
         text = json.dumps(self.document).replace(json.dumps(zone), json.dumps(to))
         return replace(self, document=json.loads(text))
 
@@ -71,7 +71,7 @@ def default_of(settings: Mapping[str, Any]) -> str:
 
 
 def find(name: str) -> Path:
-    """The file of a named scenario, or the file itself. UsageError: there is neither."""
+    """The file of a named scenario, or the file itself. Raises UsageError if neither exists."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or "/" in name:
         if not path.is_file():
@@ -103,7 +103,7 @@ def listed() -> list[tuple[str, str]]:
 
 
 def read(path: Path, parts: Parts) -> Scenario:
-    """A scenario file, checked. UsageError: something in it is wrong; says where and what."""
+    """Checks a scenario file. Raises UsageError that says what is wrong and where."""
     command = [parts.python, "-m", "outlast.localcloud", "check", str(path)]
     done = subprocess.run(
         command,
@@ -122,8 +122,9 @@ def read(path: Path, parts: Parts) -> Scenario:
 
 
 def of(document: Mapping[str, Any]) -> Scenario:
-    """Parse the document that the local cloud printed. UsageError: it asks for an unknown
-    guarantee, reason or setting."""
+    """Parses the document that the local cloud printed. Raises UsageError if it asks for an unknown
+    guarantee, reason or setting.
+    """
     name = document["name"]
     expect = document.get("expect") or {}
     asked = tuple(expect.get("guarantees") or ())
@@ -153,7 +154,7 @@ def of(document: Mapping[str, Any]) -> Scenario:
 
 
 def _check_settings(name: str, stack: Mapping[str, Any]) -> None:
-    """UsageError: the scenario sets a key that is not a setting."""
+    """Raises UsageError if the scenario sets a key that is not a setting."""
     from outlast.settings import keys
 
     known = [f"outlast:{key}" for key in keys.declared()]

@@ -1,4 +1,5 @@
-"""Secrets of a rehearsal: the local cloud's Secret Manager gets one for each that the stack names.
+"""Secrets of a rehearsal: the local cloud's Secret Manager gets one for each secret that the stack
+names.
 
 A variable of `outlast:secretEnv` gets the value that your shell has for it, as on a laptop, else a
 stand-in. The webhook gets an address that leads nowhere, so that a rehearsal sends no message.
@@ -23,15 +24,15 @@ WEBHOOK_ADDRESS = "https://webhook.invalid/rehearsal"
 
 @dataclass(frozen=True)
 class Secrets:
-    """What the local cloud's Secret Manager is to hold."""
+    """The secrets for the local cloud's Secret Manager."""
 
     values: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """By the secrets' names there."""
+    """The values by secret name."""
     notes: tuple[str, ...] = ()
-    """What a person should know of them."""
+    """Sentences about them for people."""
 
     def create(self, cloud: clouds.LocalCloud) -> None:
-        """Make them. Raises CloudError."""
+        """Creates them. Raises CloudError."""
         path = f"/secretmanager/v1/projects/{clouds.PROJECT}/secrets"
         for name, value in self.values.items():
             cloud.call("POST", f"{path}?secretId={name}", {"replication": {"automatic": {}}})
@@ -39,7 +40,7 @@ class Secrets:
             cloud.call("POST", f"{path}/{name}:addVersion", payload)
 
     def without(self, audit: Mapping[str, Any]) -> dict[str, Any]:
-        """What the local cloud has at the end, less these, which no stack made."""
+        """What the local cloud has at the end, without these secrets, which no stack created."""
         left = [name for name in audit.get("secrets", []) if name not in self.values]
         return {**audit, "secrets": left}
 
@@ -47,20 +48,22 @@ class Secrets:
 def take_over(
     config: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], Secrets]:
-    """The settings with the secrets that the local cloud will have in place of the stack's own, and
-    those. Settings that break a rule stay, for the program to refuse. UsageError: a secret has no
-    stand-in."""
+    """The settings, with the stack's secrets replaced by those of the local cloud, and these
+    secrets. Settings that break a rule stay, so that the program refuses them. Raises UsageError if
+    a secret has no stand-in.
+    """
     if config.get(GIT):
         raise UsageError(
-            f"{GIT} {config[GIT]!r}: a rehearsal has no token or key of yours; rehearse a checkout"
-            " of the repository, with outlast:source in place of outlast:delivery git."
+            f"{GIT} {config[GIT]!r}: a rehearsal does not have your token or key; rehearse a"
+            " checkout"
+            " of the repository, with outlast:source instead of outlast:delivery git."
         )
     changed, values, notes = dict(config), dict[str, bytes](), list[str]()
     variables = config.get(VARIABLES)
     if variables and isinstance(variables, Mapping) and _is_good(variables):
         changed[VARIABLES] = {str(name): str(name) for name in variables}
         for name in map(str, variables):
-            # What a shell holds may be bytes of any kind.
+            # A shell's variable may contain any bytes.
             own = environ.get(name, "").encode(errors="surrogateescape")
             values[name] = own or f"rehearsal-stand-in-for-{name}".encode()
             had = "your environment's value" if own else "a stand-in, it is not in your environment"

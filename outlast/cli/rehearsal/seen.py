@@ -1,4 +1,4 @@
-"""What a rehearsal saw: the runs as they are in the bucket, and what happened to them."""
+"""What a rehearsal has seen: the runs in the bucket, and what happened to them."""
 
 import contextlib
 import tempfile
@@ -18,14 +18,14 @@ from outlast.spec.metrics import Last
 from outlast.spec.result import METRICS_FILE
 
 NEVER_STARTED = "never-started"
-"""State of a run that no boot has got to: there is no HEAD that could say so."""
+"""State of a run that no boot has reached; there is no HEAD to say so."""
 WAITING = "waiting"
-"""State of a run that no VM has booted for yet."""
+"""State of a run for which no VM has booted yet."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run is to end: HEAD's state, or `never-started` or `waiting` if there is no HEAD."""
+    """How a run must end: HEAD's state, or `never-started` or `waiting` without a HEAD."""
 
     state: str
     reason: str | None = None
@@ -37,17 +37,17 @@ class Ending:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that the local cloud did to the run."""
+    """One action of the local cloud on the run."""
 
     do: str
     """Name of the action, such as `kill`."""
     boot: int | None = None
     """Which boot of the run it hit."""
     attempt: int | None = None
-    """The term that the VM held; None if it held none."""
+    """The VM's term; None if it held none."""
     options: Mapping[str, Any] = field(default_factory=dict)
     missed: str = ""
-    """Why it had no effect; empty if it had."""
+    """Why it had no effect; empty if it had one."""
 
     def __str__(self) -> str:
         what = self.do
@@ -65,9 +65,9 @@ class Stall:
     target: str
     """An object's name, or the path of a call."""
     waited_sec: float | None
-    """How long its sender waited before it gave up; None: for good."""
+    """How long its sender waited before it gave up; None if it never did."""
     again: bool
-    """Whether the sender then asked again."""
+    """Whether the sender then repeated it."""
 
     def __str__(self) -> str:
         waited = "never" if self.waited_sec is None else f"after {self.waited_sec:g} s"
@@ -77,17 +77,18 @@ class Stall:
 
 @dataclass(frozen=True)
 class ResultRead:
-    """A result as its bytes are; `digest` is None if they are not what the records say."""
+    """A result, read from its bytes; `digest` is None if they do not match the records."""
 
     digest: str | None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def last_metrics(self) -> dict[str, Last]:
-        """The last value of each column of metrics.json, or of each part's; empty if there is
-        none, or one of another form."""
+        """The last value of each column of metrics.json, or of each part's; empty if there is none,
+        or if it has another form.
+        """
         found = {}
         for path, data in self.files.items():
-            of, _, name = path.rpartition("/")  # a part's is in a folder of its name
+            of, _, name = path.rpartition("/")  # A part's file is in a folder of its name.
             if name == METRICS_FILE and "/" not in of:
                 with contextlib.suppress(ValueError):
                     last = metrics.last_values(metrics.read_table(data))
@@ -100,7 +101,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one stack's run left in the bucket."""
+    """What one stack's run has left in the bucket."""
 
     history: History | None = None
     """None: no VM has ever taken a term."""
@@ -112,9 +113,9 @@ class RunRecord:
     ended: datetime | None = None
     """When the copy of the run's end was written."""
     heads: tuple[Head, ...] = ()
-    """HEAD as it was seen from time to time, oldest first."""
+    """HEAD as seen from time to time, oldest first."""
     parts: Sequence[Mapping[str, Any]] = ()
-    """How far each of its parts is."""
+    """The progress of each of its parts."""
 
     @property
     def head(self) -> Head | None:
@@ -134,7 +135,7 @@ class RunRecord:
 
     @property
     def ending(self) -> Ending:
-        """How it stands."""
+        """Its state, in words."""
         if self.head is None:
             return Ending(NEVER_STARTED if self.boots else WAITING)
         end = self.head.end
@@ -148,17 +149,17 @@ class Seen:
     expected: Ending
     run: RunRecord
     within_sec: float = 0.0
-    """How long the run had to come to its end."""
+    """The run's time limit, in seconds."""
     baseline: RunRecord | None = None
-    """The undisturbed run's; None if none was made."""
+    """The undisturbed run; None if there was none."""
     faults: Sequence[Fault] = ()
     disturbed_requests: int = 0
     stalls: Sequence[Stall] = ()
     """Requests that a fault of the scenario has hit."""
     pending: Sequence[str] = ()
-    """What was to happen and did not, in words."""
+    """Planned events that did not happen, in words."""
     retries: int = 0
-    """Failures of the user's own that the stack retries."""
+    """How many of the trainer's own failures the stack retries."""
     refusals: Collection[str] = ()
     """Codes with which the platform refused to create a VM."""
     sizes: Mapping[str, int | None] = field(default_factory=dict)
@@ -171,7 +172,7 @@ class Seen:
 
     @property
     def effective(self) -> list[Fault]:
-        """What had an effect."""
+        """The faults that had an effect."""
         return [fault for fault in self.faults if not fault.missed]
 
     def attempt_of(self, fault: Fault) -> Attempt | None:

@@ -1,7 +1,7 @@
-"""The settings that are rehearsed: a stack's file, the scenario's over it, the local cloud's pace.
+"""Builds the rehearsed settings: from a stack's file, the scenario, and the local cloud's pace.
 
-The file is a person's. What it must hold for a rehearsal is checked here; a setting with a value of
-the wrong kind stays as it is, for the program to refuse in its own words.
+The file is written by people. Only what a rehearsal needs is checked here; a setting with a wrong
+value stays as it is, so that the program refuses it.
 """
 
 import os
@@ -38,16 +38,16 @@ LOCAL_PLACE = {
     "gcp:region": "europe-west4",
     "gcp:zone": "europe-west4-a",
 }
-"""Where the local cloud is."""
+"""Zone of the local cloud."""
 LONGEST_SEC = 86_400
-"""A day, the most that a wait may be."""
+"""A day, the longest timeout."""
 TRAINING_SETTINGS = frozenset({"outlast:trainer", "outlast:args", "outlast:command"})
-"""What a scenario says of what trains; a stack of one's own keeps its own."""
+"""Settings of a scenario about the trainer; a user's stack keeps its own."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Files that the local cloud's bucket has before the run."""
+    """Files that are put into the local cloud's bucket before the run."""
 
     bucket: str
     path: str
@@ -56,13 +56,15 @@ class Delivery:
 
     @classmethod
     def parse(cls, text: str) -> "Delivery":
-        """`gs://BUCKET/PATH=FOLDER`. UsageError: it is none, or there is no such folder."""
+        """Parses `gs://BUCKET/PATH=FOLDER`. Raises UsageError for another form or a missing
+        folder.
+        """
         where, separator, name = text.partition("=")
         bucket, _, path = where.removeprefix("gs://").partition("/")
         if not (where.startswith("gs://") and bucket and separator and name):
             raise UsageError(f"--data {text}: must be gs://BUCKET/PATH=FOLDER.")
         folder = Path(name)
-        if not os.path.isdir(folder):  # false, too, for a name that no system takes
+        if not os.path.isdir(folder):  # False also for a name that no file system accepts.
             raise UsageError(
                 f"--data {text}: {name} is not a folder; give one with the data's files."
             )
@@ -81,8 +83,9 @@ class Delivery:
 
 
 def read_config(stack: str) -> dict[str, Any]:
-    """The settings of the project's `Pulumi.<stack>.yaml`, by full key. RehearsalError: the file
-    cannot be read as a stack's."""
+    """The settings of the project's `Pulumi.<stack>.yaml`, by full key. Raises RehearsalError if
+    the file cannot be read as a stack's.
+    """
     import yaml
 
     path = engine.project() / f"Pulumi.{stack}.yaml"
@@ -119,8 +122,9 @@ def _not_yaml(error: Exception) -> str:
 
 
 def read_own(stack: str) -> dict[str, Any]:
-    """The settings of a stack of one's own, as the local cloud can run it: its project, image and
-    pace instead of the stack's. UsageError: there is no such stack, or it cannot be rehearsed."""
+    """The settings of a user's stack for the local cloud, with its project, image and pace. Raises
+    UsageError if the stack does not exist or cannot be rehearsed.
+    """
     files = engine.project().glob("Pulumi.*.yaml")
     known = sorted(file.stem.removeprefix("Pulumi.") for file in files)
     if stack not in known:
@@ -138,7 +142,7 @@ def read_own(stack: str) -> dict[str, Any]:
                 "rehearse a stack without it."
             )
     project = config.get("gcp:project") or stack
-    config.setdefault("outlast:bucket", f"{project}-outlast")  # as its own paths name it
+    config.setdefault("outlast:bucket", f"{project}-outlast")  # As its own paths name it.
     config.setdefault("outlast:experiment", stack)
     return {**LOCAL_PLACE, **config, "gcp:project": LOCAL_PLACE["gcp:project"], **LOCAL_SETTINGS}
 
@@ -146,7 +150,7 @@ def read_own(stack: str) -> dict[str, Any]:
 def compose(
     settings: Mapping[str, Any], played: Scenario, args: Mapping[str, Any], *, own: bool
 ) -> dict[str, Any]:
-    """The settings that are rehearsed: the stack's, the scenario's over them, then `args`.
+    """The rehearsed settings: the stack's, overridden by the scenario's, then by `args`.
 
     `own`: the stack is the user's, who wants the own trainer rehearsed. UsageError: the scenario is
     about its own command, or `args` are for a trainer where a command runs.
@@ -154,15 +158,15 @@ def compose(
     added = dict(played.stack)
     if own and added.get("outlast:command") and not settings.get("outlast:command"):
         raise UsageError(
-            f"scenario {played.name}: brings its own command, and --stack's trainer has no "
-            "part in it; rehearse it without --stack."
+            f"scenario {played.name}: has its own command, so --stack's trainer would not "
+            "run; rehearse it without --stack."
         )
     if own:
         added = {key: value for key, value in added.items() if key not in TRAINING_SETTINGS}
     config = {**settings, **added}
     if args and config.get("outlast:command"):
         raise UsageError(
-            f"--{next(iter(args))}: is a trainer's flag, and here outlast:command runs; "
+            f"--{next(iter(args))}: is a trainer's flag, but this stack has outlast:command; "
             "leave it out."
         )
     own_args = config.get("outlast:args") or {}
@@ -180,7 +184,7 @@ def baseline_of(experiment: str) -> str:
 
 
 def zone_of(config: Mapping[str, Any]) -> str:
-    """Where the stack's VM is, or is tried first."""
+    """The zone of the stack's VM, or the first one to be tried."""
     zones = config.get("outlast:zones")
     region = config.get("outlast:region")
     listed = zones[0] if isinstance(zones, list) and zones else ""
@@ -189,14 +193,14 @@ def zone_of(config: Mapping[str, Any]) -> str:
 
 
 def place_of(config: Mapping[str, Any]) -> str:
-    """Where the stack's group is: a zone, or a region."""
+    """The group's location: a zone or a region."""
     if config.get("outlast:zones") or config.get("outlast:region"):
         return zone_of(config).rpartition("-")[0]
     return zone_of(config)
 
 
 def pace_of(config: Mapping[str, Any]) -> clouds.Pace:
-    """The local cloud's pace that the stack's own waits expect."""
+    """The local cloud's pace for the stack's own timeouts."""
     return clouds.Pace(
         notice_sec=_sec(config.get("outlast:noticeSec"), clouds.Pace.notice_sec),
         grace_sec=_sec(config.get("outlast:stopSec"), clouds.Pace.grace_sec),
@@ -204,7 +208,7 @@ def pace_of(config: Mapping[str, Any]) -> clouds.Pace:
 
 
 def _sec(value: Any, otherwise: float) -> float:
-    """Of a setting that the program checks."""
+    """The value of a setting, which the program checks later."""
     try:
         seconds = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,1 +1,1 @@
-"""Reviews: what an `up` would do, in words of runs and costs."""
+"""Reviews: what an `up` would do to runs and costs."""

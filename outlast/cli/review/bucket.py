@@ -1,4 +1,4 @@
-"""What a review reads in the bucket: a run's HEAD, and how large its checkpoints are."""
+"""What a review reads from the bucket: a run's HEAD, and the sizes of its checkpoints."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from outlast.cli.review.plan import Pin
 
 
 def look(pin: Pin) -> Look:
-    """The run's HEAD, from its bucket."""
+    """Reads the run's HEAD from its bucket."""
     from google.auth.exceptions import GoogleAuthError
 
     try:
@@ -24,7 +24,7 @@ def look(pin: Pin) -> Look:
 
 
 def sizes(pin: Pin, head: Head) -> Sizes:
-    """How large the run's checkpoints are; nothing if the bucket does not say."""
+    """The sizes of the run's checkpoints; empty if the bucket does not answer."""
     from google.auth.exceptions import GoogleAuthError
 
     try:

@@ -1,4 +1,4 @@
-"""What a stack costs before and after a plan, by list prices. Pure."""
+"""Computes what a stack costs before and after a plan, by list prices. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from outlast.cloud.recipe import DISK_TYPE, image_name
 from outlast.costs import pricing
 
 DROPS_A_DAY = 144
-"""Checkpoints that retention drops, as far as a price supposes one: one each ten minutes."""
+"""Assumed rate of checkpoints that retention drops, for prices: one every ten minutes."""
 GIB = 2**30
 Sizes = tuple[int, ...]
 """Bytes of each checkpoint that a run keeps, the newest last."""
@@ -21,14 +21,14 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StackCost:
-    """What a stack costs before or after."""
+    """The cost of a stack before or after."""
 
     sum: pricing.Sum
     hours: float
-    """How long it may still run."""
+    """Hours that it may still run."""
     until: str
     most: pricing.Sum
-    """`sum` with the dearest of the machine types that the group may choose."""
+    """`sum` with the most expensive machine type that the group may choose."""
 
     @property
     def an_hour(self) -> str:
@@ -89,21 +89,21 @@ def _choices(
 
 
 def _zone(group: Mapping[str, Any], pin: Pin) -> str:
-    """A zone of the group; of a regional one any, prices being a region's."""
+    """A zone of the group; any zone of a regional one, because prices depend on the region."""
     if group.get("zone"):
         return str(group["zone"])
     return f"{group['region']}-a" if group.get("region") else pin.zone
 
 
 def of_bakes(steps: Sequence[Step]) -> Iterator[str]:
-    """What the builders of images cost that will be made, were each to run to its limit."""
+    """The cost of the builders of images to bake, if each runs to its limit."""
     for step in steps:
         if step.type != BAKE or step.op not in ("create", "replace", "update"):
             continue
         if step.old.get("image") and step.old.get("hash") == step.new["hash"]:
             yield (
-                f"image {image_name(step.new['recipe']['family'], step.new['hash'])} is there, and"
-                " nothing is baked: what a bake that was killed has left is deleted"
+                f"image {image_name(step.new['recipe']['family'], step.new['hash'])} exists, and"
+                " nothing is baked: leftovers of a killed bake are deleted"
             )
             continue
         recipe, minutes = step.new["recipe"], int(step.new["recipe"]["limit_minutes"])
@@ -124,11 +124,11 @@ def of_bakes(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def of_storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:
-    """What the bucket costs; `sizes` of the checkpoints of the `run` that has some."""
+    """The cost of the bucket; `sizes` are those of the checkpoints of `run`."""
     lines = []
     group = next((step.new for step in news if step.type in GROUPS), {})
     region = str(group.get("region") or pricing.region_of(str(group.get("zone", ""))))
-    # One that is adopted has two steps: its import and its update.
+    # An adopted bucket has two steps: import and update.
     for step in {step.name: step for step in news if step.type == BUCKET}.values():
         # An adopted bucket stays where it is, whatever is declared.
         location = str(step.old.get("location") or step.new.get("location", "")).lower()
@@ -148,12 +148,12 @@ def of_storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:
             )
         if (step.new.get("versioning") or {}).get("enabled"):
             lines.append(
-                "versions: what is overwritten or dropped is billed until somebody deletes it,"
+                "versions: overwritten or dropped objects are billed until someone deletes them,"
                 f" {price} a GiB and month{_dropped(sizes, rate, 1, 'more with each day')}"
             )
         if region and location and location != region and not region.startswith(f"{location}-"):
             gib = pricing.transfer_gib(location, region)
-            cost = "at a price that the list does not have"
+            cost = "at a price that is not in the list"
             if gib is not None:
                 cost = f"at most {pricing.dollars(gib)} each"
             lines.append(
@@ -164,7 +164,7 @@ def of_storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:
 
 
 def _checkpoints(sizes: Sizes, run: str, rate: float | None) -> str:
-    """What the checkpoints of the last run that has some cost to keep."""
+    """The cost of keeping the checkpoints of the last run that has some."""
     if not sizes:
         return "checkpoints: how large they are is not known before a run's first"
     gib = sum(sizes) / GIB
@@ -173,7 +173,7 @@ def _checkpoints(sizes: Sizes, run: str, rate: float | None) -> str:
 
 
 def _dropped(sizes: Sizes, rate: float | None, days: float, how: str) -> str:
-    """What is billed of dropped checkpoints, by a stated supposition."""
+    """The cost of dropped checkpoints, under a stated assumption."""
     if not sizes or rate is None:
         return ""
     gib = sizes[-1] / GIB * DROPS_A_DAY * days

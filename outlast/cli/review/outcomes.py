@@ -1,4 +1,4 @@
-"""What happens to each run under a plan, by its HEAD. Pure."""
+"""Decides what happens to each run under a plan, from its HEAD. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _PINNED = {"image": "the image", "maxRunMinutes": "the limit"}
 
 
 class Then(StrEnum):
-    """What becomes of a run."""
+    """What happens to a run."""
 
     RESTARTS = "restarts"
     RESUMES = "resumes"
@@ -26,12 +26,12 @@ class Then(StrEnum):
 
 
 class NotRead(StrEnum):
-    """Why there is no HEAD to look at."""
+    """Why there is no HEAD."""
 
     ABSENT = "absent"
     """The run has none yet."""
     UNKNOWN = "unknown"
-    """The bucket does not say."""
+    """The bucket does not answer."""
 
 
 Look = Head | NotRead
@@ -39,7 +39,7 @@ Look = Head | NotRead
 
 @dataclass(frozen=True)
 class RunLine:
-    """What becomes of one run, and why."""
+    """What happens to one run, and why."""
 
     run: str
     then: Then
@@ -61,7 +61,7 @@ def of_runs(
     looks: Mapping[str, Look],
     now: datetime,
 ) -> list[RunLine]:
-    """One line for each run that the plan touches or leaves: the stack's own first."""
+    """One line for each run that the plan affects or leaves, the stack's own first."""
     lines = []
     if after is not None:
         head = looks.get(after.run, NotRead.UNKNOWN)
@@ -76,7 +76,7 @@ def of_runs(
 def _continues(
     before: Pin | None, after: Pin, steps: Sequence[Step], head: Look, now: datetime
 ) -> RunLine:
-    """A run that the stack has already."""
+    """A run that the stack already has."""
     ended = _ended(after, head, now)
     if ended:
         return ended
@@ -114,7 +114,7 @@ def _continues(
 
 
 def _what(template: Step) -> Iterator[str]:
-    """What is otherwise in a template; of its metadata, what that is to the run."""
+    """What changes in a template; for metadata, what the key means for the run."""
     for key in template.differs:
         old, new = template.old.get(key), template.new.get(key)
         if key != "metadata" or not isinstance(old, Mapping) or not isinstance(new, Mapping):
@@ -131,21 +131,22 @@ def _metadata_word(key: str) -> str:
 
 
 def _later(steps: Sequence[Step]) -> str:
-    """What a pinned run takes up only when it is reopened."""
+    """Changes that a pinned run applies only when it is reopened."""
     differs = next((one.differs for one in steps if one.type == PIN), ())
     names = [word for key, word in _PINNED.items() if key in differs]
-    return f"; {' and '.join(names)} of now counts at its next resume" if names else ""
+    return f"; {' and '.join(names)} will change at its next resume" if names else ""
 
 
 def _begins(after: Pin, head: Look, now: datetime) -> RunLine:
-    """A run, or a resume of one, that the stack did not have."""
+    """A run, or a resume of one, that is new in the stack."""
     if head is NotRead.ABSENT:
         return RunLine(after.run, Then.FROM_SCRATCH, "it has no checkpoint yet; step 0", 0)
     if isinstance(head, NotRead):
         return RunLine(
             after.run,
             Then.UNCLEAR,
-            f"{after.url} cannot be read from here: it starts from scratch, or resumes where its"
+            f"{after.url} cannot be read from here: it starts from scratch, or resumes from where"
+            " its"
             " HEAD says",
         )
     ended = _ended(after, head, now)
@@ -164,8 +165,8 @@ def _begins(after: Pin, head: Look, now: datetime) -> RunLine:
 
 
 def _left(before: Pin, head: Look, *, kept: bool) -> RunLine:
-    """A run that the stack lets go of."""
-    why = "another run takes its place" if kept else "the stack lets go of it"
+    """A run that the stack gives up."""
+    why = "another run takes its place" if kept else "the stack gives it up"
     if isinstance(head, Head) and head.state.ended:
         return RunLine(
             before.run,
@@ -184,7 +185,7 @@ def _left(before: Pin, head: Look, *, kept: bool) -> RunLine:
 
 
 def _ended(pin: Pin, head: Look, now: datetime) -> RunLine | None:
-    """The line of a run with nothing left to do."""
+    """The outcome of a run with nothing left to do."""
     if not isinstance(head, Head):
         return None
     why = obstacle(head, resume=pin.resume, now=now)
@@ -199,5 +200,5 @@ def _at(head: Look) -> tuple[int | None, str]:
     if isinstance(head, Head):
         return head.step, f"from step {head.step}"
     if head is NotRead.ABSENT:
-        return 0, "from step 0, as it has no checkpoint yet"
+        return 0, "from step 0, because it has no checkpoint yet"
     return None, "from its last checkpoint"

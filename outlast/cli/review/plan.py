@@ -1,4 +1,4 @@
-"""What the engine plans: the steps of its preview, and the run that a stack pins."""
+"""The engine's plan: the steps of its preview, and the run that a stack pins."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ NAT = "gcp:compute/routerNat:RouterNat"
 
 @dataclass(frozen=True)
 class Step:
-    """What the engine would do with one resource."""
+    """What the engine would do to one resource."""
 
     op: str
     type: str
     name: str
     old: Mapping[str, Any] = field(default_factory=dict)
-    """Inputs and outputs that it has."""
+    """Its current inputs and outputs."""
     new: Mapping[str, Any] = field(default_factory=dict)
-    """Inputs that it is to have."""
+    """Its new inputs."""
     differs: tuple[str, ...] = ()
     is_component: bool = False
 
@@ -55,17 +55,17 @@ class Pin:
 
 
 def plan(text: str) -> list[Step]:
-    """The steps of `pulumi preview --json`. EngineError: it is something else."""
+    """Parses the steps of `pulumi preview --json`. Raises EngineError for anything else."""
     try:
         return [_step(entry) for entry in _document(text).get("steps", ())]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise EngineError(
-            "pulumi preview: printed something else than its plan; is this pulumi 3.200 or newer?"
+            "pulumi preview: printed something other than its plan; is this pulumi 3.200 or newer?"
         ) from None
 
 
 def told(text: str, severity: str) -> tuple[str, ...]:
-    """What `pulumi preview --json` says besides, `warning` or `info`, each once, in one line."""
+    """The messages of `pulumi preview --json`, `warning` or `info`, each once, on one line."""
     found = [
         " ".join(one["message"].split()).removeprefix(f"{severity}: ")
         for one in _document(text).get("diagnostics", ())
@@ -75,7 +75,7 @@ def told(text: str, severity: str) -> tuple[str, ...]:
 
 
 def _document(text: str) -> Any:
-    # Words of the engine may come before it.
+    # The engine may print text before it.
     return json.loads(text[max(text.find("{\n"), 0) :])
 
 
@@ -100,14 +100,14 @@ def _step(entry: Mapping[str, Any]) -> Step:
 
 
 def pins(steps: Sequence[Step]) -> tuple[Pin | None, Pin | None]:
-    """The run that the stack has, and the one that it is to have."""
+    """The run that the stack has, and the one that it will have."""
     step = next((one for one in steps if one.type == PIN and one.op != "delete"), None)
     gone = next((one for one in steps if one.type == PIN and one.op == "delete"), None)
     if step is None:
         return (_pin(gone.old) if gone else None), None
     before = _pin(step.old) if step.old else None
     if before and step.op in ("same", "update"):
-        # The deadline is the pin's for ever.
+        # A pin's deadline never changes.
         return before, _pin({**step.new, "deadline": step.old.get("deadline")})
     return before, _pin(step.new)
 

@@ -1,4 +1,4 @@
-"""What a change does, in words: the engine's preview read together with HEAD, prices and rules.
+"""Describes what a change does, from the engine's preview, HEAD, prices and rules.
 
 `review` asks the engine and the bucket; nothing is changed anywhere.
 """
@@ -34,19 +34,19 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Review:
-    """All that a review shows."""
+    """Everything that a review shows."""
 
     stack: str
     runs: tuple[RunLine, ...]
     changes: Mapping[str, tuple[str, ...]]
-    """By what is done: the resources, each with what differs."""
+    """The resources by action, each with what differs."""
     before: StackCost
     after: StackCost
     bakes: tuple[str, ...]
-    """What is paid once, for images that are made."""
+    """One-time costs of baking images."""
     storage: tuple[str, ...]
     warnings: tuple[str, ...]
-    """The program's and the engine's own."""
+    """Warnings of the program and the engine."""
     broken: tuple[Broken, ...]
     advice: tuple[str, ...]
 
@@ -85,11 +85,11 @@ def review(
     env: Mapping[str, str] = os.environ,
     cwd: Path | None = None,
 ) -> Review:
-    """What `up` of the stack would do; the selected one if none is named. `config`: the policy
+    """Reviews what `up` would do to the stack, by default the selected one. `config`: the policy
     pack's, for the rules.
 
-    EngineError: the preview itself fails, as it does where the program refuses the settings.
-    UsageError: the config is none.
+    Raises EngineError if the preview itself fails, for example because the program refuses the
+    settings, and UsageError if the config is invalid.
     """
     limits = rules.read_config(config) if config else None
     name = stack or engine.run_engine(["stack", "--show-name"], env=env, cwd=cwd).strip()
@@ -109,7 +109,7 @@ def of_plan(
     kept: Callable[[Pin, Head], Sizes] = lambda pin, head: (),
     config: Any = None,
 ) -> Review:
-    """The review of a plan; `look` reads a run's HEAD, `kept` how large its checkpoints are."""
+    """Reviews a plan; `look` reads a run's HEAD, `kept` the sizes of its checkpoints."""
     before, after = pins(steps)
     looks: dict[str, Look] = {pin.run: look(pin) for pin in (before, after) if pin is not None}
     runs = outcomes.of_runs(before, after, steps, looks, now)
@@ -162,7 +162,7 @@ def _changes(steps: Sequence[Step]) -> dict[str, tuple[str, ...]]:
         kind = step.type.rpartition(":")[2]
         groups.setdefault(word, []).append(f"{kind} {step.name}{differs}")
     order = [word for word in _WORDS.values() if word in groups]
-    # The engine plans what does not hang together in any order; two previews should read alike.
+    # The engine plans independent resources in any order, but two previews should read the same.
     return {word: tuple(sorted(groups[word])) for word in order}
 
 
@@ -178,7 +178,7 @@ def _advice(
             )
         if line.then is Then.UNTOUCHED and "new template" in line.why:
             advice.append(
-                f"run {line.run} takes the change up at its next VM; outlast:update now does it at"
+                f"run {line.run} applies the change at its next VM; outlast:update now does it at"
                 " once, and costs the steps since its last checkpoint"
             )
     template = next((step.new for step in news if step.type in TEMPLATES), None)

@@ -1,4 +1,4 @@
-"""The policy pack's rules, as a review applies them."""
+"""Applies the policy pack's rules in a review."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ from outlast.cli.review.plan import Step
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that is broken."""
+    """A broken rule."""
 
     rule: str
     resource: str
@@ -24,19 +24,19 @@ class Broken:
 
 
 def load() -> ModuleType:
-    """`policy/rules.py`, which is a policy pack's folder and no package."""
+    """Loads `policy/rules.py`, whose folder is a policy pack and not a package."""
     name = "outlast_policy_rules"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, PACKAGE / "policy" / "rules.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up
+        sys.modules[name] = module  # Dataclasses look up their module.
         spec.loader.exec_module(module)
     return sys.modules[name]
 
 
 def read_config(path: Path) -> Any:
-    """A policy pack's configuration (`rules.Config`). UsageError: it is none."""
+    """Reads a policy pack's configuration (`rules.Config`). Raises UsageError if it is invalid."""
     try:
         return load().parse(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
@@ -47,8 +47,9 @@ def read_config(path: Path) -> Any:
 
 
 def against(news: Sequence[Step], hour: float, config: Any) -> tuple[tuple[Broken, ...], list[str]]:
-    """What is broken, and what is only advisory, in words. `hour`: the most that the stack costs
-    in one, in dollars."""
+    """The broken rules, and advisory ones in words. `hour`: the most dollars that the stack costs
+    an hour.
+    """
     rules = load()
     config = config or rules.Config()
     resources = [
