@@ -1,4 +1,5 @@
-"""What happens while a run has no attempt at work: is there a VM, does it boot, does none come?
+"""Finds out what a run without a working attempt waits for: no VM yet, a VM that boots, or VMs that
+fail.
 
 The boot records show which VMs reached the startup script; the group, if it can be asked, shows the
 others. `wait_of` is the rule, `look` asks.

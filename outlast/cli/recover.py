@@ -1,10 +1,10 @@
 """Recovers a stack whose `up` was killed: its lock, and the resources that were being created.
 
-An engine that is killed leaves its lock, and a note of each thing that it had asked for without an
-answer. The thing may be there: under a fixed name it stands in the way of the next `up`, and a
-`destroy` would leave it. Here each such thing enters the stack's state under the id that it must
-have; a refresh then drops what is not there, and the next `up` continues with the rest or deletes
-it. A recovery that is killed is recovered by the next one.
+A killed engine leaves its lock, and a note of each resource that it had requested without an
+answer. The resource may exist: with a fixed name it blocks the next `up`, and a `destroy` would
+leave it. The recovery adds each such resource to the stack's state under the id that it must have;
+a refresh then drops those that do not exist, and the next `up` continues with the rest or deletes
+it. A killed recovery is completed by the next one.
 """
 
 import json

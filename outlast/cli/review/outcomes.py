@@ -45,7 +45,7 @@ class RunLine:
     then: Then
     why: str
     step: int | None = None
-    """From which it resumes, or at which it stands."""
+    """The step from which it resumes, or at which it is."""
 
     @property
     def said(self) -> str:
