@@ -147,7 +147,8 @@ def _reachable(url: str) -> bool:
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(url, timeout=REACH_TIMEOUT_SEC) as response:
+            # Not `urlopen`, which keeps the proxies of its first call.
+            with urllib.request.build_opener().open(url, timeout=REACH_TIMEOUT_SEC) as response:
                 answer.append(bool(response.read(1)))
         except (OSError, ValueError):
             pass  # No answer means that it cannot be reached.
