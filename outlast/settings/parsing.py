@@ -51,7 +51,7 @@ def _json(text: str) -> Any:
     """The value of a JSON text; any other text unchanged."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

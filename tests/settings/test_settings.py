@@ -623,6 +623,11 @@ def test_a_value_of_another_type_is_one_sentence_with_key_value_and_rule(key):
         assert f"; set outlast:{key}" in found and "\n" not in found
 
 
+@pytest.mark.parametrize("key", ["zones", "args", "image"])
+def test_a_value_that_is_nested_too_deeply_is_a_sentence(key):
+    assert refusal({f"outlast:{key}": "[" * 100_000}).startswith(f"outlast:{key} '[[[")
+
+
 def test_a_stack_name_that_is_no_experiment_is_named_as_such():
     assert "(the stack's name)" in refusal(name="My.Stack")
 
