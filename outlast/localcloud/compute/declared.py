@@ -89,8 +89,6 @@ class Declared:
                 table.append(("GET", one, self._on(kind, self._get), f"{kind.collection}.get"))
             update = f"{kind.collection}.update"
             table.append(("PATCH", one, self._on(kind, self._patch), update))
-            if kind.replaceable:
-                table.append(("PUT", one, self._on(kind, self._replace), update))
             if kind.labelled:
                 labels = f"{kind.collection}.setLabels"
                 table.append(("POST", one + "/setLabels", self._on(kind, self._label), labels))
@@ -248,13 +246,6 @@ class Declared:
         changes = self._body(call.body)
         _check_fixed(kind, entry, call.body.get("name"), changes)
         return self._change(kind, entry, rules.merged(entry["body"], changes), "patch")
-
-    def _replace(self, kind: Kind, call: Call) -> Json:
-        entry = self._entry(kind, call)
-        body = self._body(call.body)
-        _check_fixed(kind, entry, call.body.get("name"), body)
-        kept = {key: entry["body"][key] for key in kind.fixed if key in entry["body"]}
-        return self._change(kind, entry, {**kept, **body}, "update")
 
     def _label(self, kind: Kind, call: Call) -> Json:
         entry = self._entry(kind, call)

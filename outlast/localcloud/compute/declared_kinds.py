@@ -63,8 +63,6 @@ class Kind:
     """The whole body of what was asked for, checked, with what the API fills in."""
     fixed: frozenset[str] = frozenset()
     """Fields that a patch cannot change."""
-    replaceable: bool = False
-    """Whether PUT replaces it."""
     labelled: bool = False
 
     @property
@@ -221,12 +219,10 @@ SUBNETWORK = Kind(
 ROUTER = Kind(
     *("routers", "router", "region", _settled_router),
     fixed=frozenset({"network"}),
-    replaceable=True,
 )
 FIREWALL = Kind(
     *("firewalls", "firewall", "global", _settled_firewall),
     fixed=frozenset({"network", "direction"}),
-    replaceable=True,
 )
 IMAGE = Kind(
     *("images", "image", "global", _settled_image),

@@ -47,7 +47,6 @@ class Templates:
             ("GET", check, self._list_health_checks, "healthChecks.list"),
             ("GET", named, self._get_health_check, "healthChecks.get"),
             ("PUT", named, self._replace_health_check, "healthChecks.update"),
-            ("PATCH", named, self._patch_health_check, "healthChecks.update"),
             ("DELETE", named, self._delete_health_check, "healthChecks.delete"),
         ]
 
@@ -116,13 +115,6 @@ class Templates:
         check = self._health_check(call)
         self._fleet.blueprints.change_health_check(check, rules.checked_health_check(call.body))
         return self._health_check_operation("update", check)
-
-    async def _patch_health_check(self, call: Call) -> Json:
-        check = self._health_check(call)
-        kept = rules.without_nulls(check.body, call.sent)
-        body = rules.checked_health_check(rules.merged(kept, call.body))
-        self._fleet.blueprints.change_health_check(check, body)
-        return self._health_check_operation("patch", check)
 
     async def _delete_health_check(self, call: Call) -> Json:
         check = self._health_check(call)

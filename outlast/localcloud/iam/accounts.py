@@ -128,6 +128,5 @@ class Accounts:
         self._cloud.authorize(request, "iam.serviceAccounts.delete")
         account = self.find(request)
         del self._accounts[account["email"]]
-        self._policies.drop(f"serviceAccounts/{account['email']}")
         self._policies.forget_member(account)
         return JSONResponse({})

@@ -31,7 +31,7 @@ class Policies:
         self._accounts = cloud.state.table("iam/accounts")
         self._roles = cloud.state.table("iam/roles")
         self._policies = cloud.state.table("iam/policies")
-        """By resource: `projects/P`, `buckets/B`, `serviceAccounts/EMAIL`."""
+        """By resource: `projects/P`, `buckets/B`, `secrets/S`."""
 
     def permits(self, caller: Caller, permission: str, target: Target, *resources: str) -> bool:
         """Whether the policies of the project and of these resources grant the permission."""

@@ -20,6 +20,7 @@ class Iam(Service):
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
+        self._project = f"projects/{cloud.project}"
         self.policies = Policies(cloud)
         self._accounts = Accounts(cloud, self.policies)
         self._roles = CustomRoles(cloud)
@@ -35,10 +36,7 @@ class Iam(Service):
     def routes(self) -> list[BaseRoute]:
         """/iam/v1 and /cloudresourcemanager/v1, held to their discovery documents."""
         project = "v1/projects/{project}"
-        account = project + "/serviceAccounts/{account}"
         table: list[Row] = [
-            ("iam", "POST", account + ":getIamPolicy", self._get_policy),
-            ("iam", "POST", account + ":setIamPolicy", self._set_policy),
             *self._accounts.routes(),
             *self._roles.routes(),
             ("cloudresourcemanager", "POST", project + ":getIamPolicy", self._get_policy),
@@ -63,35 +61,27 @@ class Iam(Service):
         }
         return JSONResponse(project)
 
-    def _policy_subject(self, request: Request) -> tuple[str, str]:
-        """The resource of a policy call and the prefix of its permissions."""
-        if "account" in request.path_params:
-            return f"serviceAccounts/{self._accounts.find(request)['email']}", "iam.serviceAccounts"
-        check_project(self._cloud, request)
-        return f"projects/{self._cloud.project}", "resourcemanager.projects"
-
     async def _get_policy(self, request: Request) -> Response:
-        resource, prefix = self._policy_subject(request)
-        self._cloud.authorize(request, f"{prefix}.getIamPolicy")
+        check_project(self._cloud, request)
+        self._cloud.authorize(request, "resourcemanager.projects.getIamPolicy")
         asked = (await read_json(request)).get("options") or {}
         version = int(
             asked.get("requestedPolicyVersion")
             or request.query_params.get("options.requestedPolicyVersion", 1)
         )
-        return JSONResponse(self.policies.read(resource, version))
+        return JSONResponse(self.policies.read(self._project, version))
 
     async def _set_policy(self, request: Request) -> Response:
-        resource, prefix = self._policy_subject(request)
-        self._cloud.authorize(request, f"{prefix}.setIamPolicy")
+        check_project(self._cloud, request)
+        self._cloud.authorize(request, "resourcemanager.projects.setIamPolicy")
         body = await read_json(request)
-        self.policies.write(resource, body.get("policy") or {})
-        return JSONResponse(self.policies.read(resource, 3))
+        self.policies.write(self._project, body.get("policy") or {})
+        return JSONResponse(self.policies.read(self._project, 3))
 
     async def _test_permissions(self, request: Request) -> Response:
         check_project(self._cloud, request)
         asked = (await read_json(request)).get("permissions") or []
         if not isinstance(asked, list) or len(asked) > 100:
             raise ApiError(400, "permissions: must be a list of at most 100 permissions")
-        project = f"projects/{self._cloud.project}"
-        held = self.policies.held(self._cloud.caller(request), asked, Target(project))
+        held = self.policies.held(self._cloud.caller(request), asked, Target(self._project))
         return JSONResponse({"permissions": held} if held else {})

@@ -54,7 +54,6 @@ class SecretManager(Service):
             ("POST", secret + ":addVersion", self._add_version, "versions.add"),
             ("GET", secret + ":getIamPolicy", self._get_policy, "secrets.getIamPolicy"),
             ("POST", secret + ":setIamPolicy", self._set_policy, "secrets.setIamPolicy"),
-            ("POST", secret + ":testIamPermissions", self._test_permissions, ""),
             ("GET", versions, self._list_versions, "versions.list"),
             ("GET", version + ":access", self._access, "versions.access"),
             ("POST", version + ":enable", self._switch("ENABLED"), "versions.enable"),
@@ -301,11 +300,3 @@ class SecretManager(Service):
         resource = self._policy_of(request)
         self._cloud.policies.write(resource, body.get("policy") or {})
         return self._cloud.policies.read(resource, 3)
-
-    def _test_permissions(self, request: Request, body: Entry) -> Entry:
-        resource = self._policy_of(request)
-        name = f"projects/{self._cloud.project}/{resource}"
-        caller = self._cloud.caller(request)
-        asked = body.get("permissions") or []
-        held = self._cloud.policies.held(caller, asked, Target(name), resource)
-        return {"permissions": held} if held else {}
